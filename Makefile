@@ -1,0 +1,68 @@
+# What one does in this repository. `make demo` and `make test` need Python >= 3.11 and nothing else.
+
+PYTHON ?= python3
+BIN    := .venv/bin
+PEERS  := .venv-peers/bin
+BENCH  ?= $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/harness.py,$(wildcard benchmarks/*.py)))
+
+# real data for the tests that ask for it: what the caller names, else the folder beside the checkout if it is there
+export VITRAIL_TEST_DATA ?= $(wildcard $(abspath ../shared/data))
+
+.PHONY: help demo test test-all check bench docs env env-peers test-peers clean
+.DELETE_ON_ERROR:
+
+help:  ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+demo: .venv/core.done  ## train on digits, end with the path of the report
+	$(BIN)/vitrail train digits --out runs/demo
+
+test: .venv/test.done  ## the quick tests
+	$(BIN)/python -m pytest -m "not slow and not peers"
+
+test-all: .venv/all.done  ## the slow tests as well
+	$(BIN)/python -m pytest -m "not peers"
+
+test-peers: .venv-peers/peers.done  ## against timm, torchvision and transformers
+	$(PEERS)/python -m pytest -m peers tests/peers
+
+check: .venv/test.done  ## lint, format, types, layout
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyrefly check
+	$(BIN)/python -m pytest -q tests/test_layout.py
+	@$(BIN)/python tests/test_layout.py
+
+docs: .venv/test.done  ## run the code of every page, follow its links
+	$(BIN)/python -m pytest tests/test_pages.py
+
+bench: .venv-peers/peers.done  ## all benchmarks, or BENCH="one two"
+	set -e; for name in $(BENCH); do $(PEERS)/python benchmarks/$$name.py; done
+
+env: .venv/all.done  ## everything: tests and all extras
+env-peers: .venv-peers/peers.done  ## the second environment, with the peers
+
+clean:  ## remove both environments
+	rm -rf .venv .venv-peers
+
+# A stamp is current while it is newer than what it was made from. Each step adds to the one before.
+# pip learned --group in 25.1; the pip of a fresh venv may be older.
+.venv/core.done: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	@touch $@
+
+.venv/test.done: .venv/core.done
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[data,track]' --group test
+	@touch $@
+
+.venv/all.done: .venv/test.done
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all]'
+	@touch $@
+
+.venv-peers/peers.done: pyproject.toml constraints-peers.txt
+	test -x $(PEERS)/python || $(PYTHON) -m venv .venv-peers
+	$(PEERS)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(PEERS)/python -m pip install --quiet -c constraints-peers.txt -e '.[data]' --group peers
+	@touch $@

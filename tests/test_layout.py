@@ -1,0 +1,314 @@
+"""The shape of the house: which room may import which, what importing loads, what every file promises.
+
+Run as a program it prints the questions of size (long functions), which are never a failure.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "vitrail"
+FLOOR = {
+    "errors": -1,  # below all
+    "files": 0,
+    "models": 1, "data": 1,
+    "tasks": 2,
+    "objectives": 3, "evaluation": 3, "analysis": 3, "weights": 3, "export": 3,
+    "engine": 4,
+    "serving": 5,
+    "cli": 6,
+    "__init__": 7, "__main__": 7,
+}  # fmt: skip
+PEERS = {"torchvision", "cv2", "timm", "transformers"}
+HEAVY = {"torch", "numpy", "PIL", "sklearn", "matplotlib"}
+WORKERS = "data/workers.py"  # reads pickles, from the pipes of its own processes only
+BANNED = re.compile(r"TODO|FIXME|pickle\.loads?\b|torch\.load\(")
+LONGEST_FILE, LONGEST_FUNCTION = 400, 40
+
+
+def files(package: Path) -> list[Path]:
+    return sorted(package.rglob("*.py"))
+
+
+def module(package: Path, file: Path) -> tuple[str, ...]:
+    """``vitrail/data/images.py`` -> ``("vitrail", "data", "images")``."""
+    return (package.name, *file.relative_to(package).with_suffix("").parts)
+
+
+def imports(package: Path, file: Path) -> Iterator[str]:
+    """Every module that a file imports, at the top, inside a function, for types or by ``import_module("...")``."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.Import(names=names):
+                yield from (each.name for each in names)
+            case ast.ImportFrom(module=base, names=names, level=level):
+                start = module(package, file)[: -level or None] if level else ()
+                origin = ".".join([*start, *([base] if base else [])])
+                yield from (f"{origin}.{each.name}" for each in names)
+            case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
+                yield name
+
+
+def room(package: Path, dotted: str) -> str | None:
+    """The room that a module of the package lies in; what the package itself exports belongs to ``__init__``."""
+    first, *rest = dotted.split(".")
+    if first != package.name:
+        return None
+    is_room = rest and ((package / rest[0]).is_dir() or (package / f"{rest[0]}.py").is_file())
+    return rest[0] if is_room else "__init__"
+
+
+def climbs(package: Path) -> list[str]:
+    """The imports that do not go down."""
+    found = []
+    for file in files(package):
+        own = module(package, file)[1]
+        targets = {room(package, name) for name in imports(package, file)} - {None, own}
+        found += [
+            f"{file.relative_to(package)} ({own}, floor {FLOOR[own]}) imports {target} (floor {FLOOR[target]})"
+            for target in sorted(targets)
+            if FLOOR[target] >= FLOOR[own]
+        ]
+    return found
+
+
+def peers_imported(package: Path) -> list[str]:
+    return [
+        f"{file.relative_to(package)} imports {name}"
+        for file in files(package)
+        for name in imports(package, file)
+        if name.split(".")[0] in PEERS
+    ]
+
+
+def is_config(node: ast.AST) -> bool:
+    """A frozen, keyword-only dataclass."""
+    decorators = node.decorator_list if isinstance(node, ast.ClassDef) else []
+    return any(
+        {"frozen=True", "kw_only=True"} <= {ast.unparse(word) for word in each.keywords}
+        for each in decorators
+        if isinstance(each, ast.Call)
+    )
+
+
+def reads(tree: ast.AST) -> set[str]:
+    """The attribute names that a piece of code reads; a check in ``__post_init__`` is no use of a value."""
+    if isinstance(tree, ast.FunctionDef) and tree.name == "__post_init__":
+        return set()
+    found = set().union(*(reads(child) for child in ast.iter_child_nodes(tree)))
+    match tree:
+        case ast.Attribute(attr=name, ctx=ast.Load()):
+            return found | {name}
+        case ast.Call(func=ast.Name(id="getattr" | "attrgetter"), args=args):
+            return found | {
+                each.value for each in args if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            }
+        case ast.MatchClass(kwd_attrs=names):
+            return found | set(names)
+    return found
+
+
+def dead_fields(package: Path) -> list[str]:
+    """The fields of configs that nothing in the package reads."""
+    trees = {file: ast.parse(file.read_text()) for file in files(package)}
+    used = set().union(*(reads(tree) for tree in trees.values()))
+    return [
+        f"{file.relative_to(package)}: {owner.name}.{field.target.id}"
+        for file, tree in trees.items()
+        for owner in ast.walk(tree)
+        if is_config(owner)
+        for field in owner.body
+        if isinstance(field, ast.AnnAssign) and field.target.id not in used and "ClassVar" not in ast.unparse(field)
+    ]
+
+
+def banned_words(package: Path) -> list[str]:
+    return [
+        f"{file.relative_to(package)}:{number}: {line.strip()}"
+        for file in files(package)
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if BANNED.search(line) and not (str(file.relative_to(package)) == WORKERS and "pickle" in line)
+    ]
+
+
+def long_files(package: Path) -> list[str]:
+    counts = {file: len(file.read_text().splitlines()) for file in files(package)}
+    return [f"{file.relative_to(package)}: {count} lines" for file, count in counts.items() if count > LONGEST_FILE]
+
+
+def long_functions(package: Path) -> list[str]:
+    return [
+        f"{file.relative_to(package)}:{node.lineno}: {node.name} has {length} lines"
+        for file in files(package)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := node.end_lineno - node.lineno + 1) > LONGEST_FUNCTION
+    ]
+
+
+def modules_after(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter holds after ``code``; its output must come last."""
+    lines = subprocess.check_output([sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"], text=True)
+    return {name.split(".")[0] for name in lines.splitlines()[-1].split()}
+
+
+def test_imports_only_go_down():
+    assert not climbs(PACKAGE)
+
+
+def test_every_room_has_a_floor():
+    assert {module(PACKAGE, file)[1] for file in files(PACKAGE)} <= FLOOR.keys()
+
+
+def test_no_file_imports_a_peer():
+    assert not peers_imported(PACKAGE)
+
+
+def test_every_module_imports_without_the_peers():
+    names = [".".join(module(PACKAGE, file)).removesuffix(".__init__") for file in files(PACKAGE)]
+    libraries = [name for name in names if not name.endswith("__main__")]
+    loaded = modules_after(f"import importlib\nfor name in {libraries}: importlib.import_module(name)")
+    assert "vitrail" in loaded
+    assert not loaded & PEERS
+
+
+def test_importing_vitrail_loads_nothing_heavy():
+    loaded = modules_after("import vitrail")
+    assert "vitrail" in loaded
+    assert not loaded & HEAVY
+
+
+HELP = """
+import sys
+from vitrail.cli import main
+sys.argv = ["vitrail", *{words}, "--help"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["train"], ["evaluate"], ["predict"]], ids=str)
+def test_help_needs_no_torch(words):
+    loaded = modules_after(HELP.format(words=words))
+    assert "cyclopts" in loaded
+    assert not loaded & {"torch", "sklearn", "matplotlib"}
+
+
+def test_every_public_name_resolves_and_the_list_is_sorted():
+    vitrail = importlib.import_module("vitrail")
+    assert vitrail.__all__
+    assert vitrail.__all__ == sorted(
+        vitrail.__all__, key=lambda name: (not name.isupper(), not name[0].isupper(), name)
+    )
+    assert all(hasattr(vitrail, name) for name in vitrail.__all__)
+    assert set(vitrail.__all__) <= set(dir(vitrail))
+
+
+def test_an_unknown_public_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="nonsense"):
+        importlib.import_module("vitrail").nonsense
+
+
+def test_every_field_of_a_config_is_read():
+    assert not dead_fields(PACKAGE)
+
+
+def test_no_unsafe_loading_and_nothing_left_to_do():
+    assert not banned_words(PACKAGE)
+
+
+def test_no_file_is_longer_than_400_lines():
+    assert not long_files(PACKAGE)
+
+
+# The checkers themselves, on a small house with one fault in each wall.
+
+
+@pytest.fixture
+def house(tmp_path):
+    def build(**rooms: str) -> Path:
+        package = tmp_path / "house"
+        for name, text in {"__init__": "", "errors": "", "models/__init__": "", "data/__init__": "", **rooms}.items():
+            file = package / f"{name}.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        return package
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import house.engine.loop",
+        "from house.engine import loop",
+        "from house import engine",
+        "from .. import engine",
+        "from ..engine.loop import x",
+        "from ..data import images",
+        "def later():\n    from house.engine import loop",
+        "if TYPE_CHECKING:\n    from house.engine.loop import Loop",
+        "importlib.import_module('house.engine')",
+        "from house import load",
+    ],
+)
+def test_an_import_that_climbs_is_found(house, line):
+    built = house(**{"models/vit": line, "engine/__init__": "", "engine/loop": "", "data/images": ""})
+    assert len(climbs(built)) == 1
+    assert climbs(built)[0].startswith("models/vit.py (models, floor 1) imports ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import house.errors",
+        "from ..models import vit",
+        "from . import other",
+        "import torch, houseboat",
+        "from .other import x",
+    ],
+)
+def test_an_import_that_goes_down_or_stays_is_let_pass(house, line):
+    assert not climbs(house(**{"engine/loop": line, "engine/other": ""}))
+
+
+def test_an_import_of_a_peer_is_found_wherever_it_hides(house):
+    built = house(
+        **{"data/images": "def f():\n    from torchvision.io import read_image", "models/vit": "import timm_like"}
+    )
+    assert peers_imported(built) == ["data/images.py imports torchvision.io.read_image"]
+
+
+def test_a_field_that_is_only_checked_is_dead(house):
+    config = (
+        "@dataclass(frozen=True, kw_only=True)\nclass Config:\n"
+        "    width: int = 1\n    depth: int = 2\n    heads: int = 3\n"
+        "    kind: ClassVar[str] = 'x'\n    def __post_init__(self):\n        assert self.depth\n"
+    )
+    use = "def build(config):\n    config.heads = 3\n    return config.width\n"
+    assert dead_fields(house(**{"models/vit": config, "models/use": use})) == [
+        "models/vit.py: Config.depth",
+        "models/vit.py: Config.heads",
+    ]
+
+
+def test_banned_words_and_sizes_are_found(house):
+    built = house(**{"data/images": "x = 1\ny = torch.load(x)\n", "models/vit": "def f():\n" + "    1\n" * 400})
+    assert banned_words(built) == ["data/images.py:2: y = torch.load(x)"]
+    assert long_files(built) == ["models/vit.py: 401 lines"]
+    assert long_functions(built) == ["models/vit.py:1: f has 401 lines"]
+
+
+if __name__ == "__main__":
+    for question in long_functions(PACKAGE):
+        print(f"question: vitrail/{question}")

@@ -1,0 +1,151 @@
+"""The pages hold what they say: their Python runs, their commands parse, their links lead somewhere.
+
+A page's Python blocks share one namespace and run in order in a new folder that holds ``photos/{cat,dog}/*.png`` and
+``cat.png``, so a page may speak of a user's photographs.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cyclopts import CycloptsError
+from PIL import Image
+
+from vitrail.cli import build_app
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *ROOT.glob("benchmarks/*.md"),
+]
+FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(text: str, *languages: str) -> list[tuple[int, str]]:
+    """(line, code) of the fenced blocks in one of the languages; line is that of the first line of code."""
+    return [
+        (text.count("\n", 0, found.start(2)) + 1, found[2]) for found in FENCE.finditer(text) if found[1] in languages
+    ]
+
+
+def run_python(text: str, name: str) -> None:
+    namespace = {"__name__": "page"}
+    for line, code in blocks(text, "python"):
+        # blank lines in front, so that a traceback names the line of the page
+        exec(compile("\n" * (line - 1) + code, name, "exec"), namespace)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every ``vitrail ...`` line of the shell blocks, up to a pipe or a redirection."""
+    found = []
+    for _, code in blocks(text, "console", "bash", "sh", "shell"):
+        for line in code.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            if words[:1] == ["vitrail"]:
+                stop = next(
+                    (place for place, word in enumerate(words) if word in {"|", ">", ">>", "&&", ";", "2>"}), None
+                )
+                found.append(words[1:stop])
+    return found
+
+
+def parse(words: list[str]) -> None:
+    build_app().parse_args(words, exit_on_error=False, print_error=False)
+
+
+def anchors(text: str) -> set[str]:
+    """What ``#...`` may name in a page, as the usual hosts spell it."""
+    headings = re.findall(r"^#+ (.+?)\s*$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    broken = []
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target.read_text())):
+            broken.append(link)
+    return broken
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch) -> Path:
+    """The folder a page's code runs in."""
+    generator = np.random.default_rng(0)
+    for name, tone in {"cat": (200, 120, 60), "dog": (60, 90, 200)}.items():
+        folder = tmp_path / "photos" / name
+        folder.mkdir(parents=True)
+        for number in range(20):
+            pixels = np.clip(generator.normal(tone, 30, (40, 48, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number:02}.png")
+    (tmp_path / "photos/cat/00.png").rename(tmp_path / "cat.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+@each_page
+def test_the_python_of_a_page_runs(page, desk):
+    run_python(page.read_text(), str(page))
+
+
+@each_page
+def test_the_commands_of_a_page_parse(page):
+    for words in commands(page.read_text()):
+        parse(words)
+
+
+@each_page
+def test_the_links_of_a_page_lead_somewhere(page):
+    assert not broken_links(page)
+
+
+def test_the_readme_shows_a_command_and_some_python():
+    text = (ROOT / "README.md").read_text()
+    assert commands(text)
+    assert blocks(text, "python")
+
+
+# The checkers themselves, on small pages.
+
+
+def test_blocks_share_a_namespace_and_a_fault_names_its_line():
+    run_python("```python\nx = 1\n```\ntext\n```python\nassert x == 1\n```\n", "page")
+    with pytest.raises(ZeroDivisionError) as fault:
+        run_python("title\n\n```python\n1 / 0\n```\n", "page")
+    assert fault.traceback[-1].lineno + 1 == 4
+
+
+def test_a_command_is_read_as_the_shell_would():
+    page = (
+        "```console\n$ vitrail train 'my data' \\\n    --lr 0.1  # note\nls\nvitrail predict latest x.png | head\n```\n"
+    )
+    assert commands(page) == [["train", "my data", "--lr", "0.1"], ["predict", "latest", "x.png"]]
+    assert commands("```python\nvitrail train\n```\n") == []
+
+
+@pytest.mark.parametrize("line", ["trian digits", "train digits --no-such-flag", "train digits --lr x"])
+def test_a_wrong_command_does_not_parse(line):
+    with pytest.raises(CycloptsError):
+        parse(line.split())
+
+
+def test_broken_links_are_found(tmp_path):
+    (tmp_path / "other.md").write_text("# A title, `here`\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Top\n[a](other.md) [b](none.md) [c](#top) [d](#none) [e](other.md#a-title-here) [f](https://x.org)"
+    )
+    assert broken_links(page) == ["none.md", "#none"]

@@ -1,0 +1,37 @@
+"""vitrail: the Vision Transformer workbench.
+
+The public names are imported when they are first used, so ``import vitrail`` costs nothing and loads no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitrail.engine.api import train as train
+    from vitrail.engine.evaluate import evaluate as evaluate
+    from vitrail.models import MODELS as MODELS
+    from vitrail.tasks.classification import Classifier as Classifier
+    from vitrail.tasks.classification import create_model as create_model
+    from vitrail.weights import load as load
+
+_HOMES = {
+    "Classifier": "vitrail.tasks.classification",
+    "MODELS": "vitrail.models",
+    "create_model": "vitrail.tasks.classification",
+    "evaluate": "vitrail.engine.evaluate",
+    "load": "vitrail.weights",
+    "train": "vitrail.engine.api",
+}
+__all__ = ["MODELS", "Classifier", "create_model", "evaluate", "load", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

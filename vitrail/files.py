@@ -1,0 +1,86 @@
+"""Writing so that a reader never sees half a file, and saying plainly when the disk will not have it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import DiskError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+@contextmanager
+def disk_errors(place: Path, *, needed: int = 0) -> Iterator[None]:
+    """Turns what the operating system says of a disk into one `DiskError` with the bytes needed and free."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise DiskError(
+                f"the disk is full: {place} could not be written",
+                "free some space or choose another --out; what was saved before is intact, the same command goes on",
+                value=f"needed {_megabytes(needed)}, free {_megabytes(free_bytes(place))}" if needed else "",
+            ) from error
+        if error.errno in _FORBIDDEN:
+            raise DiskError(f"{place} cannot be written: {error.strerror}", "choose a writable --out") from error
+        raise DiskError(
+            f"{place} could not be written: {error}", "check the disk, then run the command again"
+        ) from error
+
+
+def free_bytes(place: Path) -> int:
+    """Free bytes on the file system of ``place`` or of its nearest existing parent."""
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes and syncs ``path``; not atomic by itself."""
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames inside ``folder`` survive a loss of power (where the system can sync a folder)."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Puts ``content`` at ``path`` in one step: a reader sees the old file or the new one."""
+    beside = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    with disk_errors(path):
+        try:
+            write_bytes(beside, content.encode() if isinstance(content, str) else content)
+            os.replace(beside, path)
+            sync_folder(path.parent)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def dump_json(value: Any) -> str:
+    """JSON as this project writes it: indented, in insertion order, plain text kept readable."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
