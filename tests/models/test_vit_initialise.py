@@ -1,0 +1,122 @@
+"""The table of initial values, parameter by parameter: limits exactly, deviations within five standard errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from vitrail.models import configure, create_backbone
+
+CONFIG = configure(
+    "vit-s16",
+    depth=2,
+    pool="map",
+    prefix=("cls", "dist"),
+    registers=4,
+    pre_logits=True,
+    layer_scale=0.25,
+    head_bias=-6.9,
+    classes=50,
+)
+WIDTH, MLP = 384, 1536
+LECUN = math.sqrt(1 / 768) / 0.87962566  # patches of 16 x 16 x 3 pixels
+
+
+@pytest.fixture(scope="module")
+def weights():
+    torch.manual_seed(0)
+    return dict(create_backbone(CONFIG).named_parameters())
+
+
+def is_uniform(x, limit):
+    assert x.abs().max() <= limit
+    assert x.abs().max() > limit * (1 - 20 / x.numel())
+    assert abs(x.mean()) < 5 * limit / math.sqrt(3 * x.numel())
+    # the variance of x^2 of a uniform variable is 4/45 limit^4
+    assert abs(x.square().mean() - limit**2 / 3) < 5 * limit**2 * math.sqrt(4 / 45 / x.numel())
+
+
+def is_normal(x, deviation):
+    assert abs(x.mean()) < 5 * deviation / math.sqrt(x.numel())
+    assert abs(x.std() / deviation - 1) < 5 / math.sqrt(2 * x.numel())
+
+
+def test_q_k_and_v_are_xavier_uniform_each_of_its_own(weights):
+    for name in ("blocks.0.attn.qkv.weight", "blocks.1.attn.qkv.weight"):
+        for matrix in weights[name].chunk(3):
+            is_uniform(matrix, math.sqrt(3 / WIDTH))
+    for matrix in weights["attn_pool.kv.weight"].chunk(2):
+        is_uniform(matrix, math.sqrt(3 / WIDTH))
+    is_uniform(weights["attn_pool.q.weight"], math.sqrt(3 / WIDTH))
+
+
+def test_the_other_dense_layers_are_xavier_uniform(weights):
+    for block in ("blocks.0.", "blocks.1.", "attn_pool."):
+        attention = block if block == "attn_pool." else block + "attn."
+        is_uniform(weights[f"{attention}proj.weight"], math.sqrt(3 / WIDTH))
+        for layer in ("fc1", "fc2"):
+            is_uniform(weights[f"{block}mlp.{layer}.weight"], math.sqrt(6 / (WIDTH + MLP)))
+
+
+def test_the_patch_projection_and_the_hidden_layer_are_lecun_normal_cut_at_two_sigma(weights):
+    for name, sigma in (("patch_embed.proj.weight", LECUN), ("head.pre_logits.weight", LECUN * math.sqrt(2))):
+        x = weights[name]
+        assert x.abs().max() <= 2 * sigma
+        assert x.abs().max() > 1.99 * sigma
+        assert abs(x.mean()) < 5 * sigma / math.sqrt(x.numel())
+        corrected = sigma * 0.87962566
+        assert abs(x.std() / corrected - 1) < 5 / math.sqrt(2 * x.numel())
+    assert float(LECUN) == pytest.approx(0.04102, abs=1e-5)
+    assert 2 * LECUN == pytest.approx(0.08205, abs=1e-5)
+
+
+def test_biases_are_zero_but_those_of_the_mlp_and_the_head(weights):
+    for name, x in weights.items():
+        if not name.endswith("bias"):
+            continue
+        if ".mlp." in name:
+            is_normal(x, 1e-6)
+        else:
+            assert torch.equal(x, torch.full_like(x, -6.9 if name == "head.bias" else 0)), name
+
+
+def test_norms_are_one_and_factors_and_the_head_are_as_stated(weights):
+    for name, x in weights.items():
+        if "norm" in name and name.endswith("weight"):
+            assert torch.equal(x, torch.ones_like(x))
+        if name.endswith("gamma"):
+            assert torch.equal(x, torch.full_like(x, 0.25))
+    assert not weights["head.weight"].any()
+
+
+def test_tokens_are_zero_registers_and_positions_normal_the_query_xavier(weights):
+    assert not weights["cls_token"].any()
+    assert not weights["dist_token"].any()
+    is_normal(weights["reg_token"], 0.02)
+    is_normal(weights["pos_embed"], 0.02)
+    is_uniform(weights["attn_pool.latent"], math.sqrt(6 / (1 + WIDTH)))
+
+
+@pytest.mark.parametrize("positions", ["learned2d", "relative"])
+def test_other_positions_are_normal_too(positions):
+    model = create_backbone("vit-s16", depth=1, positions=positions)
+    tables = [x for name, x in model.named_parameters() if name.startswith("pos_embed")]
+    assert tables
+    for table in tables:
+        is_normal(table, 0.02)
+
+
+def test_two_heads_are_both_zero():
+    model = create_backbone("vit-ti16", depth=1, prefix=("cls", "dist"), classes=3, head_bias=2.0)
+    assert not model.head["dist"].weight.any()
+    assert torch.equal(model.head["dist"].bias, torch.full((3,), 2.0))
+
+
+def test_one_seed_gives_one_model():
+    models = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        models.append(create_backbone("vit-ti16", depth=1).state_dict())
+    assert all(torch.equal(each, models[1][name]) for name, each in models[0].items())

@@ -1,0 +1,126 @@
+"""Parameters and multiply-adds of every model that has a name; a new one without an entry fails.
+
+Rows of the table come from the published models where there are any; the others from the formula, written out here.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitrail.models import MODELS, ViTConfig, configure, create_backbone, multiply_adds, parameter_count
+
+# name: parameters without a head, with 1,000 classes, with a hidden layer too; 10^9 multiply-adds with 1,000 classes
+SIZES = {
+    "vit-ti16": (5_524_416, 5_717_416, 5_754_472, 1.254),
+    "vit-s32": (22_493_952, 22_878_952, 23_026_792, 1.143),
+    "vit-s16": (21_665_664, 22_050_664, 22_198_504, 4.599),
+    "vit-s14": (21_619_584, 22_004_584, 22_152_424, 6.124),
+    "vit-s8": (21_670_272, 22_055_272, 22_203_112, 22.406),
+    "vit-b32": (87_455_232, 88_224_232, 88_814_824, 4.409),
+    "vit-b16": (85_798_656, 86_567_656, 87_158_248, 17.564),
+    "vit-b14": (85_706_496, 86_475_496, 87_066_088, 23.162),
+    "vit-b8": (85_807_872, 86_576_872, 87_167_464, 78.148),
+    "vit-l32": (305_510_400, 306_535_400, 307_585_000, 15.378),
+    "vit-l16": (303_301_632, 304_326_632, 305_376_232, 61.555),
+    "vit-l14": (303_178_752, 304_203_752, 305_253_352, 81.013),
+    "vit-h32": (633_679_360, 634_960_360, 636_600_040, 31.856),
+    "vit-h16": (630_918_400, 632_199_400, 633_839_080, 127.315),
+    "vit-h14": (630_764_800, 632_045_800, 633_685_480, 167.295),
+    "vit-giant14": (1_011_202_432, 1_012_611_432, 1_014_595_304, 267.031),
+    "vit-gigantic14": (1_842_775_680, 1_844_440_680, 1_847_211_240, 483.748),
+    "vit-e14": (3_805_421_312, 3_807_214_312, 3_810_427_368, 990.677),
+}
+# patch, layers, width, MLP width: from the formula
+OTHERS = {"vit-m16": (16, 12, 512, 2048), "vit-so400m14": (14, 27, 1152, 4304)}
+LARGER = {  # name, image size: parameters with 1,000 classes, 10^9 multiply-adds
+    ("vit-ti16", 384): (5_790_376, 4.682),
+    ("vit-s32", 384): (22_915_432, 3.443),
+    ("vit-s16", 384): (22_196_584, 15.490),
+    ("vit-b32", 384): (88_297_192, 13.044),
+    ("vit-b16", 384): (86_859_496, 55.484),
+    ("vit-l32", 384): (306_632_680, 45.276),
+    ("vit-l16", 384): (304_715_752, 191.066),
+    ("vit-l16", 512): (305_174_504, 361.986),
+    ("vit-h14", 378): (632_651_240, 503.5),
+    ("vit-h14", 518): (633_470_440, 1016.7),
+}
+
+
+def formula(patch, layers, width, mlp):
+    patches = (224 // patch) ** 2
+    block = 4 * width**2 + 4 * width + 2 * width * mlp + mlp + width + 4 * width
+    bare = 3 * patch**2 * width + width + width + (patches + 1) * width + layers * block + 2 * width
+    tokens = patches + 1
+    sums = patches * 3 * patch**2 * width + 1000 * width
+    sums += layers * (4 * tokens * width**2 + 2 * tokens**2 * width + 2 * tokens * width * mlp)
+    with_head = bare + 1001 * width - width + 1000
+    return bare, with_head, with_head + width**2 + width, round(sums / 1e9, 3)
+
+
+def test_the_formula_gives_the_published_rows():
+    assert formula(16, 12, 768, 3072) == SIZES["vit-b16"]
+    assert formula(14, 32, 1280, 5120) == SIZES["vit-h14"]
+
+
+def test_every_model_states_its_size():
+    assert SIZES.keys() | OTHERS.keys() == MODELS.keys()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_and_multiply_adds_are_the_published_ones(name):
+    bare, with_head, with_hidden, sums = SIZES.get(name) or formula(*OTHERS[name])
+    assert parameter_count(configure(name, classes=0)) == bare
+    assert parameter_count(configure(name)) == with_head
+    assert parameter_count(configure(name, pre_logits=True)) == with_hidden
+    assert round(multiply_adds(configure(name)) / 1e9, 3) == sums
+
+
+@pytest.mark.parametrize(("name", "size"), LARGER)
+def test_larger_images_have_more_positions_and_more_work(name, size):
+    parameters, sums = LARGER[name, size]
+    config = configure(name, image_size=size)
+    assert parameter_count(config) == parameters
+    assert round(multiply_adds(config) / 1e9, 3 if sums < 400 else 1) == sums
+
+
+def test_the_published_21843_class_heads_and_small_vits_count_right():
+    assert parameter_count(configure("vit-b16", classes=21_843, pre_logits=True)) == 103_186_515
+    assert parameter_count(configure("vit-s16", classes=21_843)) == 30_075_219
+    # 28 x 28 pixels of one channel; 32 x 32 pixels
+    tiny = ViTConfig(image_size=28, patch_size=4, in_channels=1, classes=10, width=64, depth=6, heads=4, mlp_width=256)
+    assert parameter_count(tiny) == 305_034
+    assert round(multiply_adds(tiny) / 1e9, 4) == 0.0167
+    assert parameter_count(configure("vit-ti16", image_size=32, patch_size=4, classes=10)) == 5_362_762
+
+
+def test_plain_vit_s16_of_big_vision_counts_right():
+    plain = configure("vit-s16", pool="gap", prefix=(), positions="sincos2d")
+    assert parameter_count(plain) == 21_974_632
+    assert parameter_count(configure(plain, pre_logits=True)) == 22_122_472
+
+
+VARIANTS = {
+    "cls": {},
+    "map": {"pool": "map", "prefix": ()},
+    "gap with registers": {"pool": "gap", "registers": 4},
+    "hidden layer": {"pre_logits": True},
+    "two heads": {"prefix": ("cls", "dist")},
+    "relative": {"positions": "relative"},
+    "oblong": {"image_size": (64, 96), "patch_size": (16, 8), "in_channels": 5},
+    "no head": {"classes": 0},
+}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_multiply_adds_are_what_torch_counts_in_the_matrix_products(changes, monkeypatch):
+    monkeypatch.setattr("vitrail.models.layers.attention_path", lambda *_, **__: "plain")
+    monkeypatch.setattr("vitrail.models.vit.attention_path", lambda *_, **__: "plain")
+    config = configure("vit-ti16", depth=2, **changes)
+    with torch.device("meta"):
+        model = create_backbone(config)
+        images = torch.empty(1, config.in_channels, *config.image_size)
+    with FlopCounterMode(display=False) as counter:
+        model.head(model.pool(model.forward_features(images)))
+    assert counter.get_total_flops() == 2 * multiply_adds(config)

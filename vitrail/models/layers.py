@@ -1,0 +1,258 @@
+"""What architectures share unchanged: patches and tokens, dense layers, attention, MLP, dropped branches.
+
+B images, C channels, P x Q pixels a patch, N patches, T tokens, D width, H heads, E = D / H, M MLP width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Patches(NamedTuple):
+    """Projected patches ``x`` (B, K, D) of a ``grid`` (rows, columns), in row-major order.
+
+    ``ids`` (B, K) names those that were kept, each image's own; None where all N = rows x columns are there.
+    """
+
+    x: Tensor
+    grid: tuple[int, int]
+    ids: Tensor | None = None
+
+
+class Tokens(NamedTuple):
+    """What an encoder gives: ``x`` (B, T, D), prefix tokens first, then the patches as in `Patches`."""
+
+    x: Tensor
+    grid: tuple[int, int]
+    ids: Tensor | None = None
+
+
+def is_autocast(x: Tensor) -> bool:
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def working_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """What dense layers compute in: autocast's type where that is on, else the weights'."""
+    return torch.get_autocast_dtype(x.device.type) if is_autocast(x) else weight.dtype
+
+
+def by_hand(x: Tensor) -> AbstractContextManager:
+    """Autocast off: what follows says itself which type it computes in."""
+    return torch.autocast(x.device.type, enabled=False) if is_autocast(x) else nullcontext()
+
+
+@cache
+def has_fused_dense(dtype: torch.dtype) -> bool:
+    """Whether oneDNN adds bias and GELU inside its matrix product on this processor."""
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+class Dense(nn.Linear):
+    """``x @ weight.T + bias`` in the type of ``x``, then GELU where ``gelu`` names one ("tanh" or "exact").
+
+    On a CPU, where nothing needs a gradient, all of it is one call of oneDNN (benchmarks/inference.py: 1.2 times faster
+    with exact GELU, 1.5 with tanh, as a whole network in bf16). Parameters are filled by `initialise` in vit.py.
+    """
+
+    def reset_parameters(self) -> None:
+        """Leaves the memory as it is: the paper's table of initial values is one function of the whole model."""
+
+    def forward(self, input: Tensor, gelu: str | None = None) -> Tensor:
+        return dense(input, self.weight, self.bias, gelu)
+
+
+def dense(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: str | None = None) -> Tensor:
+    """`Dense` as a function: (..., D) to (..., D')."""
+    weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+    if can_fuse_dense(x, weight):
+        algorithm = {"tanh": "tanh", "exact": "none", None: ""}[gelu]
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "gelu" if gelu else "none", [], algorithm)
+    y = F.linear(x, weight, bias)
+    return activate(y, gelu) if gelu else y
+
+
+def can_fuse_dense(x: Tensor, weight: Tensor) -> bool:
+    needs_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return x.device.type == "cpu" and not needs_gradient and not traced and has_fused_dense(x.dtype)
+
+
+def activate(x: Tensor, gelu: str) -> Tensor:
+    return F.gelu(x, approximate="tanh" if gelu == "tanh" else "none")
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer normalisation in the type of ``x`` with fp32 statistics, where autocast would make fp32 tensors of it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = input
+        with by_hand(x):
+            y = F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+        return y.to(working_dtype(x, self.weight))
+
+
+class PatchEmbed(nn.Module):
+    """E of equation (1): each patch of P x Q pixels and C channels times one matrix.
+
+    The parameter has the shape of a convolution, (D, C, P, Q); the product is a dense layer on unfolded patches, which
+    measures 1.4 times faster than the convolution forwards and 4 times backwards (benchmarks/paths.py).
+    """
+
+    def __init__(self, in_channels: int, width: int, patch_size: tuple[int, int]) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_channels, width, patch_size, stride=patch_size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, h P, w Q) to (B, h w, D)."""
+        weight = self.proj.weight
+        (batch, channels, height, width), (p, q) = images.shape, weight.shape[2:]
+        images = images.to(working_dtype(images, weight))
+        x = images.reshape(batch, channels, height // p, p, width // q, q).permute(0, 2, 4, 1, 3, 5)
+        return dense(x.flatten(3).flatten(1, 2), weight.flatten(1), self.proj.bias)
+
+
+class LayerScale(nn.Module):
+    """One learned factor a channel, small at first (CaiT, Touvron et al. 2021, section 2)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma.to(x.dtype)
+
+
+def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(E) + bias), the definition (paper, equation 6): (B, H, Q, E), (B, H, K, E) -> (B, H, Q, K)."""
+    with by_hand(q):
+        logits = q * q.shape[-1] ** -0.5 @ k.mT
+        return (logits if bias is None else logits + bias).softmax(-1)
+
+
+# Tokens up to which plain attention is the faster one, by device, type and training. Measured by benchmarks/attention.py:
+# the fused backward pass in bf16 takes 1.2 to 6 times as long on a CPU in every cell up to 577 tokens; with 1,025 it
+# depends on the batch. Everything that is not named here is fused.
+PLAIN_UP_TO = {("cpu", torch.bfloat16, True): 577}
+
+
+def attention_path(device: str, dtype: torch.dtype, *, training: bool, tokens: int) -> str:
+    """ "plain" or "fused": the faster way to compute attention here, from what benchmarks/attention.py measured."""
+    return "plain" if tokens <= PLAIN_UP_TO.get((device, dtype, training), 0) else "fused"
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, dropout: float = 0.0, path: str) -> Tensor:
+    """Equation (7) for all heads: (B, H, Q, E) queries on (B, H, K, E) keys and values to (B, H, Q, E).
+
+    Args:
+        bias: (B or 1, H, Q, K), added to the scaled logits.
+        path: "plain" is the definition, "fused" torch's kernel; equal up to rounding.
+    """
+    if path == "plain":
+        weights = attention_weights(q, k, bias)
+        return (F.dropout(weights, dropout) if dropout else weights) @ v
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+
+
+class Relative(NamedTuple):
+    """Relative positions for one layer: ``table`` (R, E) of offsets, ``index`` (Q, K) or (B, Q, K) into it."""
+
+    table: Tensor
+    index: Tensor
+
+    def bias(self, q: Tensor) -> Tensor:
+        """The extra logits q.r, scaled as the others are (paper, appendix D.4): (B, H, Q, K)."""
+        logits = q * q.shape[-1] ** -0.5 @ self.table.to(q.dtype).mT  # (B, H, Q, R)
+        index = self.index[:, : q.shape[2]] if self.index.ndim == 3 else self.index[None, : q.shape[2]]
+        return logits.gather(-1, index[:, None].expand(*q.shape[:3], -1))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, MSA (paper, appendix A)."""
+
+    def __init__(self, width: int, heads: int, *, qkv_bias: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.qkv = Dense(width, 3 * width, bias=qkv_bias)
+        self.proj = Dense(width, width)
+
+    def split(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """q of the first ``queries`` tokens (by default of all), k, v: (B, T, D) to (B, H, Q or T, E) each."""
+        if queries is None:
+            q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        else:
+            weight, bias, width = self.qkv.weight, self.qkv.bias, x.shape[-1]
+            of_q, of_kv = (None, None) if bias is None else (bias[:width], bias[width:])
+            q = dense(x[:, :queries], weight[:width], of_q).unflatten(-1, (self.heads, -1))
+            k, v = dense(x, weight[width:], of_kv).unflatten(-1, (2, self.heads, -1)).unbind(2)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def forward(self, x: Tensor, relative: Relative | None = None, queries: int | None = None) -> Tensor:
+        """(B, T, D) to (B, T, D), or to (B, Q, D) with only the first Q tokens asking."""
+        q, k, v = self.split(x, queries)
+        path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2])
+        bias = relative.bias(q) if relative else None
+        x = attend(q, k, v, bias=bias, dropout=self.dropout if self.training else 0.0, path=path)
+        return self.proj(x.transpose(1, 2).flatten(2))
+
+    def weights(self, x: Tensor, relative: Relative | None = None) -> Tensor:
+        """What every token attends to, in fp32: (B, T, D) to (B, H, T, T), rows that sum to one."""
+        q, k, _ = self.split(x)
+        bias = relative.bias(q).float() if relative else None
+        return attention_weights(q.float(), k.float(), bias)
+
+
+class Mlp(nn.Module):
+    """Two dense layers with GELU between; dropout after each (paper, section 3.1 and appendix B.1)."""
+
+    def __init__(self, width: int, hidden: int, *, gelu: str = "tanh", dropout: float = 0.0) -> None:
+        super().__init__()
+        self.gelu = gelu
+        self.fc1 = Dense(width, hidden)
+        self.fc2 = Dense(hidden, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.fc2(self.dropout(self.fc1(x, self.gelu))))
+
+
+def add_branch(
+    x: Tensor, branch: Callable[[Tensor], Tensor], *, drop: float = 0.0, skip: bool = False, queries: int | None = None
+) -> Tensor:
+    """``x + branch(x)``, the branch dropped with probability ``drop`` for each sample (stochastic depth, Huang et al.
+    2016) and scaled by 1 / (1 - drop) where it is not.
+
+    Args:
+        x: (B, T, D).
+        skip: do no work for the dropped samples: the branch runs on a subset whose size is fixed up to the rounding
+            of B drop, which is drawn, so that each sample is dropped with probability ``drop`` exactly. Otherwise the
+            branch runs on all and is masked.
+        queries: the branch answers for the first Q tokens only, and so does this: (B, Q, D).
+    """
+    if drop == 0:
+        return x[:, :queries] + branch(x)
+    if skip:
+        kept = len(x) - int(len(x) * drop + torch.rand(()).item())
+        chosen = torch.randperm(len(x), device=x.device)[:kept]
+        return x[:, :queries].index_add(0, chosen, branch(x[chosen]).to(x.dtype), alpha=1 / (1 - drop))
+    keep = torch.rand(len(x), 1, 1, device=x.device) >= drop
+    return x[:, :queries] + branch(x) * (keep.to(x.dtype) / (1 - drop))
+
+
+# Samples from which leaving out the dropped ones measures faster than masking them, and the least share to drop.
+SKIPS_FROM = {"cpu": (8, 0.05), "cuda": (64, 0.1)}
+
+
+def skips_work(samples: int, drop: float, device: str) -> bool:
+    """Whether `add_branch` should leave out the work of dropped samples, from what benchmarks/paths.py measured."""
+    least_samples, least_drop = SKIPS_FROM.get(device, (0, 1.0))
+    return samples >= least_samples and drop >= least_drop and not torch.compiler.is_compiling()

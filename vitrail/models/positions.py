@@ -1,0 +1,140 @@
+"""Position embeddings as functions of tables: which parameters there are, and what they say for a grid of any size.
+
+L tables, P prefix slots, h x w patches, S = P + h w slots, D width, E width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from vitrail.models.config import ViTConfig
+
+Grid = tuple[int, int]  # rows, columns
+
+KINDS = ("learned", "learned2d", "sincos2d", "relative", "none")
+PLACES = ("stem", "every", "shared")
+
+# how a table is resized: interpolation, aligned corners, antialiasing
+RESIZES = {
+    "paper": ("bilinear", True, False),  # scipy.ndimage.zoom(order=1), as the paper's code; corners stay corners
+    "bilinear": ("bilinear", False, False),
+    "bicubic": ("bicubic", False, False),  # DeiT, which found that bilinear shortens the vectors
+    "bicubic-antialias": ("bicubic", False, True),  # timm
+}
+
+
+def table_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the parameters that the positions of ``config`` need (paper, appendix D.4).
+
+    ``learned`` is one vector a slot; ``learned2d`` half a vector for the column and half for the row; ``relative`` one
+    vector for each offset between two slots; ``sincos2d`` and ``none`` need no parameter.
+    """
+    (rows, columns), prefix, width = config.grid, len(config.prefix), config.width
+    tables = config.depth if config.positions_at == "every" else 1
+    if config.positions == "learned":
+        return {"pos_embed": (tables, prefix + rows * columns, width)}
+    if config.positions == "learned2d":
+        before = {"pos_embed_prefix": (tables, prefix, width)} if prefix else {}
+        return {"pos_embed_x": (tables, columns, width // 2), "pos_embed_y": (tables, rows, width // 2), **before}
+    if config.positions == "relative":
+        tables = 1 if config.positions_at == "shared" else config.depth
+        return {"pos_embed_relative": (tables, _offsets(prefix, config.grid), config.head_width)}
+    return {}
+
+
+def embeddings(config: ViTConfig, parameters: Mapping[str, Tensor], table: int, grid: Grid) -> tuple[Tensor, Tensor]:
+    """What is added to the prefix tokens, (1, P, D), and to the patches of ``grid``, (1, h w, D).
+
+    Args:
+        parameters: those of `table_shapes`, and any others.
+        table: which of the L.
+    """
+    prefix = len(config.prefix)
+    if config.positions == "sincos2d":
+        return torch.zeros(1, prefix, config.width), sincos2d(grid, config.width)[None]
+    named = {name: parameters[name][table, None] for name in table_shapes(config)}
+    named = resize_tables(named, config.grid, grid, prefix=prefix, rule=config.position_resize)
+    if config.positions == "learned":
+        return named["pos_embed"][:, :prefix], named["pos_embed"][:, prefix:]
+    x, y = named["pos_embed_x"][0], named["pos_embed_y"][0]  # (w, D/2), (h, D/2)
+    places = torch.cat([x.expand(grid[0], -1, -1), y[:, None].expand(-1, grid[1], -1)], 2)  # (h, w, D)
+    return named["pos_embed_prefix"] if prefix else x[None, :0], places.flatten(0, 1)[None]
+
+
+def sincos2d(grid: Grid, width: int) -> Tensor:
+    """Fixed sines and cosines of column and row, (h w, D) (Beyer et al. 2022; MoCo v3).
+
+    With x the column, y the row and w_i = 10000^(-i / (D/4 - 1)) for i < D/4: [sin x w, cos x w, sin y w, cos y w].
+    """
+    y, x = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")  # (h, w) each
+    frequencies = 10000 ** -torch.linspace(0, 1, width // 4, dtype=torch.float64)  # (D/4,)
+    x, y = (axis.flatten()[:, None] * frequencies for axis in (x, y))  # (h w, D/4) each
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], 1).float()
+
+
+def resize(table: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
+    """A table of patch embeddings for another grid: (L, h w, D) to (L, h' w', D), by one of `RESIZES`."""
+    if old == new:
+        return table
+    mode, aligned, antialias = RESIZES[rule]
+    image = table.unflatten(1, old).permute(0, 3, 1, 2).float()  # (L, D, h, w)
+    image = F.interpolate(image, new, mode=mode, align_corners=aligned, antialias=antialias)
+    return image.flatten(2).mT.to(table.dtype)
+
+
+def resize_line(table: Tensor, length: int) -> Tensor:
+    """A table along one axis at another length, linearly with the ends kept: (L, R, E) to (L, R', E)."""
+    return resize(table, (1, table.shape[1]), (1, length), "paper")
+
+
+def resize_tables(tables: Mapping[str, Tensor], old: Grid, new: Grid, *, prefix: int, rule: str) -> dict[str, Tensor]:
+    """The named parameters of `table_shapes` for another grid, and all others as they are.
+
+    Prefix slots stay untouched (paper, section 3.2). Offsets of relative positions are resized linearly along their line.
+
+    Args:
+        prefix: how many slots come before the patches.
+        rule: one of `RESIZES`.
+    """
+
+    def fit(name: str, table: Tensor) -> Tensor:
+        if name == "pos_embed":
+            return torch.cat([table[:, :prefix], resize(table[:, prefix:], old, new, rule)], 1)
+        if name == "pos_embed_relative":
+            return resize(table, (1, table.shape[1]), (1, _offsets(prefix, new)), "paper")
+        length = {"pos_embed_x": new[1], "pos_embed_y": new[0]}.get(name)
+        return table if length is None else resize(table, (1, table.shape[1]), (1, length), rule)
+
+    return dict(tables) if old == new else {name: fit(name, table) for name, table in tables.items()}
+
+
+def relative_tables(config: ViTConfig, tables: Tensor, grid: Grid) -> Tensor:
+    """The embeddings of offsets on ``grid``, and a last row of zeros for pairs without one: (L, 2 S, E)."""
+    name, prefix = "pos_embed_relative", len(config.prefix)
+    resized = resize_tables({name: tables}, config.grid, grid, prefix=prefix, rule=config.position_resize)[name]
+    return F.pad(resized, (0, 0, 0, 1))
+
+
+def relative_index(config: ViTConfig, grid: Grid, ids: Tensor | None, device: torch.device) -> Tensor:
+    """Which row of `relative_tables` each pair of tokens reads: (T, T), or (B, T, T) where patches are kept by ``ids``.
+
+    The offset of slots p and q is row p - q + S - 1; a register has no slot, and its pairs read the last row.
+    """
+    prefix, slots = len(config.prefix), len(config.prefix) + grid[0] * grid[1]
+    ids = torch.arange(slots - prefix, device=device) if ids is None else ids
+    before = torch.arange(prefix, device=device).expand(*ids.shape[:-1], -1)
+    nowhere = torch.full((*ids.shape[:-1], config.registers), -1, device=device)
+    places = torch.cat([before, nowhere, ids + prefix], -1)  # (T,) or (B, T)
+    query, key = places.unsqueeze(-1), places.unsqueeze(-2)
+    return torch.where((query < 0) | (key < 0), 2 * slots - 1, query - key + slots - 1)
+
+
+def _offsets(prefix: int, grid: Grid) -> int:
+    """How many offsets there are between S = P + h w slots."""
+    return 2 * (prefix + grid[0] * grid[1]) - 1

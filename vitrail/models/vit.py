@@ -1,0 +1,340 @@
+"""The Vision Transformer (Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words"), in the order an image travels.
+
+B images, C channels, H x W pixels, h x w = N patches, P prefix tokens, R registers, T = P + R + N tokens, D width.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitrail.errors import ConfigError
+from vitrail.models import positions
+from vitrail.models.config import ViTConfig, changed, check_divides, grid_of
+from vitrail.models.initialise import initialise
+from vitrail.models.layers import (
+    Attention,
+    Dense,
+    LayerNorm,
+    LayerScale,
+    Mlp,
+    PatchEmbed,
+    Patches,
+    Relative,
+    Tokens,
+    add_branch,
+    attend,
+    attention_path,
+    by_hand,
+    dense,
+    skips_work,
+)
+
+
+class AttentionGrid(NamedTuple):
+    """How the rows (queries) and columns (keys) of an attention matrix lie in the image.
+
+    The first ``prefix`` of both are tokens without a place; the rest are patches of the grids, in row-major order.
+    """
+
+    prefix: int
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+
+
+class Block(nn.Module):
+    """Equations (2) and (3): z' = MSA(LN(z)) + z, z = MLP(LN(z')) + z'."""
+
+    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+        super().__init__()
+        width, scaled = config.width, config.layer_scale is not None
+        self.drop_path = drop_path
+        self.norm1 = LayerNorm(width, eps=config.norm_eps)
+        self.attn = Attention(width, config.heads, qkv_bias=config.qkv_bias, dropout=config.attention_dropout)
+        self.dropout = nn.Dropout(config.dropout)
+        self.ls1 = LayerScale(width) if scaled else nn.Identity()
+        self.norm2 = LayerNorm(width, eps=config.norm_eps)
+        self.mlp = Mlp(width, config.mlp_width, gelu=config.gelu, dropout=config.dropout)
+        self.ls2 = LayerScale(width) if scaled else nn.Identity()
+
+    def forward(self, x: Tensor, relative: Relative | None = None, queries: int | None = None) -> Tensor:
+        """(B, T, D) to (B, T, D), or to (B, Q, D) where only the first Q tokens are needed afterwards."""
+
+        def attention(x: Tensor) -> Tensor:
+            return self.ls1(self.dropout(self.attn(self.norm1(x), relative, queries)))
+
+        def mlp(x: Tensor) -> Tensor:
+            return self.ls2(self.mlp(self.norm2(x)))
+
+        drop = self.drop_path if self.training else 0.0
+        own_index = (
+            relative is not None and relative.index.ndim == 3
+        )  # each image has its own, a subset would need it too
+        skip = skips_work(len(x), drop, x.device.type) and not own_index
+        x = add_branch(x, attention, drop=drop, skip=skip, queries=queries)
+        return add_branch(x, mlp, drop=drop, skip=skip)
+
+
+class AttentionPool(nn.Module):
+    """One learned query attends to all tokens, then an MLP: the MAP head of Zhai et al. 2022 (big_vision)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.latent = nn.Parameter(torch.empty(1, 1, width))
+        self.q = Dense(width, width)
+        self.kv = Dense(width, 2 * width)
+        self.proj = Dense(width, width)
+        self.norm = LayerNorm(width, eps=config.norm_eps)
+        self.mlp = Mlp(width, config.mlp_width, gelu=config.gelu)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) to (B, D)."""
+        q = self.q(self.latent.to(x.dtype)).expand(len(x), -1, -1).unflatten(-1, (self.heads, -1))  # (B, 1, H, E)
+        k, v = self.kv(x).unflatten(-1, (2, self.heads, -1)).unbind(2)  # (B, T, H, E) each
+        path = attention_path(x.device.type, x.dtype, training=k.requires_grad, tokens=x.shape[1])
+        pooled = attend(*(part.transpose(1, 2) for part in (q, k, v)), path=path)  # (B, H, 1, E)
+        y = self.proj(pooled.transpose(1, 2).flatten(2))[:, 0]  # (B, D)
+        return y + self.mlp(self.norm(y))
+
+
+class Head(Dense):
+    """Features to logits, in the type of its weights under autocast too: logits of bf16 have two digits.
+
+    In pre-training a hidden layer with tanh comes before (paper, section 3.1); fine-tuning has one linear layer.
+    """
+
+    def __init__(self, width: int, classes: int, *, pre_logits: bool = False) -> None:
+        super().__init__(width, classes)
+        self.pre_logits = Dense(width, width) if pre_logits else None
+
+    def forward(self, input: Tensor, gelu: str | None = None) -> Tensor:
+        """(B, D) to (B, K)."""
+        with by_hand(input):
+            x = input.to(self.weight.dtype)
+            if self.pre_logits is not None:
+                x = self.pre_logits(x).tanh()
+            return dense(x, self.weight, self.bias, gelu)
+
+
+class Heads(nn.ModuleDict):
+    """A head for each prefix token, averaged (DeiT, Touvron et al. 2021a)."""
+
+    def each(self, features: Tensor) -> dict[str, Tensor]:
+        parts = features.chunk(len(self), -1)
+        return {name: head(part) for (name, head), part in zip(self.items(), parts)}
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.stack(list(self.each(features).values())).mean(0)
+
+
+class ViT(nn.Module):
+    """The backbone: its verbs are `patchify`, `place`, `encode`, `pool`, `head`, and what is made of them.
+
+    ``head`` is a module, called as a verb: features (B, F) to logits (B, K).
+
+    Raises:
+        ConfigError: from every verb that takes images, for a size or a number of channels that cannot be.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, depth = config.width, config.depth
+        self.patch_embed = PatchEmbed(config.in_channels, width, config.patch_size)
+        for name in config.prefix:
+            self.register_parameter(f"{name}_token", nn.Parameter(torch.empty(1, 1, width)))
+        if config.registers:
+            self.reg_token = nn.Parameter(torch.empty(1, config.registers, width))
+        for name, shape in positions.table_shapes(config).items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        self.dropout = nn.Dropout(config.dropout)
+        drops = [config.drop_path * index / max(depth - 1, 1) for index in range(depth)]
+        self.blocks = nn.ModuleList(Block(config, drop) for drop in drops)
+        self.norm = LayerNorm(width, eps=config.norm_eps)
+        self.attn_pool = AttentionPool(config) if config.pool == "map" else None
+        self.head = self._make_head(config.classes, pre_logits=config.pre_logits)
+        initialise(self, layer_scale=config.layer_scale, head_bias=config.head_bias)
+
+    def _make_head(self, classes: int, *, pre_logits: bool) -> nn.Module:
+        make = partial(Head, self.width, classes, pre_logits=pre_logits) if classes else nn.Identity
+        read = self.prefix if self.config.pool == "cls" else ()
+        return Heads({name: make() for name in read}) if len(read) > 1 and classes else make()
+
+    @property
+    def width(self) -> int:
+        return self.config.width
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        return self.config.prefix
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalised images (B, C, H, W) to logits (B, K). The last block does only what pooling reads."""
+        patches = self.place(self.patchify(images))
+        reads = len(self.prefix) if self.config.pool == "cls" else None
+        return self.head(self.pool(self._encode(patches, reads)))
+
+    def patchify(self, images: Tensor) -> Patches:
+        """Cuts and projects, x_p E of equation (1): (B, C, H, W) to (B, N, D)."""
+        config, size = self.config, images.shape[2:]
+        if images.ndim != 4 or images.shape[1] != config.in_channels:
+            what = f"images of shape {tuple(images.shape)} for a model of {config.in_channels} channels"
+            raise ConfigError(what, "give (B, C, H, W), or create the model with in_channels=C")
+        grid = grid_of(size, config.patch_size)
+        if config.pad:
+            below, right = (count * patch - length for count, patch, length in zip(grid, config.patch_size, size))
+            images = F.pad(images, (0, right, 0, below)) if below or right else images
+        else:
+            check_divides(size, config.patch_size)
+        return Patches(self.patch_embed(images), grid)
+
+    def place(self, patches: Patches) -> Patches:
+        """Adds E_pos, those of the kept patches where ``ids`` says which; in training drops patches if asked to."""
+        patches = self._place_all(patches)
+        if not (self.training and self.config.patch_dropout) or patches.ids is not None:
+            return patches
+        x, grid, _ = patches
+        kept = max(round(x.shape[1] * (1 - self.config.patch_dropout)), 1)
+        ids = torch.rand(x.shape[:2], device=x.device).argsort(1)[:, :kept].sort(1).values  # (B, K)
+        return Patches(x.gather(1, ids[..., None].expand(-1, -1, self.width)), grid, ids)
+
+    def _place_all(self, patches: Patches) -> Patches:
+        if not self._is_placed_at_stem:
+            return patches
+        x, grid, ids = patches
+        _, places = self._embeddings(0, grid, x)
+        return Patches(x + _take(places, ids), grid, ids)
+
+    @property
+    def _is_placed_at_stem(self) -> bool:
+        return self.config.positions not in ("none", "relative") and self.config.positions_at == "stem"
+
+    def _embeddings(self, table: int, grid: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor]:
+        """What is added to the prefix tokens (1, P, D) and to the patches (1, N, D), from one of the tables."""
+        prefix, places = positions.embeddings(self.config, dict(self.named_parameters(recurse=False)), table, grid)
+        return prefix.to(like), places.to(like)
+
+    def encode(self, patches: Patches) -> Tokens:
+        """Prefix tokens, blocks and norm, equations (1) to (4): (B, K, D) to (B, P + R + K, D)."""
+        return self._encode(patches)
+
+    def _encode(self, patches: Patches, reads: int | None = None) -> Tokens:
+        """`encode`; the last block answers only for the first ``reads`` tokens where that is given."""
+        x, layers = self._begin(patches), self._layers(patches)
+        for block, added, relative in layers:
+            x = x if added is None else x + added
+            queries = reads if block is self.blocks[-1] else None
+            if self.config.checkpoint and self.training and torch.is_grad_enabled():
+                x = checkpoint(block, x, relative, queries, use_reentrant=False)
+            else:
+                x = block(x, relative, queries)
+        return Tokens(self.norm(x), patches.grid, patches.ids)
+
+    def _begin(self, patches: Patches) -> Tensor:
+        """z_0: the prefix tokens with their positions, the registers, the patches; then dropout: (B, T, D)."""
+        x = patches.x
+        before = [getattr(self, f"{name}_token").to(x.dtype) for name in self.prefix]
+        if before and self._is_placed_at_stem:
+            before = [torch.cat(before, 1) + self._embeddings(0, patches.grid, x)[0]]
+        if self.config.registers:
+            before.append(self.reg_token.to(x.dtype))
+        x = torch.cat([*(each.expand(len(x), -1, -1) for each in before), x], 1)
+        # massive activations of the residual stream (Sun et al. 2024) overflow fp16, not bf16
+        return self.dropout(x.float() if x.dtype == torch.float16 else x)
+
+    def _layers(self, patches: Patches) -> list[tuple[Any, Tensor | None, Relative | None]]:
+        """Each block with what is added to its input (B or 1, T, D) and its relative positions, where it has them."""
+        config, (x, grid, ids) = self.config, patches
+        which = [depth if config.positions_at == "every" else 0 for depth in range(config.depth)]
+        if config.positions == "relative":
+            which = [0 if config.positions_at == "shared" else depth for depth in range(config.depth)]
+            tables = positions.relative_tables(config, self.get_parameter("pos_embed_relative"), grid)
+            index = positions.relative_index(config, grid, ids, x.device)
+            return [(block, None, Relative(tables[table], index)) for block, table in zip(self.blocks, which)]
+        if config.positions == "none" or config.positions_at == "stem":
+            return [(block, None, None) for block in self.blocks]
+        added = []
+        for table in which:
+            prefix, places = self._embeddings(table, grid, x)
+            places = _take(places, ids)
+            prefix = F.pad(prefix, (0, 0, 0, config.registers)).expand(len(places), -1, -1)
+            added.append(torch.cat([prefix, places], 1))
+        return [(block, each, None) for block, each in zip(self.blocks, added)]
+
+    def pool(self, tokens: Tokens) -> Tensor:
+        """What the head reads: (B, T, D) to (B, D), y of equation (4); (B, P D) where each prefix token has a head."""
+        if self.attn_pool is not None:
+            return self.attn_pool(tokens.x)
+        if self.config.pool == "gap":
+            return tokens.x[:, len(self.prefix) + self.config.registers :].mean(1)
+        return tokens.x[:, : len(self.prefix)].flatten(1)
+
+    def heads(self, features: Tensor) -> dict[str, Tensor]:
+        """The logits of each head by the name of what it reads; more than one where "dist" has its own."""
+        if isinstance(self.head, Heads):
+            return self.head.each(features)
+        return {self.config.pool: self.head(features)}
+
+    def forward_features(self, images: Tensor) -> Tokens:
+        """Every token after the last norm."""
+        return self.encode(self.place(self.patchify(images)))
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """The patches after each block, before the last norm, as images: depth times (B, D, h, w)."""
+        patches = self._place_all(self.patchify(images))
+        x, maps = self._begin(patches), []
+        for block, added, relative in self._layers(patches):
+            x = block(x if added is None else x + added, relative)
+            maps.append(x[:, -len(patches.x[0]) :].mT.unflatten(2, patches.grid))
+        return maps
+
+    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Logits (B, K) and what every token attends to in each block, depth times (B, heads, T, T) in fp32.
+
+        The logits come the fast way; the attention matrices are computed again from q and k.
+        """
+        patches = self._place_all(self.patchify(images))
+        x, matrices = self._begin(patches), []
+        for block, added, relative in self._layers(patches):
+            x = x if added is None else x + added
+            matrices.append(block.attn.weights(block.norm1(x), relative))
+            x = block(x, relative)
+        return self.head(self.pool(Tokens(self.norm(x), patches.grid))), matrices
+
+    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
+        """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are."""
+        grid = grid_of(size, self.config.patch_size)
+        return [AttentionGrid(len(self.prefix) + self.config.registers, grid, grid)] * self.config.depth
+
+    def layers(self) -> list[dict[str, nn.Parameter]]:
+        """All parameters by depth: projection, tokens and positions; each block; norm, pooling and head."""
+        groups: list[dict[str, nn.Parameter]] = [{} for _ in range(self.config.depth + 2)]
+        for name, parameter in self.named_parameters():
+            part, _, rest = name.partition(".")
+            after = part in ("norm", "attn_pool", "head")
+            groups[int(rest.split(".")[0]) + 1 if part == "blocks" else -after][name] = parameter
+        return groups
+
+    def no_decay(self) -> set[str]:
+        """Names of all that is no kernel: biases, norms, tokens, positions, factors of LayerScale."""
+        return {name for name, each in self.named_parameters() if each.ndim == 1 or not name.endswith(".weight")}
+
+    def new_head(self, classes: int) -> None:
+        """A linear head of zeros for other classes; the hidden layer goes with the old one (paper, appendix B.1.1)."""
+        self.config = changed(self.config, classes=classes, pre_logits=False, head_bias=0.0)
+        head = self._make_head(classes, pre_logits=False).to(self.norm.weight)
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
+        self.head = head
+
+
+def _take(places: Tensor, ids: Tensor | None) -> Tensor:
+    """(1, N, D) as it is, or of each image the rows ``ids`` (B, K): (B, K, D)."""
+    return places if ids is None else places[0][ids]
