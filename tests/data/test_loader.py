@@ -1,0 +1,233 @@
+"""Batches are a function of the seed and the step: whoever makes them, whenever, and whatever is missing from them."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitrail.data.contents import Arrays, Files, Strings
+from vitrail.data.images import Preprocessing
+from vitrail.data.loader import Workers, eval_batches, train_batches
+from vitrail.data.policy import POLICIES
+from vitrail.data.sources import Source, open_data
+from vitrail.errors import ConfigError, DataError
+
+SIZE = (24, 16)
+PLAIN = {"policy": POLICIES["inception"], "size": SIZE, "batch": 5, "seed": 3, "start": 0, "stop": 6}
+
+
+def photograph(height, width, shift=0):
+    """Smooth colours and a fine grain: (H, W, 3)."""
+    down, across = np.mgrid[:height, :width]
+    waves = [np.sin(down / 17 + shift), np.cos(across / 23 + shift), np.sin((down + across) / 31)]
+    grain = np.random.default_rng(shift).integers(-12, 13, (height, width, 3))
+    return (np.stack(waves, -1) * 100 + 128 + grain).clip(0, 255).astype(np.uint8)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Thirteen files of two formats and several sizes."""
+    names = [f"{number:02}.{'jpg' if number % 2 else 'png'}" for number in range(13)]
+    for number, name in enumerate(names):
+        Image.fromarray(photograph(40 + 9 * number, 90 - 3 * number, number)).save(tmp_path / name)
+    targets = np.arange(13, dtype=np.int64) % 3
+    return Source(contents=Files(str(tmp_path), Strings(names)), targets=targets, classes=("a", "b", "c"))
+
+
+def arrays(count=10, size=(6, 8), channels=3, kind=np.uint8):
+    images = np.random.default_rng(0).integers(0, 256, (count, *size, channels)).astype(np.uint8)
+    images = images if kind == np.uint8 else (images / np.float32(255))
+    keys = Strings(f"array#{number}" for number in range(count))
+    targets = np.arange(count, dtype=np.int64) % 2
+    return Source(contents=Arrays(images, keys), targets=targets, classes=("a", "b"))
+
+
+def assert_equal(some, others):
+    some, others = list(some), list(others)
+    assert len(some) == len(others)
+    for one, other in zip(some, others):
+        assert one.keys == other.keys
+        assert one.images.dtype == other.images.dtype
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.targets, other.targets)
+        assert np.array_equal(one.ids, other.ids)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_training_batches_do_not_depend_on_who_makes_them(files, workers):
+    alone = list(train_batches(files, **PLAIN, repeats=2))
+    assert_equal(alone, train_batches(files, **PLAIN, repeats=2, workers=workers))
+    assert alone[0].images.shape == (5, 3, *SIZE)
+    assert len({picture.numpy().tobytes() for batch in alone for picture in batch.images}) == 30  # views differ
+
+
+def test_a_training_that_starts_later_goes_on_with_the_same_batches(files):
+    assert_equal(list(train_batches(files, **PLAIN))[4:], train_batches(files, **PLAIN | {"start": 4}))
+
+
+def test_evaluation_sees_every_file_once_in_order_as_preprocessing_has_it(files):
+    preprocessing = Preprocessing.timm(SIZE)
+    batches = list(eval_batches(files, preprocessing, batch=4))
+    assert_equal(batches, eval_batches(files, preprocessing, batch=4, workers=2))
+    assert [key for batch in batches for key in batch.keys] == list(files.keys)
+    assert torch.equal(torch.cat([batch.targets for batch in batches]), torch.from_numpy(files.targets))
+    for key, picture in zip(files.keys, torch.cat([batch.images for batch in batches])):
+        with Image.open(f"{files.contents.root}/{key}") as image:
+            assert np.array_equal(picture, preprocessing.picture(image))
+
+
+def test_fast_evaluation_of_large_jpegs_is_nearly_the_same(tmp_path):
+    Image.fromarray(photograph(480, 640)).save(tmp_path / "large.jpg", quality=95)
+    source = Source(contents=Files(str(tmp_path), Strings(["large.jpg"])), targets=np.zeros(0, np.int64))
+    full, fast = (next(eval_batches(source, Preprocessing.timm(48), batch=1, fast=fast)) for fast in (False, True))
+    difference = (full.images.int() - fast.images.int()).abs()
+    assert 0 < difference.max() <= 8
+    assert full.targets.tolist() == [-1]  # unlabelled
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bad_image_is_told_in_order_and_leaves_a_smaller_batch(files, workers):
+    for name in ("03.jpg", "08.png"):
+        path = Path(files.contents.root, name)
+        os.truncate(path, path.stat().st_size // 2)
+    told = []
+    batches = list(train_batches(files, **PLAIN, workers=workers, bad=lambda key, reason: told.append((key, reason))))
+    order = [sample for batch in train_batches(arrays(13), **PLAIN) for sample in batch.ids[:, 1]]
+    assert [key for key, _ in told] == [files.keys[sample] for sample in order if sample in (3, 8)]
+    assert all("truncated" in reason for _, reason in told)
+    assert sum(map(len, batches)) == 30 - len(told)
+    for batch in batches:
+        assert len(batch.images) == len(batch.targets) == len(batch.keys) == len(batch.ids)
+        assert batch.keys == [files.keys[sample] for sample in batch.ids[:, 1]]
+        assert batch.targets.tolist() == [files.targets[sample] for sample in batch.ids[:, 1]]
+
+
+def test_evaluation_passes_over_a_batch_that_is_all_bad_and_training_does_not(files):
+    for name in list(files.keys)[4:8]:
+        Path(files.contents.root, name).write_bytes(b"")
+    assert [len(batch) for batch in eval_batches(files, Preprocessing.timm(16), batch=4, bad=lambda *_: None)] == [
+        4,
+        4,
+        1,
+    ]
+    with pytest.raises(DataError, match="all images of step 0 are bad"):
+        next(train_batches(files.subset([4, 5, 6]), **PLAIN, bad=lambda *_: None))
+
+
+def test_without_a_policy_the_first_bad_image_is_an_error(files):
+    Path(files.contents.root, "00.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"the image 00.png is bad: the file is empty"):
+        list(eval_batches(files, Preprocessing.timm(16), batch=4))
+
+
+def test_what_stops_the_caller_stops_the_workers(files, monkeypatch):
+    pools = []
+
+    class Watched(Workers):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            pools.append(self)
+
+    monkeypatch.setattr("vitrail.data.loader.Workers", Watched)
+    batches = train_batches(files, **PLAIN | {"stop": 1000}, workers=2)
+    next(batches)
+    batches.close()
+    assert [process.poll() is None for process in pools[0].processes] == [False, False]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("vitrail-data")]
+
+
+@pytest.mark.parametrize(("channels", "kind"), [(1, np.uint8), (3, np.uint8), (5, np.float32)])
+def test_arrays_come_as_they_are_for_training_and_where_the_size_fits_for_evaluation(channels, kind):
+    source = arrays(channels=channels, kind=kind)
+    preprocessing = Preprocessing(size=(6, 8), mean=(0.5,) * channels, std=(0.5,) * channels)
+    train = train_batches(source, **PLAIN, channels=channels)
+    for batch in [*train, *eval_batches(source, preprocessing, batch=4)]:
+        expected = source.images[batch.ids[:, 1]].transpose(0, 3, 1, 2)
+        assert batch.images.numpy().dtype == kind
+        assert np.array_equal(batch.images, expected)
+        assert batch.images.is_contiguous()
+        assert batch.targets.tolist() == (batch.ids[:, 1] % 2).tolist()
+
+
+def test_arrays_of_another_size_are_preprocessed_for_evaluation():
+    source, preprocessing = (
+        arrays(channels=5, kind=np.float32),
+        Preprocessing(size=(12, 12), mean=(0,) * 5, std=(1,) * 5),
+    )
+    batch = next(eval_batches(source, preprocessing, batch=10))
+    assert np.array_equal(batch.images, [preprocessing.picture(image) for image in source.images])
+
+
+def test_arrays_of_another_number_of_channels_are_refused():
+    with pytest.raises(DataError, match="5 channels, the model takes 3"):
+        next(train_batches(arrays(channels=5), **PLAIN))
+
+
+def test_targets_of_several_labels_stay_rows():
+    images = np.zeros((4, 6, 8, 3), np.uint8)
+    targets = np.eye(4, 3, dtype=np.float32)
+    source = open_data((images, targets), validation=0).train
+    batch = next(eval_batches(source, Preprocessing(size=(6, 8)), batch=3))
+    assert batch.targets.dtype == torch.float32
+    assert np.array_equal(batch.targets, targets[:3])
+
+
+@pytest.mark.parametrize(("channels", "floats"), [(3, False), (1, False), (5, True)])
+def test_a_users_dataset_is_cropped_like_files(user_code, channels, floats):
+    dataset = user_code.Shades(9, channels=channels, bad=(2,), floats=floats)
+    source = open_data(dataset, channels=channels, validation=0).train
+    told = set()
+    for batch in train_batches(source, **PLAIN, channels=channels, bad=lambda key, _: told.add(key)):
+        assert batch.images.shape[1:] == (channels, *SIZE)
+        shades = batch.ids[:, 1] / 255 if floats else batch.ids[:, 1]
+        assert np.allclose(batch.images.amax((1, 2, 3)), shades)
+        assert np.allclose(batch.images.amin((1, 2, 3)), shades)
+    assert told == {"dataset#2"}
+
+
+@pytest.mark.parametrize("transform", [None, "noisy"])
+def test_what_a_users_code_draws_is_the_same_in_a_worker_and_leaves_no_trace_here(user_code, transform):
+    source = open_data(user_code.Noise(9), validation=0).train
+    options = PLAIN | {"transform": getattr(user_code, transform) if transform else None, "size": (6, 8)}
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    drawn = random.random(), np.random.rand(), torch.rand(1)
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    here = list(train_batches(source, **options))
+    assert (random.random(), np.random.rand(), torch.rand(1)) == drawn
+    assert_equal(here, train_batches(source, **options, workers=1))
+    assert here[0].images.float().std() > 0.1
+    assert not torch.equal(here[0].images[0], here[0].images[1])
+
+
+def test_a_module_may_be_the_transform_and_arrays_go_through_it():
+    class Inverted(torch.nn.Module):
+        def forward(self, picture):
+            return 1 - torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255
+
+    source = arrays()
+    batch = next(train_batches(source, **PLAIN | {"size": (6, 8)}, transform=Inverted()))
+    expected = 1 - torch.from_numpy(source.images[batch.ids[:, 1]]).permute(0, 3, 1, 2) / 255
+    assert torch.equal(batch.images, expected)
+
+
+def test_a_transform_that_fails_or_gives_another_size_is_named_with_its_image(user_code):
+    with pytest.raises(DataError, match=r"the transform failed on array#.: KeyError"):
+        next(train_batches(arrays(), **PLAIN, transform=user_code.failing))
+    with pytest.raises(ConfigError, match=r"\(3, 4, 4\) of array#., the model takes \(3, 24, 16\)"):
+        next(train_batches(arrays(), **PLAIN, transform=user_code.narrow))
+
+
+def test_moving_a_batch_keeps_what_it_holds():
+    batch = next(train_batches(arrays(), **PLAIN))
+    moved = batch.to("meta")
+    assert moved.images.shape == batch.images.shape
+    assert moved.targets.device.type == "meta"
+    assert moved.keys is batch.keys
+    assert_equal([batch], [batch.to("cpu")])

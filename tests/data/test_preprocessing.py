@@ -1,0 +1,181 @@
+"""The declared geometry against Pillow used directly, and normalisation against arithmetic."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitrail.data import images
+from vitrail.data.images import BadImage, Preprocessing, decode
+from vitrail.errors import ConfigError
+
+
+def noise(height: int, width: int, channels: int = 3) -> np.ndarray:
+    return np.random.default_rng(height * width).integers(0, 256, (height, width, channels)).astype(np.uint8)
+
+
+def timms_transform(image: Image.Image) -> np.ndarray:
+    """expected.json of the golden logits, word for word: shorter side 248, longer side int(248 * long / short), ..."""
+    width, height = image.size
+    short, long = min(width, height), max(width, height)
+    longer = int(248 * long / short)
+    wide, high = (248, longer) if width <= height else (longer, 248)
+    image = image.resize((wide, high), Image.Resampling.BICUBIC)
+    left, top = round((wide - 224) / 2), round((high - 224) / 2)
+    return np.asarray(image.crop((left, top, left + 224, top + 224))).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize("size", [(375, 500), (500, 375), (248, 331), (248, 333), (100, 100), (30, 700), (249, 248)])
+def test_timms_transform_to_the_pixel(size):
+    array = noise(*size)
+    picture = Preprocessing.timm(224).picture(array)
+    assert picture.shape == (3, 224, 224)
+    assert picture.dtype == np.uint8
+    assert picture.flags.c_contiguous
+    np.testing.assert_array_equal(picture, timms_transform(Image.fromarray(array)))
+
+
+def test_timms_transform_of_real_photographs(real_data):
+    paths = sorted((real_data / "imagenet_val" / "images").iterdir())[30:60]
+    for path in paths:
+        picture = Preprocessing.timm(224).picture(decode(path.read_bytes()))
+        np.testing.assert_array_equal(picture, timms_transform(Image.open(path).convert("RGB")))
+
+
+def test_timms_numbers():
+    assert Preprocessing.timm(224).resize_to == 248
+    assert Preprocessing.timm(384, crop_fraction=1.0).resize_to == 384
+    assert Preprocessing.timm(224, crop_fraction=0.875).resize_to == 256
+    assert Preprocessing.timm(224).resized(375, 500) == (248, 330)
+
+
+@pytest.mark.parametrize(("rounding", "width"), [("floor", 330), ("round", 331)])
+def test_the_longer_side_is_rounded_as_declared(rounding, width):
+    declared = Preprocessing(size=(224, 224), resize="short", resize_to=248, rounding=rounding)
+    assert declared.resized(375, 500) == (248, width)  # 330.67
+
+
+@pytest.mark.parametrize(("rounding", "left"), [("even", 2), ("floor", 1)])
+def test_the_corner_of_the_crop_is_rounded_as_declared(rounding, left):
+    array = noise(4, 7)
+    declared = Preprocessing(size=(4, 4), resize="none", crop_rounding=rounding)  # (7 - 4) / 2 = 1.5
+    np.testing.assert_array_equal(declared.picture(array), array[:, left : left + 4].transpose(2, 0, 1))
+
+
+def test_the_papers_preprocessing_squashes():
+    array = noise(30, 50)
+    picture = Preprocessing.paper((16, 24)).picture(array)
+    squashed = Image.fromarray(array).resize((24, 16), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(picture, np.asarray(squashed).transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "resized"),
+    [(100, 100, (60, 60)), (100, 40, (75, 30)), (120, 60, (60, 30)), (50, 100, (60, 120))],
+)
+def test_a_size_that_is_not_square_is_covered(height, width, resized):
+    declared = Preprocessing(size=(50, 25), resize="short", resize_to=30)  # covers 60 x 30
+    assert declared.resized(height, width) == resized
+    assert declared.picture(noise(height, width)).shape == (3, 50, 25)
+
+
+def test_a_picture_smaller_than_the_crop_gets_a_black_border():
+    array = noise(2, 3)
+    picture = Preprocessing(size=(4, 5), resize="none").picture(array)
+    np.testing.assert_array_equal(picture[:, 1:3, 1:4], array.transpose(2, 0, 1))
+    assert picture.astype(int).sum() == array.astype(int).sum()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 2000), (2000, 1), (1, 60_000)])
+def test_the_thinnest_strip_is_a_picture(size):
+    picture = Preprocessing.timm(224).picture(np.full((*size, 3), 77, np.uint8))
+    np.testing.assert_array_equal(picture, np.full((3, 224, 224), 77))
+
+
+def test_a_strip_computed_at_the_crop_alone_equals_the_whole_one(monkeypatch):
+    array = noise(90, 500)
+    whole = Preprocessing.timm(224).picture(array).astype(int)
+    monkeypatch.setattr(images, "WHOLE_PIXELS", 0)
+    assert np.abs(Preprocessing.timm(224).picture(array) - whole).max() <= 1
+
+
+def test_five_channels_are_resized_one_by_one():
+    array = noise(30, 40, channels=5)
+    picture = Preprocessing.paper(16, channels=5).picture(array)
+    for channel in range(5):
+        alone = Image.fromarray(array[..., channel]).resize((16, 16), Image.Resampling.BILINEAR)
+        np.testing.assert_array_equal(picture[channel], np.asarray(alone))
+
+
+def test_grey_has_one_channel_with_and_without_its_axis():
+    array = noise(8, 8, channels=1)
+    declared = Preprocessing(size=(8, 8), resize="none", mean=(0.5,), std=(0.5,))
+    np.testing.assert_array_equal(declared.picture(array), array.transpose(2, 0, 1))
+    np.testing.assert_array_equal(declared.picture(array[..., 0]), array.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_floats_give_what_bytes_give(channels):
+    array = noise(30, 40, channels=channels)
+    declared = Preprocessing.timm(16, mean=(0.5,) * channels, std=(0.5,) * channels)
+    floats = declared.picture(array.astype(np.float32) / 255)
+    assert floats.dtype == np.float32
+    assert 0 <= floats.min() <= floats.max() <= 1
+    assert np.abs(floats * 255 - declared.picture(array)).max() < 2  # Pillow rounds between the two passes
+
+
+def test_a_pillow_image_of_any_mode_is_taken():
+    image = Image.fromarray(noise(20, 20)).quantize(16)
+    direct = Preprocessing.paper(8).picture(np.asarray(image.convert("RGB")))
+    np.testing.assert_array_equal(Preprocessing.paper(8).picture(image), direct)
+
+
+@pytest.mark.parametrize("array", [np.zeros((4, 4, 2), np.uint8), np.zeros((4, 4, 3), np.int64), np.zeros(4, np.uint8)])
+def test_another_shape_or_type_is_a_bad_image(array):
+    with pytest.raises(BadImage, match="an array of"):
+        Preprocessing.paper(4).picture(array)
+
+
+def test_normalising_is_arithmetic():
+    declared = Preprocessing(size=(2, 2), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    picture = noise(2, 2).transpose(2, 0, 1)[None]
+    mean, std = (np.array(each, np.float32).reshape(3, 1, 1) for each in (declared.mean, declared.std))
+    expected = (picture.astype(np.float32) / 255 - mean) / std
+    as_bytes = declared.normalise(torch.from_numpy(picture.copy()))
+    assert as_bytes.dtype == torch.float32
+    np.testing.assert_allclose(as_bytes, expected, rtol=1e-6, atol=1e-7)
+    floats = torch.from_numpy(picture.astype(np.float32) / 255)
+    before = floats.clone()
+    np.testing.assert_allclose(declared.normalise(floats), expected, rtol=1e-6, atol=1e-7)
+    assert torch.equal(floats, before)
+
+
+def test_it_survives_json():
+    declared = Preprocessing.timm((192, 224), crop_fraction=0.875, interpolation="lanczos", mean=(0.4, 0.5, 0.6))
+    assert Preprocessing.from_dict(json.loads(json.dumps(declared.to_dict()))) == declared
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"size": [4, 4], "intrepolation": "box"}, "'interpolation'"),
+        ({"mean": [0.5]}, "without 'size'"),
+        ({"size": [4, 4], "interpolation": "bicubik"}, "'bicubic'"),
+        ({"size": [4, 4], "resize": "crop"}, "resize is 'crop'"),
+        ({"size": [4, 4], "rounding": "ceil"}, "rounding is 'ceil'"),
+        ({"size": [4, 4], "crop_rounding": "odd"}, "crop_rounding is 'odd'"),
+        ({"size": [4]}, "size is"),
+        ({"size": [0, 4]}, "size is"),
+        ({"size": [4, 4], "resize": "short"}, "resize_to is None"),
+        ({"size": [4, 4], "resize": "short", "resize_to": 3}, "under the 4 pixels"),
+        ({"size": [4, 4], "mean": [0.5]}, "one mean and one positive std"),
+        ({"size": [4, 4], "std": [0.5, 0.5, 0.0]}, "one mean and one positive std"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_the_right_name(values, words):
+    with pytest.raises(ConfigError, match=words):
+        Preprocessing.from_dict(values)

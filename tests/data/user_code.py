@@ -1,0 +1,58 @@
+"""What a user might bring, for data workers to unpickle: a module of its own, since a worker imports no test."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import numpy as np
+
+
+class Shades:
+    """Pictures (6, 8, channels) of one grey each; the items in ``bad`` raise, ``fatal`` ends its process."""
+
+    def __init__(self, count, *, channels=3, bad=(), fatal=None, floats=False):
+        self.channels, self.bad, self.fatal, self.floats = channels, bad, fatal, floats
+        self.targets = [number % 2 for number in range(count)]
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, number):
+        if number == self.fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number in self.bad:
+            raise OSError(f"no picture {number}")
+        picture = np.full((6, 8, self.channels), number, np.uint8)
+        return (picture / np.float32(255) if self.floats else picture), self.targets[number]
+
+
+class Noise(Shades):
+    """Pictures that Python's and numpy's global generators draw; it prints as it goes."""
+
+    def __getitem__(self, number):
+        print("drawing", number)
+        picture = np.random.randint(0, 256, (6, 8, 3)).astype(np.uint8)
+        picture[0, 0] = random.randrange(256)
+        return picture, self.targets[number]
+
+
+def noisy(picture):
+    """A transform that draws from both global generators."""
+    values = np.asarray(picture).transpose(2, 0, 1).astype(np.float32) / 255
+    return (values * random.random() + np.random.rand(*values.shape)) / 2
+
+
+def narrow(picture):
+    """A transform that gives another size than asked for."""
+    return np.zeros((3, 4, 4), np.uint8)
+
+
+def failing(picture):
+    raise KeyError("a mistake in the transform")
+
+
+def broken(epoch, sample, view):
+    """Makes no picture, by a mistake of the program's."""
+    raise LookupError("a mistake")

@@ -1,0 +1,186 @@
+"""Augmentation of whole batches on their device: tables and passes, one affine resampling, erasing.
+
+The composed order, for each picture:
+
+1. What was drawn before its first geometric operation acts on the picture as it came, so that the grey which geometry
+   uncovers stays grey, and an equalised picture was equalised before it turned.
+2. Crop (arrays only; workers crop files), shift, flip, and all its geometric operations, are multiplied to one matrix and
+   read in one bilinear resampling. So with two layers or fewer, on pictures of files, the result is that of Pillow's
+   operations one after the other; with more, what stands between two geometric operations acts after both, and
+   what one moves out of sight another may bring back.
+3. What was drawn after its first geometric operation acts on the resampled picture; all of it where there is none.
+4. Erasing.
+
+In 1 and 3 neighbouring tone operations are one table per channel; a picture's histogram is taken from its pixels and sent
+through the table so far. Mixing comes after normalisation (mixing.py).
+
+Axes: B pictures, C channels, H and W as they come, h and w as the model takes them; N layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.data.draws import NOTHING, Layer, draw_erasing, draw_flips, draw_layers, draw_shifts
+from vitrail.data.erasing import fill_boxes, noise_boxes
+from vitrail.data.geometry import GEOMETRY, Numbers, box, flip, resample, shift
+from vitrail.data.operations import COUNTED, PASSES, TABLES, counts_of, cut_boxes, in_parts, look_up, put
+from vitrail.data.policy import Augment, crop_boxes
+
+
+def augment(
+    images: Tensor, ids: NDArray[np.int64], policy: Augment, *, size: tuple[int, int], seed: int, cropped: bool
+) -> Tensor:
+    """The batch as ``policy`` has it: a function of each picture, its ids and the seed, whatever else is in the batch.
+
+    Args:
+        images: (B, C, H, W), uint8, or floats in [0, 1]; left as they are.
+        ids: (B, 3) epoch, sample, view.
+        size: (h, w).
+        cropped: the pictures are already cropped and of ``size``, so that no crop is made here (a shift is). Otherwise the
+            crop is part of the resampling, and a picture that shrinks is first averaged over 2, 4, ... pixels, to the
+            power of two next to its scale.
+
+    Returns:
+        (B, C, h, w) of the same kind. Tone operations round floats to 256 levels; nothing else does.
+    """
+    assert len(images) == len(ids), (len(images), len(ids))
+    assert not cropped or images.shape[-2:] == size, (images.shape, size)
+    whole = images.dtype == torch.uint8
+    levels = images.clone(memory_format=torch.contiguous_format) if whole else images * 255
+    early, late, moved = _split(draw_layers(policy, ids, seed), ids, size)
+    levels = _toned(levels, early, policy.fill)
+    levels = _placed(levels, ids, policy, size, seed, cropped, moved)
+    levels = _toned(levels, late, policy.fill)
+    if policy.erase:
+        _erase(levels, ids, policy, seed)
+    return levels if whole else levels / 255
+
+
+def _split(
+    layers: Sequence[Layer], ids: NDArray[np.int64], size: tuple[int, int]
+) -> tuple[list[Layer], list[Layer], Numbers]:
+    """What acts before and after the resampling, and the product (B, 3, 3) of the geometric operations in between."""
+    geometric = np.array([np.isin(layer.names, list(GEOMETRY)) for layer in layers]).reshape(-1, len(ids))  # (N, B)
+    first = np.where(geometric.any(0), geometric.argmax(0), 0) if layers else np.zeros(len(ids))  # (B,)
+    early = [layer.only((depth < first) & ~geometric[depth]) for depth, layer in enumerate(layers)]
+    late = [layer.only((depth >= first) & ~geometric[depth]) for depth, layer in enumerate(layers)]
+    moved = np.tile(np.eye(3), (len(ids), 1, 1))
+    for layer in layers:
+        for name, rows in _groups(layer):
+            if name in GEOMETRY:
+                moved[rows] = moved[rows] @ GEOMETRY[name](layer.values[rows], *size)
+    return early, late, moved
+
+
+def _groups(layer: Layer) -> list[tuple[str, NDArray[np.intp]]]:
+    """Every operation of a layer, and the rows that have it."""
+    return [(name, np.flatnonzero(layer.names == name)) for name in sorted(set(layer.names.tolist()) - {NOTHING})]
+
+
+def _placed(
+    levels: Tensor,
+    ids: NDArray[np.int64],
+    policy: Augment,
+    size: tuple[int, int],
+    seed: int,
+    cropped: bool,
+    moved: Numbers,
+) -> Tensor:
+    """Crop, shift, flip and the geometric operations ``moved``, in one resampling of the rows that need one."""
+    height, width = levels.shape[-2:]
+    window = np.tile(np.eye(3), (len(ids), 1, 1))
+    if not cropped:
+        boxes = crop_boxes(policy, seed, *ids.T, height, width, aspect=size[1] / size[0])
+        window = box(boxes, *size)
+    if policy.crop == "pad":
+        window = window @ shift(draw_shifts(policy, ids, seed, size))
+    mirrored = flip(draw_flips(policy, ids, seed), size[1])
+    matrices = window @ mirrored @ moved
+    ends = window @ np.array([[0.0, size[1]], [0.0, size[0]], [1.0, 1.0]])  # the window's corners, (B, x y 1, low or high)
+    frames = ends[:, :2].transpose(0, 2, 1).reshape(-1, 4)
+
+    same = (height, width) == size
+    placed = levels if same else levels.new_empty(*levels.shape[:2], *size)
+    plain = same & (window == np.eye(3)).all((1, 2)) & (moved == np.eye(3)).all((1, 2))
+    turned = plain & (mirrored[:, 0, 0] < 0)
+    if turned.any():
+        rows = _on(np.flatnonzero(turned), levels)
+        put(placed, rows, levels.index_select(0, rows).flip(-1))
+    halvings = np.rint(np.log2(np.sqrt(np.abs(np.linalg.det(matrices[:, :2, :2]))))).clip(0).astype(int)
+    for times in np.unique(halvings[~plain]):
+        chosen = np.flatnonzero(~plain & (halvings == times))
+        rows = _on(chosen, levels)
+        put(placed, rows, _read(levels.index_select(0, rows), matrices[chosen], frames[chosen], size, 2**times, policy))
+    return placed
+
+
+def _read(
+    levels: Tensor, matrices: Numbers, frames: Numbers, size: tuple[int, int], step: int, policy: Augment
+) -> Tensor:
+    border = policy.pad_mode if policy.crop == "pad" else "edge"
+
+    def read(some: Tensor, matrix: Tensor, frame: Tensor) -> Tensor:
+        return resample(
+            some, matrix.numpy(), size, frames=frame.numpy(), fill=policy.fill, border=border, step=step
+        )
+
+    return in_parts(read, levels, torch.from_numpy(matrices), torch.from_numpy(frames))
+
+
+def _toned(levels: Tensor, layers: Sequence[Layer], fill: int) -> Tensor:
+    """The layers' tone operations, gathered into tables, and their passes; changes ``levels`` in place."""
+    if not any((layer.names != NOTHING).any() for layer in layers):
+        return levels
+    identity = torch.arange(256, dtype=torch.uint8, device=levels.device)
+    tables = identity.repeat(*levels.shape[:2], 1)  # (B, C, 256): what the rows' pixels must still go through
+    waiting = np.zeros(len(levels), dtype=bool)
+
+    def settle(chosen: NDArray[np.bool_]) -> None:
+        if (due := np.flatnonzero(chosen & waiting)).size:
+            rows = _on(due, levels)
+            put(levels, rows, in_parts(look_up, levels.index_select(0, rows), tables[rows]))
+            tables[rows] = identity
+            waiting[due] = False
+
+    for layer in layers:
+        settle((layer.names != NOTHING) & ~np.isin(layer.names, list(TABLES)))
+        for name, chosen in _groups(layer):
+            rows, values = _on(chosen, levels), _on(layer.values[chosen], levels).float()
+            if name in TABLES:
+                so_far = tables[rows].long()
+                if name in COUNTED:
+                    counts = in_parts(counts_of, levels.index_select(0, rows))
+                    counts = torch.zeros_like(counts).scatter_add_(-1, so_far, counts)  # as they are after the table
+                else:
+                    counts = torch.empty_like(so_far)
+                tables[rows] = TABLES[name](values, counts).expand(so_far.shape).gather(-1, so_far)
+                waiting[chosen] = True
+            elif name in PASSES:
+                put(levels, rows, in_parts(PASSES[name], levels.index_select(0, rows), values))
+            else:
+                boxes = cut_boxes(layer.values[chosen], layer.places[chosen], *levels.shape[-2:])
+                put(levels, rows, fill_boxes(levels.index_select(0, rows), boxes, fill))
+    settle(waiting.copy())
+    return levels
+
+
+def _erase(levels: Tensor, ids: NDArray[np.int64], policy: Augment, seed: int) -> None:
+    chosen, boxes, states = draw_erasing(policy, ids, seed, (levels.shape[-2], levels.shape[-1]))
+    if not chosen.size:
+        return
+    rows = _on(chosen, levels)
+    if policy.erase_fill == "noise":
+        noise_boxes(levels, rows, boxes, states)
+    else:
+        put(levels, rows, fill_boxes(levels.index_select(0, rows), boxes, policy.fill))
+
+
+def _on(array: NDArray, like: Tensor) -> Tensor:
+    return torch.from_numpy(array).to(like.device)

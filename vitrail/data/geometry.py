@@ -1,0 +1,127 @@
+"""Geometric operations as matrices, so that any number of them is one resampling.
+
+Axes: B pictures, C channels, H and W of the picture that is read, h and w of the one that is made. A matrix (3, 3) sends
+(x, y, 1) of the made picture to the read one; both count pixels from the upper left corner, so a pixel's centre is at
+one half. Doing A and then B is the matrix A @ B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+Numbers = NDArray[np.float64]
+Border = Literal["edge", "reflect", "zero"]
+
+
+def _rows(*entries: ArrayLike) -> Numbers:
+    """Matrices (B, 3, 3) from the six entries of their first two rows, each a number or (B,)."""
+    six = np.stack(np.broadcast_arrays(*entries), -1).astype(np.float64)  # (B, 6)
+    return np.concatenate([six, np.broadcast_to([0.0, 0.0, 1.0], (*six.shape[:-1], 3))], -1).reshape(-1, 3, 3)
+
+
+def rotation(degrees: Numbers, height: int, width: int) -> Numbers:
+    """Counterclockwise about the middle.  # (B,) -> (B, 3, 3)"""
+    cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+    x, y = width / 2, height / 2
+    return _rows(cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y)
+
+
+def box(boxes: NDArray[np.int64], height: int, width: int) -> Numbers:
+    """The part (left, top, width, height) of a picture, scaled to (height, width).  # (B, 4) -> (B, 3, 3)"""
+    left, top, wide, tall = boxes.T
+    return _rows(wide / width, 0, left, 0, tall / height, top)
+
+
+def flip(flipped: NDArray[np.bool_], width: int) -> Numbers:
+    """Left to right, where ``flipped``.  # (B,) -> (B, 3, 3)"""
+    return _rows(np.where(flipped, -1, 1), 0, np.where(flipped, width, 0), 0, 1, 0)
+
+
+def shift(pixels: NDArray[np.int64]) -> Numbers:
+    """Right and down, by ``pixels`` (B, 2).  # -> (B, 3, 3)"""
+    return _rows(1, 0, -pixels[:, 0], 0, 1, -pixels[:, 1])
+
+
+# what Pillow's Image.transform is given for the same operation; translations in parts of the side
+GEOMETRY: dict[str, Callable[[Numbers, int, int], Numbers]] = {
+    "rotate": rotation,
+    "shear_x": lambda ratio, height, width: _rows(1, ratio, 0, 0, 1, 0),
+    "shear_y": lambda ratio, height, width: _rows(1, 0, 0, ratio, 1, 0),
+    "translate_x": lambda part, height, width: _rows(1, 0, part * width, 0, 1, 0),
+    "translate_y": lambda part, height, width: _rows(1, 0, 0, 0, 1, part * height),
+}
+
+
+def resample(
+    images: Tensor,
+    matrices: Numbers,
+    size: tuple[int, int],
+    *,
+    frames: Numbers | None = None,
+    fill: int = 128,
+    border: Border = "edge",
+    step: int = 1,
+) -> Tensor:
+    """Reads every picture through its matrix, bilinearly, as Pillow does.
+
+    Args:
+        images: (B, C, H, W), uint8, or floats as levels 0 to 255.
+        matrices: (B, 3, 3).
+        size: (h, w).
+        frames: (B, 4) as left, top, right, bottom in read pixels; what lies outside becomes ``fill``.
+        border: what the picture is beyond its edge: its edge, its mirror image about the outermost pixels, or 0.
+        step: the pictures are first averaged over ``step`` by ``step`` pixels.
+
+    Returns:
+        (B, C, h, w) of the same kind.
+    """
+    source = images.float()
+    if step > 1:
+        source = F.avg_pool2d(source, step, ceil_mode=True)
+    height, width = (step * side for side in source.shape[-2:])
+    # -1 to 1 over the picture, the unit of grid_sample
+    unit = np.array([[2 / width, 0, -1], [0, 2 / height, -1], [0, 0, 1]])
+    x_factor, y_factor, offset = _on(unit @ matrices, images)[:, :2, :, None, None].unbind(2)  # each (B, 2, 1, 1)
+    x = torch.arange(size[1], device=images.device) + 0.5
+    y = torch.arange(size[0], device=images.device)[:, None] + 0.5
+    places = x_factor * x + (y_factor * y + offset)  # (B, 2, h, w)
+    if border == "reflect":
+        last = 1 - 1 / places.new_tensor(source.shape[:-3:-1])[:, None, None]  # centre of the outermost pixel
+        read_at = torch.where(places.abs() > last, torch.copysign(2 * last, places) - places, places)
+    else:
+        read_at = places
+    read = F.grid_sample(
+        source, read_at.float().permute(0, 2, 3, 1), mode="bilinear", padding_mode="border", align_corners=False
+    )
+    made = stored(read, images)
+    if border == "zero":
+        made *= _both(places.abs() < 1)
+    if frames is not None:
+        corners = frames.reshape(-1, 2, 2) @ unit[:2, :2] - 1  # (B, low or high, x or y)
+        low, high = _on(corners, images)[..., None, None].unbind(1)  # each (B, 2, 1, 1)
+        seen = _both((places >= low) & (places < high))  # (B, 1, h, w)
+        # in place of a masked fill, which takes longer than all the rest of this block
+        made *= seen
+        made += ~seen * torch.tensor(fill, dtype=made.dtype)
+    return made
+
+
+def stored(values: Tensor, like: Tensor) -> Tensor:
+    """Floats as the pictures they came from: rounded to uint8, or kept, and within 0 to 255. ``values`` is used up."""
+    return (values.round_() if like.dtype == torch.uint8 else values).clamp_(0, 255).to(like.dtype)
+
+
+def _both(axes: Tensor) -> Tensor:
+    return axes[:, :1] & axes[:, 1:]  # (B, 2, h, w) -> (B, 1, h, w)
+
+
+def _on(array: Numbers, like: Tensor) -> Tensor:
+    # in single precision a pixel in a million falls on the other side of the frame's edge
+    return torch.from_numpy(array).to(like.device, torch.float32 if like.device.type == "mps" else torch.float64)

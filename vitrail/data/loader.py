@@ -1,0 +1,208 @@
+"""Batches: from a source to tensors, for training in the order of a stream and for evaluation in the source's own.
+
+A batch is a function of the source, the policy, the seed and the step; how many workers make it changes nothing in it.
+
+Axes: B images, C channels, H and W, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.contents import UserDataset
+from vitrail.data.crops import Evaluated, TrainingCrop, Transformed
+from vitrail.data.images import Preprocessing
+from vitrail.data.policy import Augment
+from vitrail.data.sources import Source
+from vitrail.data.stream import TrainStream
+from vitrail.data.workers import Made, Make, Workers, in_order, make_all
+from vitrail.errors import DataError
+
+DEVICE_BYTES = 2**32  # arrays up to this size are kept on the device
+Bad = Callable[[str, str], None]  # key, reason; raises to stop
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some examples.
+
+    Args:
+        images: (B, C, H, W) uint8, or float32 in [0, 1].
+        targets: (B,) int64, -1 where unlabelled; or (B, K) float32 of zeros and ones.
+        keys: their names.
+        ids: (B, 3) int64: epoch, sample and view of each.
+    """
+
+    images: Tensor
+    targets: Tensor
+    keys: list[str]
+    ids: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch on a device; to a GPU the copy runs beside what the processor does next."""
+        device = torch.device(device)
+
+        def move(tensor: Tensor) -> Tensor:
+            if device.type == "cuda" and tensor.device.type == "cpu":
+                return tensor.pin_memory().to(device, non_blocking=True)
+            return tensor.to(device)
+
+        return replace(self, images=move(self.images), targets=move(self.targets))
+
+
+def stop_at_bad(key: str, reason: str) -> None:
+    """Raises `DataError` for a bad image: what is done with one where no policy is given."""
+    raise DataError(f"the image {key} is bad: {reason}", "mend it or take it away")
+
+
+def train_batches(
+    source: Source,
+    *,
+    policy: Augment,
+    size: tuple[int, int],
+    batch: int,
+    seed: int,
+    start: int,
+    stop: int,
+    workers: int = 0,
+    repeats: int = 1,
+    channels: int = 3,
+    transform: Callable[[Any], Any] | None = None,
+    bad: Bad = stop_at_bad,
+    device: torch.device | None = None,
+) -> Generator[Batch, None, None]:
+    """The batches of the steps from ``start`` up to and without ``stop``; see `TrainStream` for their order.
+
+    Images of files are cropped by ``policy`` and scaled to ``size``; arrays come as they are, for augmentation to crop.
+    With ``transform`` each image is what that makes of it. The generators it draws from are seeded for each image.
+
+    Args:
+        workers: processes that make the pictures; 0 makes them here: one batch ahead in a thread, or, with a
+            ``transform`` or a user's Dataset, whose code no thread may run beside the training, when it is asked for.
+        transform: a callable or module from a Pillow image (or an array (H, W, C), where Pillow has no mode for it) to
+            (channels, *size), uint8 or float in [0, 1].
+        bad: told of each bad image, in order; if it does not raise, the batch comes without the image.
+        device: where arrays are kept, if they fit in 4 GiB, and their batches come from.
+
+    Raises:
+        DataError: arrays with another number of channels; no image of a step is good; a worker died.
+        ConfigError: ``transform`` returns something else, or it or the Dataset cannot be sent to a worker.
+    """
+    stream = TrainStream(images=len(source), batch=batch, seed=seed, repeats=repeats)
+    steps = stream.steps(start, stop)
+    if source.kind == "arrays" and transform is None:
+        _check_channels(source, channels)
+        yield from _gathered(source, steps, device)
+        return
+    make: Make
+    if transform is not None:
+        make = Transformed(source.contents, transform, size, seed, channels)
+    else:
+        make = TrainingCrop(source.contents, policy, size, seed, channels)
+    made = _made(source, make, steps, workers=workers, bad=bad, users=transform is not None)
+    with closing(made):
+        for step, some in enumerate(made, start):
+            if not len(some):
+                raise DataError(f"all images of step {step} are bad", "see `vitrail data check`")
+            yield some
+
+
+def eval_batches(
+    source: Source,
+    preprocessing: Preprocessing,
+    *,
+    batch: int,
+    workers: int = 0,
+    bad: Bad = stop_at_bad,
+    fast: bool = False,
+) -> Generator[Batch, None, None]:
+    """Every item once, in order, as ``preprocessing`` has it before normalisation; epoch and view are 0.
+
+    Args:
+        workers, bad: as for `train_batches`.
+        fast: JPEG files are decoded at a half or less where that leaves the size that preprocessing scales them to.
+
+    Raises:
+        DataError: arrays with another number of channels; a worker died.
+    """
+    jobs = (_ids_in_order(first, min(first + batch, len(source))) for first in range(0, len(source), batch))
+    if source.kind == "arrays":
+        _check_channels(source, preprocessing.channels)
+        size = source.images.shape[1:3]
+        if preprocessing.resized(*size) == size == preprocessing.size:
+            yield from _gathered(source, jobs, None)
+            return
+    made = _made(source, Evaluated(source.contents, preprocessing, fast), jobs, workers=workers, bad=bad)
+    with closing(made):
+        yield from filter(len, made)
+
+
+def _ids_in_order(start: int, stop: int) -> np.ndarray:
+    ids = np.zeros((stop - start, 3), np.int64)
+    ids[:, 1] = np.arange(start, stop)
+    return ids
+
+
+def _check_channels(source: Source, channels: int) -> None:
+    if source.images.shape[3] != channels:
+        fact = f"the images have {source.images.shape[3]} channels, the model takes {channels}"
+        raise DataError(fact, "give images of as many channels, or a model made for these")
+
+
+def _gathered(source: Source, jobs: Iterable[np.ndarray], device: torch.device | None) -> Generator[Batch, None, None]:
+    """Batches of a source of arrays, as they are."""
+    images, kept = source.images, None
+    if device is not None and device.type != "cpu" and images.nbytes <= DEVICE_BYTES:
+        kept = torch.tensor(images, device=device)  # (n, H, W, C)
+    for ids in jobs:
+        rows = ids[:, 1]
+        some = torch.from_numpy(images[rows]) if kept is None else kept[torch.from_numpy(rows).to(device)]
+        yield _batch(source, some.permute(0, 3, 1, 2).contiguous(), ids)
+
+
+def _made(
+    source: Source, make: Make, jobs: Iterable[np.ndarray], *, workers: int, bad: Bad, users: bool = False
+) -> Generator[Batch, None, None]:
+    """Batches of pictures that are made one by one, here or in workers, without the bad ones."""
+    here = partial(make_all, make)
+    if workers:
+        pool = Workers(make, workers, source.keys)
+        results = in_order(partial(_stacked, pool), jobs, threads=workers, close=pool.close)
+    elif users or isinstance(source.contents, UserDataset):
+        results = (_stacked(here, ids) for ids in jobs)
+    else:
+        results = in_order(partial(_stacked, here), jobs, threads=1)
+    with closing(results):
+        for ids, images, reasons in results:
+            for row, reason in reasons.items():
+                bad(source.keys[ids[row, 1]], reason)
+            yield _batch(source, torch.from_numpy(images), np.delete(ids, list(reasons), axis=0))
+
+
+def _stacked(
+    make: Callable[[np.ndarray], list[Made]], ids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
+    """The ids of a job, its good pictures (B, C, H, W), and why the other rows are bad."""
+    made = make(ids)
+    reasons = {row: each for row, each in enumerate(made) if isinstance(each, str)}
+    pictures = [each for each in made if not isinstance(each, str)]
+    if len({each.dtype for each in pictures}) > 1:  # a user's Dataset may give either kind
+        pictures = [each if each.dtype == np.float32 else each / np.float32(255) for each in pictures]
+    return ids, np.stack(pictures) if pictures else np.zeros((0, 0, 0, 0), np.uint8), reasons
+
+
+def _batch(source: Source, images: Tensor, ids: np.ndarray) -> Batch:
+    rows = ids[:, 1]
+    targets = source.targets[rows] if source.labelled else np.full(len(rows), -1)
+    return Batch(images, torch.from_numpy(targets), [source.keys[row] for row in rows.tolist()], ids)

@@ -1,0 +1,110 @@
+"""Random numbers without a state: every draw is a function of (seed, stream, epoch, sample, view, position).
+
+A draw's five keys are hashed into the state of a splitmix64 generator (Steele, Lea & Flood 2014), and the draws are that
+generator's first outputs. So any batch, in any order, on any worker, draws what it would have drawn alone. The words,
+uniforms, integers and permutations are the same bits on every machine; normals and betas go through the machine's
+logarithm and so agree to rounding.
+
+Legend: ``...`` is the common (broadcast) shape of ``epoch``, ``sample`` and ``view``, each an integer or an array of them.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd: splitmix64 walks through all words in steps of it
+FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # the multipliers of its finaliser
+
+
+def keys(seed: int, stream: str, epoch: ArrayLike, sample: ArrayLike, view: ArrayLike) -> NDArray[np.uint64]:
+    """The generator state that belongs to each (seed, stream, epoch, sample, view).  # -> (...)
+
+    A stream is the name of one use of chance ("flip", "mask"), so that two uses never share their numbers.
+    """
+    name = int.from_bytes(blake2b(stream.encode(), digest_size=8).digest(), "little")
+    parts = (seed % 2**64, name, epoch, sample, view)
+    with np.errstate(over="ignore"):  # wrapping around is the arithmetic meant here
+        state = np.uint64(0)
+        for part in parts:
+            state = _finalise((state ^ _as_words(part)) + np.uint64(GOLDEN))
+    return np.asarray(state)
+
+
+def words(
+    seed: int, stream: str, epoch: ArrayLike, sample: ArrayLike, view: ArrayLike, count: int
+) -> NDArray[np.uint64]:
+    """``count`` words of 64 random bits for each key.  # -> (..., count)"""
+    steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN)  # (count,)
+    with np.errstate(over="ignore"):
+        return _finalise(keys(seed, stream, epoch, sample, view)[..., None] + steps)
+
+
+def uniforms(
+    seed: int, stream: str, epoch: ArrayLike, sample: ArrayLike, view: ArrayLike, count: int
+) -> NDArray[np.float64]:
+    """``count`` numbers in [0, 1), multiples of 2**-53, for each key.  # -> (..., count)
+
+    The first numbers do not depend on ``count``.
+    """
+    return (words(seed, stream, epoch, sample, view, count) >> np.uint64(11)) * 2.0**-53
+
+
+def integers(
+    seed: int, stream: str, epoch: ArrayLike, sample: ArrayLike, view: ArrayLike, count: int, *, below: int
+) -> NDArray[np.int64]:
+    """``count`` whole numbers in [0, below) for each key; ``below`` is at most 2**31.  # -> (..., count)"""
+    assert 0 < below <= 2**31, below
+    return (uniforms(seed, stream, epoch, sample, view, count) * below).astype(np.int64)
+
+
+def normals(
+    seed: int, stream: str, epoch: ArrayLike, sample: ArrayLike, view: ArrayLike, count: int
+) -> NDArray[np.float64]:
+    """``count`` standard normal numbers for each key, by Box and Muller (1958).  # -> (..., count)"""
+    pairs = uniforms(seed, stream, epoch, sample, view, 2 * count)
+    radius = np.sqrt(-2 * np.log1p(-pairs[..., 0::2]))
+    return radius * np.cos(2 * np.pi * pairs[..., 1::2])
+
+
+def betas(
+    seed: int,
+    stream: str,
+    epoch: ArrayLike,
+    sample: ArrayLike,
+    view: ArrayLike,
+    count: int,
+    *,
+    alpha: float,
+    beta: float,
+) -> NDArray[np.float64]:
+    """``count`` numbers of the Beta(alpha, beta) distribution for each key, by its inverse.  # -> (..., count)"""
+    assert alpha > 0 and beta > 0, (alpha, beta)
+    from scipy.special import betaincinv  # scikit-learn brings scipy; loading it takes longer than this whole module
+
+    return betaincinv(alpha, beta, uniforms(seed, stream, epoch, sample, view, count))
+
+
+def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
+    """The order in which an epoch sees its ``n`` samples.  # -> (n,)
+
+    The index of each sample is written under its random word, and the words are sorted: equal words cannot swap.
+    """
+    below = np.uint64(max(n - 1, 0).bit_length())
+    random = words(seed, "order", epoch, 0, 0, n) >> below << below
+    return (np.sort(random | np.arange(n, dtype=np.uint64)) & ((np.uint64(1) << below) - np.uint64(1))).astype(np.int64)
+
+
+def _as_words(part: ArrayLike) -> NDArray[np.uint64]:
+    if isinstance(part, int):
+        return np.uint64(part % 2**64)
+    return np.asarray(part).astype(np.int64).view(np.uint64)
+
+
+def _finalise(word: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64: each bit of the result depends on all bits of the word, one to one."""
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(FIRST)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(SECOND)
+    return word ^ (word >> np.uint64(31))
