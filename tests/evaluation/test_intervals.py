@@ -1,0 +1,58 @@
+"""Bootstrap intervals, against the normal approximation and scipy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from vitrail.evaluation.intervals import bootstrap, paired_difference, resampled_means
+
+
+def test_the_interval_of_an_accuracy_is_that_of_the_binomial():
+    right = np.repeat([1.0, 0.0], [800, 200])
+    low, high = bootstrap(right)
+    exact = stats.binom(1000, 0.8).ppf([0.025, 0.975]) / 1000
+    np.testing.assert_allclose((low, high), exact, atol=0.002)
+
+
+def test_the_interval_of_a_loss_is_that_of_scipy():
+    loss = np.random.default_rng(0).exponential(size=400)
+    found = bootstrap(loss, seed=1)
+    expected = stats.bootstrap((loss,), np.mean, method="percentile", rng=np.random.default_rng(2)).confidence_interval
+    np.testing.assert_allclose(found, tuple(expected), atol=0.006)
+
+
+def test_a_wider_level_gives_a_wider_interval():
+    values = np.random.default_rng(0).normal(size=100)
+    (low, high), (lower, higher) = bootstrap(values, level=0.8), bootstrap(values, level=0.99)
+    assert lower < low < high < higher
+
+
+def test_the_interval_is_a_function_of_values_and_seed_whatever_their_order():
+    values = np.random.default_rng(0).normal(size=50)
+    assert bootstrap(values, seed=3) == bootstrap(values[::-1], seed=3)
+    assert bootstrap(values, seed=3) != bootstrap(values, seed=4)
+
+
+def test_resampling_in_parts_is_resampling_at_once(monkeypatch):
+    values = np.random.default_rng(0).normal(size=50)
+    whole = resampled_means(values, seed=0, resamples=100)
+    monkeypatch.setattr("vitrail.evaluation.intervals.CELLS", 350)
+    np.testing.assert_allclose(resampled_means(values, seed=0, resamples=100), whole, rtol=1e-12)
+    assert whole.shape == (100,)
+
+
+def test_the_same_images_tell_two_models_apart_that_their_own_intervals_do_not():
+    generator = np.random.default_rng(0)
+    second = generator.random(400) < 0.80
+    first = second | (generator.random(400) < 0.10)  # right wherever the second is, and sometimes beyond
+    difference, low, high = paired_difference(first, second)
+    assert difference == pytest.approx(first.mean() - second.mean())
+    assert 0 < low < difference < high
+    assert bootstrap(first)[0] < bootstrap(second)[1]
+
+
+def test_no_values_have_no_interval():
+    assert np.isnan(bootstrap(np.array([]))).all()
+    assert np.isnan(paired_difference(np.array([]), np.array([]))).all()

@@ -1,0 +1,7 @@
+"""The peers live in an environment of their own; elsewhere these files are not even collected."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+collect_ignore_glob = [] if find_spec("timm") else ["test_*.py"]

@@ -1,0 +1,67 @@
+"""The name table of timm's layout against timm itself: equal logits there and back, for every kind of plain ViT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from vitrail.models import create_backbone
+from vitrail.weights.timm import from_timm, to_timm
+
+pytestmark = pytest.mark.peers
+SIZES = {"img_size": 64, "patch_size": 16, "embed_dim": 192, "depth": 3, "num_heads": 3, "num_classes": 7}
+KINDS = {
+    "plain": {},
+    "no qkv bias": {"qkv_bias": False},
+    "DeiT III": {"no_embed_class": True, "init_values": 1e-5},
+    "registers without slots": {"reg_tokens": 4, "no_embed_class": True, "init_values": 1e-5},
+    "registers with slots": {"reg_tokens": 2},
+    "mean of patches": {"class_token": False, "global_pool": "avg", "fc_norm": False},
+    "mean of patches beside a class token": {"global_pool": "avg", "fc_norm": False},
+    "attention pooling": {"class_token": False, "global_pool": "map"},
+}
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            scale = 0.08 if parameter.ndim == 2 else 0.3
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def images() -> torch.Tensor:
+    return torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_timms_weights_give_timms_logits_there_and_back(kind, images):
+    theirs = shaken(VisionTransformer(**SIZES, **KINDS[kind]))
+    config, tensors = from_timm(theirs.state_dict(), Path("timm"), pool=KINDS[kind].get("global_pool"))
+    ours = create_backbone(config)
+    ours.load_state_dict(tensors)
+    torch.testing.assert_close(ours.eval()(images), theirs(images), atol=1e-5, rtol=1e-5)
+
+    state, told = to_timm(config, tensors)
+    kept = {name: told[name] for name in ("no_embed_class", "num_heads", "global_pool")}
+    again = VisionTransformer(**{**SIZES, **KINDS[kind], **kept})
+    again.load_state_dict(state)
+    torch.testing.assert_close(again.eval()(images), theirs(images), atol=1e-5, rtol=1e-5)
+
+
+def test_the_distilled_model_averages_its_two_heads(images):
+    theirs = shaken(VisionTransformerDistilled(**SIZES))
+    config, tensors = from_timm(theirs.state_dict(), Path("timm"))
+    ours = create_backbone(config)
+    ours.load_state_dict(tensors)
+    torch.testing.assert_close(ours.eval()(images), theirs(images), atol=1e-5, rtol=1e-5)
+    again = VisionTransformerDistilled(**SIZES)
+    again.load_state_dict(to_timm(config, tensors)[0])
+    torch.testing.assert_close(again.eval()(images), theirs(images), atol=1e-5, rtol=1e-5)

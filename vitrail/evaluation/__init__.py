@@ -1,0 +1,1 @@
+"""How well a model does and how sure that is: intervals, calibration, damage."""

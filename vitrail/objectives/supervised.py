@@ -1,0 +1,68 @@
+"""Supervised learning: images with targets in, the loss to minimise out.
+
+B images, K classes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError, nearest
+from vitrail.tasks.classification import sigmoid_loss, softmax_loss
+
+LOSSES = ("softmax", "sigmoid")
+
+
+class Supervised(nn.Module):
+    """The loss of a classifier's logits; its forward is the training step.
+
+    Args:
+        encoder: a backbone or a classifier: what is trained, and saved for use.
+        loss: ``softmax``, one choice among all classes; or ``sigmoid``, a yes or no for each.
+        binarise: with ``sigmoid``, every target above 0 counts as 1; see `vitrail.tasks.classification.sigmoid_loss`.
+
+    Raises:
+        ConfigError: an unknown loss, or ``binarise`` with a loss that has no use for it.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, loss: Literal["softmax", "sigmoid"] = "softmax", *, binarise: bool = False
+    ) -> None:
+        super().__init__()
+        if loss not in LOSSES:
+            raise ConfigError(f"unknown loss {loss!r}", nearest(loss, LOSSES))
+        if binarise and loss != "sigmoid":
+            raise ConfigError(f"binarise is set with the loss {loss!r}", "it belongs to the loss 'sigmoid'")
+        self.encoder = encoder
+        self.loss = loss
+        self.binarise = binarise
+
+    def forward(self, images: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss of the batch in fp32, and what was measured on the way, detached.
+
+        Args:
+            images: normalised (B, C, H, W).
+            targets: (B,) indices of classes, or (B, K) values in [0, 1].
+
+        Returns:
+            The loss, and ``top1``: the part of the images whose best class is (one of) the target's largest.
+        """
+        logits = self.encoder(images)  # (B, K)
+        if self.loss == "sigmoid":
+            loss = sigmoid_loss(logits, targets, binarise=self.binarise)
+        else:
+            loss = softmax_loss(logits, targets)
+        return loss, {"top1": top1(logits.detach(), targets)}
+
+
+@torch.no_grad()
+def top1(logits: Tensor, targets: Tensor) -> Tensor:
+    """The part of the images whose best class is the target, or one of the largest of a soft target, as a scalar."""
+    best = logits.argmax(1)  # (B,)
+    if targets.ndim == 1:
+        return (best == targets).float().mean()
+    given = targets.gather(1, best[:, None])[:, 0]  # (B,)
+    return (given == targets.amax(1)).float().mean()

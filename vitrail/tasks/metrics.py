@@ -1,0 +1,210 @@
+"""How good answers are: figures from logits and targets, in float64, the same for any batch size.
+
+N images, K classes, M bins. Arrays and tensors are both taken; a figure that is undefined (of a class that is neither
+there nor named) is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+Values = np.ndarray | Tensor
+ROWS = 4096  # logits that are held in float64 at one time
+
+
+@dataclass(frozen=True)
+class Graded:
+    """One value an image, each (N,)."""
+
+    rank: np.ndarray  # how many classes come before the true one; 0 is a right answer
+    confidence: np.ndarray  # the probability of the best class
+    nll: np.ndarray  # minus the logarithm of the true class's probability
+    brier: np.ndarray  # the squared distance of the probabilities from the one-hot target, in [0, 2]
+
+
+@dataclass(frozen=True)
+class PerClass:
+    """One value a class, each (K,)."""
+
+    precision: np.ndarray
+    recall: np.ndarray
+    f1: np.ndarray
+    support: np.ndarray
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Equal-width bins of confidence, each (M,); the means of an empty bin are NaN."""
+
+    counts: np.ndarray
+    confidence: np.ndarray
+    accuracy: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """The gap between confidence and accuracy of each bin, weighted by its images (Guo et al. 2017, equation 3)."""
+        gaps = np.nan_to_num(np.abs(self.confidence - self.accuracy))
+        return float((gaps * self.counts).sum() / self.counts.sum()) if self.counts.any() else float("nan")
+
+    @property
+    def lean(self) -> float:
+        """Mean confidence less accuracy: above 0 the answers are too sure of themselves."""
+        gaps = np.nan_to_num(self.confidence - self.accuracy)
+        return float((gaps * self.counts).sum() / max(self.counts.sum(), 1))
+
+
+def summary(
+    logits: Values, targets: Values, classes: Sequence[str], *, multi_label: bool = False, temperature: float = 1.0
+) -> dict[str, float]:
+    """The flat figures of a test: fractions in [0, 1], and `nll` in nats.
+
+    Args:
+        logits: (N, K), before the temperature.
+        targets: (N,) indices of classes, or for several labels an image (N, K) of 0 and 1.
+
+    Returns:
+        `top1`, `top5`, `nll`, `ece`, `brier`; with several labels `map`, `f1_micro`, `f1_macro`, and `nll` as the mean
+        over images and classes.
+    """
+    logits, targets = as_array(logits), as_array(targets)
+    assert logits.shape[1] == len(classes), f"{logits.shape[1]} logits for {len(classes)} classes"
+    if multi_label:
+        return _label_summary(logits, targets, temperature)
+    each = grade(logits, targets, temperature=temperature)
+    right = each.rank == 0
+    return {
+        "top1": float(right.mean()),
+        "top5": float((each.rank < 5).mean()),
+        "nll": float(each.nll.mean()),
+        "ece": expected_calibration_error(each.confidence, right),
+        "brier": float(each.brier.mean()),
+    }
+
+
+def _label_summary(logits: np.ndarray, targets: np.ndarray, temperature: float) -> dict[str, float]:
+    each = per_label(logits, targets)
+    named, true = logits >= 0, targets > 0.5
+    hits, both = int((named & true).sum()), int(named.sum() + true.sum())
+    scaled = logits.astype(np.float64) / temperature
+    # the binary cross-entropy without overflow: log(1 + e^x) - x y
+    nll = np.logaddexp(0, scaled) - scaled * targets
+    return {
+        "map": _mean_of_defined(average_precision(logits, targets)),
+        "f1_micro": 2 * hits / both if both else float("nan"),
+        "f1_macro": _mean_of_defined(each.f1),
+        "nll": float(nll.mean()),
+    }
+
+
+def grade(logits: Values, targets: Values, *, temperature: float = 1.0) -> Graded:
+    """Each image's rank, confidence, NLL and Brier score: (N, K), (N,) -> (N,) each.
+
+    Equal logits rank by class index, as `argmax` does, so a constant answer does not count as right everywhere.
+    """
+    logits, targets = as_array(logits), as_array(targets)
+    parts = [
+        _grade(logits[start : start + ROWS].astype(np.float64), targets[start : start + ROWS], temperature)
+        for start in range(0, max(len(logits), 1), ROWS)
+    ]
+    return Graded(*(np.concatenate(columns) for columns in zip(*parts)))
+
+
+def _grade(logits: np.ndarray, targets: np.ndarray, temperature: float) -> tuple[np.ndarray, ...]:
+    rows = np.arange(len(logits))
+    true = logits[rows, targets][:, None]  # (N, 1)
+    # "not at most" counts a NaN as ahead of the true class, and a true class of NaN as behind them all
+    ahead = ~(logits <= true) | ((logits == true) & (np.arange(logits.shape[1]) < targets[:, None]))  # (N, K)
+    log_p = log_softmax(logits / temperature)  # (N, K)
+    p = np.exp(log_p)
+    p_true = p[rows, targets]
+    brier = np.square(p).sum(1) - np.square(p_true) + np.square(1 - p_true)
+    return ahead.sum(1), p.max(1), -log_p[rows, targets], brier
+
+
+def top_k_accuracy(logits: Values, targets: Values, k: int = 1) -> float:
+    """The part of the images whose class is among the k best."""
+    return float((grade(logits, targets).rank < k).mean())
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """(N, K) -> (N, K)."""
+    shifted = logits - logits.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+
+
+def probabilities(logits: Values, *, multi_label: bool = False, temperature: float = 1.0) -> np.ndarray:
+    """(N, K) -> (N, K) float64: softmax of logits / temperature, or the sigmoid of each where labels are several."""
+    scaled = as_array(logits).astype(np.float64) / temperature
+    return np.exp(-np.logaddexp(0, -scaled)) if multi_label else np.exp(log_softmax(scaled))
+
+
+def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> Bins:
+    """Confidence against accuracy in equal-width bins, each open below and closed above: (N,) twice -> (M,)."""
+    place = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)  # (N,)
+    counts = np.bincount(place, minlength=bins)
+    confident, correct = (np.bincount(place, weights=values, minlength=bins) for values in (confidence, right))
+    return Bins(counts, divide(confident, counts), divide(correct, counts))
+
+
+def expected_calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> float:
+    """The ECE of `reliability`."""
+    return reliability(confidence, right, bins).error
+
+
+def confusion(predicted: Values, targets: Values, classes: int) -> np.ndarray:
+    """Counts (K, K) of (N,), (N,) indices: rows are the true class, columns the predicted one."""
+    places = as_array(targets) * classes + as_array(predicted)
+    return np.bincount(places, minlength=classes**2).reshape(classes, classes)
+
+
+def per_class(counts: np.ndarray) -> PerClass:
+    """Precision, recall, F1 and support from a confusion matrix (K, K)."""
+    return _per_class(np.diag(counts), named=counts.sum(0), support=counts.sum(1))
+
+
+def per_label(logits: Values, targets: Values) -> PerClass:
+    """The same for several labels an image, (N, K) twice; a label is named where its probability is at least 1/2."""
+    named, true = as_array(logits) >= 0, as_array(targets) > 0.5
+    return _per_class((named & true).sum(0), named=named.sum(0), support=true.sum(0))
+
+
+def _per_class(hits: np.ndarray, named: np.ndarray, support: np.ndarray) -> PerClass:
+    return PerClass(divide(hits, named), divide(hits, support), divide(2 * hits, named + support), support)
+
+
+def average_precision(scores: Values, targets: Values) -> np.ndarray:
+    """Area under each label's precision-recall curve, (N, K) twice -> (K,); equal scores are one step of it."""
+    scores, true = as_array(scores), as_array(targets) > 0.5
+    return np.array([_average_precision(*columns) for columns in zip(scores.T, true.T)])
+
+
+def _average_precision(scores: np.ndarray, true: np.ndarray) -> float:
+    if not true.any():
+        return float("nan")
+    order = np.argsort(-scores, kind="stable")
+    steps = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # the last image of every tie
+    hits = np.cumsum(true[order])[steps]
+    precision, recall = hits / (steps + 1), hits / hits[-1]
+    return float((precision * np.diff(recall, prepend=0)).sum())
+
+
+def as_array(values: Values) -> np.ndarray:
+    """A tensor of any device and precision as an array; arrays as they are."""
+    if isinstance(values, np.ndarray):
+        return values
+    values = values.detach().cpu()
+    return (values.float() if values.is_floating_point() else values).numpy()
+
+
+def divide(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
+    """The quotient, NaN where the divisor is 0."""
+    return np.divide(top, bottom, out=np.full(bottom.shape, np.nan), where=bottom != 0)
+
+
+def _mean_of_defined(values: np.ndarray) -> float:
+    defined = values[~np.isnan(values)]
+    return float(defined.mean()) if len(defined) else float("nan")
