@@ -103,7 +103,9 @@ def _placed(
         window = window @ shift(draw_shifts(policy, ids, seed, size))
     mirrored = flip(draw_flips(policy, ids, seed), size[1])
     matrices = window @ mirrored @ moved
-    ends = window @ np.array([[0.0, size[1]], [0.0, size[0]], [1.0, 1.0]])  # the window's corners, (B, x y 1, low or high)
+    ends = window @ np.array(
+        [[0.0, size[1]], [0.0, size[0]], [1.0, 1.0]]
+    )  # the window's corners, (B, x y 1, low or high)
     frames = ends[:, :2].transpose(0, 2, 1).reshape(-1, 4)
 
     same = (height, width) == size
@@ -127,9 +129,7 @@ def _read(
     border = policy.pad_mode if policy.crop == "pad" else "edge"
 
     def read(some: Tensor, matrix: Tensor, frame: Tensor) -> Tensor:
-        return resample(
-            some, matrix.numpy(), size, frames=frame.numpy(), fill=policy.fill, border=border, step=step
-        )
+        return resample(some, matrix.numpy(), size, frames=frame.numpy(), fill=policy.fill, border=border, step=step)
 
     return in_parts(read, levels, torch.from_numpy(matrices), torch.from_numpy(frames))
 

@@ -85,43 +85,50 @@ def resample(
     source = images.float()
     if step > 1:
         source = F.avg_pool2d(source, step, ceil_mode=True)
-    height, width = (step * side for side in source.shape[-2:])
-    # -1 to 1 over the picture, the unit of grid_sample
-    unit = np.array([[2 / width, 0, -1], [0, 2 / height, -1], [0, 0, 1]])
-    x_factor, y_factor, offset = _on(unit @ matrices, images)[:, :2, :, None, None].unbind(2)  # each (B, 2, 1, 1)
+    # -1 to 1 from the first pixel's centre to the last one's, a unit in which grid_sample reflects as numpy pads
+    scales = [2 / (step * max(side - 1, 1)) for side in source.shape[:-3:-1]]
+    unit = np.array([[scales[0], 0, -1 - step / 2 * scales[0]], [0, scales[1], -1 - step / 2 * scales[1]], [0, 0, 1]])
+    terms = torch.from_numpy(unit @ matrices).to(images.device, torch.float32)
+    x_factor, y_factor, offset = terms[:, :2, :, None, None].unbind(2)  # each (B, 2, 1, 1)
     x = torch.arange(size[1], device=images.device) + 0.5
     y = torch.arange(size[0], device=images.device)[:, None] + 0.5
     places = x_factor * x + (y_factor * y + offset)  # (B, 2, h, w)
-    if border == "reflect":
-        last = 1 - 1 / places.new_tensor(source.shape[:-3:-1])[:, None, None]  # centre of the outermost pixel
-        read_at = torch.where(places.abs() > last, torch.copysign(2 * last, places) - places, places)
-    else:
-        read_at = places
-    read = F.grid_sample(
-        source, read_at.float().permute(0, 2, 3, 1), mode="bilinear", padding_mode="border", align_corners=False
-    )
+    padding = "reflection" if border == "reflect" else "border"
+    read = F.grid_sample(source, places.permute(0, 2, 3, 1), mode="bilinear", padding_mode=padding, align_corners=True)
     made = stored(read, images)
     if border == "zero":
-        made *= _both(places.abs() < 1)
+        picture = np.array([0.0, 0.0, images.shape[-1], images.shape[-2]])
+        _cover(made, visible(matrices, np.broadcast_to(picture, (len(images), 4)), size), 0)
     if frames is not None:
-        corners = frames.reshape(-1, 2, 2) @ unit[:2, :2] - 1  # (B, low or high, x or y)
-        low, high = _on(corners, images)[..., None, None].unbind(1)  # each (B, 2, 1, 1)
-        seen = _both((places >= low) & (places < high))  # (B, 1, h, w)
-        # in place of a masked fill, which takes longer than all the rest of this block
-        made *= seen
-        made += ~seen * torch.tensor(fill, dtype=made.dtype)
+        _cover(made, visible(matrices, frames, size), fill)
     return made
+
+
+def visible(matrices: Numbers, frames: Numbers, size: tuple[int, int]) -> NDArray[np.int16]:
+    """In each made row the first column whose place lies within the frame, and the one after the last.  # -> (2, B, h)
+
+    Found on the host in double precision: in single, some pixel in a million falls on the other side of the edge.
+    """
+    y = np.arange(size[0]) + 0.5
+    factor = matrices[:, :2, 0, None]  # (B, x or y, 1)
+    start = matrices[:, :2, 1, None] * y + matrices[:, :2, 2, None] + factor / 2  # the first column's place, (B, 2, h)
+    edges = frames.reshape(-1, 2, 2, 1).swapaxes(0, 1)  # (low or high, B, x or y, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # a place that does not move along the row gives infinities, and 0 / 0 on an edge: the low one is within
+        columns = np.nan_to_num((edges - start) / factor, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+    first, last = columns.min(0).max(1), columns.max(0).min(1)  # each (B, h)
+    return np.ceil(np.stack([first, last])).clip(0, size[1]).astype(np.int16)
+
+
+def _cover(made: Tensor, columns: NDArray[np.int16], level: int) -> None:
+    first, last = torch.from_numpy(columns).to(made.device)[:, :, None, :, None].unbind(0)  # each (B, 1, h, 1)
+    column = torch.arange(made.shape[-1], dtype=torch.int16, device=made.device)
+    seen = ((column >= first) & (column < last)).to(made.dtype)  # (B, 1, h, w)
+    # rather than a masked fill, which takes longer than all the rest of this
+    made *= seen
+    made += (1 - seen) * level
 
 
 def stored(values: Tensor, like: Tensor) -> Tensor:
     """Floats as the pictures they came from: rounded to uint8, or kept, and within 0 to 255. ``values`` is used up."""
     return (values.round_() if like.dtype == torch.uint8 else values).clamp_(0, 255).to(like.dtype)
-
-
-def _both(axes: Tensor) -> Tensor:
-    return axes[:, :1] & axes[:, 1:]  # (B, 2, h, w) -> (B, 1, h, w)
-
-
-def _on(array: Numbers, like: Tensor) -> Tensor:
-    # in single precision a pixel in a million falls on the other side of the frame's edge
-    return torch.from_numpy(array).to(like.device, torch.float32 if like.device.type == "mps" else torch.float64)

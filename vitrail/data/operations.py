@@ -23,7 +23,7 @@ from vitrail.data.geometry import GEOMETRY, resample, stored
 
 LUMA = (0.299, 0.587, 0.114)
 SMOOTHED = 13  # the sum of Pillow's SMOOTH kernel: ones, and a 5 in the middle
-PART = 2**20  # numbers that a processor takes at once: its cache holds the intermediate ones
+PART = 2**18  # numbers that a processor takes at once: what a cache of a core holds, in doubles
 
 
 def _levels(like: Tensor) -> Tensor:

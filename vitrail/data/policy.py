@@ -95,7 +95,9 @@ class Augment:
     def __post_init__(self) -> None:
         for name, words in CHOICES.items():
             if getattr(self, name) not in words:
-                raise ConfigError(f"augment.{name} is {getattr(self, name)!r}", nearest(str(getattr(self, name)), words))
+                raise ConfigError(
+                    f"augment.{name} is {getattr(self, name)!r}", nearest(str(getattr(self, name)), words)
+                )
         for name in ("flip", "probability", "erase", "switch", "mix_probability"):
             self._demand(name, 0 <= getattr(self, name) <= 1, "give a probability, 0 to 1")
         for name in ("crop_area", "crop_aspect", "erase_area", "erase_aspect", "blur"):

@@ -1,0 +1,206 @@
+"""What a person gets wrong: each mistake leaves with its exit code, a remedy, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail.cli import run
+
+REAL_FOLDER = "photos"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two small classes, and a run of one step on the digits."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    generator = np.random.default_rng(0)
+    for name in ("ant", "bee"):
+        (folder / REAL_FOLDER / name).mkdir(parents=True)
+        for count in range(8):
+            pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / REAL_FOLDER / name / f"{count}.png")
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert run(["train", "digits", "--steps", "1", "--out", "done", "--quiet"]) == 0
+    finally:
+        os.chdir(here)
+    return folder
+
+
+def nothing(folder: Path) -> None: ...
+
+
+def empty_class(folder: Path) -> None:
+    (folder / "hollow" / "cat").mkdir(parents=True)
+    (folder / "hollow" / "dog").mkdir()
+
+
+def one_class(folder: Path) -> None:
+    (folder / "single" / "cat").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(folder / "single" / "cat" / "1.png")
+    Image.new("RGB", (9, 8)).save(folder / "single" / "cat" / "2.png")
+
+
+def broken_images(folder: Path) -> None:
+    for name in ("ant", "bee"):
+        (folder / "broken" / name).mkdir(parents=True)
+        for count in range(3):
+            (folder / "broken" / name / f"{count}.jpg").write_bytes(b"\xff\xd8\xff\xe0 this is no picture")
+
+
+def foreign_weights(folder: Path) -> None:
+    (folder / "weights.pt").write_bytes(b"PK\x03\x04")
+    (folder / "torn.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{")
+
+
+def damaged_model(folder: Path) -> None:
+    whole = folder / "done" / "model"
+    torn = folder / "torn-model"
+    torn.mkdir()
+    (torn / "config.json").write_text((whole / "config.json").read_text())
+    content = (whole / "model.safetensors").read_bytes()
+    (torn / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def future_model(folder: Path) -> None:
+    whole, later = folder / "done" / "model", folder / "later-model"
+    later.mkdir()
+    config = json.loads((whole / "config.json").read_text())
+    (later / "config.json").write_text(json.dumps({**config, "format_version": 99}))
+    (later / "model.safetensors").write_bytes((whole / "model.safetensors").read_bytes())
+
+
+def bad_yaml(folder: Path) -> None:
+    (folder / "twice.yaml").write_text("seed: 1\nseed: 2\n")
+    (folder / "typo.yaml").write_text("optim: {learning_rate: 1}\n")
+
+
+def manifests(folder: Path) -> None:
+    (folder / "no_label.csv").write_text("file,kind\na.png,ant\n")
+    (folder / "missing.csv").write_text("path,label\nnowhere/a.png,ant\nnowhere/b.png,bee\n")
+
+
+def foreign_classes(folder: Path) -> None:
+    for name in ("zebra", "yak"):
+        (folder / "others" / name).mkdir(parents=True)
+        Image.new("L", (8, 8), 90).save(folder / "others" / name / "1.png")
+
+
+def all_checkpoints_damaged(folder: Path) -> None:
+    assert run(["train", "digits", "--steps", "2", "--out", "hurt", "--quiet"]) == 0
+    (folder / "hurt" / "status.json").unlink()
+    for each in (folder / "hurt" / "checkpoints").glob("step-*"):
+        (each / "state.json").write_text("{}")
+
+
+def unwritable(folder: Path) -> None:
+    (folder / "file-not-folder").write_text("")
+
+
+TRAIN = "train digits --steps 1 --quiet "
+Mistake = tuple[str, Callable[[Path], None], int, str]
+MISTAKES: dict[str, Mistake] = {
+    "a mistyped verb": ("trian digits", nothing, 2, "train"),
+    "a mistyped flag": ("train digits --epohcs 3", nothing, 2, "--epochs"),
+    "a flag without its value": ("train digits --lr", nothing, 2, "lr"),
+    "a word where a number belongs": ("train digits --epochs many", nothing, 2, "epochs"),
+    "no data": ("train", nothing, 2, "digits"),
+    "a mistyped setting": (TRAIN + "--set optim.lrr=1", nothing, 2, "did you mean 'lr'"),
+    "a setting of the wrong type": (TRAIN + "--set optim.lr=fast", nothing, 2, "give a number"),
+    "a setting out of range": (TRAIN + "--set optim.lr=0", nothing, 2, "above 0"),
+    "a duplicate key in YAML": ("train digits --config twice.yaml", bad_yaml, 2, "stands twice"),
+    "a mistyped key in YAML": ("train digits --config typo.yaml", bad_yaml, 2, "learning_rate"),
+    "a settings file that is not there": ("train digits --config nowhere.yaml", nothing, 2, "nowhere.yaml"),
+    "two lengths at once": ("train digits --epochs 1 --steps 1", nothing, 2, "one of epochs, steps, time"),
+    "a time that is none": ("train digits --time soon", nothing, 2, "10m"),
+    "a mistyped recipe": (TRAIN + "--recipe finetun", nothing, 2, "did you mean 'finetune'"),
+    "a mistyped model": (TRAIN + "--model vit-ti61", nothing, 2, "vit-ti16"),
+    "a mistyped field of the model": (TRAIN + "--set model.changes.dept=2", nothing, 2, "depth"),
+    "heads that do not divide the width": (TRAIN + "--set model.changes.heads=5", nothing, 2, "heads"),
+    "a size that the patch does not divide": (TRAIN + "--model vit-ti16 --size 50", nothing, 2, "48"),
+    "a micro-batch that does not divide": (TRAIN + "--set data.micro_batch=7", nothing, 2, "divisor"),
+    "a device that is not there": (TRAIN + "--device cuda", nothing, 2, "cpu"),
+    "both a model and weights": (TRAIN + "--model vit-ti16 --init done", nothing, 2, "one of them"),
+    "a folder of another run": ("train digits --steps 1 --seed 9 --out done", nothing, 2, "seed"),
+    "nothing to resume": ("train --resume nowhere", nothing, 2, "no run to resume"),
+    "a mistyped folder of data": ("train photo --steps 1", nothing, 3, REAL_FOLDER),
+    "an empty class": ("train hollow --steps 1", empty_class, 3, "try"),
+    "a single class": ("train single --steps 1", one_class, 3, "class"),
+    "only broken images": ("train broken --steps 1 --out b1", broken_images, 3, "are bad"),
+    "a manifest without its columns": ("train no_label.csv --steps 1", manifests, 3, "kind"),
+    "a manifest of files that are not there": ("train missing.csv --steps 1 --out b2", manifests, 3, "nowhere"),
+    "data of unknown classes": ("evaluate done others", foreign_classes, 3, "zebra"),
+    "a split that is not there": ("evaluate done digits --split test", nothing, 3, "val"),
+    "an image that is not there": ("predict done photos/ant/99.png", nothing, 3, "99.png"),
+    "a pattern that matches nothing": ("predict done photos/*.tif", nothing, 3, "matches"),
+    "a pickled checkpoint": ("evaluate weights.pt digits", foreign_weights, 4, "safetensors"),
+    "a torn safetensors file": ("evaluate torn.safetensors digits", foreign_weights, 4, "torn.safetensors"),
+    "a torn model folder": ("evaluate torn-model digits", damaged_model, 4, "model.safetensors"),
+    "a model of a later format": ("evaluate later-model digits", future_model, 4, "99"),
+    "a mistyped model path": ("evaluate don digits", nothing, 2, "done"),
+    "a run without a whole checkpoint": ("train digits --steps 2 --out hurt", all_checkpoints_damaged, 4, "state.json"),
+    "a table of an unknown kind": ("predict done photos --out labels.xls", nothing, 2, "csv"),
+    "an output folder that cannot be made": (TRAIN + "--out file-not-folder/run", unwritable, 6, "--out"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_has_its_exit_code_its_remedy_and_no_traceback(
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, make, code, words = MISTAKES[name]
+    monkeypatch.chdir(place)
+    make_once(make, place)
+    capsys.readouterr()
+    found = run(command.split())
+    said = capsys.readouterr()
+    assert found == code, said.err
+    assert "error: " in said.err
+    assert "try: " in said.err
+    assert words in said.err
+    assert "Traceback" not in said.err
+    assert said.out == "", "stdout carries results only"
+
+
+def make_once(make: Callable[[Path], None], folder: Path) -> None:
+    mark = folder / f".{make.__name__}"
+    if not mark.exists():
+        make(folder)
+        mark.touch()
+
+
+def test_the_table_is_long_enough() -> None:
+    assert len(MISTAKES) >= 25
+
+
+def test_a_full_disk_while_saving_is_exit_6_and_the_same_command_goes_on(place: Path) -> None:
+    command = [sys.executable, "-m", "vitrail", "train", "digits", "--steps", "2", "--out", "full", "--quiet"]
+    environment = {**os.environ, "VITRAIL_FAULT": "checkpoint.after_tensors:enospc"}
+    stopped = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
+    assert stopped.returncode == 6, stopped.stderr
+    assert "the disk is full" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert subprocess.run(command, cwd=place, capture_output=True).returncode == 0
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; from vitrail.cli import run; run(['--help']); run(['train', '--help']); sys.exit('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "--dry-run" in found.stdout
+
+
+def test_debug_shows_the_traceback(place: Path) -> None:
+    command = [sys.executable, "-m", "vitrail", "evaluate", "nowhere", "digits", "--debug"]
+    found = subprocess.run(command, cwd=place, capture_output=True, text=True)
+    assert "Traceback" in found.stderr

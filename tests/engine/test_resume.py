@@ -1,0 +1,146 @@
+"""A run that is killed and resumed equals one that was never stopped: weights, average, optimiser and metrics, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vitrail.engine import faults
+from vitrail.engine.checkpoint import list_steps, load_newest
+
+STEPS = 24
+# everything random is on: dropout, drop path, RandAugment, mixup and CutMix, averaging, two micro-steps
+SETTINGS = (
+    "model.changes={width: 32, depth: 3, heads: 2, mlp_width: 64, patch_size: [2, 2], dropout: 0.1, drop_path: 0.3}",
+    "model.name=vit-ti16",
+    "augment={layers: 2, magnitude: 9, mixup: 0.2, cutmix: 1.0, smoothing: 0.1, flip: 0.5, erase: 0.2}",
+    "optim.ema=0.9",
+    "data.batch=48",
+    "data.micro_batch=24",
+    "save.every=0.05",
+    "save.evaluations=3",
+    "save.log_every=5",
+)
+
+
+def command(out: Path, *more: str) -> list[str]:
+    words = [sys.executable, "-m", "vitrail", "train", "digits", "--steps", str(STEPS), "--out", str(out), "--quiet"]
+    return [*words, *(word for setting in SETTINGS for word in ("--set", setting)), *more]
+
+
+def run(out: Path, *more: str, fault: str = "") -> subprocess.CompletedProcess:
+    environment = {**os.environ, faults.VARIABLE: fault}
+    return subprocess.run(command(out, *more), env=environment, capture_output=True, text=True)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+    first, second = load_newest(one / "checkpoints"), load_newest(other / "checkpoints")
+    assert first.step == second.step == STEPS
+    assert first.state == second.state
+    assert first.tensors.keys() == second.tensors.keys() == {"model", "optimiser", "average"}
+    for group, named in first.tensors.items():
+        assert named.keys() == second.tensors[group].keys()
+        assert all(torch.equal(tensor, second.tensors[group][name]) for name, tensor in named.items()), group
+    models = [load_file(folder / "model" / "model.safetensors") for folder in (one, other)]
+    assert all(torch.equal(tensor, models[1][name]) for name, tensor in models[0].items())
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reference") / "run"
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(("signal_name", "code"), [("term", 75), ("int", 130)])
+def test_a_stop_signal_saves_and_the_same_command_goes_on(
+    tmp_path, never_stopped: Path, signal_name: str, code: int
+) -> None:
+    out = tmp_path / "run"
+    stopped = run(out, fault=f"run.after_metrics:{signal_name}:3")
+    assert stopped.returncode == code, stopped.stderr
+    assert "a checkpoint is saved" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert 0 < list_steps(out / "checkpoints")[-1] < STEPS
+    assert run(out).returncode == 0
+    assert_same_run(out, never_stopped)
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_change_no_bit(tmp_path, never_stopped: Path) -> None:
+    out = tmp_path / "run"
+    chance = random.Random(0)
+    kills = 0
+    for _ in range(200):
+        process = subprocess.Popen(command(out), stderr=subprocess.DEVNULL)
+        if kills < 20:
+            # the later half of a child's life is the interesting one: before it torch is being imported
+            wait_for_start(out, process)
+            time.sleep(chance.uniform(0.0, 0.5))
+            process.kill()
+            kills += process.wait() == -signal.SIGKILL
+        elif process.wait() == 0:
+            break
+    assert kills == 20
+    assert_same_run(out, never_stopped)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", faults.POINTS)
+def test_kill_9_at_every_fault_point_changes_no_bit(tmp_path, never_stopped: Path, point: str) -> None:
+    out = tmp_path / "run"
+    killed = run(out, fault=f"{point}:kill:{1 if point.startswith('run.') else 2}")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    again = run(out)
+    assert again.returncode == 0, again.stderr
+    assert_same_run(out, never_stopped)
+
+
+def test_a_finished_run_is_not_trained_again(never_stopped: Path) -> None:
+    before = (never_stopped / "metrics.jsonl").stat().st_mtime_ns
+    again = run(never_stopped)
+    assert again.returncode == 0
+    assert str(never_stopped / "report.html") in again.stdout
+    assert (never_stopped / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+def test_other_settings_in_the_same_folder_are_refused_with_the_difference(never_stopped: Path) -> None:
+    refused = run(never_stopped, "--lr", "0.5")
+    assert refused.returncode == 2
+    assert "optim.lr" in refused.stderr
+
+
+def test_a_run_can_be_made_longer_and_says_what_that_does(tmp_path) -> None:
+    out = tmp_path / "run"
+    assert run(out).returncode == 0
+    words = command(out)
+    words[words.index("--steps") + 1] = str(STEPS + 6)
+    words.remove("--quiet")
+    longer = subprocess.run(words, capture_output=True, text=True)
+    assert longer.returncode == 0, longer.stderr
+    assert f"resuming at step {STEPS} of {STEPS + 6}" in longer.stderr
+    assert "stretched" in longer.stderr
+
+
+def wait_for_start(out: Path, process: subprocess.Popen) -> None:
+    """Until this child has taken the run over, or has ended."""
+    marks = (f'"pid": {process.pid}', '"state": "running"')
+    status = out / "status.json"
+    wait(lambda: status.exists() and all(mark in status.read_text() for mark in marks), process)
+
+
+def wait(ready, process: subprocess.Popen, seconds: float = 60.0) -> None:
+    limit = time.monotonic() + seconds
+    while not ready() and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.01)

@@ -1,0 +1,107 @@
+"""A run as a value: what it refuses, how it is asked for, and when two of them are the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from vitrail.engine.recipes import RECIPES
+from vitrail.engine.request import request, size_in_pixels
+from vitrail.engine.run import DataSettings, OptimSettings, Run, ScheduleSettings, differences, part, seconds
+from vitrail.engine.settings import build, plain
+from vitrail.errors import ConfigError
+
+
+def test_a_run_needs_no_torch() -> None:
+    code = "import sys, vitrail.engine.request; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_survives_yaml_and_states_its_source(name: str) -> None:
+    recipe = RECIPES[name]
+    assert recipe.run.recipe == name
+    assert recipe.source
+    assert build(Run, yaml.safe_load(yaml.safe_dump(plain(recipe.run)))) == recipe.run
+
+
+def test_the_t4_recipe_is_the_stated_one() -> None:
+    run = RECIPES["t4"].run
+    assert (run.data.batch, run.data.micro_batch, run.accumulate) == (128, 32, 4)
+    assert (run.schedule.steps, run.schedule.warmup_steps, run.schedule.kind) == (50_000, 1_000, "cosine")
+    assert (run.optim.lr, run.optim.weight_decay, run.model.size) == (1e-3, 0.1, (224, 224))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ScheduleSettings(),
+        lambda: ScheduleSettings(epochs=1, steps=1),
+        lambda: ScheduleSettings(steps=0),
+        lambda: DataSettings(batch=10, micro_batch=4),
+        lambda: DataSettings(batch=0),
+        lambda: OptimSettings(lr=0),
+        lambda: OptimSettings(ema=1.0),
+        lambda: Run(schedule=ScheduleSettings(steps=1), seed=-1),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_a_remedy(make) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.remedy
+
+
+def test_flags_lie_over_the_file_and_settings_over_flags(tmp_path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("optim: {lr: 1e-3, clip: 5}\nschedule: {epochs: 3}\n")
+    flags = {"data": {"source": "digits", "batch": None}, "optim": {"lr": 2e-3}, "schedule": {"time": "1m30s"}}
+    run, folder = request(config=file, flags=flags, settings=["optim.clip=7", "model.size=48x32"])
+    assert folder is None
+    assert (run.optim.lr, run.optim.clip, run.model.size) == (2e-3, 7.0, (48, 32))
+    assert (run.schedule.epochs, run.schedule.steps, run.schedule.time) == (None, None, 90.0)
+    assert run.recipe == "small-data"
+
+
+def test_weights_to_start_from_choose_the_fine_tuning_recipe() -> None:
+    assert request(flags={"data": {"source": "x"}, "model": {"init": "w.safetensors"}})[0].recipe == "finetune"
+    assert request(settings=["data.source=x", "model.init=w.safetensors"])[0].recipe == "finetune"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ({"flags": {}}, "no data were named"),
+        ({"recipe": "smal-data"}, "did you mean 'small-data'"),
+        ({"settings": ["optim.lrr=1"]}, "did you mean 'lr'"),
+        ({"settings": ["optm.lr=1"]}, "did you mean 'optim'"),
+        ({"settings": ["schedule.time=soon"]}, "not a length of time"),
+        ({"settings": ["model.size=big"]}, "not a size"),
+    ],
+)
+def test_a_request_that_cannot_be_meant_says_why(call: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        request(**call)
+
+
+def test_human_words_are_read() -> None:
+    assert [seconds(text) for text in ("90", "45s", "10m", "1h30m", 7)] == [90, 45, 600, 5400, 7]
+    assert [part(text) for text in ("1%", "0.5", 0.25)] == [0.01, 0.5, 0.25]
+    assert size_in_pixels("384") == [384, 384]
+    assert size_in_pixels("48x32") == [48, 32]
+    for wrong in ("", "m", "10 minutes"):
+        with pytest.raises(ConfigError):
+            seconds(wrong)
+
+
+def test_two_runs_differ_only_in_what_was_asked_explicitly() -> None:
+    asked = RECIPES["small-data"].run
+    stored = replace(asked, compute=replace(asked.compute, device="cpu", precision="bf16", threads=2))
+    assert differences(asked, stored) == {}
+    louder = replace(asked, save=replace(asked.save, every=5.0), data=replace(asked.data, workers=3))
+    assert differences(louder, stored) == {}
+    other = replace(asked, optim=replace(asked.optim, lr=0.5), compute=replace(asked.compute, precision="fp32"))
+    assert differences(other, stored) == {"compute.precision": ("bf16", "fp32"), "optim.lr": (asked.optim.lr, 0.5)}

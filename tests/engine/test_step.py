@@ -1,0 +1,127 @@
+"""The step: micro-steps add up to the batch, bad numbers are never applied, weights in bf16 have fp32 masters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitrail.engine.checkpoint import Checkpoint
+from vitrail.engine.prepare import prepare
+from vitrail.engine.request import request
+from vitrail.engine.rundir import RunFolder
+from vitrail.engine.step import backward, inputs, take_step
+from vitrail.engine.training import Training, restore, snapshot
+from vitrail.errors import DivergedError
+
+SMALL = "model.changes={width: 32, depth: 2, heads: 2, mlp_width: 64, patch_size: [2, 2], pool: cls, prefix: [cls]}"
+
+
+@pytest.fixture(autouse=True)
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run folders hold a lock; each test gives back those that it took."""
+    opened: list[RunFolder] = []
+    take = RunFolder.open
+    monkeypatch.setattr(RunFolder, "open", lambda folder: (opened.append(folder), take(folder)))
+    yield
+    for folder in opened:
+        folder.close()
+
+
+def training(folder: Path, *settings: str, recipe: str = "small-data") -> Training:
+    run, _ = request(recipe=recipe, flags={"data": {"source": "digits"}, "schedule": {"steps": 4}}, settings=settings)
+    place = RunFolder(folder)
+    place.open()
+    found = prepare(run, place, say=lambda line: None).training
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # a zero head would hide what the layers before it do
+        for parameter in found.classifier.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return found
+
+
+def gradients(found: Training, micro: int) -> dict[str, torch.Tensor]:
+    found.run = replace(found.run, data=replace(found.run.data, micro_batch=micro))
+    images, targets = inputs(found, next(found.batches(0, 1)))
+    backward(found, images, targets)
+    return {name: p.grad.clone() for name, p in found.classifier.named_parameters() if p.grad is not None}
+
+
+def assert_equal_to(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    scale = max(float(gradient.abs().max()) for gradient in one.values())
+    worst = max(float((one[name] - other[name]).abs().max()) for name in one)
+    assert worst <= tolerance * max(scale, 1.0), f"differs by {worst:.2g} of {scale:.2g}"
+
+
+def test_four_micro_steps_give_the_gradient_of_the_whole_batch(tmp_path) -> None:
+    mixed = ("data.batch=128", "augment.mixup=0.4", "augment.smoothing=0.1", "compute.precision=fp32")
+    found = training(tmp_path, SMALL, *mixed, "model.name=vit-ti16")
+    assert_equal_to(gradients(found, 128), gradients(found, 32), 1e-6)
+
+
+@pytest.mark.slow
+def test_the_t4_recipe_accumulates_the_gradient_of_128_images(tmp_path) -> None:
+    found = training(tmp_path, "compute.precision=fp32", recipe="t4")
+    assert found.run.accumulate == 4
+    assert found.classifier.config.image_size == (224, 224)
+    assert_equal_to(gradients(found, 128), gradients(found, 32), 1e-6)
+
+
+def test_a_loss_that_is_not_finite_is_not_applied_and_its_batch_is_named(tmp_path) -> None:
+    found = training(tmp_path, SMALL, "model.name=vit-ti16")
+    batch = next(found.batches(0, 1))
+    with torch.no_grad():
+        next(iter(found.classifier.backbone.layers()[-1].values())).fill_(float("nan"))
+    before = {name: tensor.clone() for name, tensor in found.classifier.state_dict().items()}
+    with pytest.raises(DivergedError, match="not applied"):
+        take_step(found, batch)
+    for name, tensor in found.classifier.state_dict().items():
+        assert torch.equal(tensor.nan_to_num(7.0), before[name].nan_to_num(7.0))
+    facts = json.loads((tmp_path / "diverged.json").read_text())
+    assert (facts["step"], facts["keys"]) == (0, list(batch.keys))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-weights"])
+def test_every_precision_learns_and_keeps_fp32_weights(tmp_path, precision: str) -> None:
+    found = training(tmp_path, SMALL, f"compute.precision={precision}", "model.name=vit-ti16", "optim.name=adamw")
+    batch = next(found.batches(0, 1))
+    losses = [take_step(found, batch) for _ in range(4)]
+    assert losses[-1] < losses[0]
+    assert {parameter.dtype for parameter in found.classifier.parameters()} == {torch.float32}
+
+
+def test_a_snapshot_put_back_undoes_steps_to_the_bit(tmp_path) -> None:
+    found = training(tmp_path, SMALL, "model.name=vit-ti16", "optim.ema=0.9")
+    batches = [batch for batch, _ in zip(found.batches(0, 3), range(3))]
+    take_step(found, batches[0])
+    kept = Checkpoint(1, *snapshot(found), path=tmp_path)
+    first = [take_step(found, batch) for batch in batches[1:]]
+    after = snapshot(found)
+    restore(found, kept)
+    assert [take_step(found, batch) for batch in batches[1:]] == first
+    again = snapshot(found)
+    assert again[1] == after[1]
+    for group, named in after[0].items():
+        assert all(torch.equal(tensor, again[0][group][name]) for name, tensor in named.items())
+
+
+def test_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradient(tmp_path, monkeypatch) -> None:
+    settings = (SMALL, "model.name=vit-ti16", "compute.precision=fp32", "data.batch=64")
+    expected = gradients(training(tmp_path / "whole", *settings), 64)
+    found = training(tmp_path / "halved", *settings)
+    whole = found.step_module
+
+    def small_only(images: torch.Tensor, targets: torch.Tensor):
+        if len(images) > 16:
+            raise torch.OutOfMemoryError("the device is full")
+        return whole(images, targets)
+
+    monkeypatch.setattr(found, "step_module", small_only)
+    assert_equal_to(expected, gradients(found, 64), 1e-6)
+    assert found.run.data.micro_batch == 16
+    assert "no longer bit-comparable" in (tmp_path / "halved" / "log.txt").read_text()

@@ -1,0 +1,83 @@
+"""The command line: verbs, words and exit codes, no maths. Each verb imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from vitrail.cli import data, doctor, evaluate, models, predict, train
+from vitrail.errors import VitrailError
+
+
+def build_app() -> App:
+    """The command-line application with all its verbs."""
+    app = App(
+        name="vitrail",
+        help="The Vision Transformer workbench: train, fine-tune, judge and use ViTs on your own images.",
+        version=_version,
+        help_epilogue="Start with `vitrail train digits`. Errors say what to do; --debug shows the traceback.",
+    )
+    app.command(train.train)
+    app.command(evaluate.evaluate)
+    app.command(predict.predict)
+    app.command(predict.embed)
+    app.command(models.models)
+    group = App(name="data", help="Look at a data set before it is used.")
+    group.command(data.check, name="check")
+    app.command(group)
+    app.command(doctor.doctor)
+    return app
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("vitrail")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command and leaves with its exit code (0 done, 2 usage, 3 data, 4 checkpoint, 5 diverged, 6 disk, ...)."""
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in tokens
+    tokens = [token for token in tokens if token != "--debug"]
+    sys.exit(run(tokens, debug=debug))
+
+
+def run(tokens: Sequence[str], *, debug: bool = False) -> int:
+    """The exit code of one command; an error is told on stderr without a traceback unless ``debug``."""
+    try:
+        build_app()(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        return 0
+    except VitrailError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+    except CycloptsError as error:
+        if debug:
+            raise
+        print(f"error: {_usage(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # the reader of stdout has gone (`| head`); what is left in the buffer goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        print(
+            f"error: {type(error).__name__}: {error}\n  try: this is a fault of vitrail; --debug shows where",
+            file=sys.stderr,
+        )
+        return 1
+
+
+def _usage(error: CycloptsError) -> str:
+    verb = " ".join(error.command_chain or ())
+    return f"{error}\n  try: vitrail {verb + ' ' if verb else ''}--help"

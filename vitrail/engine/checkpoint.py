@@ -1,0 +1,148 @@
+"""Checkpoints that are whole or not there: a folder per step, written aside, synced, hashed, renamed, verified.
+
+A checkpoint is ``step-00000120/`` with one safetensors file per group of tensors, ``state.json``, and ``manifest.json`` that
+states the size and SHA-256 of the others. The newest whole one counts; a damaged one is named and passed over. Nothing is
+ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as bytes_from_tensors
+from torch import Tensor
+
+from vitrail.engine import faults
+from vitrail.errors import CheckpointError, DiskError
+from vitrail.files import disk_errors, dump_json, free_bytes, sync_folder, write_bytes
+
+FORMAT_VERSION = 1
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was read back: the step, groups of named tensors on the CPU, and the plain state."""
+
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+    path: Path
+    refused: tuple[str, ...] = field(default=())
+
+
+def save(folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], *, keep: int) -> Path:
+    """Writes the checkpoint of ``step`` into ``folder`` and retires all but the newest ``keep``.
+
+    Raises `DiskError` when the disk is full or refuses; the earlier checkpoints are then as they were.
+    """
+    final, aside = folder / f"step-{step:08d}", folder / f".writing-{step:08d}-{os.getpid()}"
+    if final.exists() and not find_damage(final):
+        return final  # the state is a function of the step, so this is the same checkpoint
+    files = {f"{group}.safetensors": _serialise(named) for group, named in tensors.items()}
+    needed = sum(map(len, files.values()))
+    if needed > free_bytes(folder):
+        with disk_errors(final, needed=needed):
+            raise OSError(28, "No space left on device")
+    try:
+        with disk_errors(final, needed=needed):
+            _write_aside(aside, files, state)
+            faults.hit("checkpoint.before_rename")
+            if final.exists():
+                shutil.rmtree(final)
+            os.rename(aside, final)
+            sync_folder(folder)
+            faults.hit("checkpoint.after_rename")
+    except DiskError:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    if damage := find_damage(final):
+        raise DiskError(f"the checkpoint {final} reads back damaged: {damage}", "check the disk before going on")
+    faults.hit("checkpoint.after_verify")
+    for old in list_steps(folder)[:-keep]:
+        shutil.rmtree(folder / f"step-{old:08d}", ignore_errors=True)
+        faults.hit("checkpoint.while_retiring")
+    for leftover in folder.glob(".writing-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    faults.hit("checkpoint.end")
+    return final
+
+
+def _serialise(named: dict[str, Tensor]) -> bytes:
+    return bytes_from_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()})
+
+
+def _write_aside(aside: Path, files: dict[str, bytes], state: dict[str, Any]) -> None:
+    faults.hit("checkpoint.begin")
+    aside.mkdir(parents=True)
+    faults.hit("checkpoint.after_folder")
+    for count, (name, content) in enumerate(files.items()):
+        write_bytes(aside / name, content)
+        if count == 0:
+            faults.hit("checkpoint.after_first_tensors")
+    faults.hit("checkpoint.after_tensors")
+    files = {**files, "state.json": dump_json(state).encode()}
+    write_bytes(aside / "state.json", files["state.json"])
+    faults.hit("checkpoint.after_state")
+    stated = {
+        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for name, content in files.items()
+    }
+    write_bytes(aside / "manifest.json", dump_json({"format_version": FORMAT_VERSION, "files": stated}).encode())
+    sync_folder(aside)
+    faults.hit("checkpoint.after_manifest")
+
+
+def list_steps(folder: Path) -> list[int]:
+    """The steps that have a checkpoint folder, in rising order; folders still being written do not count."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(found[1]) for each in folder.iterdir() if (found := _NAME.fullmatch(each.name)))
+
+
+def find_damage(checkpoint: Path) -> str:
+    """What is wrong with the files of a checkpoint, in words, or nothing: sizes and hashes against the manifest."""
+    try:
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        stated = manifest["files"]
+        version = manifest["format_version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"manifest.json cannot be read ({error})"
+    if version != FORMAT_VERSION:
+        return f"its format version is {version}, this vitrail reads {FORMAT_VERSION}"
+    for name, facts in stated.items():
+        path = checkpoint / name
+        size = path.stat().st_size if path.is_file() else 0
+        if size != facts["bytes"]:
+            return f"{name} has {size:,} bytes, its manifest says {facts['bytes']:,}"
+        with open(path, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != facts["sha256"]:
+                return f"{name} does not match its SHA-256"
+    return ""
+
+
+def load_newest(folder: Path) -> Checkpoint | None:
+    """The newest whole checkpoint, or None where there is none at all.
+
+    Damaged ones are passed over and named in ``refused``. Raises `CheckpointError` when all of them are damaged.
+    """
+    refused: list[str] = []
+    for step in reversed(list_steps(folder)):
+        path = folder / f"step-{step:08d}"
+        if damage := find_damage(path):
+            refused.append(f"{path}: {damage}")
+            continue
+        tensors = {each.stem: tensors_from_bytes(each.read_bytes()) for each in sorted(path.glob("*.safetensors"))}
+        return Checkpoint(step, tensors, json.loads((path / "state.json").read_text()), path, tuple(refused))
+    if refused:
+        raise CheckpointError(
+            f"no whole checkpoint is left in {folder}", "start again with another --out", value="\n".join(refused)
+        )
+    return None

@@ -1,0 +1,101 @@
+"""`vitrail train --dry-run`: what a run would do, and from a few measured steps what it would take."""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from vitrail.engine.budget import fix_evaluations, fix_length, measure_evaluation, measure_step
+from vitrail.engine.machine import describe
+from vitrail.engine.prepare import prepare
+from vitrail.engine.progress import duration
+from vitrail.engine.run import Run
+from vitrail.engine.rundir import RunFolder
+from vitrail.engine.settings import plain
+from vitrail.engine.step import inputs
+from vitrail.engine.training import Training
+from vitrail.models import multiply_adds, parameter_count
+
+
+def dry_run(run: Run, *, data: Any = None) -> str:
+    """The plan of ``run`` in words. Nothing is left on the disk, and no weights are kept."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = RunFolder(Path(place) / "run")
+        folder.open()
+        try:
+            lines: list[str] = []
+            prepared = prepare(run, folder, data=data, say=lines.append)
+            training = prepared.training
+            fix_length(training, lines.append)
+            fix_evaluations(training)
+            return "\n".join([*lines, *_measured(training), "", yaml.safe_dump(plain(training.run), sort_keys=False)])
+        finally:
+            folder.close()
+
+
+def _measured(training: Training) -> list[str]:
+    run, config = training.run, training.classifier.config
+    step = measure_step(training)
+    waiting = _seconds_for_data(training)
+    evaluation = measure_evaluation(training)
+    total = training.steps * step + run.save.evaluations * evaluation
+    bottleneck = "the data" if waiting > step - waiting else "the model"
+    largest = _largest_batch(training)
+    return [
+        f"machine  {describe()}",
+        f"model    {parameter_count(config):,} parameters, {multiply_adds(config) / 1e9:.3f} G multiply-adds an image",
+        f"length   {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs",
+        f"speed    {step * 1000:.1f} ms a step, {run.data.batch / step:.0f} images/s",
+        f"takes    about {duration(total)}, {run.save.evaluations} evaluations of {duration(evaluation)} included",
+        f"memory   {_memory(training) / 2**30:.2f} GiB so far",
+        f"batch    {run.data.batch} in micro-steps of {run.data.micro_batch}; largest micro-batch that ran: {largest}",
+        f"slowest  {bottleneck}: reading a batch alone takes {waiting * 1000:.1f} ms",
+    ]
+
+
+def _seconds_for_data(training: Training, steps: int = 8) -> float:
+    """Seconds that reading one batch takes when nothing else runs."""
+    batches = training.batches(0, training.steps)
+    next(batches)
+    started = time.perf_counter()
+    count = sum(1 for _ in zip(range(min(steps, max(training.steps - 1, 1))), batches))
+    elapsed = time.perf_counter() - started
+    batches.close()
+    return elapsed / max(count, 1)
+
+
+def _largest_batch(training: Training) -> str:
+    """Doubles the micro-batch on the GPU until it no longer fits; a CPU is told by its memory instead."""
+    if training.device.type != "cuda":
+        return f"{training.run.data.micro_batch} (by the memory rule for a CPU)"
+    batches = training.batches(0, training.steps)
+    images, targets = inputs(training, next(batches))
+    batches.close()
+    size, fits = len(images), len(images)
+    while size < 1 << 16:
+        try:
+            many = (
+                images.repeat(2 * size // len(images), 1, 1, 1),
+                targets.repeat(2 * size // len(images), *[1] * (targets.ndim - 1)),
+            )
+            with training.autocast:
+                training.working(*many)[0].backward()
+            size = fits = 2 * size
+        except torch.OutOfMemoryError:
+            break
+        finally:
+            training.optimiser.zero_grad()
+            torch.cuda.empty_cache()
+    return str(fits)
+
+
+def _memory(training: Training) -> int:
+    if training.device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

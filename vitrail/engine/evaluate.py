@@ -1,0 +1,137 @@
+"""`vitrail evaluate`: a model judged on data, by name of class, on the split that was not trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail import weights
+from vitrail.data.memory import keep_decoded
+from vitrail.data.policing import BadImages
+from vitrail.data.sources import Source, open_data
+from vitrail.engine.judge import Judgement, choose_split, from_logits, judge
+from vitrail.engine.prepare import find_device
+from vitrail.engine.progress import Show
+from vitrail.evaluation.calibration import fit_temperature
+from vitrail.evaluation.corruptions import CORRUPTIONS
+from vitrail.tasks.classification import Classifier
+from vitrail.weights.native import set_temperature
+
+Say = Callable[[str], None]
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How images are read and judged; what every verb that uses a model has in common."""
+
+    batch: int = 64
+    workers: int = 0
+    device: str | None = None
+    precision: str = "fp32"
+    on_bad: str = "skip"
+    max_bad: float = 0.01
+    quiet: bool = False
+
+
+def evaluate(
+    model: str | Path | Classifier,
+    data: Any,
+    *,
+    split: str | None = None,
+    classes: Path | None = None,
+    calibrate: bool = False,
+    corruptions: bool = False,
+    reading: Reading = Reading(),
+    say: Say = to_stderr,
+) -> Judgement:
+    """Judges ``model`` on ``data``.
+
+    Args:
+        model: anything `vitrail.load` takes, or a `Classifier`.
+        data: anything `open_data` takes.
+        split: ``test``, ``val`` or ``train``; by default test, else val, else the part held out when the model was trained.
+        classes: a text file that names the outputs, one a line, for weights that carry no names.
+        calibrate: fit a temperature on this split and store it with the model.
+        corruptions: judge every corruption too; the figures gain ``corrupted_top1`` and one per kind.
+
+    Raises `DataError` for unknown classes or an unlabelled split, `CheckpointError` for the weights.
+    """
+    classifier = model if isinstance(model, Classifier) else weights.load(model, classes_file=classes, log=say)
+    classifier = classifier.to(find_device(reading.device)).eval()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    name, source = _split_of(classifier, data, split, say)
+    bad = BadImages(reading.on_bad, reading.max_bad, None, total=len(source))
+    source = keep_decoded(source, bad=bad)
+    how = {"batch": reading.batch, "workers": reading.workers, "precision": reading.precision, "bad": bad}
+    with Show("judging", len(source), quiet=reading.quiet) as show:
+        judgement = judge(classifier, source, split=name, show=show, **how)
+    if calibrate:
+        judgement = _calibrate(classifier, model, judgement, say)
+    if corruptions:
+        figures = _corruption_figures(classifier, source, name, how, reading.quiet)
+        judgement = replace(judgement, figures={**judgement.figures, **figures})
+    return judgement
+
+
+def _split_of(classifier: Classifier, data: Any, split: str | None, say: Say) -> tuple[str, Source]:
+    """The split to judge, carved as it was for the training where the data have none of their own."""
+    trained = classifier.provenance.get("split", {})
+    # data without splits of their own are carved as for the training, or judged whole if they are not those of a training
+    validation = trained.get("validation", 0.0) if trained.get("held_out") else 0.0
+    splits = open_data(
+        data,
+        seed=trained.get("seed", 0),
+        validation=validation,
+        classes=classifier.classes,
+        channels=classifier.config.in_channels,
+    )
+    name, source = choose_split(splits, split)
+    held_out = splits.held_out and name == "val"
+    say(f"split    {'held out of train when the model was trained' if held_out else name}: {len(source):,} images")
+    if held_out and trained.get("sha256") != fingerprint(source):
+        say("warning  this held-out part is not the one the model was trained without; the figures may flatter it")
+    return name, source
+
+
+def fingerprint(source: Source) -> str:
+    """SHA-256 of the keys of a source, in sorted order: tells whether two parts hold the same images."""
+    return hashlib.sha256("\n".join(sorted(map(str, source.keys))).encode()).hexdigest()
+
+
+def _calibrate(classifier: Classifier, model: Any, judgement: Judgement, say: Say) -> Judgement:
+    before = judgement.figures
+    classifier.temperature = fit_temperature(judgement.logits, judgement.targets, multi_label=judgement.multi_label)
+    after = from_logits(classifier, judgement.logits, judgement.targets, judgement.keys, split=judgement.split)
+    say(f"calibrated: temperature {classifier.temperature:.4f}, nll {before['nll']:.4f} -> {after.figures['nll']:.4f}")
+    if not isinstance(model, Classifier):
+        say(f"stored in {set_temperature(model, classifier.temperature)}")
+    return after
+
+
+def _corruption_figures(
+    classifier: Classifier, source: Source, split: str, how: dict[str, Any], quiet: bool
+) -> dict[str, float]:
+    """Top-1 of every kind of corruption, averaged over its five levels, and the mean over kinds."""
+    figures: dict[str, float] = {}
+    with Show("corruptions", 5 * len(CORRUPTIONS), quiet=quiet) as show:
+        for count, kind in enumerate(CORRUPTIONS):
+            scores = []
+            for level in range(1, 6):
+                found = judge(classifier, source, split=split, corruption=(kind, level), **how)
+                scores.append(next(iter(found.figures.values())))
+                show.update(5 * count + level, kind=kind, top1=scores[-1])
+            figures[f"corrupted_{kind}"] = float(np.mean(scores))
+    figures["corrupted_top1"] = float(np.mean(list(figures.values())))
+    return figures

@@ -1,0 +1,220 @@
+"""The end of a run: the model for use, its judgement, the report and the card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail.data.sources import Source, Splits
+from vitrail.engine import faults
+from vitrail.engine.evaluate import fingerprint
+from vitrail.engine.judge import Judgement, choose_split, judge
+from vitrail.engine.machine import describe, versions
+from vitrail.engine.prepare import Prepared, parts_of
+from vitrail.engine.progress import Show, duration
+from vitrail.engine.reporting.card import CardFacts, write_card
+from vitrail.engine.reporting.report import Mistake, ReportFacts, worst_mistakes, write_report
+from vitrail.engine.rundir import RunFolder
+from vitrail.engine.settings import plain
+from vitrail.engine.training import Training, averaged
+from vitrail.files import dump_json, replace_file
+from vitrail.models import multiply_adds, parameter_count
+from vitrail.tasks.classification import Classifier
+from vitrail.weights.native import save_model
+
+
+def record_split(folder: RunFolder, splits: Splits) -> None:
+    """Writes which images were held out, by key, to ``split.json``."""
+    held = [str(key) for key in splits.val.keys] if splits.held_out and splits.val is not None else []
+    replace_file(folder.path / "split.json", dump_json({"seed": splits.seed, "held_out": held}))
+
+
+def finish(
+    training: Training, prepared: Prepared, *, command: str, seconds: float, quiet: bool, say: Callable[[str], None]
+) -> tuple[Path, dict[str, float]]:
+    """Writes ``model/``, ``report.html`` and ``card.md``; returns the report's path and the final figures."""
+    folder, classifier, splits = training.folder, training.classifier, prepared.splits
+    faults.hit("run.before_model")
+    with averaged(training):
+        split, source = choose_split(splits)
+        with Show(f"judging on {split}", len(source), quiet=quiet) as show:
+            judgement = judge(
+                classifier,
+                source,
+                split=split,
+                seed=training.run.seed,
+                batch=64,
+                workers=training.run.data.workers or 0,
+                bad=prepared.bad,
+                show=show,
+            )
+        save_model(folder.model, classifier, metrics=judgement.figures, provenance=provenance(training, splits))
+        faults.hit("run.after_model")
+        pictures = mistakes(classifier, source, judgement)
+    facts = report_facts(training, prepared, judgement, pictures, command, seconds)
+    report = write_report(folder.path, facts)
+    write_card(folder.path, card_facts(training, splits, judgement))
+    faults.hit("run.before_finished")
+    folder.write_status("finished", steps=training.steps, seconds=round(seconds, 1), figures=judgement.figures)
+    name, value = next(iter(judgement.figures.items()))
+    say(f"done     {name} {value:.4f} on {split} ({len(judgement.keys):,} images) after {duration(seconds)}")
+    return report, judgement.figures
+
+
+def provenance(training: Training, splits: Splits) -> dict[str, Any]:
+    """Where the weights come from: data, split, recipe, versions."""
+    run = training.run
+    held = fingerprint(splits.val) if splits.val is not None else None
+    return {
+        "data": run.data.source,
+        "layout": splits.layout,
+        "split": {"held_out": splits.held_out, "seed": run.seed, "validation": run.data.validation, "sha256": held},
+        "recipe": run.recipe,
+        "init": run.model.init,
+        "steps": training.steps,
+        "date": date.today().isoformat(),
+        "versions": versions(),
+    }
+
+
+def mistakes(classifier: Classifier, source: Source, judgement: Judgement, most: int = 12) -> tuple[Mistake, ...]:
+    """The images that the model is most sure and most wrong about, with what its last layer looked at."""
+    probabilities = judgement.probabilities
+    place = {key: index for index, key in enumerate(map(str, source.keys))}
+    found = []
+    for index in worst_mistakes(probabilities, judgement.targets, most):
+        picture = classifier.picture(source.read(place[judgement.keys[index]]).content)  # (C, h, w)
+        true, predicted = _named(judgement, probabilities[index], judgement.targets[index])
+        found.append(
+            Mistake(
+                key=judgement.keys[index],
+                true=true,
+                predicted=predicted,
+                confidence=float(probabilities[index].max()),
+                picture=thumbnail(picture),
+                attention=attention_grid(classifier, picture),
+            )
+        )
+    return tuple(found)
+
+
+def _named(judgement: Judgement, probabilities: np.ndarray, target: np.ndarray) -> tuple[str, str]:
+    if not judgement.multi_label:
+        return judgement.classes[int(target)], judgement.classes[int(probabilities.argmax())]
+    words = [
+        [name for name, there in zip(judgement.classes, row) if there] for row in (target > 0.5, probabilities >= 0.5)
+    ]
+    return tuple(", ".join(names) or "none" for names in words)  # type: ignore[return-value]
+
+
+def thumbnail(picture: np.ndarray) -> np.ndarray:
+    """A model input (C, h, w) as uint8 (h, w, 3) for a person: grey repeated, further channels left out."""
+    shown = np.repeat(picture[:1], 3, axis=0) if picture.shape[0] < 3 else picture[:3]
+    if shown.dtype != np.uint8:
+        shown = (shown * 255).clip(0, 255).astype(np.uint8)
+    return np.ascontiguousarray(shown.transpose(1, 2, 0))
+
+
+@torch.inference_mode()
+def attention_grid(classifier: Classifier, picture: np.ndarray) -> np.ndarray | None:
+    """Where the last layer looks, (rows, columns): the class token's attention, or the mean over patches without one."""
+    device = next(classifier.parameters()).device
+    images = classifier.preprocessing.normalise(torch.from_numpy(picture)[None].to(device))
+    classifier.eval()
+    _, attentions = classifier.forward_with_attention(images)
+    rows, columns = (side // patch for side, patch in zip(images.shape[2:], classifier.config.patch_size))
+    if not attentions:
+        return None
+    weights = attentions[-1][0].mean(0)  # (queries, keys)
+    prefix = weights.shape[1] - rows * columns
+    looked = weights[0, prefix:] if prefix else weights.mean(0)
+    return looked.reshape(rows, columns).float().cpu().numpy()
+
+
+def report_facts(
+    training: Training,
+    prepared: Prepared,
+    judgement: Judgement,
+    pictures: tuple[Mistake, ...],
+    command: str,
+    seconds: float,
+) -> ReportFacts:
+    """All that the report says, gathered."""
+    run, splits, config = training.run, prepared.splits, training.classifier.config
+    parts = parts_of(splits)
+    laps = [lap for lap in training.folder.timing() if "images_per_second" in lap]
+    busy = sum(lap["seconds"] for lap in laps)
+    bad = (
+        [f"{len(prepared.bad)} images could not be read; they are listed in bad_images.csv"]
+        if len(prepared.bad)
+        else []
+    )
+    return ReportFacts(
+        title=training.folder.path.name,
+        classes=judgement.classes,
+        command=command,
+        config=plain(run),
+        data=run.data.source,
+        layout=splits.layout,
+        images={name: len(part) for name, part in parts.items()},
+        class_counts={name: part.counts().tolist() for name, part in parts.items()},
+        model=model_name(training),
+        parameters=parameter_count(config),
+        multiply_adds=multiply_adds(config),
+        image_size=config.image_size,
+        recipe=run.recipe,
+        records=joined_records(training.folder),
+        split=judgement.split,
+        figures=judgement.figures,
+        probabilities=judgement.probabilities,
+        targets=judgement.targets,
+        mistakes=pictures,
+        seconds=seconds,
+        images_per_second=sum(lap["images_per_second"] * lap["seconds"] for lap in laps) / busy if busy else None,
+        machine=describe(),
+        versions=versions(),
+        date=date.today().isoformat(),
+        notes=bad,
+    )
+
+
+def joined_records(folder: RunFolder) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl`` with what ``timing.jsonl`` says of the same step."""
+    clock = {lap["step"]: lap for lap in folder.timing() if "images_per_second" in lap}
+    return [{**clock.get(record["step"], {}), **record} if "loss" in record else record for record in folder.metrics()]
+
+
+def model_name(training: Training) -> str:
+    """The network in a word: its name, or where its weights came from."""
+    model = training.run.model
+    return model.name or (Path(model.init).stem if model.init else "vit")
+
+
+def card_facts(training: Training, splits: Splits, judgement: Judgement) -> CardFacts:
+    """All that the model card says."""
+    run, config = training.run, training.classifier.config
+    return CardFacts(
+        title=training.folder.path.name,
+        classes=judgement.classes,
+        multi_label=judgement.multi_label,
+        model=model_name(training),
+        parameters=parameter_count(config),
+        multiply_adds=multiply_adds(config),
+        image_size=config.image_size,
+        data=run.data.source,
+        layout=splits.layout,
+        images={name: len(part) for name, part in parts_of(splits).items()},
+        split=judgement.split,
+        figures=judgement.figures,
+        preprocessing=training.classifier.preprocessing.to_dict(),
+        recipe=run.recipe,
+        recipe_settings=plain(run.optim) | plain(run.schedule),
+        base=run.model.init or "",
+        provenance=versions() | {"seed": run.seed, "steps": training.steps, "date": date.today().isoformat()},
+        location=str(training.folder.path),
+    )

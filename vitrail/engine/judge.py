@@ -1,0 +1,154 @@
+"""Judging a classifier on a source: the logits once, every figure from them.
+
+N images, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail.data.loader import Bad, eval_batches, stop_at_bad
+from vitrail.data.sources import Source, Splits
+from vitrail.engine.progress import Show
+from vitrail.engine.run import Run
+from vitrail.errors import DataError
+from vitrail.evaluation.corruptions import corrupt
+from vitrail.evaluation.intervals import bootstrap
+from vitrail.tasks import metrics
+from vitrail.tasks.classification import Classifier
+
+AUTOCAST = {"bf16": torch.bfloat16, "bf16-weights": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a classifier answered on one split, and how good that was."""
+
+    split: str
+    classes: tuple[str, ...]
+    logits: np.ndarray  # (N, K) float32, before the temperature
+    targets: np.ndarray  # (N,) int64, or (N, K) for multi-label
+    keys: tuple[str, ...]
+    multi_label: bool
+    temperature: float
+    figures: dict[str, float]
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """(N, K), after the temperature."""
+        return metrics.probabilities(self.logits, multi_label=self.multi_label, temperature=self.temperature)
+
+    def per_class(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """A table: its head, and a row for each class with precision, recall, F1 and the number of images."""
+        if self.multi_label:
+            found = metrics.per_label(self.logits, self.targets)
+        else:
+            found = metrics.per_class(metrics.confusion(self.logits.argmax(1), self.targets, len(self.classes)))
+        columns = zip(self.classes, found.precision, found.recall, found.f1, found.support)
+        rows = [
+            (name, *(f"{100 * value:.1f}" for value in shares), str(int(count))) for name, *shares, count in columns
+        ]
+        return ("class", "precision %", "recall %", "F1 %", "images"), rows
+
+
+@torch.inference_mode()
+def collect(
+    classifier: Classifier,
+    source: Source,
+    *,
+    batch: int,
+    workers: int,
+    precision: str = "fp32",
+    bad: Bad = stop_at_bad,
+    corruption: tuple[str, int] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    show: Show | None = None,
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]] | None:
+    """Logits (N, K), targets and keys in the order of the source; None if ``stopped`` said so on the way.
+
+    ``corruption`` is a kind and a level of `vitrail.evaluation.corruptions`, done to every picture before it is normalised.
+    """
+    device = next(classifier.parameters()).device
+    was_training = classifier.training
+    classifier.eval()
+    kind = AUTOCAST.get(precision)
+    logits, targets, keys = [], [], []
+    try:
+        for some in eval_batches(source, classifier.preprocessing, batch=batch, workers=workers, bad=bad):
+            if stopped():
+                return None
+            images = some.images.to(device)
+            if corruption is not None:
+                images = corrupt(images, *corruption, samples=some.ids[:, 1])
+            with torch.autocast(device.type, kind) if kind is not None else nullcontext():
+                answers = classifier(classifier.preprocessing.normalise(images))
+            logits.append(answers.float().cpu().numpy())
+            targets.append(some.targets.cpu().numpy())
+            keys.extend(some.keys)
+            if show is not None:
+                show.update(len(keys))
+    finally:
+        classifier.train(was_training)
+    if not keys:
+        raise DataError("no image could be judged: the split is empty or all of it is bad", "see `vitrail data check`")
+    return np.concatenate(logits), np.concatenate(targets), tuple(keys)
+
+
+def quick_figures(
+    classifier: Classifier, source: Source, run: Run, *, bad: Bad, stopped: Callable[[], bool]
+) -> dict[str, float] | None:
+    """The few figures of an evaluation during training, named ``val_...``; None if stopped on the way."""
+    how = {"workers": run.data.workers or 0, "precision": run.compute.precision or "fp32"}
+    found = collect(classifier, source, batch=128, bad=bad, stopped=stopped, **how)
+    if found is None:
+        return None
+    logits, targets, _ = found
+    figures = metrics.summary(logits, targets, classifier.classes, multi_label=classifier.multi_label)
+    first = ("map", "f1_micro") if classifier.multi_label else ("top1", "nll")
+    return {f"val_{name}": figures[name] for name in first if name in figures}
+
+
+def judge(classifier: Classifier, source: Source, *, split: str, seed: int = 0, **how: Any) -> Judgement:
+    """Every figure of ``classifier`` on ``source``, with a 95 % bootstrap interval of the first one.
+
+    ``how`` goes to `collect`. Raises `DataError` for an empty or unlabelled source.
+    """
+    if not len(source.targets):
+        raise DataError(f"the split {split!r} has no labels", "use `vitrail predict` for unlabelled images")
+    found = collect(classifier, source, **how)
+    assert found is not None
+    logits, targets, keys = found
+    return from_logits(classifier, logits, targets, keys, split=split, seed=seed)
+
+
+def from_logits(
+    classifier: Classifier, logits: np.ndarray, targets: np.ndarray, keys: tuple[str, ...], *, split: str, seed: int = 0
+) -> Judgement:
+    """The judgement that stored answers amount to."""
+    many, temperature = classifier.multi_label, classifier.temperature
+    figures = metrics.summary(logits, targets, classifier.classes, multi_label=many, temperature=temperature)
+    if not many:
+        right = (logits.argmax(1) == targets).astype(np.float64)
+        figures["top1_low"], figures["top1_high"] = bootstrap(right, seed=seed)
+    figures["images"] = len(keys)
+    return Judgement(split, classifier.classes, logits, targets, keys, many, temperature, figures)
+
+
+def choose_split(splits: Splits, asked: str | None = None) -> tuple[str, Source]:
+    """The split asked for, else test, else val, else everything. Raises `DataError` where it is not there."""
+    there = {
+        name: part for name in ("test", "val", "train") if (part := getattr(splits, name)) is not None and len(part)
+    }
+    if asked is not None:
+        if asked not in there:
+            raise DataError(f"there is no split {asked!r} in the data", f"choose one of: {', '.join(there)}")
+        return asked, there[asked]
+    if not there:
+        raise DataError("the data hold no images", "see `vitrail data check`")
+    return next(iter(there.items()))

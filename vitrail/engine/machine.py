@@ -1,0 +1,97 @@
+"""What the machine has, in words and figures: for `vitrail doctor`, the report and the records of benchmarks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+from pathlib import Path
+
+import torch
+
+PACKAGES = (
+    "vitrail",
+    "torch",
+    "numpy",
+    "pillow",
+    "safetensors",
+    "scikit-learn",
+    "matplotlib",
+    "pyarrow",
+    "tensorboardX",
+)
+
+
+def versions() -> dict[str, str]:
+    """The version of each package that counts, ``absent`` where it is not installed."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def processor() -> str:
+    """The processor's name as the system tells it."""
+    if (table := Path("/proc/cpuinfo")).exists():
+        for line in table.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def accelerator() -> str:
+    """The name of the GPU, or the empty string."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name(0)
+    return "Apple GPU (mps)" if torch.backends.mps.is_available() else ""
+
+
+def has_fast_bf16() -> bool:
+    """Whether this processor multiplies bf16 natively."""
+    return bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def describe() -> str:
+    """The machine in one line."""
+    gpu = accelerator()
+    return f"{gpu + ', ' if gpu else ''}{processor()}, {cores()} cores, torch {torch.__version__}"
+
+
+def examine() -> dict[str, object]:
+    """All of it, and whether arithmetic comes out right."""
+    gib = 2**30
+    return {
+        **versions(),
+        "processor": processor(),
+        "cores": cores(),
+        "bf16": "native" if has_fast_bf16() else "emulated",
+        "gpu": accelerator() or "none",
+        "free disk": f"{shutil.disk_usage('.').free / gib:.1f} GiB",
+        "self-check": self_check(),
+    }
+
+
+def self_check() -> str:
+    """``passed``, or what a small network's gradient differed by between this device and fp64 on the CPU."""
+    device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    generator = torch.Generator().manual_seed(0)
+    images, weight = torch.randn(8, 32, generator=generator), torch.randn(32, 32, generator=generator)
+
+    def gradient(where: str, kind: torch.dtype) -> torch.Tensor:
+        leaf = weight.to(where, kind).requires_grad_()
+        torch.nn.functional.gelu(images.to(where, kind) @ leaf).softmax(-1).square().sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad.cpu().double()
+
+    exact = gradient("cpu", torch.float64)
+    difference = float((gradient(device, torch.float32) - exact).abs().max() / exact.abs().max())
+    return "passed" if difference < 1e-4 else f"failed: relative difference {difference:.2g} on {device}"

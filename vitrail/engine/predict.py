@@ -1,0 +1,147 @@
+"""`vitrail predict` and `vitrail embed`: answers for files, folders, globs, manifests or standard input, streamed to a table."""
+
+from __future__ import annotations
+
+import glob
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail import weights
+from vitrail.data.folders import EXTENSIONS
+from vitrail.data.loader import eval_batches
+from vitrail.data.policing import BadImages
+from vitrail.data.sources import Source, open_data
+from vitrail.engine.evaluate import Reading, Say, to_stderr
+from vitrail.engine.judge import AUTOCAST, choose_split
+from vitrail.engine.prepare import find_device
+from vitrail.engine.progress import Show
+from vitrail.errors import DataError, nearest
+from vitrail.tasks.classification import Classifier
+
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".npy", ".npz")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One image: the best label, its probability, and the next ones."""
+
+    key: str
+    label: str
+    score: float
+    top: tuple[tuple[str, float], ...]
+
+
+def find_inputs(inputs: Sequence[str]) -> Source:
+    """A source of everything that ``inputs`` name: files, folders, globs, one manifest or array file, ``-`` for paths on stdin.
+
+    Raises `DataError` for a path that is not there or names that match nothing.
+    """
+    if len(inputs) == 1 and Path(inputs[0]).suffix.lower() in TABLE_SUFFIXES:
+        splits = open_data(inputs[0], labelled=False, validation=0)
+        return choose_split(splits)[1]
+    paths = [path for each in inputs for path in _expand(each)]
+    found = open_data(paths, labelled=False, validation=0).train
+    assert found is not None
+    return found
+
+
+def _expand(name: str) -> list[Path]:
+    if name == "-":
+        return [Path(line.strip()) for line in sys.stdin if line.strip()]
+    path = Path(name)
+    if path.is_dir():
+        inside = sorted(each for each in path.rglob("*") if each.suffix.lower() in EXTENSIONS and each.is_file())
+        if not inside:
+            raise DataError(f"the folder {name} holds no images", "name files, or a folder that holds some")
+        return inside
+    if any(mark in name for mark in "*?[") and not path.exists():
+        found = sorted(each for each in map(Path, glob.glob(name, recursive=True)) if each.is_file())
+        if not found:
+            raise DataError(f"nothing matches {name!r}", "quote the pattern, and check the folder before it")
+        return found
+    if not path.exists():
+        beside = [each.name for each in path.absolute().parent.iterdir()] if path.absolute().parent.is_dir() else []
+        raise DataError(
+            f"there is no image {path.absolute()}", nearest(path.name, beside) if beside else "check the path"
+        )
+    return [path]
+
+
+@torch.inference_mode()
+def predict(
+    model: str | Path | Classifier,
+    inputs: Sequence[str],
+    *,
+    top: int = 5,
+    fast: bool = False,
+    classes: Path | None = None,
+    reading: Reading = Reading(),
+    bad_list: Path | None = None,
+    say: Say = to_stderr,
+) -> Iterator[Answer]:
+    """Answers in the order of the inputs, as they come.
+
+    ``fast`` decodes JPEGs at a reduced scale where the model's input is much smaller; pixels then differ slightly.
+    """
+    classifier = _ready(model, classes, reading, say)
+    for keys, logits, _ in _answers(classifier, find_inputs(inputs), reading, fast, bad_list, features=False):
+        scores = classifier.probabilities(logits)
+        best, places = scores.topk(min(top, scores.shape[1]), dim=1)
+        for key, some, where in zip(keys, best.tolist(), places.tolist()):
+            ranked = tuple((classifier.classes[place], score) for place, score in zip(where, some))
+            yield Answer(key, *ranked[0], ranked)
+
+
+@torch.inference_mode()
+def embed(
+    model: str | Path | Classifier,
+    inputs: Sequence[str],
+    *,
+    reading: Reading = Reading(),
+    bad_list: Path | None = None,
+    say: Say = to_stderr,
+) -> Iterator[tuple[str, np.ndarray]]:
+    """(key, features (D,) float32) of every input: what the network's pooling gives to its head."""
+    classifier = _ready(model, None, reading, say)
+    for keys, _, features in _answers(classifier, find_inputs(inputs), reading, False, bad_list, features=True):
+        yield from zip(keys, features.float().cpu().numpy())
+
+
+def _ready(model: Any, classes: Path | None, reading: Reading, say: Say) -> Classifier:
+    classifier = model if isinstance(model, Classifier) else weights.load(model, classes_file=classes, log=say)
+    return classifier.to(find_device(reading.device)).eval()
+
+
+def _answers(
+    classifier: Classifier, source: Source, reading: Reading, fast: bool, bad_list: Path | None, *, features: bool
+) -> Iterator[tuple[list[str], torch.Tensor, torch.Tensor]]:
+    device = next(classifier.parameters()).device
+    bad = BadImages(reading.on_bad, reading.max_bad, bad_list, total=len(source))
+    kind = AUTOCAST.get(reading.precision)
+    done = 0
+    with Show("predicting", len(source), quiet=reading.quiet) as show:
+        for batch in eval_batches(
+            source, classifier.preprocessing, batch=reading.batch, workers=reading.workers, bad=bad, fast=fast
+        ):
+            images = classifier.preprocessing.normalise(batch.images.to(device))
+            with torch.autocast(device.type, kind, enabled=kind is not None):
+                pooled = classifier.pool(classifier.forward_features(images))
+                logits = pooled if features else classifier.head(pooled)
+            yield batch.keys, logits.float(), pooled
+            done += len(batch.keys)
+            show.update(done)
+
+
+def rows(answers: Iterable[Answer]) -> Iterator[dict[str, Any]]:
+    """Flat rows of a predictions table: path, label, score, then label_2, score_2 and so on."""
+    for answer in answers:
+        row: dict[str, Any] = {"path": answer.key, "label": answer.label, "score": round(answer.score, 6)}
+        for place, (label, score) in enumerate(answer.top[1:], start=2):
+            row |= {f"label_{place}": label, f"score_{place}": round(score, 6)}
+        yield row

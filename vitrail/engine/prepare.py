@@ -1,0 +1,264 @@
+"""From a run as it was asked for to a run that can start: every automatic choice is made here, once, and said aloud."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail import weights
+from vitrail.data.images import Preprocessing
+from vitrail.data.loader import Batch, train_batches
+from vitrail.data.memory import keep_decoded
+from vitrail.data.policing import BadImages
+from vitrail.data.sources import Source, Splits, open_data
+from vitrail.engine.judge import quick_figures
+from vitrail.engine.optim import Average, Optimiser, trainable
+from vitrail.engine.run import Run
+from vitrail.engine.rundir import RunFolder
+from vitrail.engine.smallest import model_for_images
+from vitrail.engine.training import Training
+from vitrail.errors import ConfigError, DataError
+from vitrail.models import configure
+from vitrail.objectives.supervised import Supervised
+from vitrail.tasks.classification import Classifier, create_model
+
+Say = Callable[[str], None]
+Transform = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A training ready for its next step, and the data it stands on."""
+
+    training: Training
+    splits: Splits
+    bad: BadImages
+
+
+def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transform | None = None, say: Say) -> Prepared:
+    """Opens the data, builds the network, and fills every automatic field of ``run``.
+
+    Args:
+        run: what was asked for, or what a resumed run's ``config.yaml`` says.
+        data: anything `open_data` takes; by default the path in ``run.data.source``.
+        transform: the user's own map from a decoded picture to a (C, h, w) tensor, in place of augmentation.
+        say: takes each line that a user should read.
+
+    Raises `ConfigError`, `DataError` or `CheckpointError` before any training memory is used.
+    """
+    check_model(run)
+    device = find_device(run.compute.device)
+    start = weights.load(run.model.init, log=say) if run.model.init else None
+    channels = run.data.channels or (start.config.in_channels if start else None)
+    splits = open_data(
+        data if data is not None else run.data.source, seed=run.seed, validation=run.data.validation, channels=channels
+    )
+    total = sum(map(len, parts_of(splits).values()))
+    bad = BadImages(run.data.on_bad, run.data.max_bad, folder.path / "bad_images.csv", total=total)
+    splits = decoded(splits, bad)
+    check_data(splits)
+    say(describe_data(splits))
+    classifier = build(run, splits, start).to(device)
+    run = settle(run, classifier, splits, device, say)
+    torch.set_num_threads(run.compute.threads or 1)
+    return Prepared(assemble(run, classifier, splits, folder, device, bad, transform, say), splits, bad)
+
+
+def check_model(run: Run) -> None:
+    """Refuses an impossible network before anything is read. Raises `ConfigError`."""
+    if run.model.init is None:
+        configure(run.model.name or "vit-s16", **run.model.changes)
+    elif run.model.name is not None:
+        raise ConfigError(
+            f"both --init {run.model.init} and --model {run.model.name} name a network", "give one of them"
+        )
+
+
+def decoded(splits: Splits, bad: BadImages) -> Splits:
+    """The splits with sets of small images decoded once, into memory."""
+    return replace(splits, **{name: keep_decoded(part, bad=bad) for name, part in parts_of(splits).items()})
+
+
+def parts_of(splits: Splits) -> dict[str, Source]:
+    """The splits that are there, by name."""
+    parts = {"train": splits.train, "val": splits.val, "test": splits.test}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def check_data(splits: Splits) -> None:
+    """Refuses data that cannot train a classifier. Raises `DataError`."""
+    if splits.train is None or not len(splits.train):
+        raise DataError("the data hold no training images", "see `vitrail data check`")
+    if len(splits.classes) < 2:
+        raise DataError(
+            f"the data have {len(splits.classes)} class: {', '.join(splits.classes) or 'none'}",
+            "put the images of each class in a folder of its own, or give a manifest with labels",
+        )
+
+
+def describe_data(splits: Splits) -> str:
+    sizes = ", ".join(f"{len(part):,} {name}" for name, part in parts_of(splits).items())
+    shown = ", ".join(splits.classes[:8]) + (", ..." if len(splits.classes) > 8 else "")
+    held = " (val held out of train, stratified)" if splits.held_out else ""
+    return f"data     {splits.layout}: {sizes}{held}\nclasses  {len(splits.classes)}: {shown}"
+
+
+def build(run: Run, splits: Splits, start: Classifier | None) -> Classifier:
+    """The network of the run on the classes of the data: fresh, or from given weights with a zero head."""
+    assert splits.train is not None
+    changes = dict(run.model.changes)
+    if start is not None:
+        size = run.model.size or start.preprocessing.size
+        return weights.adapt(
+            start, classes=splits.classes, image_size=size, multi_label=splits.train.multi_label, **changes
+        )
+    content = splits.train.read(0).content
+    native = content.shape[:2] if isinstance(content, np.ndarray) else None
+    size = run.model.size or native or (224, 224)
+    channels = run.data.channels or (content.shape[2] if isinstance(content, np.ndarray) else 3)
+    name = run.model.name
+    if name is None:
+        name, small = model_for_images(size, images=len(splits.train))
+        changes = {**small, **changes}
+    torch.manual_seed(run.seed)
+    return create_model(
+        name,
+        classes=splits.classes,
+        multi_label=splits.train.multi_label,
+        preprocessing=Preprocessing.paper(size, channels=channels),
+        image_size=size,
+        in_channels=channels,
+        **changes,
+    )
+
+
+def settle(run: Run, classifier: Classifier, splits: Splits, device: torch.device, say: Say) -> Run:
+    """``run`` with nothing automatic left in it but the length that ``schedule.time`` buys."""
+    compute, data, model = run.compute, run.data, run.model
+    precision = compute.precision or default_precision(device, classifier)
+    if precision == "fp16" and device.type == "cpu":
+        raise ConfigError("fp16 training needs a GPU", "use --precision bf16 or fp32")
+    compute = replace(
+        compute,
+        device=str(device),
+        precision=precision,
+        compile=compute.compile if compute.compile is not None else device.type == "cuda",
+        threads=compute.threads or len(os.sched_getaffinity(0)),
+    )
+    files = splits.train.kind == "files"
+    workers = data.workers if data.workers is not None else (max(compute.threads - 1, 1) if files else 0)
+    data = replace(
+        data,
+        micro_batch=data.micro_batch or default_micro_batch(classifier, data.batch, device),
+        workers=workers,
+        channels=classifier.config.in_channels,
+    )
+    steps = len_in_steps(run, len(splits.train))
+    save = replace(run.save, log_every=run.save.log_every or (max(1, min(50, steps // 100)) if steps else 10))
+    loss = run.objective.loss or ("sigmoid" if splits.train.multi_label else "softmax")
+    model = replace(model, size=classifier.preprocessing.size)
+    say(
+        f"compute  {device}, {precision}, compile {'on' if compute.compile else 'off'}, {compute.threads} threads, "
+        f"{workers} workers, batch {data.batch} = {data.batch // data.micro_batch} x {data.micro_batch}"
+    )
+    return replace(run, compute=compute, data=data, model=model, save=save, objective=replace(run.objective, loss=loss))
+
+
+def find_device(name: str | None) -> torch.device:
+    """The device asked for, else cuda, mps or cpu, whichever is there first. Raises `ConfigError`."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name is None:
+        return torch.device(next(kind for kind, present in there.items() if present))
+    if not there.get(name.split(":")[0], False):
+        present = ", ".join(kind for kind, is_there in there.items() if is_there)
+        raise ConfigError(f"the device {name!r} is not on this machine", f"choose one of: {present}")
+    return torch.device(name)
+
+
+def default_precision(device: torch.device, classifier: Classifier) -> str:
+    """bf16 where the hardware multiplies it natively and the network is wide enough to gain; see docs/decisions.md."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    if device.type == "cpu" and torch.cpu._is_avx512_bf16_supported() and classifier.width >= 128:
+        return "bf16"
+    return "fp32"
+
+
+def default_micro_batch(classifier: Classifier, batch: int, device: torch.device) -> int:
+    """The largest divisor of ``batch`` whose saved activations stay under 6 GB on a CPU; on a GPU the whole batch is tried."""
+    if device.type == "cuda":
+        return batch
+    config = classifier.config
+    tokens = math.prod(side // patch for side, patch in zip(config.image_size, config.patch_size))
+    bytes_an_image = config.depth * tokens * (34 * config.width + 5 * config.heads * tokens) * 2
+    fits = max(int(6e9 // bytes_an_image), 1)
+    return next(size for size in range(min(batch, fits), 0, -1) if batch % size == 0)
+
+
+def len_in_steps(run: Run, images: int) -> int:
+    """Updates in the run; 0 where only a measurement can tell (``schedule.time``)."""
+    schedule = run.schedule
+    if schedule.steps is not None:
+        return schedule.steps
+    return max(round(schedule.epochs * images / run.data.batch), 1) if schedule.epochs is not None else 0
+
+
+def assemble(
+    run: Run,
+    classifier: Classifier,
+    splits: Splits,
+    folder: RunFolder,
+    device: torch.device,
+    bad: BadImages,
+    transform: Transform | None,
+    say: Say,
+) -> Training:
+    """The `Training` of a settled run."""
+    train = splits.train
+    parameters = trainable(classifier.backbone, head_only=run.model.head_only)
+    size, files = classifier.preprocessing.size, train.kind == "files"
+
+    def batches(start: int, stop: int) -> Iterator[Batch]:
+        return train_batches(
+            train,
+            policy=run.augment,
+            size=size,
+            batch=run.data.batch,
+            seed=run.seed,
+            start=start,
+            stop=stop,
+            workers=run.data.workers,
+            repeats=run.data.repeats,
+            channels=classifier.config.in_channels,
+            transform=transform,
+            bad=bad,
+            device=device,
+        )
+
+    def judge(model: Classifier, stopped: Callable[[], bool]) -> dict[str, float] | None:
+        return quick_figures(model, splits.val, run, bad=bad, stopped=stopped) if splits.val is not None else {}
+
+    steps = len_in_steps(run, len(train))
+    training = Training(
+        run=run,
+        steps=steps or 1_000_000,
+        steps_an_epoch=len(train) / run.data.batch,
+        classifier=classifier,
+        objective=Supervised(classifier.backbone, run.objective.loss, binarise=run.objective.binarise),
+        optimiser=Optimiser(classifier.backbone, run.optim, parameters),
+        average=Average(parameters, run.optim.ema) if run.optim.ema else None,
+        batches=batches,
+        evaluate=judge,
+        folder=folder,
+        device=device,
+        evaluate_every=1,
+        cropped=files or transform is not None,
+        scaler=torch.amp.GradScaler(device.type) if run.compute.precision == "fp16" else None,
+    )
+    return training

@@ -1,0 +1,154 @@
+"""The recipes: one frozen table of whole runs, each with its source. Flags and settings are laid over them.
+
+Batches are images of one update. Where a paper counts epochs of another data set, so does the recipe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vitrail.data.policy import POLICIES
+from vitrail.engine.run import (
+    DataSettings,
+    ModelSettings,
+    ObjectiveSettings,
+    OptimSettings,
+    Run,
+    ScheduleSettings,
+)
+from vitrail.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A run and where its figures come from."""
+
+    run: Run
+    source: str
+    expect: str
+
+
+RECIPES: dict[str, Recipe] = {
+    "small-data": Recipe(
+        source="ours; tuned on digits and CIFAR-10 with two CPU cores (docs/decisions.md, benchmarks/records/)",
+        expect="a ViT from scratch on thousands of images: model, patch and width follow the images' size",
+        run=Run(
+            recipe="small-data",
+            model=ModelSettings(changes={"pool": "gap", "prefix": [], "positions": "learned"}),
+            data=DataSettings(batch=128),
+            optim=OptimSettings(name="muon", lr=2e-3, weight_decay=0.05, clip=1.0),
+            schedule=ScheduleSettings(epochs=40, warmup=0.05, kind="cosine"),
+            augment=POLICIES["small"],
+        ),
+    ),
+    "finetune": Recipe(
+        source="ours: AdamW with layer-wise decay (BEiT; MAE, appendix A.2) on the light augmentation of AugReg",
+        expect="what a practitioner should use by default with --init",
+        run=Run(
+            recipe="finetune",
+            data=DataSettings(batch=32),
+            optim=OptimSettings(name="adamw", lr=3e-4, weight_decay=0.05, layer_decay=0.75, clip=1.0),
+            schedule=ScheduleSettings(epochs=12, warmup=0.1, kind="cosine"),
+            augment=POLICIES["finetune"],
+        ),
+    ),
+    "t4": Recipe(
+        source="the project's recipe for one 16 GB T4: width 384, 6 heads, 12 layers, MLP 1536, patch 16, image 224",
+        expect="32 images a micro-step, 4 micro-steps an update, 50,000 updates; fp16, as the T4 has no bf16",
+        run=Run(
+            recipe="t4",
+            model=ModelSettings(name="vit-s16", size=(224, 224)),
+            data=DataSettings(batch=128, micro_batch=32),
+            optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.1, clip=1.0),
+            schedule=ScheduleSettings(steps=50_000, warmup_steps=1_000, kind="cosine"),
+            augment=POLICIES["inception"],
+        ),
+    ),
+    "paper-imagenet": Recipe(
+        source="Dosovitskiy et al. 2021, table 3, ImageNet row",
+        expect="ViT-B/16 at 384 after fine-tuning: 77.91 % top-1 (table 5)",
+        run=Run(
+            recipe="paper-imagenet",
+            model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": 0.1, "pre_logits": True}),
+            data=DataSettings(batch=4096),
+            optim=OptimSettings(name="adamw", lr=3e-3, weight_decay=0.3, clip=1.0),
+            schedule=ScheduleSettings(epochs=300, warmup_steps=10_000, kind="cosine"),
+            augment=POLICIES["inception"],
+        ),
+    ),
+    "paper-finetune": Recipe(
+        source="Dosovitskiy et al. 2021, table 4 and appendix B.1.1",
+        expect="ViT-B/16 pre-trained on ImageNet-21k: 98.95 % on CIFAR-10 (table 5); pick --lr from 0.001 ... 0.06",
+        run=Run(
+            recipe="paper-finetune",
+            model=ModelSettings(size=(384, 384)),
+            data=DataSettings(batch=512),
+            optim=OptimSettings(name="sgd", lr=0.01, momentum=0.9, weight_decay=0.0, clip=1.0),
+            schedule=ScheduleSettings(steps=10_000, warmup_steps=500, kind="cosine"),
+            augment=POLICIES["inception"],
+        ),
+    ),
+    "plain-vit": Recipe(
+        source="Beyer et al. 2022, Better plain ViT baselines for ImageNet-1k",
+        expect="ViT-S/16: 76.5 % top-1 on ImageNet-1k after 90 epochs",
+        run=Run(
+            recipe="plain-vit",
+            model=ModelSettings(
+                name="vit-s16",
+                size=(224, 224),
+                changes={"pool": "gap", "prefix": [], "positions": "sincos2d", "pre_logits": True},
+            ),
+            data=DataSettings(batch=1024),
+            optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.1, clip=1.0),
+            schedule=ScheduleSettings(epochs=90, warmup_steps=10_000, kind="cosine"),
+            augment=POLICIES["plain_vit"],
+        ),
+    ),
+    "augreg": Recipe(
+        source="Steiner et al. 2022, How to train your ViT, figure 4: medium2 and regularisation for B/16 on ImageNet-1k",
+        expect="ViT-B/16: about 80 % top-1 on ImageNet-1k after 300 epochs",
+        run=Run(
+            recipe="augreg",
+            model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": 0.1, "drop_path": 0.1}),
+            data=DataSettings(batch=4096),
+            objective=ObjectiveSettings(loss="softmax"),
+            optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.1, clip=1.0),
+            schedule=ScheduleSettings(epochs=300, warmup_steps=10_000, kind="cosine"),
+            augment=POLICIES["medium2"],
+        ),
+    ),
+    "deit": Recipe(
+        source="Touvron et al. 2021, table 9",
+        expect="DeiT-S: 79.8 % top-1 on ImageNet-1k after 300 epochs",
+        run=Run(
+            recipe="deit",
+            model=ModelSettings(name="vit-s16", size=(224, 224), changes={"drop_path": 0.1, "gelu": "exact"}),
+            data=DataSettings(batch=1024, repeats=3),
+            optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, clip=None),
+            schedule=ScheduleSettings(epochs=300, warmup=5 / 300, kind="cosine", end=1e-5),
+            augment=POLICIES["deit"],
+        ),
+    ),
+    "deit3": Recipe(
+        source="Touvron et al. 2022, DeiT III; with AdamW in place of LAMB (docs/decisions.md)",
+        expect="ViT-S: 81.4 % top-1 on ImageNet-1k after 800 epochs with LAMB",
+        run=Run(
+            recipe="deit3",
+            model=ModelSettings(
+                name="vit-s16", size=(224, 224), changes={"drop_path": 0.05, "layer_scale": 1e-4, "gelu": "exact"}
+            ),
+            data=DataSettings(batch=2048, repeats=3),
+            objective=ObjectiveSettings(loss="sigmoid", binarise=True),
+            optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, clip=None),
+            schedule=ScheduleSettings(epochs=800, warmup=5 / 800, kind="cosine"),
+            augment=POLICIES["three_augment"],
+        ),
+    ),
+}
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of that name. Raises `ConfigError` with the nearest names."""
+    if name not in RECIPES:
+        raise ConfigError(f"unknown recipe {name!r}", nearest(name, RECIPES))
+    return RECIPES[name]

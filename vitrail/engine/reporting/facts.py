@@ -1,0 +1,90 @@
+"""What a report says, as plain data: it needs no network and no file.
+
+N judged images, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from vitrail.tasks import metrics
+
+SPLITS = {"val": "validation", "train": "training"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """An image that the model got wrong, as it is shown: uint8 (H, W[, C]) and, where known, attention (gh, gw)."""
+
+    key: str
+    true: str
+    predicted: str
+    confidence: float
+    picture: np.ndarray
+    attention: np.ndarray | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFacts:
+    """All that a report says; only ``title`` and ``classes`` are needed.
+
+    ``records`` are the lines of ``metrics.jsonl``. ``probabilities`` (N, K) and ``targets`` (N,), or (N, K) for several
+    labels an image, are those of ``split``. ``figures`` has ``top1`` (or ``map``) with its ends ``top1_low`` and
+    ``top1_high``, and whichever of ``top5 nll ece brier f1_macro f1_micro`` are known, shares as fractions. ``images``
+    counts each split, ``class_counts`` the images of each class (K,) in it.
+    """
+
+    title: str
+    classes: Sequence[str]
+    command: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    data: str = ""
+    layout: str = ""
+    images: Mapping[str, int] = field(default_factory=dict)
+    class_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    model: str = ""
+    parameters: int | None = None
+    multiply_adds: int | None = None
+    image_size: tuple[int, int] | None = None
+    recipe: str = ""
+    records: Sequence[Mapping[str, Any]] = ()
+    split: str = "val"
+    figures: Mapping[str, float] = field(default_factory=dict)
+    probabilities: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    targets: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    mistakes: Sequence[Mistake] = ()
+    seconds: float | None = None
+    images_per_second: float | None = None
+    machine: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    date: str = ""
+    notes: Sequence[str] = ()
+
+    @property
+    def judged(self) -> bool:
+        return len(self.targets) > 0
+
+    @property
+    def multi_label(self) -> bool:
+        return self.targets.ndim == 2
+
+    @property
+    def split_name(self) -> str:
+        return SPLITS.get(self.split, self.split)
+
+    @cached_property
+    def confusion(self) -> np.ndarray:
+        """(K, K), rows true; only for one label an image."""
+        return metrics.confusion(self.probabilities.argmax(1), self.targets, len(self.classes))
+
+    @cached_property
+    def calibration(self) -> metrics.Bins:
+        """Of the predicted class; for several labels an image, of every label's own probability."""
+        if self.multi_label:
+            return metrics.reliability(self.probabilities.ravel(), (self.targets > 0.5).ravel())
+        return metrics.reliability(self.probabilities.max(1), self.probabilities.argmax(1) == self.targets)

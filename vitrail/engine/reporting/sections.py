@@ -1,0 +1,284 @@
+"""The sections of the report, in reading order: each turns facts into markup, or into None where they are missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vitrail.engine.progress import duration
+from vitrail.engine.reporting import figures as draw
+from vitrail.engine.reporting import tally
+from vitrail.engine.reporting.facts import Mistake, ReportFacts
+from vitrail.engine.reporting.markup import SHORT_SIDE_OF_A_DRAWING, Markup, data_uri, join, tag
+from vitrail.engine.reporting.wording import as_yaml, decimal, large, listing, percent, plural, shorten
+from vitrail.tasks import metrics
+
+CURVES = ("loss", "accuracy", "average-precision", "learning-rate", "speed")
+GLOSSES = {
+    "top5": ("Top-5", "the right class is among the five likeliest"),
+    "f1_macro": ("Macro F1", "precision and recall in one, every class weighing the same"),
+    "f1_micro": ("Micro F1", "precision and recall in one, every label weighing the same"),
+    "nll": ("NLL", "negative log-likelihood; 0 is perfect"),
+    "ece": ("ECE", "how far confidence is from accuracy, on average"),
+    "brier": ("Brier", "squared error of the probabilities; 0 is perfect"),
+}
+SHARES = {"top5", "f1_macro", "f1_micro", "ece"}
+SHARPEST = 224  # pixels of an enlarged drawing
+
+
+def lead(*words: object) -> Markup:
+    return tag("p", *words, class_="lead")
+
+
+def headline(facts: ReportFacts) -> Markup:
+    """The one figure, its interval, and what it means in a sentence."""
+    key, name = ("map", "mean average precision") if facts.multi_label else ("top1", "top-1 accuracy")
+    value, low, high = (facts.figures.get(each, math.nan) for each in (key, f"{key}_low", f"{key}_high"))
+    if not math.isfinite(value):
+        return tag("div", unjudged(facts), class_="headline bare")
+    words = [explanation(facts)]
+    if math.isfinite(low) and math.isfinite(high):
+        ends = f"{percent(low)} to {percent(high)} ({percent(0.95, 0)} interval)"
+        strip = draw.interval_strip(value, low, high, commonest_share(facts))
+        words += [lead(f"On other images of the same kind, expect {ends}."), tag("div", strip, class_="strip")]
+    figure = tag("div", tag("p", percent(value), class_="figure-value"), tag("p", name, class_="figure-name"))
+    return join(tag("div", figure, tag("div", *words, class_="words"), class_="headline"), further(facts))
+
+
+def unjudged(facts: ReportFacts) -> Markup:
+    """What can be said where no figure was measured."""
+    losses = [each["loss"] for each in facts.records if "loss" in each]
+    last = f" The training loss ended at {decimal(float(losses[-1]), 4)}." if losses else None
+    return tag("p", "No labelled images were held out, so nothing is known about the accuracy on new images.", last)
+
+
+def explanation(facts: ReportFacts) -> Markup:
+    """The figure in plain words."""
+    where = f"{facts.split_name} image"
+    if not facts.judged:
+        return tag("p", f"Measured on the {where}s.")
+    count, of = len(facts.targets), plural(len(facts.classes), "class", "classes")
+    if facts.multi_label:
+        means = f"For each label the images are ranked by its probability; {percent(1)} puts all that have it first."
+        return tag("p", f"Measured on {plural(count, where)} with labels of {of}. {means}")
+    right = int(np.trace(facts.confusion))
+    wrong = "it is never wrong."
+    if right < count:
+        wrong = f"it is wrong about {plural(count - right, 'image')}, one in {count / (count - right):.2g}."
+    warning = " These are the images it was trained on: new ones will do worse." if facts.split == "train" else ""
+    names = f"Of {plural(count, where)} of {of}, the model names "
+    return tag("p", names, tag("strong", f"{right:,} correctly"), f"; {wrong}{warning}")
+
+
+def commonest_share(facts: ReportFacts) -> float | None:
+    """What always answering the most frequent class of the judged images would reach."""
+    if facts.multi_label or not facts.judged:
+        return None
+    return float(np.bincount(facts.targets).max() / len(facts.targets))
+
+
+def further(facts: ReportFacts) -> Markup | None:
+    """The other figures in a row, each with its meaning; top-5 only where it says something."""
+    rows = []
+    for key, (name, gloss) in GLOSSES.items():
+        if key in facts.figures and not (key == "top5" and len(facts.classes) <= 5):
+            value = percent(facts.figures[key]) if key in SHARES else decimal(facts.figures[key])
+            rows.append(tag("div", tag("dt", name), tag("dd", value, class_="value"), tag("dd", gloss, class_="gloss")))
+    return tag("dl", *rows, class_="more") if rows else None
+
+
+def notes(facts: ReportFacts) -> Markup | None:
+    """What a careful reader should know before believing the figures."""
+    if not facts.notes:
+        return None
+    return tag(
+        "aside", tag("h2", "Worth knowing"), tag("ul", *(tag("li", each) for each in facts.notes)), class_="notes"
+    )
+
+
+def curves(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
+    """The charts over the training step."""
+    charts = [tag("figure", plots[name]) for name in CURVES if name in plots]
+    if not charts:
+        return None
+    words = lead(*curve_words(facts))
+    return join(tag("h2", "How the training went"), words, tag("div", *charts, class_="charts"))
+
+
+def curve_words(facts: ReportFacts) -> list[str]:
+    """The best evaluation, the wait for data, and values that could not be drawn."""
+
+    def finite(column: str) -> list[tuple[float, int]]:
+        values = [(each[column], each["step"]) for each in facts.records if each.get(column) is not None]
+        return [(value, step) for value, step in values if math.isfinite(value)]
+
+    key, name = ("val_map", "mean average precision") if facts.multi_label else ("val_top1", "validation accuracy")
+    words = []
+    if points := finite(key):
+        best, step = max(points, key=lambda point: point[0])
+        last = max(each["step"] for each in facts.records)
+        words.append(f"The best {name}, {percent(best)}, came at step {step:,} of {last:,}. ")
+    if waits := finite("data_wait"):
+        share = percent(float(np.mean([share for share, _ in waits])), 0)
+        words.append(f"The model waited for data {share} of the time. ")
+    if bad := sum("loss" in each for each in facts.records) - len(finite("loss")):
+        words.append(f"The loss was not finite in {plural(bad, 'record')}; the curve has a gap there.")
+    return words
+
+
+def confusion(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
+    """The matrix beside the most frequent mistakes; only those where there are too many classes for a matrix."""
+    if not facts.judged or facts.multi_label or len(facts.classes) < 2:
+        return None
+    drawn = tag("figure", plots["confusion"]) if "confusion" in plots else None
+    pairs = tally.confused_pairs(facts.confusion)
+    title = tag("h2", "What is taken for what")
+    if not pairs:
+        return join(title, lead("Nothing is taken for anything else: no image was given a wrong class."), drawn)
+    support, rows = facts.confusion.sum(1), []
+    for true, named, images in pairs:
+        names = (tag("td", facts.classes[index], class_="text") for index in (true, named))
+        rows.append(tag("tr", *names, tag("td", f"{images:,}"), tag("td", percent(images / support[true]))))
+    table = tag("table", header(("true", "taken for", "images", "of the class"), text=2), tag("tbody", *rows))
+    wrong, shown = int(facts.confusion.sum() - np.trace(facts.confusion)), sum(images for *_, images in pairs)
+    words = (
+        f"The commonest {shown:,} of {plural(wrong, 'mistake')}:" if shown < wrong else f"{plural(wrong, 'mistake')}:"
+    )
+    listed = join(lead(words), scrolled(table, "Mistakes by pair of classes"))
+    return join(title, tag("div", drawn, tag("div", listed), class_="beside") if drawn else listed)
+
+
+def scrolled(table: Markup, name: str) -> Markup:
+    """A table that scrolls by itself, with the keyboard too."""
+    return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=name)
+
+
+def header(names: Sequence[str], *, text: int = 1, sorted_by: str | None = None) -> Markup:
+    """The head of a table: ``text`` columns of words, then numbers; with ``sorted_by`` each heading is a button."""
+    cells = []
+    for index, name in enumerate(names):
+        words = tag("button", name, type="button") if sorted_by else name
+        kind, order = "text" if index < text else None, "ascending" if name == sorted_by else None
+        cells.append(tag("th", words, scope="col", class_=kind, aria_sort=order))
+    return tag("thead", tag("tr", *cells))
+
+
+def classes(facts: ReportFacts) -> Markup | None:
+    """A row for each class, the weakest first."""
+    if not facts.judged:
+        return None
+    shares, at = {}, ""
+    if facts.multi_label:
+        found = metrics.per_label(facts.probabilities - 0.5, facts.targets)
+        shares["AP"] = metrics.average_precision(facts.probabilities, facts.targets)
+        at = f" Here a label counts as given from a probability of {percent(0.5, 0)} on."
+    else:
+        found = metrics.per_class(facts.confusion)
+    shares |= {"precision": found.precision, "recall": found.recall, "F1": found.f1}
+    counts = {f"{facts.split_name} images": found.support}
+    if "train" in facts.class_counts and facts.split != "train":
+        counts["training images"] = np.asarray(facts.class_counts["train"])
+    first = next(iter(shares)) if facts.multi_label else "F1"
+    order = np.argsort(shares[first], kind="stable")  # what is undefined comes last
+    columns = ("class", *shares, *counts)
+    rows = (class_row(facts, index, shares, counts, barred=first) for index in order)
+    dash = " A dash is undefined: no such image, or none given that name." if np.isnan([*shares.values()]).any() else ""
+    means = "Precision: how often the name is right when it is given. Recall: how many of the class’s images get it."
+    table = tag("table", header(columns, sorted_by=first), tag("tbody", *rows))
+    words = lead(f"The weakest first; press a heading to sort. {means}{at}{dash}")
+    return join(tag("h2", "Class by class"), words, scrolled(table, "Class by class"))
+
+
+def class_row(
+    facts: ReportFacts, index: int, shares: Mapping[str, np.ndarray], counts: Mapping[str, np.ndarray], *, barred: str
+) -> Markup:
+    cells = [tag("th", facts.classes[index], scope="row", data_value=facts.classes[index])]
+    for key, values in shares.items():
+        value = float(values[index])
+        known = math.isfinite(value)
+        bar = {"class_": "bar", "style": f"--share:{value:.3f}"} if known and key == barred else {}
+        cells.append(tag("td", percent(value), data_value=f"{value:.6f}" if known else "", **bar))
+    cells += [tag("td", f"{values[index]:,}", data_value=values[index]) for values in counts.values()]
+    return tag("tr", *cells)
+
+
+def mistakes(facts: ReportFacts) -> Markup | None:
+    """The images that the model is most sure and most wrong about."""
+    if not facts.mistakes:
+        return None
+    lit = any(each.attention is not None for each in facts.mistakes)
+    words = "The images it is most confidently wrong about. Some of them may be wrong in the data."
+    looked = " Beside each, where the last layer looks: light is attention." if lit else ""
+    items = (mistake(each, multi_label=facts.multi_label) for each in facts.mistakes)
+    pictures = tag("ul", *items, class_="mistakes" if lit else "mistakes single")
+    return join(tag("h2", "The worst mistakes"), lead(words, looked), pictures)
+
+
+def mistake(each: Mistake, *, multi_label: bool) -> Markup:
+    """One picture, beside it where the model looked, and the two names."""
+    small = min(each.picture.shape[:2]) <= SHORT_SIDE_OF_A_DRAWING
+    how = {"alt": f"An image of {each.true}, taken for {each.predicted}", "class_": "drawing" if small else None}
+    panes = [tag("img", src=data_uri(each.picture), **how)]
+    if each.attention is not None:
+        # enlarged first, so that the light is smooth over hard pixels
+        times = math.ceil(SHARPEST / max(each.picture.shape[:2])) if small else 1
+        lit = draw.attention_overlay(each.picture.repeat(times, 0).repeat(times, 1), each.attention)
+        panes.append(tag("img", src=data_uri(lit), alt="The same image, light where the model looks"))
+    true, predicted = tag("span", each.true, class_="right"), tag("span", each.predicted, class_="wrong")
+    words = (true, " taken for ", predicted, f", {percent(each.confidence)} sure")
+    if multi_label:
+        words = ("has ", true, ", named ", predicted)
+    return tag("li", tag("div", *panes, class_="panes"), tag("p", *words), tag("p", each.key, class_="key"))
+
+
+def calibration(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
+    """Whether a confidence can be taken at its word."""
+    if "reliability" not in plots:
+        return None
+    bins = facts.calibration
+    error, lean = facts.figures.get("ece", bins.error), bins.lean
+    kind = "about as sure as it is right"
+    if abs(lean) > 0.005:
+        kind = "too sure of itself" if lean > 0 else "less sure than it could be"
+    pair = "the probability of a label and how often it is there" if facts.multi_label else "confidence and accuracy"
+    words = [
+        tag("p", f"On average, {pair} are ", tag("strong", percent(error)), f" apart; the model is {kind}."),
+        lead(
+            "Each bar is what came true at that confidence; on the dashed line the two agree. Red is where it promised "
+            "more than came true, pale blue where more came true than it promised. Faded bars rest on fewer than five "
+            f"answers. The distance is the expected calibration error over {len(bins.counts)} bins."
+        ),
+    ]
+    if error >= 0.02 and not facts.multi_label:
+        fits = " fits one temperature that narrows the gap and leaves every answer as it is."
+        words.append(lead(tag("code", "vitrail evaluate --calibrate"), fits))
+    both = tag("div", tag("figure", plots["reliability"]), tag("div", *words), class_="beside even")
+    return join(tag("h2", "Can its confidence be trusted?"), both)
+
+
+def run(facts: ReportFacts) -> Markup | None:
+    """What to repeat to get the same, and what it was measured on."""
+    size = " × ".join(map(str, facts.image_size)) + " pixels" if facts.image_size else None
+    sums = f"{large(facts.multiply_adds)} multiply-adds an image" if facts.multiply_adds else None
+    parameters = f"{large(facts.parameters)} parameters" if facts.parameters else None
+    took = duration(facts.seconds) if facts.seconds is not None else None
+    speed = f"{facts.images_per_second:,.0f} images/s" if facts.images_per_second else None
+    rows = {
+        "Model": ", ".join(filter(None, (facts.model, parameters, sums, size))),
+        "Recipe": facts.recipe,
+        "Data": ": ".join(filter(None, (facts.data, facts.layout))),
+        "Images": ", ".join(f"{count:,} {name}" for name, count in facts.images.items()),
+        "Classes": f"{len(facts.classes):,}: {listing([shorten(name, 40) for name in facts.classes])}",
+        "Time": ", ".join(filter(None, (took, speed))),
+        "Machine": facts.machine,
+        "Versions": ", ".join(f"{name} {version}" for name, version in facts.versions.items() if version != "absent"),
+    }
+    lines = (join(tag("dt", name), tag("dd", words)) for name, words in rows.items() if words)
+    command = tag("pre", tag("code", facts.command), class_="command") if facts.command else None
+    settings = None
+    if facts.config:
+        text = tag("pre", tag("code", as_yaml(facts.config)))
+        settings = tag("details", tag("summary", "Every setting, as resolved"), text)
+    return join(tag("h2", "What was run"), command, tag("dl", *lines, class_="facts"), settings)

@@ -1,0 +1,72 @@
+"""Numbers and settings as a reader wants them: percentages, large counts, lists of names, YAML."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from vitrail.engine.settings import plain
+
+THIN = "\u202f"  # narrow no-break space: a figure never parts from its unit
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share as a percentage; an undefined one is a dash, and only exactly 1 reads as 100."""
+    if not math.isfinite(share):
+        return "–"
+    if share in (0, 1):
+        return f"{share * 100:.0f}{THIN}%"
+    least = 10**-digits
+    shown = min(max(share * 100, least), 100 - least) if 0 < share < 1 else share * 100
+    return f"{shown:.{digits}f}{THIN}%"
+
+
+def decimal(value: float, digits: int = 3) -> str:
+    """A plain decimal number; an undefined one is a dash."""
+    return f"{value:.{digits}f}" if math.isfinite(value) else "–"
+
+
+def large(value: float, unit: str = "") -> str:
+    """Three significant digits and an SI letter: 5717416 -> "5.72 M"."""
+    power = min(max(int(math.log10(max(abs(value), 1)) // 3), 0), 4)
+    shown = f"{value / 1000**power:.3g}" if power else f"{value:,.0f}"
+    return f"{shown}{THIN}{['', 'k', 'M', 'G', 'T'][power]}{unit}".rstrip(THIN)
+
+
+def whole(value: float) -> str:
+    """A count, spelt out while it is short: "1,200", "50 k"."""
+    return f"{value:,.0f}" if abs(value) < 10_000 else large(value)
+
+
+def scientific(value: float) -> str:
+    """Three significant digits and a bare exponent: "3e-4"."""
+    if not value or not math.isfinite(value):
+        return decimal(value, 0)
+    power = math.floor(math.log10(abs(value)) + 1e-9)
+    return f"{value / 10.0**power:.3g}e{power}"
+
+
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """ "1 image", "1,797 images", "0 classes"."""
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
+
+
+def listing(names: Sequence[str], most: int = 12) -> str:
+    """The names with commas, cut after ``most`` of them."""
+    more = f" … and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def shorten(name: str, most: int) -> str:
+    """At most ``most`` characters, the cut marked."""
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def as_yaml(tree: Mapping[str, Any]) -> str:
+    """Settings in their own order; a value that YAML has no word for is shown as its text."""
+    simple = json.loads(json.dumps(plain(tree), default=str))
+    return yaml.safe_dump(simple, sort_keys=False, allow_unicode=True, width=100)

@@ -1,0 +1,103 @@
+"""What a person asked for, as a `Run`: the recipe, then the YAML file, then flags, then ``--set``, each laid over the last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitrail.engine.recipes import find_recipe
+from vitrail.engine.run import Run, part, seconds
+from vitrail.engine.settings import assignment, build, overlay, plain, read_yaml
+from vitrail.errors import ConfigError
+
+LENGTHS = ("epochs", "steps", "time")
+# what built-in data need of any recipe: a mirrored digit is no digit
+BUILT_IN: dict[str, dict[str, Any]] = {"digits": {"augment": {"flip": 0.0}}}
+
+
+def request(
+    *,
+    recipe: str | None = None,
+    config: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    settings: Sequence[str] = (),
+    out: Path | None = None,
+    resume: Path | None = None,
+) -> tuple[Run, Path | None]:
+    """The run asked for, and its folder if one was named.
+
+    Args:
+        recipe: a name of `engine.recipes.RECIPES`; by default ``finetune`` with weights to start from, else ``small-data``.
+        config: a YAML file of settings.
+        flags: nested settings; ``None`` means not given.
+        settings: ``group.key=value`` words.
+        out: the run directory.
+        resume: a run directory to go on in with its own settings.
+
+    Raises `ConfigError` for anything that cannot be meant.
+    """
+    if out is not None and resume is not None and out != resume:
+        raise ConfigError(f"--out {out} and --resume {resume} name two folders", "give one of them")
+    layers = [read_yaml(config) if config else {}, _given(flags or {}), *map(assignment, settings)]
+    asked: dict[str, Any] = {}
+    for layer in layers:
+        asked = overlay(asked, layer)
+    if resume is not None:
+        base = _stored(resume)
+    else:
+        name = recipe or asked.get("recipe") or ("finetune" if _group(asked, "model").get("init") else "small-data")
+        base = overlay(plain(find_recipe(str(name)).run), BUILT_IN.get(_group(asked, "data").get("source"), {}))
+    for layer in layers:
+        base = overlay(_one_length(base, layer), _read_words(layer))
+    run = build(Run, base)
+    if not run.data.source:
+        raise ConfigError("no data were named", "vitrail train DATA; the built-in `digits` needs no files")
+    return run, resume or out
+
+
+def _group(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    group = tree.get(name)
+    return group if isinstance(group, Mapping) else {}
+
+
+def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags without those that were not given."""
+    kept = {key: _given(value) if isinstance(value, Mapping) else value for key, value in flags.items()}
+    return {key: value for key, value in kept.items() if value is not None and value != {}}
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    if not (folder / "config.yaml").exists():
+        raise ConfigError(f"{folder} holds no run to resume", "give the run directory that was printed when it started")
+    return read_yaml(folder / "config.yaml")
+
+
+def _one_length(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` without the length that ``layer`` replaces by another kind of length."""
+    schedule = layer.get("schedule")
+    if isinstance(schedule, Mapping) and any(schedule.get(name) is not None for name in LENGTHS):
+        return overlay(base, {"schedule": dict.fromkeys(LENGTHS)})
+    return base
+
+
+def _read_words(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The layer with its human words read: ``10m``, ``1%``, ``384x256``."""
+    readers = {("schedule", "time"): seconds, ("data", "max_bad"): part, ("model", "size"): size_in_pixels}
+    read = dict(layer)
+    for (group, key), reader in readers.items():
+        inner = read.get(group)
+        if isinstance(inner, Mapping) and inner.get(key) is not None:
+            read[group] = {**inner, key: reader(inner[key])}
+    return read
+
+
+def size_in_pixels(text: str | int | Sequence[int]) -> list[int]:
+    """``384`` or ``"384x256"`` (height x width) as two numbers."""
+    if isinstance(text, Sequence) and not isinstance(text, str):
+        return list(text)
+    found = re.fullmatch(r"(\d+)(?:x(\d+))?", str(text).strip())
+    if found is None:
+        raise ConfigError(f"{text!r} is not a size", "give pixels, as 384 or 384x256 (height x width)")
+    return [int(found[1]), int(found[2] or found[1])]

@@ -1,0 +1,228 @@
+"""A whole training run as one frozen value. It imports no torch, so a mistake in it costs no time.
+
+``None`` in a field means *automatic*: `engine.prepare` decides it once, before the first step, and writes the decision to
+``config.yaml``, from where a resumed run reads it back.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from vitrail.data.policy import Augment
+from vitrail.engine.settings import flatten, plain
+from vitrail.errors import ConfigError
+
+
+def _demand(holds: bool, what: str, remedy: str) -> None:
+    if not holds:
+        raise ConfigError(what, remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Which network: a name of `vitrail.models.MODELS` with changes, or the weights to start from."""
+
+    name: str | None = None
+    init: str | None = None
+    size: tuple[int, int] | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+    head_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            _demand(min(self.size) >= 1, f"model.size is {self.size}", "give a size in pixels, e.g. --size 224")
+        derived = {"image_size", "in_channels", "classes"} & self.changes.keys()
+        _demand(
+            not derived, f"model.changes sets {', '.join(sorted(derived))}", "these follow from --size and the data"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """What is read and how it is grouped; ``batch`` counts the images of one update, however many micro-steps it takes."""
+
+    source: str = ""
+    batch: int = 64
+    micro_batch: int | None = None
+    validation: float = 0.15
+    repeats: int = 1
+    workers: int | None = None
+    on_bad: Literal["skip", "stop"] = "skip"
+    max_bad: float = 0.01
+    channels: int | None = None
+
+    def __post_init__(self) -> None:
+        _demand(self.batch >= 1, f"data.batch is {self.batch}", "give a batch of at least 1")
+        micro = self.micro_batch
+        fits = micro is None or (1 <= micro <= self.batch and self.batch % micro == 0)
+        _demand(fits, f"data.micro_batch {micro} does not divide the batch {self.batch}", "use a divisor of the batch")
+        _demand(
+            0 < self.validation < 1, f"data.validation is {self.validation}", "give a part between 0 and 1, e.g. 0.15"
+        )
+        _demand(self.repeats >= 1, f"data.repeats is {self.repeats}", "1 means no repeated augmentation")
+        _demand(self.workers is None or self.workers >= 0, f"data.workers is {self.workers}", "give 0 or more")
+        _demand(0 <= self.max_bad <= 1, f"data.max_bad is {self.max_bad}", "give a part, e.g. 0.01 or 1%")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveSettings:
+    """What is minimised: soft-target cross-entropy, or one sigmoid per class (multi-label data take it by themselves).
+
+    With ``binarise`` every target above 0 counts as 1 for the sigmoids (DeiT III).
+    """
+
+    loss: Literal["softmax", "sigmoid"] | None = None
+    binarise: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimSettings:
+    """The update rule. Weight decay is decoupled and multiplied by the learning rate, as in the ViT and AdamW papers."""
+
+    name: Literal["adamw", "sgd", "muon"] = "adamw"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.9
+    weight_decay: float = 0.1
+    decay_on: Literal["kernels", "all"] = "kernels"
+    clip: float | None = 1.0
+    layer_decay: float = 1.0
+    ema: float | None = None
+
+    def __post_init__(self) -> None:
+        _demand(self.lr > 0, f"optim.lr is {self.lr}", "give a learning rate above 0, e.g. 1e-3")
+        _demand(self.weight_decay >= 0, f"optim.weight_decay is {self.weight_decay}", "give 0 or more")
+        _demand(all(0 <= beta < 1 for beta in self.betas), f"optim.betas is {self.betas}", "each lies in [0, 1)")
+        _demand(0 <= self.momentum < 1, f"optim.momentum is {self.momentum}", "it lies in [0, 1)")
+        _demand(self.clip is None or self.clip > 0, f"optim.clip is {self.clip}", "give a norm above 0, or null")
+        _demand(0 < self.layer_decay <= 1, f"optim.layer_decay is {self.layer_decay}", "it lies in (0, 1]; 1 is none")
+        _demand(self.ema is None or 0 < self.ema < 1, f"optim.ema is {self.ema}", "give a decay such as 0.999, or null")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSettings:
+    """How long, and the learning rate on the way.
+
+    Exactly one of ``epochs``, ``steps`` and ``time`` (seconds) is asked for; ``steps`` beside ``time`` are those it bought.
+    """
+
+    epochs: float | None = None
+    steps: int | None = None
+    time: float | None = None
+    warmup: float = 0.05
+    warmup_steps: int | None = None
+    kind: Literal["cosine", "linear", "rsqrt", "constant"] = "cosine"
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("epochs", "steps", "time") if getattr(self, name) is not None]
+        _demand(
+            len(given) == 1 or given == ["steps", "time"],
+            f"schedule sets {' and '.join(given) or 'no length'}",
+            "set one of epochs, steps, time",
+        )
+        amount = getattr(self, given[0])
+        _demand(amount > 0, f"schedule.{given[0]} is {amount}", "give a length above 0")
+        _demand(0 <= self.warmup < 1, f"schedule.warmup is {self.warmup}", "give a part of the run, e.g. 0.05")
+        _demand((self.warmup_steps or 0) >= 0, f"schedule.warmup_steps is {self.warmup_steps}", "give 0 or more")
+        _demand(self.end >= 0, f"schedule.end is {self.end}", "give the last learning rate, e.g. 1e-5")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeSettings:
+    """Where and how precisely it runs."""
+
+    device: str | None = None
+    precision: Literal["fp32", "bf16", "bf16-weights", "fp16"] | None = None
+    compile: bool | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveSettings:
+    """What is written while it runs. None of it changes the weights that come out."""
+
+    every: float = 120.0
+    keep: int = 2
+    evaluations: int = 12
+    log_every: int | None = None
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        _demand(self.every > 0, f"save.every is {self.every}", "give seconds between checkpoints")
+        _demand(self.keep >= 1, f"save.keep is {self.keep}", "keep at least one checkpoint")
+        _demand(self.evaluations >= 1, f"save.evaluations is {self.evaluations}", "evaluate at least once, at the end")
+        _demand((self.log_every or 1) >= 1, f"save.log_every is {self.log_every}", "give steps, at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run from data to weights. Every field is explicit; `engine.recipes.RECIPES` holds the named starting points."""
+
+    recipe: str = "custom"
+    seed: int = 0
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    objective: ObjectiveSettings = ObjectiveSettings()
+    optim: OptimSettings = OptimSettings()
+    schedule: ScheduleSettings
+    augment: Augment = Augment()
+    compute: ComputeSettings = ComputeSettings()
+    save: SaveSettings = SaveSettings()
+
+    def __post_init__(self) -> None:
+        _demand(0 <= self.seed < 2**31, f"seed is {self.seed}", "give a whole number from 0 to 2147483647")
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-steps in one update."""
+        return self.data.batch // (self.data.micro_batch or self.data.batch)
+
+
+# May differ between the start and the resumption of a run: they change how it runs, not what comes out of it.
+FREE_TO_CHANGE = ("data.workers", "save.", "data.source", "model.init")
+# May grow: the schedule is stretched over the new length, and the log says so.
+LENGTH = ("schedule.epochs", "schedule.steps", "schedule.time")
+
+
+def differences(asked: Run, stored: Run) -> dict[str, tuple[Any, Any]]:
+    """Settings on which a resumed run disagrees with its folder: path -> (stored, asked).
+
+    Automatic fields of ``asked`` take what is stored; those of `FREE_TO_CHANGE` may differ.
+    """
+    new, old = flatten(plain(asked)), flatten(plain(stored))
+    return {
+        path: (old.get(path), new.get(path))
+        for path in sorted(old.keys() | new.keys())
+        if new.get(path) is not None
+        and new.get(path) != old.get(path)
+        and not (path in FREE_TO_CHANGE or path.startswith("save."))
+        and new[path] != {}
+    }
+
+
+def seconds(text: str | float) -> float:
+    """``"90"``, ``"90s"``, ``"10m"``, ``"1h30m"`` as seconds."""
+    if isinstance(text, (int, float)):
+        return float(text)
+    found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip())
+    if not text.strip() or found is None:
+        raise ConfigError(f"{text!r} is not a length of time", "write 45s, 10m or 1h30m")
+    hours, minutes, rest = (float(part or 0) for part in found.groups())
+    return 3600 * hours + 60 * minutes + rest
+
+
+def part(text: str | float) -> float:
+    """``"1%"`` or ``0.01`` as a fraction."""
+    try:
+        return float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a part of a whole", "write 1% or 0.01") from None
+
+
+def with_source(run: Run, source: str | Path) -> Run:
+    """``run`` reading ``source``."""
+    return replace(run, data=replace(run.data, source=str(source)))

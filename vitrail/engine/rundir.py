@@ -1,0 +1,161 @@
+"""The run directory: its files, who may write in it, and what of it survives a crash.
+
+``metrics.jsonl`` holds only what the run's settings determine, so that a resumed run writes the same bytes as one that was
+never stopped; what depends on the clock goes to ``timing.jsonl``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+import yaml
+
+from vitrail.engine import faults
+from vitrail.engine.board import Board
+from vitrail.engine.run import Run
+from vitrail.engine.settings import build, plain, read_yaml
+from vitrail.errors import ConfigError, VitrailError
+from vitrail.files import disk_errors, dump_json, replace_file
+
+State = Literal["running", "finished", "preempted", "interrupted", "diverged", "failed"]
+
+
+class RunFolder:
+    """One run's folder. Opening it takes the lock; a second process is refused."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: TextIO | None = None
+        self._metrics: TextIO | None = None
+        self._board: Board | None = None
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    def open(self) -> None:
+        """Makes the folder and takes its lock. Raises `DiskError` or, if another process trains there, `ConfigError`."""
+        with disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
+            self._lock = open(self.path / ".lock", "a+")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.seek(0)
+            holder = self._lock.read().strip() or "another process"
+            self._lock.close()
+            raise ConfigError(f"{self.path} is in use by {holder}", "wait for it, or choose another --out") from None
+        self._lock.truncate(0)
+        self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        self._lock.flush()
+
+    def close(self) -> None:
+        for file in (self._metrics, self._board, self._lock):
+            if file is not None:
+                file.close()
+        self._metrics = self._board = self._lock = None
+
+    def write_config(self, run: Run) -> None:
+        replace_file(self.config, yaml.safe_dump(plain(run), sort_keys=False, allow_unicode=True))
+
+    def read_config(self) -> Run:
+        return build(Run, read_yaml(self.config))
+
+    def write_status(self, state: State, **facts: Any) -> None:
+        now = datetime.now().isoformat(timespec="seconds")
+        replace_file(self.path / "status.json", dump_json({"state": state, "time": now, "pid": os.getpid(), **facts}))
+
+    def status(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / "status.json").read_text())
+        except (OSError, ValueError):
+            return {}
+
+    def log(self, line: str) -> None:
+        """Appends one dated line to ``log.txt``."""
+        with disk_errors(self.path), open(self.path / "log.txt", "a", encoding="utf-8") as file:
+            file.write(f"{datetime.now().isoformat(timespec='seconds')}  {line}\n")
+
+    def start_metrics(self, size: int, *, step: int, tensorboard: bool = False) -> None:
+        """Opens ``metrics.jsonl`` cut back to its first ``size`` bytes: what the checkpoint of ``step`` had seen."""
+        if tensorboard:
+            self._board = Board(self.path / "tensorboard", start=step)
+        with disk_errors(self.path):
+            self._metrics = open(self.path / "metrics.jsonl", "a", encoding="utf-8")
+            self._metrics.truncate(size)
+
+    def write_metrics(self, record: Mapping[str, Any]) -> int:
+        """Appends a record to ``metrics.jsonl``; returns the file's size in bytes."""
+        assert self._metrics is not None, "start_metrics comes first"
+        with disk_errors(self.path):
+            self._metrics.write(json.dumps(record) + "\n")
+            self._metrics.flush()
+        if self._board is not None:
+            self._board.write(record)
+        faults.hit("run.after_metrics")
+        return os.fstat(self._metrics.fileno()).st_size
+
+    def sync_metrics(self) -> None:
+        """Makes what `write_metrics` wrote survive a loss of power; a checkpoint that counts on it comes after."""
+        if self._metrics is not None:
+            with disk_errors(self.path):
+                os.fsync(self._metrics.fileno())
+
+    def write_timing(self, record: Mapping[str, Any]) -> None:
+        with disk_errors(self.path), open(self.path / "timing.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return _read_lines(self.path / "metrics.jsonl")
+
+    def timing(self) -> list[dict[str, Any]]:
+        return _read_lines(self.path / "timing.jsonl")
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSON-lines file; a half line at its end (a crash) is left out."""
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def default_folder(run: Run, model_name: str) -> Path:
+    """``runs/<date>-<time>-<data>-<model>``, made unique."""
+    data = Path(run.data.source).stem or "data"
+    stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{data}-{model_name}"
+    path, count = stem, 1
+    while path.exists():
+        count += 1
+        path = stem.with_name(f"{stem.name}-{count}")
+    return path
+
+
+def why_stopped(error: BaseException) -> State:
+    """The state that an error leaves a run in."""
+    names: dict[int, State] = {75: "preempted", 130: "interrupted", 5: "diverged"}
+    return names.get(error.code, "failed") if isinstance(error, VitrailError) else "failed"

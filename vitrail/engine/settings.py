@@ -1,0 +1,183 @@
+"""A tree of frozen dataclasses from words: YAML files, ``--set a.b=1`` and flags, with errors that name the nearest key.
+
+Only plain Python values live in such a tree (numbers, words, tuples, dictionaries and further dataclasses), so it goes to
+YAML and back unchanged. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Hashable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from vitrail.errors import ConfigError, nearest
+
+Settings = TypeVar("Settings")
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML whose duplicate keys are an error (plain PyYAML keeps the last one without a word)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds; every way it can be wrong is a `ConfigError` with its line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the settings file {str(path)!r} cannot be read: {error}", "check the path") from error
+    try:
+        tree = yaml.load(text, Loader=_StrictLoader) or {}
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or error
+        raise ConfigError(f"{path}{where}: {problem}", "mend the YAML of this line") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} holds {type(tree).__name__}, not settings", "write `key: value` lines")
+    return tree
+
+
+def build(kind: type[Settings], tree: Mapping[str, Any], *, where: str = "") -> Settings:
+    """An instance of the dataclass ``kind`` from nested mappings.
+
+    Raises `ConfigError` for an unknown key (with the nearest right ones), a value of the wrong type, or whatever the
+    dataclass itself refuses.
+    """
+    hints = typing.get_type_hints(kind)
+    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    for key in tree:
+        if key not in known:
+            raise ConfigError(f"unknown setting {where + str(key)!r}", nearest(str(key), known))
+    values = {key: convert(value, hints[key], where + key) for key, value in tree.items()}
+    try:
+        return kind(**values)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where.rstrip('.') or kind.__name__}: {error}", "see `vitrail train --help`") from error
+
+
+def convert(value: Any, hint: Any, where: str) -> Any:
+    """``value`` as the annotation ``hint`` wants it: words become numbers (``1e-3`` is a string in YAML), lists tuples."""
+    if hint is Any:
+        return value
+    if is_dataclass(hint):
+        if is_dataclass(value):
+            return value
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} is {value!r}, not a group of settings", f"write `{where}.KEY=VALUE`")
+        return build(typing.cast(type, hint), value, where=where + ".")
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(value, inner, where)
+    if origin is typing.Literal:
+        if value in inner:
+            return value
+        raise ConfigError(f"{where} is {value!r}", nearest(str(value), [str(each) for each in inner]))
+    if origin is tuple and isinstance(value, (list, tuple)):
+        parts = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
+        if len(parts) == len(value):
+            return tuple(convert(each, part, where) for each, part in zip(value, parts))
+    elif origin is dict and isinstance(value, Mapping):
+        return dict(value)
+    elif isinstance(hint, type) and (scalar := _scalar(value, hint)) is not None:
+        return scalar
+    raise ConfigError(f"{where} is {value!r}", f"give {_words(hint)}")
+
+
+def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    failure: ConfigError | None = None
+    # numbers before words: "--set optim.clip=1" must not become the string "1" where both are allowed
+    for option in sorted((each for each in options if each is not type(None)), key=lambda each: each is str):
+        try:
+            return convert(value, option, where)
+        except ConfigError as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def _scalar(value: Any, hint: type) -> Any:
+    """``value`` as bool, int, float or str, or None where it is none of them."""
+    if hint is bool:
+        words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+        return value if isinstance(value, bool) else words.get(str(value).lower())
+    if isinstance(value, bool):
+        return None
+    if hint in (int, float) and isinstance(value, (int, float, str)):
+        try:
+            number = float(value)
+        except ValueError:
+            return None
+        return number if hint is float else int(number) if number.is_integer() else None
+    return str(value) if hint is str and isinstance(value, (str, int, float)) else None
+
+
+def _words(hint: Any) -> str:
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+    if hint in names:
+        return names[hint]
+    return f"a list of {len(typing.get_args(hint))}" if typing.get_origin(hint) is tuple else "another kind of value"
+
+
+def plain(value: Any) -> Any:
+    """The tree as dictionaries, lists and scalars, ready for YAML or JSON."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return value
+
+
+def overlay(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with the values of ``change`` laid over it, group by group; a new dictionary."""
+    merged = dict(base)
+    for key, value in change.items():
+        old = merged.get(key)
+        merged[key] = overlay(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def assignment(text: str) -> dict[str, Any]:
+    """The nested mapping that ``a.b=1`` stands for; the value is read as YAML."""
+    path, equals, value = text.partition("=")
+    if not equals or not all(path.strip().split(".")):
+        raise ConfigError(f"{text!r} sets nothing", "write --set group.key=value, e.g. --set optim.lr=3e-4")
+    try:
+        tree: Any = yaml.load(value, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value of --set {text!r} is not YAML", "quote it") from error
+    for key in reversed(path.strip().split(".")):
+        tree = {key: tree}
+    return tree
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of a tree by their dotted path, lists kept whole."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            leaves.update(flatten(value, f"{prefix}{key}."))
+        else:
+            leaves[prefix + key] = value
+    return leaves

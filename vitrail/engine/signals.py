@@ -1,0 +1,41 @@
+"""SIGTERM and Ctrl-C as a request that the loop reads between two steps, so that nothing is cut in half."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+from vitrail.errors import Interrupted, Preempted
+
+
+class StopRequests:
+    """While entered, the first SIGTERM or SIGINT is noted in `asked`; a second Ctrl-C interrupts at once.
+
+    Python delivers signals to the main thread only; elsewhere this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> StopRequests:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.asked == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = number
+
+    def error(self, where: str) -> Preempted | Interrupted:
+        """What to raise once the state is saved; ``where`` says how to go on."""
+        if self.asked == signal.SIGTERM:
+            return Preempted("stopped by SIGTERM; a checkpoint is saved", where)
+        return Interrupted("stopped by Ctrl-C; a checkpoint is saved", where)

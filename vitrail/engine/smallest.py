@@ -1,0 +1,27 @@
+"""Which ViT to train from scratch on a small set: a size that follows the images, as `small-data` needs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def model_for_images(size: tuple[int, int], *, images: int) -> tuple[str, dict[str, Any]]:
+    """A name of `vitrail.models.MODELS` and changes to it, for pictures of ``size`` (height, width) pixels.
+
+    The patch gives 16 tokens to the smallest pictures and 64 to 196 to larger ones; the width grows with the pictures and
+    stays small for fewer than 5,000 images, where a wider ViT only memorises (docs/decisions.md has the measurements).
+    """
+    side = min(size)
+    if side <= 16:
+        patch, width, depth = 2, 64, 4
+    elif side <= 40:
+        patch, width, depth = 4, 192 if images >= 5_000 else 128, 6
+    elif side <= 96:
+        patch, width, depth = 8, 192, 6
+    else:
+        patch, width, depth = 16, 192, 12
+    while any(length % patch for length in size) and patch > 1:
+        patch //= 2
+    heads = max(width // 64, 2 if width < 128 else 1)
+    changes = {"patch_size": (patch, patch), "width": width, "depth": depth, "heads": heads, "mlp_width": 4 * width}
+    return "vit-ti16", changes

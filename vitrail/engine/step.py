@@ -1,0 +1,147 @@
+"""One update: a function of (run, weights, step number) and of nothing else.
+
+B images of an update, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.data.augment import augment
+from vitrail.data.loader import Batch
+from vitrail.data.mixing import mix, smooth
+from vitrail.engine.optim import learning_rate
+from vitrail.engine.training import Training
+from vitrail.errors import DivergedError
+from vitrail.files import dump_json, replace_file
+
+
+def take_step(training: Training, batch: Batch) -> float:
+    """One update from one batch; returns its loss. Progress is counted, the average follows."""
+    run, progress = training.run, training.progress
+    images, targets = inputs(training, batch)  # (B, C, h, w) fp32, (B,) or (B, K)
+    rate = learning_rate(run.schedule, run.optim.lr, progress.step, training.steps)
+    training.optimiser.set_rate(rate)
+    loss = float(backward(training, images, targets))
+    scaler = training.scaler
+    if scaler is not None:
+        for part in training.optimiser.parts:
+            scaler.unscale_(part)
+    norm = float(training.optimiser.gradient_norm())
+    if not math.isfinite(loss) or (scaler is None and not math.isfinite(norm)):
+        _diverged(training, batch, loss, norm)
+    if scaler is None:
+        training.optimiser.step()
+    else:
+        for part in training.optimiser.parts:
+            scaler.step(part)
+        scaler.update()
+    training.refresh_working()
+    if training.average is not None:
+        training.average.update(training.optimiser.parameters, progress.step)
+    progress.step += 1
+    progress.images += len(batch.keys)
+    return loss
+
+
+def inputs(training: Training, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The batch as the network sees it: augmented, normalised, mixed, its targets softened where the run asks."""
+    run, classifier = training.run, training.classifier
+    policy, size = run.augment, classifier.preprocessing.size
+    batch = batch.to(training.device)
+    images = augment(batch.images, batch.ids, policy, size=size, seed=run.seed, cropped=training.cropped)
+    images = classifier.preprocessing.normalise(images)
+    targets = batch.targets
+    if targets.ndim == 1 and (policy.mixes or policy.smoothing):
+        targets = nn.functional.one_hot(targets, len(classifier.classes)).float()
+    if policy.smoothing:
+        targets = smooth(targets, policy.smoothing)
+    if policy.mixes:
+        images, targets = mix(images, targets, batch.ids, policy, seed=run.seed)
+    return images, targets
+
+
+def backward(training: Training, images: Tensor, targets: Tensor) -> Tensor:
+    """Accumulates the gradient of the batch's mean loss over micro-steps; returns that loss.
+
+    Each micro-step seeds torch's generator from (seed, step, micro-step), so dropout and drop path need no saved state.
+    Out of memory halves the micro-batch and starts the batch again.
+    """
+    micro = training.run.data.micro_batch or len(images)
+    while True:
+        try:
+            return _backward(training, images, targets, micro)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error) or micro == 1:
+                raise
+        micro = max(micro // 2, 1)
+        _shrink(training, micro)
+
+
+def _backward(training: Training, images: Tensor, targets: Tensor, micro: int) -> Tensor:
+    training.optimiser.zero_grad()
+    total = torch.zeros((), device=images.device)
+    for count, (some, answers) in enumerate(zip(images.split(micro), targets.split(micro))):
+        torch.manual_seed(_mixed(training.run.seed, training.progress.step, count))
+        with training.autocast:
+            if training.working is not training.objective:
+                some = some.to(torch.bfloat16)
+            loss, _ = training.step_module(some, answers)
+        loss = loss * (len(some) / len(images))
+        (loss if training.scaler is None else training.scaler.scale(loss)).backward()
+        total += loss.detach()
+        _collect_gradients(training)
+    return total
+
+
+def _mixed(seed: int, step: int, micro: int, rank: int = 0) -> int:
+    """One 63-bit seed from four counters (the finaliser of splitmix64)."""
+    value = 0
+    for part in (seed, step, rank, micro):
+        value = (value ^ part) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+        value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        value ^= value >> 31
+    return value >> 1
+
+
+def _collect_gradients(training: Training) -> None:
+    """Adds the working copy's gradients to those of the fp32 weights, and clears them."""
+    if training.working is training.objective:
+        return
+    for master, worker in zip(training.objective.parameters(), training.working.parameters()):
+        if worker.grad is not None:
+            gradient = worker.grad.float()
+            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+            worker.grad = None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    words = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in words or "can't allocate memory" in words
+
+
+def _shrink(training: Training, micro: int) -> None:
+    run = training.run
+    training.run = replace(run, data=replace(run.data, micro_batch=micro))
+    training.folder.write_config(training.run)
+    training.folder.log(
+        f"out of memory at step {training.progress.step}: {run.accumulate * 2} micro-steps of {micro} images from here on; "
+        "the run is no longer bit-comparable with one that never ran out"
+    )
+    if training.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _diverged(training: Training, batch: Batch, loss: float, norm: float) -> None:
+    step = training.progress.step
+    facts = {"step": step, "loss": str(loss), "gradient_norm": str(norm), "keys": batch.keys}
+    replace_file(training.folder.path / "diverged.json", dump_json(facts))
+    raise DivergedError(
+        f"the loss is {loss} and the gradient's norm {norm} at step {step}; this update was not applied",
+        f"lower --lr (now {training.run.optim.lr:g}) or set optim.clip=1; the batch is named in "
+        f"{training.folder.path / 'diverged.json'}",
+    )

@@ -1,0 +1,144 @@
+"""Tables written row by row, so that a million answers need no memory: CSV, JSON lines, Parquet."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import numpy as np
+
+from vitrail.errors import ConfigError
+from vitrail.files import disk_errors
+
+
+class Table(Protocol):
+    """Where rows go."""
+
+    def write(self, row: dict[str, Any]) -> None: ...
+
+
+@contextmanager
+def open_table(out: Path | None, kind: str | None = None) -> Iterator[Table]:
+    """A table that is written row by row: CSV, JSON lines or Parquet by ``kind`` or the name's end; stdout without ``out``.
+
+    The file appears under its name only when it is whole. Raises `ConfigError` for an unknown kind, `DiskError`.
+    """
+    kind = kind or (out.suffix.lstrip(".").lower() if out else "csv")
+    if kind not in TABLES:
+        raise ConfigError(f"no table is written as {kind!r}", f"name the file .{', .'.join(TABLES)}")
+    if out is None:
+        if kind == "parquet":
+            raise ConfigError("a Parquet table cannot go to stdout", "give --out predictions.parquet")
+        with TABLES[kind](sys.stdout) as table:
+            yield table
+        return
+    beside = out.with_name(f".{out.name}.partial")
+    with disk_errors(out), ExitStack() as stack:
+        file = stack.enter_context(open(beside, "wb" if kind == "parquet" else "w", **_text(kind)))
+        try:
+            with TABLES[kind](file) as table:
+                yield table
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        file.flush()
+        beside.replace(out)
+
+
+def _text(kind: str) -> dict[str, str]:
+    return {} if kind == "parquet" else {"encoding": "utf-8", "newline": ""}
+
+
+@contextmanager
+def _csv(file: TextIO) -> Iterator[Table]:
+    yield _CsvTable(file)
+
+
+class _CsvTable:
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+        self.writer: csv.DictWriter | None = None
+
+    def write(self, row: dict[str, Any]) -> None:
+        if self.writer is None:
+            self.writer = csv.DictWriter(self.file, fieldnames=list(row), lineterminator="\n")
+            self.writer.writeheader()
+        self.writer.writerow({name: plain_cell(value) for name, value in row.items()})
+
+
+def plain_cell(value: Any) -> Any:
+    """A cell that no spreadsheet runs: words that begin like a formula get a quote before them."""
+    return "'" + value if isinstance(value, str) and value[:1] in "=+-@\t\r" else value
+
+
+@contextmanager
+def _json_lines(file: TextIO) -> Iterator[Table]:
+    class Lines:
+        def write(self, row: dict[str, Any]) -> None:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+    yield Lines()
+
+
+@contextmanager
+def _parquet(file: Any, rows_a_group: int = 1024) -> Iterator[Table]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as missing:
+        raise ConfigError("writing Parquet needs pyarrow", "pip install 'vitrail[data]'") from missing
+    held: list[dict[str, Any]] = []
+    writer: Any = None
+
+    def flush() -> None:
+        nonlocal writer
+        if held:
+            table = pyarrow.Table.from_pylist(held)
+            writer = writer or pyarrow.parquet.ParquetWriter(file, table.schema)
+            writer.write_table(table)
+            held.clear()
+
+    class Groups:
+        def write(self, row: dict[str, Any]) -> None:
+            held.append(row)
+            if len(held) >= rows_a_group:
+                flush()
+
+    yield Groups()
+    flush()
+    if writer is not None:
+        writer.close()
+
+
+TABLES: dict[str, Any] = {"csv": _csv, "jsonl": _json_lines, "parquet": _parquet}
+
+
+def write_features(out: Path, features: Iterator[tuple[str, np.ndarray]]) -> str:
+    """Writes (key, features (D,)) pairs by the ending of ``out``; returns a line that says what was written.
+
+    ``.npy`` holds an array (N, D) with the keys in ``<out>.txt``; the tables have a column ``path`` and one list or D columns.
+    """
+    if out.suffix.lower() == ".npy":
+        keys, rows = [], []
+        for key, row in features:
+            keys.append(key)
+            rows.append(row)
+        array = np.stack(rows) if rows else np.zeros((0, 0), np.float32)
+        with disk_errors(out):
+            np.save(out, array)
+            Path(f"{out}.txt").write_text("".join(f"{key}\n" for key in keys), encoding="utf-8")
+        return f"{array.shape[0]} x {array.shape[1]} features in {out}, their paths in {out}.txt"
+    count = 0
+    flat = out.suffix.lower() == ".csv"
+    with open_table(out) as table:
+        for key, row in features:
+            values = [round(float(value), 6) for value in row]
+            spread = {f"f{place}": value for place, value in enumerate(values)} if flat else {"features": values}
+            table.write({"path": key, **spread})
+            count += 1
+    return f"features of {count} images in {out}"

@@ -1,0 +1,117 @@
+"""A training between two steps: everything it works with, and everything a checkpoint must remember of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.data.loader import Batch
+from vitrail.engine.checkpoint import Checkpoint
+from vitrail.engine.optim import Average, Optimiser
+from vitrail.engine.run import Run
+from vitrail.engine.rundir import RunFolder
+from vitrail.objectives.supervised import Supervised
+from vitrail.tasks.classification import Classifier
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Progress:
+    """What a checkpoint must remember beside tensors; all of it is a function of the run and the step."""
+
+    step: int = 0
+    images: int = 0
+    loss_sum: float = 0.0  # since the last line of metrics.jsonl
+    loss_count: int = 0
+    evaluated: int = -1  # the last step that was evaluated
+    metrics_bytes: int = 0
+
+
+@dataclass
+class Training:
+    """Everything a run works with, made by `engine.prepare`."""
+
+    run: Run  # every automatic choice is made
+    steps: int
+    steps_an_epoch: float
+    classifier: Classifier
+    objective: Supervised
+    optimiser: Optimiser
+    average: Average | None
+    batches: Callable[[int, int], Iterator[Batch]]  # (start, stop) -> the batches of those steps
+    evaluate: Callable[[Classifier, Callable[[], bool]], dict[str, float] | None]
+    folder: RunFolder
+    device: torch.device
+    evaluate_every: int
+    cropped: bool  # the loader has cropped and scaled already
+    scaler: torch.amp.GradScaler | None = None
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        weights = self.run.compute.precision == "bf16-weights"
+        # the working copy computes in bf16; the optimiser, the average and the checkpoints see the fp32 weights
+        self.working = copy.deepcopy(self.objective).to(torch.bfloat16) if weights else self.objective
+        self.step_module = torch.compile(self.working) if self.run.compute.compile else self.working
+
+    @property
+    def autocast(self) -> AbstractContextManager:
+        kind = AUTOCAST.get(self.run.compute.precision or "fp32")
+        return torch.autocast(self.device.type, kind) if kind is not None else nullcontext()
+
+    @torch.no_grad()
+    def refresh_working(self) -> None:
+        """Brings the working copy up to the weights."""
+        if self.working is not self.objective:
+            torch._foreach_copy_(list(self.working.parameters()), list(self.objective.parameters()))
+
+
+class averaged:
+    """While entered, the classifier holds the averaged weights (where the run averages)."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.kept: list[Tensor] = []
+
+    def __enter__(self) -> None:
+        if self.training.average is not None:
+            parameters = self.training.optimiser.parameters
+            self.kept = [parameter.detach().clone() for parameter in parameters.values()]
+            self._put(list(self.training.average.tensors.values()))
+
+    def __exit__(self, *error: object) -> None:
+        if self.training.average is not None:
+            self._put(self.kept)
+
+    @torch.no_grad()
+    def _put(self, tensors: list[Tensor]) -> None:
+        torch._foreach_copy_(list(self.training.optimiser.parameters.values()), tensors)
+
+
+def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Copies of all that a checkpoint holds: groups of named tensors, and the plain state."""
+    groups = {"model": training.classifier.backbone.state_dict(), "optimiser": training.optimiser.tensors()}
+    if training.average is not None:
+        groups["average"] = training.average.tensors
+    tensors = {group: {name: each.clone() for name, each in named.items()} for group, named in groups.items()}
+    scaler = training.scaler.state_dict() if training.scaler is not None else None
+    return tensors, {"progress": asdict(training.progress), "steps": training.steps, "scaler": scaler}
+
+
+def restore(training: Training, saved: Checkpoint) -> None:
+    """Puts ``training`` where the checkpoint was taken."""
+    training.classifier.backbone.load_state_dict(saved.tensors["model"])
+    training.optimiser.load_tensors(saved.tensors["optimiser"])
+    if training.average is not None:
+        for name, tensor in saved.tensors["average"].items():
+            training.average.tensors[name].copy_(tensor)
+    if training.scaler is not None:
+        training.scaler.load_state_dict(saved.state["scaler"])
+    training.progress = Progress(**saved.state["progress"])
+    training.refresh_working()
