@@ -20,17 +20,17 @@ Axes: B pictures, C channels, H and W as they come, h and w as the model takes t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitrail.data.draws import NOTHING, Layer, draw_erasing, draw_flips, draw_layers, draw_shifts
 from vitrail.data.erasing import fill_boxes, noise_boxes
-from vitrail.data.geometry import GEOMETRY, Numbers, box, flip, resample, shift
-from vitrail.data.operations import COUNTED, PASSES, TABLES, counts_of, cut_boxes, in_parts, look_up, put
+from vitrail.data.geometry import GEOMETRY, Numbers, box, flip, resample, shift, visible
+from vitrail.data.operations import LOOKING, PASSES, TABLES, cut_boxes, in_parts, look_up, put
 from vitrail.data.policy import Augment, crop_boxes
 
 
@@ -102,36 +102,27 @@ def _placed(
     if policy.crop == "pad":
         window = window @ shift(draw_shifts(policy, ids, seed, size))
     mirrored = flip(draw_flips(policy, ids, seed), size[1])
-    matrices = window @ mirrored @ moved
-    ends = window @ np.array(
-        [[0.0, size[1]], [0.0, size[0]], [1.0, 1.0]]
-    )  # the window's corners, (B, x y 1, low or high)
-    frames = ends[:, :2].transpose(0, 2, 1).reshape(-1, 4)
 
     same = (height, width) == size
     placed = levels if same else levels.new_empty(*levels.shape[:2], *size)
-    plain = same & (window == np.eye(3)).all((1, 2)) & (moved == np.eye(3)).all((1, 2))
-    turned = plain & (mirrored[:, 0, 0] < 0)
-    if turned.any():
-        rows = _on(np.flatnonzero(turned), levels)
+    turned = (moved != np.eye(3)).any((1, 2))
+    plain = same & (window == np.eye(3)).all((1, 2)) & ~turned
+    if (chosen := np.flatnonzero(plain & (mirrored[:, 0, 0] < 0))).size:
+        rows = _on(chosen, levels)
         put(placed, rows, levels.index_select(0, rows).flip(-1))
-    halvings = np.rint(np.log2(np.sqrt(np.abs(np.linalg.det(matrices[:, :2, :2]))))).clip(0).astype(int)
+
+    matrices = window @ mirrored @ moved
+    ends = window @ np.array([[0.0, size[1]], [0.0, size[0]], [1.0, 1.0]])  # the window's corners, (B, x y 1, low or high)
+    frames = ends[:, :2].transpose(0, 2, 1).reshape(-1, 4)
+    halvings = np.rint(np.log2(np.abs(np.linalg.det(matrices))) / 2).clip(0).astype(int)
+    border = policy.pad_mode if policy.crop == "pad" else "edge"
     for times in np.unique(halvings[~plain]):
         chosen = np.flatnonzero(~plain & (halvings == times))
-        rows = _on(chosen, levels)
-        put(placed, rows, _read(levels.index_select(0, rows), matrices[chosen], frames[chosen], size, 2**times, policy))
+        rows, matrix = _on(chosen, levels), matrices[chosen]
+        seen = [visible(matrix, frames[chosen], size)] if turned[chosen].any() else []
+        read = partial(resample, size=size, fill=policy.fill, border=border, step=2**times)
+        put(placed, rows, in_parts(read, levels.index_select(0, rows), torch.from_numpy(matrix), *seen))
     return placed
-
-
-def _read(
-    levels: Tensor, matrices: Numbers, frames: Numbers, size: tuple[int, int], step: int, policy: Augment
-) -> Tensor:
-    border = policy.pad_mode if policy.crop == "pad" else "edge"
-
-    def read(some: Tensor, matrix: Tensor, frame: Tensor) -> Tensor:
-        return resample(some, matrix.numpy(), size, frames=frame.numpy(), fill=policy.fill, border=border, step=step)
-
-    return in_parts(read, levels, torch.from_numpy(matrices), torch.from_numpy(frames))
 
 
 def _toned(levels: Tensor, layers: Sequence[Layer], fill: int) -> Tensor:
@@ -150,23 +141,19 @@ def _toned(levels: Tensor, layers: Sequence[Layer], fill: int) -> Tensor:
             waiting[due] = False
 
     for layer in layers:
-        settle((layer.names != NOTHING) & ~np.isin(layer.names, list(TABLES)))
+        settle(~np.isin(layer.names, [NOTHING, *(TABLES.keys() - LOOKING)]))
         for name, chosen in _groups(layer):
             rows, values = _on(chosen, levels), _on(layer.values[chosen], levels).float()
+            some, so_far = levels.index_select(0, rows), tables[rows]
             if name in TABLES:
-                so_far = tables[rows].long()
-                if name in COUNTED:
-                    counts = in_parts(counts_of, levels.index_select(0, rows))
-                    counts = torch.zeros_like(counts).scatter_add_(-1, so_far, counts)  # as they are after the table
-                else:
-                    counts = torch.empty_like(so_far)
-                tables[rows] = TABLES[name](values, counts).expand(so_far.shape).gather(-1, so_far)
+                made = in_parts(TABLES[name], some, values) if name in LOOKING else TABLES[name](some, values)
+                tables[rows] = made.expand(so_far.shape).gather(-1, so_far.long())
                 waiting[chosen] = True
             elif name in PASSES:
-                put(levels, rows, in_parts(PASSES[name], levels.index_select(0, rows), values))
+                put(levels, rows, in_parts(PASSES[name], some, values))
             else:
                 boxes = cut_boxes(layer.values[chosen], layer.places[chosen], *levels.shape[-2:])
-                put(levels, rows, fill_boxes(levels.index_select(0, rows), boxes, fill))
+                put(levels, rows, fill_boxes(some, boxes, fill))
     settle(waiting.copy())
     return levels
 

@@ -61,10 +61,10 @@ GEOMETRY: dict[str, Callable[[Numbers, int, int], Numbers]] = {
 
 def resample(
     images: Tensor,
-    matrices: Numbers,
-    size: tuple[int, int],
+    matrices: Tensor,
+    seen: Tensor | None = None,
     *,
-    frames: Numbers | None = None,
+    size: tuple[int, int],
     fill: int = 128,
     border: Border = "edge",
     step: int = 1,
@@ -73,9 +73,9 @@ def resample(
 
     Args:
         images: (B, C, H, W), uint8, or floats as levels 0 to 255.
-        matrices: (B, 3, 3).
+        matrices: (B, 3, 3), on the host.
+        seen: (B, 2, h) from `visible`; what is not seen becomes ``fill``.
         size: (h, w).
-        frames: (B, 4) as left, top, right, bottom in read pixels; what lies outside becomes ``fill``.
         border: what the picture is beyond its edge: its edge, its mirror image about the outermost pixels, or 0.
         step: the pictures are first averaged over ``step`` by ``step`` pixels.
 
@@ -87,27 +87,39 @@ def resample(
         source = F.avg_pool2d(source, step, ceil_mode=True)
     # -1 to 1 from the first pixel's centre to the last one's, a unit in which grid_sample reflects as numpy pads
     scales = [2 / (step * max(side - 1, 1)) for side in source.shape[:-3:-1]]
-    unit = np.array([[scales[0], 0, -1 - step / 2 * scales[0]], [0, scales[1], -1 - step / 2 * scales[1]], [0, 0, 1]])
-    terms = torch.from_numpy(unit @ matrices).to(images.device, torch.float32)
-    x_factor, y_factor, offset = terms[:, :2, :, None, None].unbind(2)  # each (B, 2, 1, 1)
+    unit = torch.tensor(
+        [[scales[0], 0, -1 - step / 2 * scales[0]], [0, scales[1], -1 - step / 2 * scales[1]]], dtype=torch.float64
+    )
+    terms = (unit @ matrices).to(images.device, torch.float32)  # (B, x or y, 3)
+    x_factor, y_factor, offset = terms[..., None, None].unbind(2)  # each (B, 2, 1, 1)
     x = torch.arange(size[1], device=images.device) + 0.5
     y = torch.arange(size[0], device=images.device)[:, None] + 0.5
     places = x_factor * x + (y_factor * y + offset)  # (B, 2, h, w)
     padding = "reflection" if border == "reflect" else "border"
-    read = F.grid_sample(source, places.permute(0, 2, 3, 1), mode="bilinear", padding_mode=padding, align_corners=True)
-    made = stored(read, images)
+    made = F.grid_sample(
+        source, places.permute(0, 2, 3, 1), mode="bilinear", padding_mode=padding, align_corners=True
+    )
+    made = stored(made, images)
     if border == "zero":
-        picture = np.array([0.0, 0.0, images.shape[-1], images.shape[-2]])
-        _cover(made, visible(matrices, np.broadcast_to(picture, (len(images), 4)), size), 0)
-    if frames is not None:
-        _cover(made, visible(matrices, frames, size), fill)
+        edges = np.array([[0.0, 0.0, images.shape[-1], images.shape[-2]]])
+        _cover(made, visible(matrices.numpy(), edges, size), 0)
+    if seen is not None:
+        _cover(made, seen, fill)
     return made
 
 
-def visible(matrices: Numbers, frames: Numbers, size: tuple[int, int]) -> NDArray[np.int16]:
-    """In each made row the first column whose place lies within the frame, and the one after the last.  # -> (2, B, h)
+def visible(matrices: Numbers, frames: Numbers, size: tuple[int, int]) -> Tensor:
+    """In each made row the first column whose place lies within the frame, and the one after the last.
 
     Found on the host in double precision: in single, some pixel in a million falls on the other side of the edge.
+
+    Args:
+        matrices: (B, 3, 3).
+        frames: (B, 4) as left, top, right, bottom in read pixels.
+        size: (h, w).
+
+    Returns:
+        (B, 2, h) int16, on the host.
     """
     y = np.arange(size[0]) + 0.5
     factor = matrices[:, :2, 0, None]  # (B, x or y, 1)
@@ -116,17 +128,17 @@ def visible(matrices: Numbers, frames: Numbers, size: tuple[int, int]) -> NDArra
     with np.errstate(divide="ignore", invalid="ignore"):
         # a place that does not move along the row gives infinities, and 0 / 0 on an edge: the low one is within
         columns = np.nan_to_num((edges - start) / factor, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
-    first, last = columns.min(0).max(1), columns.max(0).min(1)  # each (B, h)
-    return np.ceil(np.stack([first, last])).clip(0, size[1]).astype(np.int16)
+    ends = np.stack([columns.min(0).max(1), columns.max(0).min(1)], axis=1)  # (B, 2, h)
+    return torch.from_numpy(np.ceil(ends).clip(0, size[1]).astype(np.int16))
 
 
-def _cover(made: Tensor, columns: NDArray[np.int16], level: int) -> None:
-    first, last = torch.from_numpy(columns).to(made.device)[:, :, None, :, None].unbind(0)  # each (B, 1, h, 1)
+def _cover(made: Tensor, seen: Tensor, level: int) -> None:
+    first, last = seen.to(made.device)[:, :, None, :, None].unbind(1)  # each (B, 1, h, 1)
     column = torch.arange(made.shape[-1], dtype=torch.int16, device=made.device)
-    seen = ((column >= first) & (column < last)).to(made.dtype)  # (B, 1, h, w)
+    inside = ((column >= first) & (column < last)).to(made.dtype)  # (B, 1, h, w)
     # rather than a masked fill, which takes longer than all the rest of this
-    made *= seen
-    made += (1 - seen) * level
+    made *= inside
+    made += (1 - inside) * level
 
 
 def stored(values: Tensor, like: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ def _expand(name: str) -> list[Path]:
         return [Path(line.strip()) for line in sys.stdin if line.strip()]
     path = Path(name)
     if path.is_dir():
-        inside = sorted(each for each in path.rglob("*") if each.suffix.lower() in EXTENSIONS and each.is_file())
+        inside = sorted(each for each in path.rglob("*") if each.suffix[1:].lower() in EXTENSIONS and each.is_file())
         if not inside:
             raise DataError(f"the folder {name} holds no images", "name files, or a folder that holds some")
         return inside

@@ -35,9 +35,9 @@ RECIPES: dict[str, Recipe] = {
         run=Run(
             recipe="small-data",
             model=ModelSettings(changes={"pool": "gap", "prefix": [], "positions": "learned"}),
-            data=DataSettings(batch=128),
-            optim=OptimSettings(name="muon", lr=2e-3, weight_decay=0.05, clip=1.0),
-            schedule=ScheduleSettings(epochs=40, warmup=0.05, kind="cosine"),
+            data=DataSettings(batch=64),
+            optim=OptimSettings(name="muon", lr=3e-3, weight_decay=0.05, clip=1.0),
+            schedule=ScheduleSettings(epochs=50, warmup=0.05, kind="cosine"),
             augment=POLICIES["small"],
         ),
     ),

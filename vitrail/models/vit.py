@@ -251,22 +251,25 @@ class ViT(nn.Module):
 
     def _layers(self, patches: Patches) -> list[tuple[Any, Tensor | None, Relative | None]]:
         """Each block with what is added to its input (B or 1, T, D) and its relative positions, where it has them."""
-        config, (x, grid, ids) = self.config, patches
-        which = [depth if config.positions_at == "every" else 0 for depth in range(config.depth)]
+        config, (x, grid, ids), depth = self.config, patches, self.config.depth
+        added: list[Tensor | None] = [None]
+        relative: list[Relative | None] = [None]
         if config.positions == "relative":
-            which = [0 if config.positions_at == "shared" else depth for depth in range(config.depth)]
-            tables = positions.relative_tables(config, self.get_parameter("pos_embed_relative"), grid)
+            tables = positions.relative_tables(config, self.get_parameter("pos_embed_relative"), grid)  # (L, R, E)
             index = positions.relative_index(config, grid, ids, x.device)
-            return [(block, None, Relative(tables[table], index)) for block, table in zip(self.blocks, which)]
-        if config.positions == "none" or config.positions_at == "stem":
-            return [(block, None, None) for block in self.blocks]
-        added = []
-        for table in which:
-            prefix, places = self._embeddings(table, grid, x)
-            places = _take(places, ids)
-            prefix = F.pad(prefix, (0, 0, 0, config.registers)).expand(len(places), -1, -1)
-            added.append(torch.cat([prefix, places], 1))
-        return [(block, each, None) for block, each in zip(self.blocks, added)]
+            relative = [Relative(table, index) for table in tables]
+        elif config.positions != "none" and config.positions_at != "stem":
+            tables = range(depth if config.positions_at == "every" else 1)
+            added = [self._slots(patches, table) for table in tables]
+        # one for all layers, or one each
+        return list(zip(self.blocks, (added * depth)[:depth], (relative * depth)[:depth]))
+
+    def _slots(self, patches: Patches, table: int) -> Tensor:
+        """The embeddings of a table for the whole sequence, zero for registers: (B or 1, T, D)."""
+        prefix, places = self._embeddings(table, patches.grid, patches.x)
+        places = _take(places, patches.ids)
+        prefix = F.pad(prefix, (0, 0, 0, self.config.registers)).expand(len(places), -1, -1)
+        return torch.cat([prefix, places], 1)
 
     def pool(self, tokens: Tokens) -> Tensor:
         """What the head reads: (B, T, D) to (B, D), y of equation (4); (B, P D) where each prefix token has a head."""
@@ -292,7 +295,7 @@ class ViT(nn.Module):
         x, maps = self._begin(patches), []
         for block, added, relative in self._layers(patches):
             x = block(x if added is None else x + added, relative)
-            maps.append(x[:, -len(patches.x[0]) :].mT.unflatten(2, patches.grid))
+            maps.append(x[:, -patches.x.shape[1] :].mT.unflatten(2, patches.grid))
         return maps
 
     def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
