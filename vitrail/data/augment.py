@@ -20,7 +20,6 @@ Axes: B pictures, C channels, H and W as they come, h and w as the model takes t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -28,9 +27,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data.draws import NOTHING, Layer, draw_erasing, draw_flips, draw_layers, draw_shifts
-from vitrail.data.erasing import fill_boxes, noise_boxes
+from vitrail.data.erasing import noise_boxes
 from vitrail.data.geometry import GEOMETRY, Numbers, box, flip, resample, shift, visible
-from vitrail.data.operations import LOOKING, PASSES, TABLES, cut_boxes, in_parts, look_up, put
+from vitrail.data.operations import LOOKING, PASSES, TABLES, cut_boxes, inside, look_up, parts, put
 from vitrail.data.policy import Augment, crop_boxes
 
 
@@ -51,9 +50,9 @@ def augment(
         (B, C, h, w) of the same kind. Tone operations round floats to 256 levels; nothing else does.
     """
     assert len(images) == len(ids), (len(images), len(ids))
-    assert not cropped or images.shape[-2:] == size, (images.shape, size)
+    assert not cropped or tuple(images.shape[-2:]) == size, (images.shape, size)
     whole = images.dtype == torch.uint8
-    levels = images.clone(memory_format=torch.contiguous_format) if whole else images * 255
+    levels = images.clone(memory_format=torch.contiguous_format) if whole else (images * 255).contiguous()
     early, late, moved = _split(draw_layers(policy, ids, seed), ids, size)
     levels = _toned(levels, early, policy.fill)
     levels = _placed(levels, ids, policy, size, seed, cropped, moved)
@@ -97,7 +96,7 @@ def _placed(
     height, width = levels.shape[-2:]
     window = np.tile(np.eye(3), (len(ids), 1, 1))
     if not cropped:
-        boxes = crop_boxes(policy, seed, *ids.T, height, width, aspect=size[1] / size[0])
+        boxes = crop_boxes(policy, seed, *ids.T, height=height, width=width, aspect=size[1] / size[0])
         window = box(boxes, *size)
     if policy.crop == "pad":
         window = window @ shift(draw_shifts(policy, ids, seed, size))
@@ -112,16 +111,17 @@ def _placed(
         put(placed, rows, levels.index_select(0, rows).flip(-1))
 
     matrices = window @ mirrored @ moved
-    ends = window @ np.array([[0.0, size[1]], [0.0, size[0]], [1.0, 1.0]])  # the window's corners, (B, x y 1, low or high)
-    frames = ends[:, :2].transpose(0, 2, 1).reshape(-1, 4)
+    corners = np.array([[0.0, size[1]], [0.0, size[0]], [1.0, 1.0]])  # x, y, 1 of the upper left and the lower right
+    frames = (window @ corners)[:, :2].transpose(0, 2, 1).reshape(-1, 4)
     halvings = np.rint(np.log2(np.abs(np.linalg.det(matrices))) / 2).clip(0).astype(int)
     border = policy.pad_mode if policy.crop == "pad" else "edge"
     for times in np.unique(halvings[~plain]):
         chosen = np.flatnonzero(~plain & (halvings == times))
-        rows, matrix = _on(chosen, levels), matrices[chosen]
+        matrix = matrices[chosen]
         seen = [visible(matrix, frames[chosen], size)] if turned[chosen].any() else []
-        read = partial(resample, size=size, fill=policy.fill, border=border, step=2**times)
-        put(placed, rows, in_parts(read, levels.index_select(0, rows), torch.from_numpy(matrix), *seen))
+        for rows, some, *where in parts(levels, _on(chosen, levels), torch.from_numpy(matrix), *seen):
+            made = resample(some, *where, size=size, fill=policy.fill, border=border, step=2**times)
+            put(placed, rows, made)
     return placed
 
 
@@ -135,38 +135,43 @@ def _toned(levels: Tensor, layers: Sequence[Layer], fill: int) -> Tensor:
 
     def settle(chosen: NDArray[np.bool_]) -> None:
         if (due := np.flatnonzero(chosen & waiting)).size:
-            rows = _on(due, levels)
-            put(levels, rows, in_parts(look_up, levels.index_select(0, rows), tables[rows]))
-            tables[rows] = identity
+            all_rows = _on(due, levels)
+            for rows, some, table in parts(levels, all_rows, tables[all_rows]):
+                put(levels, rows, look_up(some, table))
+            tables[all_rows] = identity
             waiting[due] = False
 
     for layer in layers:
         settle(~np.isin(layer.names, [NOTHING, *(TABLES.keys() - LOOKING)]))
         for name, chosen in _groups(layer):
-            rows, values = _on(chosen, levels), _on(layer.values[chosen], levels).float()
-            some, so_far = levels.index_select(0, rows), tables[rows]
-            if name in TABLES:
-                made = in_parts(TABLES[name], some, values) if name in LOOKING else TABLES[name](some, values)
-                tables[rows] = made.expand(so_far.shape).gather(-1, so_far.long())
-                waiting[chosen] = True
-            elif name in PASSES:
-                put(levels, rows, in_parts(PASSES[name], some, values))
-            else:
+            values = _on(layer.values[chosen], levels).float()
+            for rows, some, value in parts(levels, _on(chosen, levels), values):
+                if name in TABLES:
+                    table = TABLES[name](some, value).expand(len(rows), *tables.shape[1:])
+                    tables[rows] = table.gather(-1, tables[rows].long())
+                elif name in PASSES:
+                    put(levels, rows, PASSES[name](some, value))
+            if name == "cutout":
                 boxes = cut_boxes(layer.values[chosen], layer.places[chosen], *levels.shape[-2:])
-                put(levels, rows, fill_boxes(some, boxes, fill))
+                _fill(levels, chosen, boxes, fill)
+            waiting[chosen] = name in TABLES
     settle(waiting.copy())
     return levels
+
+
+def _fill(levels: Tensor, chosen: NDArray[np.intp], boxes: NDArray[np.int64], fill: int) -> None:
+    for rows, some, corners in parts(levels, _on(chosen, levels), _on(boxes, levels)):
+        put(levels, rows, some.masked_fill_(inside(corners, *levels.shape[-2:]), fill))
 
 
 def _erase(levels: Tensor, ids: NDArray[np.int64], policy: Augment, seed: int) -> None:
     chosen, boxes, states = draw_erasing(policy, ids, seed, (levels.shape[-2], levels.shape[-1]))
     if not chosen.size:
         return
-    rows = _on(chosen, levels)
     if policy.erase_fill == "noise":
-        noise_boxes(levels, rows, boxes, states)
+        noise_boxes(levels, _on(chosen, levels), boxes, states)
     else:
-        put(levels, rows, fill_boxes(levels.index_select(0, rows), boxes, policy.fill))
+        _fill(levels, chosen, boxes, policy.fill)
 
 
 def _on(array: NDArray, like: Tensor) -> Tensor:

@@ -85,13 +85,13 @@ def draw_layers(policy: Augment, ids: NDArray[np.int64], seed: int) -> list[Laye
 
 def draw_flips(policy: Augment, ids: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
     """Which pictures are flipped.  # -> (B,)"""
-    return uniforms(seed, "flip", *ids.T, 1)[:, 0] < policy.flip
+    return uniforms(seed, "flip", *ids.T, count=1)[:, 0] < policy.flip
 
 
 def draw_shifts(policy: Augment, ids: NDArray[np.int64], seed: int, size: tuple[int, int]) -> NDArray[np.int64]:
     """By how many pixels of ``size`` a padded picture is shifted, right and down.  # -> (B, 2)"""
     widest = np.rint(policy.pad * np.array(size[::-1])).astype(np.int64)
-    return (uniforms(seed, "pad", *ids.T, 2) * (2 * widest + 1)).astype(np.int64) - widest
+    return (uniforms(seed, "pad", *ids.T, count=2) * (2 * widest + 1)).astype(np.int64) - widest
 
 
 def draw_erasing(
@@ -103,12 +103,12 @@ def draw_erasing(
         (M,) rows, (M, 4) boxes (left, top, width, height), (M,) keys.
     """
     height, width = size
-    draws = uniforms(seed, "erase", *ids.T, 3 + 2 * tries)  # (B, 3 + 2 tries)
+    draws = uniforms(seed, "erase", *ids.T, count=3 + 2 * tries)  # (B, 3 + 2 tries)
     (small, large), (narrow, broad) = policy.erase_area, policy.erase_aspect
     area = height * width * (small + (large - small) * draws[:, 3::2])  # (B, tries)
     aspect = narrow * (broad / narrow) ** draws[:, 4::2]
     sides = np.rint(np.stack([np.sqrt(area / aspect), np.sqrt(area * aspect)], -1)).astype(np.int64)
-    fits = (sides > 0).all(-1) & (sides < [width, height]).all(-1)
+    fits = np.asarray(np.all((sides > 0) & (sides < [width, height]), axis=-1))
     rows = np.flatnonzero((draws[:, 0] < policy.erase) & fits.any(-1))
     sides = sides[rows, fits[rows].argmax(-1)]  # (M, 2)
     corners = (draws[rows, 1:3] * (np.array([width, height]) - sides + 1)).astype(np.int64)
@@ -116,7 +116,7 @@ def draw_erasing(
 
 
 def _three_augment(policy: Augment, ids: NDArray[np.int64], seed: int) -> Layer:
-    which, how_much = uniforms(seed, "three", *ids.T, 2).T
+    which, how_much = uniforms(seed, "three", *ids.T, count=2).T
     names = THREE[(3 * which).astype(np.int64)]
     low, high = policy.blur
     # 128 is Pillow's threshold for solarising; blur alone has a strength
@@ -124,7 +124,7 @@ def _three_augment(policy: Augment, ids: NDArray[np.int64], seed: int) -> Layer:
 
 
 def _jitter(policy: Augment, ids: NDArray[np.int64], seed: int) -> list[Layer]:
-    draws = uniforms(seed, "jitter", *ids.T, 6)
+    draws = uniforms(seed, "jitter", *ids.T, count=6)
     order = draws[:, :3].argsort(axis=1)  # (B, 3)
     values = 1 + np.array(policy.jitter) * (2 * draws[:, 3:] - 1)  # (B, 3)
     names = np.where(np.array(policy.jitter) > 0, JITTER, NOTHING)
@@ -133,10 +133,10 @@ def _jitter(policy: Augment, ids: NDArray[np.int64], seed: int) -> list[Layer]:
 
 
 def _randaugment(policy: Augment, ids: NDArray[np.int64], seed: int, depth: int) -> Layer:
-    which, whether, sign, *places = uniforms(seed, f"randaugment {depth}", *ids.T, 5).T
+    which, whether, sign, *places = uniforms(seed, f"randaugment {depth}", *ids.T, count=5).T
     magnitude = np.full(len(ids), policy.magnitude)
     if policy.magnitude_std:
-        magnitude += policy.magnitude_std * normals(seed, f"magnitude {depth}", *ids.T, 1)[:, 0]
+        magnitude += policy.magnitude_std * normals(seed, f"magnitude {depth}", *ids.T, count=1)[:, 0]
         magnitude = magnitude.clip(0, max(10.0, policy.magnitude))
     names = np.array(policy.operations)[(which * len(policy.operations)).astype(np.int64)]
     strengths = STRENGTHS | INCREASING if policy.increasing else STRENGTHS

@@ -10,16 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.data.operations import inside, stored
+from vitrail.data.geometry import stored
 from vitrail.data.randomness import FIRST, GOLDEN, SECOND
 
 # unit noise after the usual normalisation of photographs is, before it, this
 NOISE_MEAN, NOISE_DEVIATION = 0.45 * 255, 0.225 * 255
-
-
-def fill_boxes(images: Tensor, boxes: NDArray[np.int64], level: float) -> Tensor:
-    """The pictures (M, C, H, W) with ``level`` in their boxes (M, 4)."""
-    return images.masked_fill(inside(torch.from_numpy(boxes).to(images.device), *images.shape[-2:]), level)
 
 
 def noise_boxes(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], states: NDArray[np.uint64]) -> None:

@@ -96,9 +96,7 @@ def resample(
     y = torch.arange(size[0], device=images.device)[:, None] + 0.5
     places = x_factor * x + (y_factor * y + offset)  # (B, 2, h, w)
     padding = "reflection" if border == "reflect" else "border"
-    made = F.grid_sample(
-        source, places.permute(0, 2, 3, 1), mode="bilinear", padding_mode=padding, align_corners=True
-    )
+    made = F.grid_sample(source, places.permute(0, 2, 3, 1), mode="bilinear", padding_mode=padding, align_corners=True)
     made = stored(made, images)
     if border == "zero":
         edges = np.array([[0.0, 0.0, images.shape[-1], images.shape[-2]]])
@@ -143,4 +141,7 @@ def _cover(made: Tensor, seen: Tensor, level: int) -> None:
 
 def stored(values: Tensor, like: Tensor) -> Tensor:
     """Floats as the pictures they came from: rounded to uint8, or kept, and within 0 to 255. ``values`` is used up."""
-    return (values.round_() if like.dtype == torch.uint8 else values).clamp_(0, 255).to(like.dtype)
+    if like.dtype != torch.uint8:
+        return values.clamp_(0, 255)
+    # by way of 16 bits, to which a processor converts floats many at a time
+    return values.round_().clamp_(0, 255).to(torch.int16).to(torch.uint8)

@@ -58,12 +58,12 @@ def draw_mixing(
     """
     height, width = size
     keys = (ids[:1] if policy.mix_each == "batch" else ids).T
-    whether, switch, x, y = uniforms(seed, "mix", *keys, 4).T
+    whether, switch, x, y = uniforms(seed, "mix", *keys, count=4).T
     cut = (switch < policy.switch) if policy.mixup and policy.cutmix else np.full(len(switch), policy.cutmix > 0)
     shares = np.zeros(len(cut))
     for chosen, alpha in ((cut, policy.cutmix), (~cut, policy.mixup)):
         if alpha:
-            drawn = betas(seed, "mix weight", *keys, 1, alpha=alpha, beta=alpha)[:, 0]
+            drawn = betas(seed, "mix weight", *keys, count=1, alpha=alpha, beta=alpha)[:, 0]
             shares = np.where(chosen, np.minimum(drawn, 1 - drawn) if policy.mix_major else 1 - drawn, shares)
     shares = np.where(whether < policy.mix_probability, shares, 0.0)
     half = (np.sqrt(shares)[:, None] * [width, height]).astype(np.int64) // 2  # (M, 2)

@@ -11,7 +11,7 @@ deviation in pixels; translations and cut-outs are parts of the side.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from vitrail.data.geometry import GEOMETRY, resample, stored, visible
 
 LUMA = (0.299, 0.587, 0.114)
-PART = 2**19  # numbers that a processor works on at once, so that a core's cache holds them and what is made of them
+PART = 2**18  # numbers that a processor works on at once, so that a core's cache holds them and what is made of them
 
 
 def _levels(like: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def _without_colour(images: Tensor, _: Tensor) -> Tensor:
 
 def _colour(images: Tensor, factor: Tensor) -> Tensor:
     factor = factor[:, None, None, None]
-    return stored((images * factor).add_(_grey(images) * (1 - factor)), images)
+    return stored(images.to(torch.float32, copy=True).mul_(factor).add_(_grey(images) * (1 - factor)), images)
 
 
 def _sharpness(images: Tensor, factor: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def _sharpness(images: Tensor, factor: Tensor) -> Tensor:
     rows = wide[..., :-2, :] + wide[..., 1:-1, :] + wide[..., 2:, :]
     around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
     share = ((1 - factor) / 13)[:, None, None, None]  # of each neighbour
-    sharper = (around * share).addcmul_(wide[..., 1:-1, 1:-1].float(), 1 - 9 * share)
+    sharper = around.float().mul_(share).addcmul_(wide[..., 1:-1, 1:-1].float(), 1 - 9 * share)
     made = images.clone()
     made[..., 1:-1, 1:-1] = stored(sharper, images)
     return made
@@ -137,12 +137,14 @@ def _blur(images: Tensor, deviation: Tensor) -> Tensor:
     weights = (whole + part + 1 - distances).clamp(0, 1) / (2 * (whole + part) + 1)  # (reach + 1, B)
     weights = weights[..., None, None, None]
     blurred = images.float()
-    for axis, pad in ((-1, (reach, reach, 0, 0)), (-2, (0, 0, reach, reach))):
+    for _ in range(2):  # along the columns of the transposed picture, which are its rows, then along its own
+        blurred = blurred.mT.contiguous()
+        side = blurred.shape[-2]
         for _ in range(3):
-            wide, side = F.pad(blurred, pad, mode="replicate"), images.shape[axis]
-            blurred = wide.narrow(axis, reach, side) * weights[0]
+            wide = F.pad(blurred, (0, 0, reach, reach), mode="replicate")
+            blurred = wide.narrow(-2, reach, side) * weights[0]
             for away in range(1, reach + 1):
-                both = wide.narrow(axis, reach - away, side) + wide.narrow(axis, reach + away, side)
+                both = wide.narrow(-2, reach - away, side) + wide.narrow(-2, reach + away, side)
                 blurred.addcmul_(both, weights[away])
             if images.dtype == torch.uint8:  # Pillow keeps 8 bits from one blur to the next
                 blurred.round_()
@@ -197,12 +199,11 @@ def cut_boxes(half: NDArray[np.float64], places: NDArray[np.float64], height: in
     return np.concatenate([corner, 2 * reach, 2 * reach], -1)
 
 
-def in_parts(operation: Callable[..., Tensor], images: Tensor, *arguments: Tensor) -> Tensor:
-    """``operation(images, *arguments)``, on a processor a few pictures at a time."""
-    count = len(images) if images.is_cuda else max(PART // max(images[0].numel(), 1), 1)
-    if len(images) <= count:
-        return operation(images, *arguments)
-    return torch.cat([operation(*some) for some in zip(*(each.split(count) for each in (images, *arguments)))])
+def parts(images: Tensor, rows: Tensor, *arguments: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """``(rows, images[rows], *arguments)`` (M, ...) for all rows at once, or on a processor a few at a time."""
+    count = max(PART // max(images[0].numel(), 1), 1) if images.device.type == "cpu" else len(rows)
+    for some, *rest in zip(*(each.split(count) for each in (rows, *arguments))):
+        yield some, images.index_select(0, some), *rest
 
 
 def operate(images: Tensor, name: str, values: NDArray[np.float64], *, fill: int = 128) -> Tensor:

@@ -51,7 +51,8 @@ class Augment:
         three_augment: one of grey, solarise and Gaussian blur for each picture (DeiT III).
         blur: range of its standard deviation, in pixels.
         jitter: brightness, contrast and saturation are each multiplied by 1 - j ... 1 + j, in random order.
-        erase: probability of random erasing (Zhong et al. 2020), with ranges of the area and of height over width.
+        erase: probability of random erasing (Zhong et al. 2020).
+        erase_area, erase_aspect: ranges of the erased box's area over the picture's, and of its height over its width.
         erase_fill: ``noise`` is normal noise for each pixel, ``constant`` the level ``fill``.
         mixup, cutmix: the parameter of Beta(a, a); 0 is never. With both, ``switch`` is the probability of CutMix.
         mix_probability: that a batch (or a picture) is mixed at all.
@@ -137,7 +138,8 @@ class Augment:
         for key in plain:
             if key not in known:
                 raise ConfigError(f"unknown setting augment.{key}", nearest(key, known))
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()})
+        values: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in plain.items()}
+        return cls(**values)
 
 
 GOOGLE = Augment(crop_area=(0.05, 1.0), crop_rule="height")  # the inception crop of the ViT papers, and a flip
@@ -174,7 +176,7 @@ POLICIES: dict[str, Augment] = {
     # DeiT III (Touvron et al. 2022), section 3
     "three_augment": Augment(three_augment=True, jitter=(0.3, 0.3, 0.3), mixup=0.8, cutmix=1.0),
     # ours: small pictures from scratch; photographs under weights that know the world already
-    "small": Augment(crop="pad"),
+    "small": Augment(crop="pad", pad_mode="zero"),
     "finetune": Augment(crop_area=(0.25, 1.0)),
 }
 
@@ -227,7 +229,7 @@ def _sides_by_area(policy: Augment, draws: NDArray[np.float64], height: int, wid
     area = height * width * (small + (large - small) * draws[..., 0])
     aspect = narrow * (broad / narrow) ** draws[..., 1]
     sides = np.rint(np.stack([np.sqrt(area * aspect), np.sqrt(area / aspect)], -1)).astype(np.int64)  # (..., tries, 2)
-    fits = (sides > 0).all(-1) & (sides <= [width, height]).all(-1)
+    fits = np.all((sides > 0) & (sides <= [width, height]), axis=-1)
     largest = min(width, round(height * broad)), min(height, round(width / narrow))
     return _first(sides, fits, np.array(largest))
 
@@ -241,13 +243,13 @@ def _sides_by_height(policy: Augment, draws: NDArray[np.float64], height: int, w
     tall = np.floor(least + draws[..., 0] * np.maximum(most - least + 1, 0))
     sides = np.stack([np.rint(tall * aspect), tall], -1).astype(np.int64)  # (..., tries, 2)
     area = sides.prod(-1) / (height * width)
-    fits = (sides > 0).all(-1) & (sides <= [width, height]).all(-1) & (area <= large) & (area >= small)
+    fits = np.all((sides > 0) & (sides <= [width, height]), axis=-1) & (area <= large) & (area >= small)
     return _first(sides, fits, np.array([width, height]))
 
 
-def _first(sides: NDArray[np.int64], fits: NDArray[np.bool_], otherwise: NDArray[np.int64]) -> NDArray[np.int64]:
-    chosen = np.take_along_axis(sides, fits.argmax(-1)[..., None, None], -2)[..., 0, :]  # (..., 2)
-    return np.where(fits.any(-1)[..., None], chosen, otherwise)
+def _first(sides: NDArray[np.int64], fits: ArrayLike, otherwise: NDArray[np.int64]) -> NDArray[np.int64]:
+    chosen = np.take_along_axis(sides, np.argmax(fits, axis=-1, keepdims=True)[..., None], -2)[..., 0, :]  # (..., 2)
+    return np.where(np.any(fits, axis=-1, keepdims=True), chosen, otherwise)
 
 
 CROP_RULES = {"area": _sides_by_area, "height": _sides_by_height}

@@ -27,7 +27,7 @@ def keys(seed: int, stream: str, epoch: ArrayLike, sample: ArrayLike, view: Arra
     name = int.from_bytes(blake2b(stream.encode(), digest_size=8).digest(), "little")
     parts = (seed % 2**64, name, epoch, sample, view)
     with np.errstate(over="ignore"):  # wrapping around is the arithmetic meant here
-        state = np.uint64(0)
+        state = np.zeros((), np.uint64)
         for part in parts:
             state = _finalise((state ^ _as_words(part)) + np.uint64(GOLDEN))
     return np.asarray(state)
@@ -49,7 +49,7 @@ def uniforms(
 
     The first numbers do not depend on ``count``.
     """
-    return (words(seed, stream, epoch, sample, view, count) >> np.uint64(11)) * 2.0**-53
+    return (words(seed, stream, epoch, sample, view, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def integers(
@@ -98,9 +98,8 @@ def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
 
 
 def _as_words(part: ArrayLike) -> NDArray[np.uint64]:
-    if isinstance(part, int):
-        return np.uint64(part % 2**64)
-    return np.asarray(part).astype(np.int64).view(np.uint64)
+    whole = np.uint64(part % 2**64) if isinstance(part, int) else np.asarray(part).astype(np.int64).view(np.uint64)
+    return np.asarray(whole)
 
 
 def _finalise(word: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -67,7 +67,11 @@ def train(
         "compute": {"device": device, "precision": precision},
     }
     run, folder = request(
-        recipe=recipe, config=config and Path(config), flags=flags, settings=settings, out=out and Path(out)
+        recipe=recipe,
+        config=Path(config) if config else None,
+        flags=flags,
+        settings=settings,
+        out=Path(out) if out else None,
     )
     return run_training(
         run,

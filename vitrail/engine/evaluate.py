@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from vitrail.data.memory import keep_decoded
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, open_data
 from vitrail.engine.judge import Judgement, choose_split, from_logits, judge
+from vitrail.engine.machine import keep_large_buffers
 from vitrail.engine.prepare import find_device
 from vitrail.engine.progress import Show
 from vitrail.evaluation.calibration import fit_temperature
@@ -40,7 +41,7 @@ class Reading:
     workers: int = 0
     device: str | None = None
     precision: str = "fp32"
-    on_bad: str = "skip"
+    on_bad: Literal["skip", "stop"] = "skip"
     max_bad: float = 0.01
     quiet: bool = False
 
@@ -70,6 +71,7 @@ def evaluate(
     """
     classifier = model if isinstance(model, Classifier) else weights.load(model, classes_file=classes, log=say)
     classifier = classifier.to(find_device(reading.device)).eval()
+    keep_large_buffers()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     name, source = _split_of(classifier, data, split, say)
     bad = BadImages(reading.on_bad, reading.max_bad, None, total=len(source))

@@ -44,17 +44,16 @@ class Judgement:
         """(N, K), after the temperature."""
         return metrics.probabilities(self.logits, multi_label=self.multi_label, temperature=self.temperature)
 
-    def per_class(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    def per_class(self) -> tuple[list[str], list[tuple[str, ...]]]:
         """A table: its head, and a row for each class with precision, recall, F1 and the number of images."""
         if self.multi_label:
             found = metrics.per_label(self.logits, self.targets)
         else:
             found = metrics.per_class(metrics.confusion(self.logits.argmax(1), self.targets, len(self.classes)))
-        columns = zip(self.classes, found.precision, found.recall, found.f1, found.support)
-        rows = [
-            (name, *(f"{100 * value:.1f}" for value in shares), str(int(count))) for name, *shares, count in columns
-        ]
-        return ("class", "precision %", "recall %", "F1 %", "images"), rows
+        rows = []
+        for name, count, *shares in zip(self.classes, found.support, found.precision, found.recall, found.f1):
+            rows.append((name, *(f"{100 * value:.1f}" for value in shares), str(int(count))))
+        return ["class", "precision %", "recall %", "F1 %", "images"], rows
 
 
 @torch.inference_mode()

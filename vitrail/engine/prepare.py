@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from vitrail.data.memory import keep_decoded
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, Splits, open_data
 from vitrail.engine.judge import quick_figures
+from vitrail.engine.machine import keep_large_buffers
 from vitrail.engine.optim import Average, Optimiser, trainable
 from vitrail.engine.run import Run
 from vitrail.engine.rundir import RunFolder
@@ -53,6 +54,7 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     Raises `ConfigError`, `DataError` or `CheckpointError` before any training memory is used.
     """
     check_model(run)
+    keep_large_buffers()
     device = find_device(run.compute.device)
     start = weights.load(run.model.init, log=say) if run.model.init else None
     channels = run.data.channels or (start.config.in_channels if start else None)
@@ -62,10 +64,10 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     total = sum(map(len, parts_of(splits).values()))
     bad = BadImages(run.data.on_bad, run.data.max_bad, folder.path / "bad_images.csv", total=total)
     splits = decoded(splits, bad)
-    check_data(splits)
+    train = check_data(splits)
     say(describe_data(splits))
-    classifier = build(run, splits, start).to(device)
-    run = settle(run, classifier, splits, device, say)
+    classifier = build(run, train, start).to(device)
+    run = settle(run, classifier, train, device, say)
     torch.set_num_threads(run.compute.threads or 1)
     return Prepared(assemble(run, classifier, splits, folder, device, bad, transform, say), splits, bad)
 
@@ -82,7 +84,8 @@ def check_model(run: Run) -> None:
 
 def decoded(splits: Splits, bad: BadImages) -> Splits:
     """The splits with sets of small images decoded once, into memory."""
-    return replace(splits, **{name: keep_decoded(part, bad=bad) for name, part in parts_of(splits).items()})
+    kept: dict[str, Any] = {name: keep_decoded(part, bad=bad) for name, part in parts_of(splits).items()}
+    return replace(splits, **kept)
 
 
 def parts_of(splits: Splits) -> dict[str, Source]:
@@ -91,8 +94,8 @@ def parts_of(splits: Splits) -> dict[str, Source]:
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def check_data(splits: Splits) -> None:
-    """Refuses data that cannot train a classifier. Raises `DataError`."""
+def check_data(splits: Splits) -> Source:
+    """The training images; refuses data that cannot train a classifier. Raises `DataError`."""
     if splits.train is None or not len(splits.train):
         raise DataError("the data hold no training images", "see `vitrail data check`")
     if len(splits.classes) < 2:
@@ -100,6 +103,7 @@ def check_data(splits: Splits) -> None:
             f"the data have {len(splits.classes)} class: {', '.join(splits.classes) or 'none'}",
             "put the images of each class in a folder of its own, or give a manifest with labels",
         )
+    return splits.train
 
 
 def describe_data(splits: Splits) -> str:
@@ -109,28 +113,25 @@ def describe_data(splits: Splits) -> str:
     return f"data     {splits.layout}: {sizes}{held}\nclasses  {len(splits.classes)}: {shown}"
 
 
-def build(run: Run, splits: Splits, start: Classifier | None) -> Classifier:
+def build(run: Run, train: Source, start: Classifier | None) -> Classifier:
     """The network of the run on the classes of the data: fresh, or from given weights with a zero head."""
-    assert splits.train is not None
     changes = dict(run.model.changes)
     if start is not None:
         size = run.model.size or start.preprocessing.size
-        return weights.adapt(
-            start, classes=splits.classes, image_size=size, multi_label=splits.train.multi_label, **changes
-        )
-    content = splits.train.read(0).content
+        return weights.adapt(start, classes=train.classes, image_size=size, multi_label=train.multi_label, **changes)
+    content = train.read(0).content
     native = content.shape[:2] if isinstance(content, np.ndarray) else None
     size = run.model.size or native or (224, 224)
     channels = run.data.channels or (content.shape[2] if isinstance(content, np.ndarray) else 3)
     name = run.model.name
     if name is None:
-        name, small = model_for_images(size, images=len(splits.train))
+        name, small = model_for_images(size, images=len(train))
         changes = {**small, **changes}
     torch.manual_seed(run.seed)
     return create_model(
         name,
-        classes=splits.classes,
-        multi_label=splits.train.multi_label,
+        classes=train.classes,
+        multi_label=train.multi_label,
         preprocessing=Preprocessing.paper(size, channels=channels),
         image_size=size,
         in_channels=channels,
@@ -138,7 +139,7 @@ def build(run: Run, splits: Splits, start: Classifier | None) -> Classifier:
     )
 
 
-def settle(run: Run, classifier: Classifier, splits: Splits, device: torch.device, say: Say) -> Run:
+def settle(run: Run, classifier: Classifier, train: Source, device: torch.device, say: Say) -> Run:
     """``run`` with nothing automatic left in it but the length that ``schedule.time`` buys."""
     compute, data, model = run.compute, run.data, run.model
     precision = compute.precision or default_precision(device, classifier)
@@ -151,23 +152,24 @@ def settle(run: Run, classifier: Classifier, splits: Splits, device: torch.devic
         compile=compute.compile if compute.compile is not None else device.type == "cuda",
         threads=compute.threads or len(os.sched_getaffinity(0)),
     )
-    files = splits.train.kind == "files"
-    workers = data.workers if data.workers is not None else (max(compute.threads - 1, 1) if files else 0)
+    files = train.kind == "files"
+    workers = data.workers if data.workers is not None else (max((compute.threads or 1) - 1, 1) if files else 0)
     data = replace(
         data,
         micro_batch=data.micro_batch or default_micro_batch(classifier, data.batch, device),
         workers=workers,
         channels=classifier.config.in_channels,
     )
-    steps = len_in_steps(run, len(splits.train))
+    steps = len_in_steps(run, len(train))
     save = replace(run.save, log_every=run.save.log_every or (max(1, min(50, steps // 100)) if steps else 10))
-    loss = run.objective.loss or ("sigmoid" if splits.train.multi_label else "softmax")
+    loss = run.objective.loss or ("sigmoid" if train.multi_label else "softmax")
     model = replace(model, size=classifier.preprocessing.size)
+    run = replace(run, compute=compute, data=data, model=model, save=save, objective=replace(run.objective, loss=loss))
     say(
         f"compute  {device}, {precision}, compile {'on' if compute.compile else 'off'}, {compute.threads} threads, "
-        f"{workers} workers, batch {data.batch} = {data.batch // data.micro_batch} x {data.micro_batch}"
+        f"{workers} workers, batch {data.batch} = {run.accumulate} x {data.micro_batch}"
     )
-    return replace(run, compute=compute, data=data, model=model, save=save, objective=replace(run.objective, loss=loss))
+    return run
 
 
 def find_device(name: str | None) -> torch.device:
@@ -181,7 +183,7 @@ def find_device(name: str | None) -> torch.device:
     return torch.device(name)
 
 
-def default_precision(device: torch.device, classifier: Classifier) -> str:
+def default_precision(device: torch.device, classifier: Classifier) -> Literal["fp32", "bf16", "fp16"]:
     """bf16 where the hardware multiplies it natively and the network is wide enough to gain; see docs/decisions.md."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
@@ -220,11 +222,11 @@ def assemble(
     say: Say,
 ) -> Training:
     """The `Training` of a settled run."""
-    train = splits.train
+    train = check_data(splits)
     parameters = trainable(classifier.backbone, head_only=run.model.head_only)
     size, files = classifier.preprocessing.size, train.kind == "files"
 
-    def batches(start: int, stop: int) -> Iterator[Batch]:
+    def batches(start: int, stop: int) -> Generator[Batch, None, None]:
         return train_batches(
             train,
             policy=run.augment,
@@ -233,7 +235,7 @@ def assemble(
             seed=run.seed,
             start=start,
             stop=stop,
-            workers=run.data.workers,
+            workers=run.data.workers or 0,
             repeats=run.data.repeats,
             channels=classifier.config.in_channels,
             transform=transform,
@@ -245,12 +247,12 @@ def assemble(
         return quick_figures(model, splits.val, run, bad=bad, stopped=stopped) if splits.val is not None else {}
 
     steps = len_in_steps(run, len(train))
-    training = Training(
+    return Training(
         run=run,
         steps=steps or 1_000_000,
         steps_an_epoch=len(train) / run.data.batch,
         classifier=classifier,
-        objective=Supervised(classifier.backbone, run.objective.loss, binarise=run.objective.binarise),
+        objective=Supervised(classifier.backbone, run.objective.loss or "softmax", binarise=run.objective.binarise),
         optimiser=Optimiser(classifier.backbone, run.optim, parameters),
         average=Average(parameters, run.optim.ema) if run.optim.ema else None,
         batches=batches,
@@ -261,4 +263,3 @@ def assemble(
         cropped=files or transform is not None,
         scaler=torch.amp.GradScaler(device.type) if run.compute.precision == "fp16" else None,
     )
-    return training

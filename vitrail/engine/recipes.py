@@ -34,10 +34,10 @@ RECIPES: dict[str, Recipe] = {
         expect="a ViT from scratch on thousands of images: model, patch and width follow the images' size",
         run=Run(
             recipe="small-data",
-            model=ModelSettings(changes={"pool": "gap", "prefix": [], "positions": "learned"}),
+            model=ModelSettings(changes={"pool": "gap", "prefix": [], "gelu": "exact"}),
             data=DataSettings(batch=64),
             optim=OptimSettings(name="muon", lr=3e-3, weight_decay=0.05, clip=1.0),
-            schedule=ScheduleSettings(epochs=50, warmup=0.05, kind="cosine"),
+            schedule=ScheduleSettings(epochs=60, warmup=0.05, kind="cosine"),
             augment=POLICIES["small"],
         ),
     ),

@@ -39,7 +39,9 @@ def open_table(out: Path | None, kind: str | None = None) -> Iterator[Table]:
         return
     beside = out.with_name(f".{out.name}.partial")
     with disk_errors(out), ExitStack() as stack:
-        file = stack.enter_context(open(beside, "wb" if kind == "parquet" else "w", **_text(kind)))
+        text = kind != "parquet"
+        encoding, newline = ("utf-8", "") if text else (None, None)
+        file = stack.enter_context(open(beside, "w" if text else "wb", encoding=encoding, newline=newline))
         try:
             with TABLES[kind](file) as table:
                 yield table
@@ -48,10 +50,6 @@ def open_table(out: Path | None, kind: str | None = None) -> Iterator[Table]:
             raise
         file.flush()
         beside.replace(out)
-
-
-def _text(kind: str) -> dict[str, str]:
-    return {} if kind == "parquet" else {"encoding": "utf-8", "newline": ""}
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -45,7 +45,7 @@ class Training:
     objective: Supervised
     optimiser: Optimiser
     average: Average | None
-    batches: Callable[[int, int], Iterator[Batch]]  # (start, stop) -> the batches of those steps
+    batches: Callable[[int, int], Generator[Batch, None, None]]  # (start, stop) -> the batches of those steps
     evaluate: Callable[[Classifier, Callable[[], bool]], dict[str, float] | None]
     folder: RunFolder
     device: torch.device

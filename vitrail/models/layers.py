@@ -139,8 +139,8 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 # Tokens up to which plain attention is the faster one, by device, type and training. Measured by benchmarks/attention.py:
-# the fused backward pass in bf16 takes 1.2 to 6 times as long on a CPU in every cell up to 577 tokens; with 1,025 it
-# depends on the batch. Everything that is not named here is fused.
+# the fused backward pass in bf16 on a CPU makes training up to 6 times slower with few tokens, 1.3 to 1.9 times with 197
+# and up to 2.1 times with 577, where batches of 32 are level; with 1,025 it wins. What is not named here is fused.
 PLAIN_UP_TO = {("cpu", torch.bfloat16, True): 577}
 
 
