@@ -50,7 +50,7 @@ class Judgement:
             found = metrics.per_label(self.logits, self.targets)
         else:
             found = metrics.per_class(metrics.confusion(self.logits.argmax(1), self.targets, len(self.classes)))
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for name, count, *shares in zip(self.classes, found.support, found.precision, found.recall, found.f1):
             rows.append((name, *(f"{100 * value:.1f}" for value in shares), str(int(count))))
         return ["class", "precision %", "recall %", "F1 %", "images"], rows

@@ -349,7 +349,7 @@ def test_numbers_read_well():
 
 def test_a_folder_that_cannot_be_written_is_a_disk_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(DiskError, match="could not be written"):
+    with pytest.raises(DiskError, match="cannot be written"):
         write_report(tmp_path / "file", facts())
 
 

@@ -66,7 +66,8 @@ def explanation(facts: ReportFacts) -> Markup:
     right = int(np.trace(facts.confusion))
     wrong = "it is never wrong."
     if right < count:
-        wrong = f"it is wrong about {plural(count - right, 'image')}, one in {count / (count - right):.2g}."
+        odds = count / (count - right)
+        wrong = f"it is wrong about {plural(count - right, 'image')}, one in {odds:.{0 if odds >= 10 else 1}f}."
     warning = " These are the images it was trained on: new ones will do worse." if facts.split == "train" else ""
     names = f"Of {plural(count, where)} of {of}, the model names "
     return tag("p", names, tag("strong", f"{right:,} correctly"), f"; {wrong}{warning}")
