@@ -18,10 +18,10 @@ AFFINE, BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
 
 def pictures():
     """(50, 54, 75, 5) uint8: parts of two photographs, smooth and grainy fields, poor contrast, two levels, one level."""
-    rng = np.random.default_rng(0)
+    rng, sources = np.random.default_rng(0), load_sample_images().images
     made = []
     for number in range(25):
-        source = load_sample_images().images[number % 2]
+        source = sources[number % 2]
         step = 1 + number % 3
         top, left = rng.integers(0, 427 - step * HEIGHT), rng.integers(0, 640 - step * WIDTH)
         made.append(source[top : top + step * HEIGHT : step, left : left + step * WIDTH : step][..., [0, 1, 2, 1, 0]])
@@ -70,6 +70,8 @@ PILLOW = {
     "translate_x": (lambda image, value: affine(image, 1, 0, value * WIDTH, 0, 1, 0), -0.6, 0.6),
     "translate_y": (lambda image, value: affine(image, 1, 0, 0, 0, 1, value * HEIGHT), -0.6, 0.6),
 }
+# elsewhere Pillow cuts off what is here rounded: one level, where two are allowed
+EXACT = ("brightness", "posterise", "solarise", "solarise_add", "invert", "equalise")
 WHOLE = ("posterise", "solarise", "solarise_add")
 
 
@@ -111,12 +113,12 @@ def test_every_operation_is_compared():
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
 @pytest.mark.parametrize("name", PILLOW)
-def test_an_operation_alone_equals_pillows_within_two_levels(name, channels):
+def test_an_operation_alone_equals_pillows(name, channels):
     given, values = PICTURES[..., :channels], values_of(name)
     made = operate(tensor(given), name, values).numpy().astype(int)
     theirs = np.stack([by_pillow(name, picture, float(value)) for picture, value in zip(given, values)])
     assert made.shape == theirs.shape
-    assert np.abs(made - theirs).max() <= 2
+    assert np.abs(made - theirs).max() <= (0 if name in EXACT else 1)
 
 
 @pytest.mark.parametrize("name", PILLOW)
@@ -229,10 +231,18 @@ def test_an_enlarged_part_equals_pillows_resize():
 
 
 def test_a_picture_that_halves_is_the_mean_of_its_pixels():
-    images = torch.randint(0, 256, (3, 2, 64, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = 255 * torch.rand(3, 2, 64, 48, generator=torch.Generator().manual_seed(0))
     matrices = box(np.array([[0, 0, 48, 64]] * 3), 32, 24)
-    expected = images.float().unflatten(2, (32, 2)).unflatten(4, (24, 2)).mean((3, 5)).round()
-    assert torch.equal(read(images, matrices, (32, 24), step=2), expected.to(torch.uint8))
+    expected = images.unflatten(2, (32, 2)).unflatten(4, (24, 2)).mean((3, 5))
+    assert torch.allclose(read(images, matrices, (32, 24), step=2), expected, atol=1e-3)
+
+
+def test_averaging_first_moves_nothing():
+    down, across = torch.meshgrid(torch.arange(96.0) + 0.5, torch.arange(100.0) + 0.5, indexing="ij")
+    ramp = (down + across).expand(1, 1, -1, -1)
+    matrices = box(np.array([[20, 10, 64, 48]]), 12, 16) @ rotation(np.array([10.0]), 12, 16)
+    plain, averaged = (read(ramp, matrices, (12, 16), step=step) for step in (1, 4))
+    assert torch.allclose(plain, averaged, atol=1e-3)
 
 
 def test_two_matrices_are_one_after_the_other():

@@ -144,7 +144,7 @@ def _toned(levels: Tensor, layers: Sequence[Layer], fill: int) -> Tensor:
     for layer in layers:
         settle(~np.isin(layer.names, [NOTHING, *(TABLES.keys() - LOOKING)]))
         for name, chosen in _groups(layer):
-            values = _on(layer.values[chosen], levels).float()
+            values = _on(layer.values[chosen].astype(np.float32), levels)
             for rows, some, value in parts(levels, _on(chosen, levels), values):
                 if name in TABLES:
                     table = TABLES[name](some, value).expand(len(rows), *tables.shape[1:])

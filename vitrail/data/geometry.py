@@ -90,7 +90,7 @@ def resample(
     unit = torch.tensor(
         [[scales[0], 0, -1 - step / 2 * scales[0]], [0, scales[1], -1 - step / 2 * scales[1]]], dtype=torch.float64
     )
-    terms = (unit @ matrices).to(images.device, torch.float32)  # (B, x or y, 3)
+    terms = (unit @ matrices).float().to(images.device)  # (B, x or y, 3)
     x_factor, y_factor, offset = terms[..., None, None].unbind(2)  # each (B, 2, 1, 1)
     x = torch.arange(size[1], device=images.device) + 0.5
     y = torch.arange(size[0], device=images.device)[:, None] + 0.5

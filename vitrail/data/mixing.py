@@ -39,7 +39,7 @@ def mix(
     boxes, weights, cut = draw_mixing(policy, ids, seed, (images.shape[-2], images.shape[-1]))
     if not weights.any():
         return images, targets
-    weight = torch.from_numpy(weights).to(images.device, images.dtype)  # (M,)
+    weight = torch.from_numpy(weights).to(images.dtype).to(images.device)  # (M,)
     shares = torch.where(
         torch.from_numpy(cut).to(images.device)[:, None, None, None],
         inside(torch.from_numpy(boxes).to(images.device), *images.shape[-2:]).to(images.dtype),
