@@ -14,7 +14,7 @@ from vitrail.data.augment import augment
 from vitrail.data.draws import draw_erasing, draw_flips, draw_layers, draw_shifts
 from vitrail.data.erasing import NOISE_DEVIATION, NOISE_MEAN, normal
 from vitrail.data.geometry import GEOMETRY
-from vitrail.data.operations import cut_boxes, operate
+from vitrail.data.operations import PART, cut_boxes, operate
 from vitrail.data.policy import POLICIES, Augment, crop_box
 from vitrail.data.randomness import keys, words
 
@@ -123,8 +123,33 @@ def test_a_pictures_augmentation_is_its_own(name, cropped):
     images, order = photographs(), np.array([31, 4, 17])
     whole = run(images, POLICIES[name], cropped=cropped)
     some = run(images[order], POLICIES[name], cropped=cropped, ids=ids_of()[order])
-    assert (some.int() - whole[order].int()).abs().max() <= (1 if name == "three_augment" else 0)
+    assert torch.equal(some, whole[order])
     assert torch.equal(whole, run(images, POLICIES[name], cropped=cropped))
+
+
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_threads_change_nothing(name, three_threads):
+    images = photographs()
+    assert images.numel() > PART
+    shared = run(images, POLICIES[name], cropped=False)
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(1)
+    assert torch.equal(shared, run(images, POLICIES[name], cropped=False))
+
+
+def test_an_error_in_a_thread_is_an_error(three_threads, monkeypatch):
+    monkeypatch.setattr("vitrail.data.augment.draw_layers", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(photographs(), NONE)
+    assert torch.get_num_threads() == 3
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES.keys() - {"none"}))

@@ -41,6 +41,13 @@ def test_what_is_saved_comes_back_and_only_the_newest_are_kept(tmp_path) -> None
             assert torch.equal(tensor, found.tensors[group][name])
 
 
+def test_a_step_is_saved_again_after_its_evaluation_and_that_one_is_the_newest(tmp_path) -> None:
+    write(tmp_path, 1, 2)
+    checkpoint.save(tmp_path, 2, tensors(2), {"evaluated": 2}, keep=2, evaluated=True)
+    assert [each.name for each in checkpoint.list_checkpoints(tmp_path)] == ["step-00000002", "step-00000002-evaluated"]
+    assert checkpoint.load_newest(tmp_path).state == {"evaluated": 2}
+
+
 def test_no_checkpoint_at_all_is_none(tmp_path) -> None:
     assert checkpoint.load_newest(tmp_path / "nothing") is None
 

@@ -25,7 +25,7 @@ from vitrail.errors import CheckpointError, DiskError
 from vitrail.files import disk_errors, dump_json, free_bytes, sync_folder, write_bytes
 
 FORMAT_VERSION = 1
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-(\d{8,})(-evaluated)?")
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,25 @@ class Checkpoint:
     refused: tuple[str, ...] = field(default=())
 
 
-def save(folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], *, keep: int) -> Path:
-    """Writes the checkpoint of ``step`` into ``folder`` and retires all but the newest ``keep``.
+def save(
+    folder: Path,
+    step: int,
+    tensors: dict[str, dict[str, Tensor]],
+    state: dict[str, Any],
+    *,
+    keep: int,
+    evaluated: bool = False,
+) -> Path:
+    """Writes the checkpoint of ``step``, before or after its evaluation, and retires all but the newest ``keep``.
+
+    A step that was saved before its evaluation is saved again after it, under another name: nothing is ever replaced.
 
     Raises `DiskError` when the disk is full or refuses; the earlier checkpoints are then as they were.
     """
-    final, aside = folder / f"step-{step:08d}", folder / f".writing-{step:08d}-{os.getpid()}"
+    final = folder / f"step-{step:08d}{'-evaluated' if evaluated else ''}"
+    aside = folder / f".writing-{step:08d}-{os.getpid()}"
     if final.exists() and not find_damage(final):
-        return final  # the state is a function of the step, so this is the same checkpoint
+        return final  # the state is a function of the step and its evaluation, so this is the same checkpoint
     files = {f"{group}.safetensors": _serialise(named) for group, named in tensors.items()}
     needed = sum(map(len, files.values()))
     if needed > free_bytes(folder):
@@ -67,8 +78,8 @@ def save(folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: 
     if damage := find_damage(final):
         raise DiskError(f"the checkpoint {final} reads back damaged: {damage}", "check the disk before going on")
     faults.hit("checkpoint.after_verify")
-    for old in list_steps(folder)[:-keep]:
-        shutil.rmtree(folder / f"step-{old:08d}", ignore_errors=True)
+    for old in list_checkpoints(folder)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
         faults.hit("checkpoint.while_retiring")
     for leftover in folder.glob(".writing-*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -100,11 +111,19 @@ def _write_aside(aside: Path, files: dict[str, bytes], state: dict[str, Any]) ->
     faults.hit("checkpoint.after_manifest")
 
 
-def list_steps(folder: Path) -> list[int]:
-    """The steps that have a checkpoint folder, in rising order; folders still being written do not count."""
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoint folders from the oldest to the newest; those still being written do not count."""
     if not folder.is_dir():
         return []
-    return sorted(int(found[1]) for each in folder.iterdir() if (found := _NAME.fullmatch(each.name)))
+    found = {
+        (int(match[1]), bool(match[2])): each for each in folder.iterdir() if (match := _NAME.fullmatch(each.name))
+    }
+    return [found[moment] for moment in sorted(found)]
+
+
+def list_steps(folder: Path) -> list[int]:
+    """The steps of `list_checkpoints`."""
+    return [int(each.name.split("-")[1]) for each in list_checkpoints(folder)]
 
 
 def find_damage(checkpoint: Path) -> str:
@@ -134,12 +153,12 @@ def load_newest(folder: Path) -> Checkpoint | None:
     Damaged ones are passed over and named in ``refused``. Raises `CheckpointError` when all of them are damaged.
     """
     refused: list[str] = []
-    for step in reversed(list_steps(folder)):
-        path = folder / f"step-{step:08d}"
+    for path in reversed(list_checkpoints(folder)):
         if damage := find_damage(path):
             refused.append(f"{path}: {damage}")
             continue
         tensors = {each.stem: tensors_from_bytes(each.read_bytes()) for each in sorted(path.glob("*.safetensors"))}
+        step = int(path.name.split("-")[1])
         return Checkpoint(step, tensors, json.loads((path / "state.json").read_text()), path, tuple(refused))
     if refused:
         raise CheckpointError(

@@ -85,7 +85,9 @@ def save(training: Training) -> None:
     """Writes a checkpoint of this moment."""
     tensors, state = snapshot(training)
     training.folder.sync_metrics()
-    checkpoint.save(training.folder.checkpoints, training.progress.step, tensors, state, keep=training.run.save.keep)
+    progress, keep = training.progress, training.run.save.keep
+    evaluated = progress.evaluated == progress.step
+    checkpoint.save(training.folder.checkpoints, progress.step, tensors, state, keep=keep, evaluated=evaluated)
 
 
 class _Clock:
