@@ -12,6 +12,7 @@ from typing import Any, Protocol, TextIO
 
 import numpy as np
 
+from vitrail.data.policing import quoted
 from vitrail.errors import ConfigError
 from vitrail.files import disk_errors
 
@@ -66,12 +67,7 @@ class _CsvTable:
         if self.writer is None:
             self.writer = csv.DictWriter(self.file, fieldnames=list(row), lineterminator="\n")
             self.writer.writeheader()
-        self.writer.writerow({name: plain_cell(value) for name, value in row.items()})
-
-
-def plain_cell(value: Any) -> Any:
-    """A cell that no spreadsheet runs: words that begin like a formula get a quote before them."""
-    return "'" + value if isinstance(value, str) and value[:1] in "=+-@\t\r" else value
+        self.writer.writerow({name: quoted(value) if isinstance(value, str) else value for name, value in row.items()})
 
 
 @contextmanager
