@@ -30,7 +30,7 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "small-data": Recipe(
-        source="ours; tuned on digits and CIFAR-10 with two CPU cores (docs/decisions.md, benchmarks/records/)",
+        source="ours; tuned on the digits with two CPU cores (docs/decisions.md)",
         expect="a ViT from scratch on thousands of images: model, patch and width follow the images' size",
         run=Run(
             recipe="small-data",
