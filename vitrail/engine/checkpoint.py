@@ -123,7 +123,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def list_steps(folder: Path) -> list[int]:
     """The steps of `list_checkpoints`."""
-    return [int(each.name.split("-")[1]) for each in list_checkpoints(folder)]
+    return list(map(_step_of, list_checkpoints(folder)))
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.split("-")[1])
 
 
 def find_damage(checkpoint: Path) -> str:
@@ -158,8 +162,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
             refused.append(f"{path}: {damage}")
             continue
         tensors = {each.stem: tensors_from_bytes(each.read_bytes()) for each in sorted(path.glob("*.safetensors"))}
-        step = int(path.name.split("-")[1])
-        return Checkpoint(step, tensors, json.loads((path / "state.json").read_text()), path, tuple(refused))
+        return Checkpoint(_step_of(path), tensors, json.loads((path / "state.json").read_text()), path, tuple(refused))
     if refused:
         raise CheckpointError(
             f"no whole checkpoint is left in {folder}", "start again with another --out", value="\n".join(refused)

@@ -17,6 +17,7 @@ from vitrail.data.loader import Batch, train_batches
 from vitrail.data.memory import keep_decoded
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, Splits, open_data
+from vitrail.data.stream import TrainStream
 from vitrail.engine.judge import quick_figures
 from vitrail.engine.machine import keep_large_buffers
 from vitrail.engine.optim import Average, Optimiser, trainable
@@ -208,7 +209,9 @@ def len_in_steps(run: Run, images: int) -> int:
     schedule = run.schedule
     if schedule.steps is not None:
         return schedule.steps
-    return max(round(schedule.epochs * images / run.data.batch), 1) if schedule.epochs is not None else 0
+    if schedule.epochs is None:
+        return 0
+    return TrainStream(images=images, batch=run.data.batch, seed=run.seed).steps_for(schedule.epochs)
 
 
 def assemble(

@@ -7,8 +7,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitrail.data.policy import Augment
@@ -221,8 +220,3 @@ def part(text: str | float) -> float:
         return float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
     except ValueError:
         raise ConfigError(f"{text!r} is not a part of a whole", "write 1% or 0.01") from None
-
-
-def with_source(run: Run, source: str | Path) -> Run:
-    """``run`` reading ``source``."""
-    return replace(run, data=replace(run.data, source=str(source)))

@@ -88,11 +88,6 @@ def resize(table: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
     return image.flatten(2).mT.to(table.dtype)
 
 
-def resize_line(table: Tensor, length: int) -> Tensor:
-    """A table along one axis at another length, linearly with the ends kept: (L, R, E) to (L, R', E)."""
-    return resize(table, (1, table.shape[1]), (1, length), "paper")
-
-
 def resize_tables(tables: Mapping[str, Tensor], old: Grid, new: Grid, *, prefix: int, rule: str) -> dict[str, Tensor]:
     """The named parameters of `table_shapes` for another grid, and all others as they are.
 
