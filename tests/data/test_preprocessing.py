@@ -179,3 +179,33 @@ def test_it_survives_json():
 def test_what_cannot_be_meant_is_refused_with_the_right_name(values, words):
     with pytest.raises(ConfigError, match=words):
         Preprocessing.from_dict(values)
+
+
+def test_what_a_person_states_replaces_what_was_assumed():
+    assumed = Preprocessing.timm(224)
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    stated = assumed.stated(mean=mean, std=std, resize=256)
+    assert (stated.mean, stated.std, stated.resize, stated.resize_to) == (mean, std, "short", 256)
+    assert stated.resized(375, 500) == (256, 341)
+    assert assumed.stated() == assumed
+    assert assumed.stated(mean=[0]).mean == (0, 0, 0)
+    squashed = assumed.stated(resize="squash")
+    assert (squashed.resized(375, 500), squashed.resize_to) == ((224, 224), None)
+    image = torch.full((1, 3, 224, 224), 255, dtype=torch.uint8)
+    wanted = [(1 - m) / s for m, s in zip(mean, std)]
+    np.testing.assert_allclose(stated.normalise(image)[0, :, 0, 0].numpy(), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"mean": [0.1, 0.2]}, "one mean and one positive std"),
+        ({"mean": [0.1] * 5, "std": [1] * 5}, "for 3 channels"),
+        ({"std": [0]}, "positive"),
+        ({"resize": 100}, "under the 224 pixels"),
+        ({"resize": "sqash"}, "did you mean 'squash'"),
+    ],
+)
+def test_a_statement_that_cannot_be_is_refused(told, words):
+    with pytest.raises(ConfigError, match=words):
+        Preprocessing.timm(224).stated(**told)

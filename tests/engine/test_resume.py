@@ -10,8 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from vitrail.engine import faults
@@ -32,14 +34,14 @@ SETTINGS = (
 )
 
 
-def command(out: Path, *more: str) -> list[str]:
-    words = [sys.executable, "-m", "vitrail", "train", "digits", "--steps", str(STEPS), "--out", str(out), "--quiet"]
+def command(out: Path, *more: str, data: str = "digits") -> list[str]:
+    words = [sys.executable, "-m", "vitrail", "train", data, "--steps", str(STEPS), "--out", str(out), "--quiet"]
     return [*words, *(word for setting in SETTINGS for word in ("--set", setting)), *more]
 
 
-def run(out: Path, *more: str, fault: str = "") -> subprocess.CompletedProcess:
+def run(out: Path, *more: str, data: str = "digits", fault: str = "") -> subprocess.CompletedProcess:
     environment = {**os.environ, faults.VARIABLE: fault}
-    return subprocess.run(command(out, *more), env=environment, capture_output=True, text=True)
+    return subprocess.run(command(out, *more, data=data), env=environment, capture_output=True, text=True)
 
 
 def assert_same_run(one: Path, other: Path) -> None:
@@ -108,6 +110,34 @@ def test_kill_9_at_every_fault_point_changes_no_bit(tmp_path, never_stopped: Pat
     again = run(out)
     assert again.returncode == 0, again.stderr
     assert_same_run(out, never_stopped)
+
+
+@pytest.mark.slow
+def test_photographs_read_by_another_number_of_workers_change_no_bit(tmp_path) -> None:
+    photos, once, resumed = str(photographs(tmp_path / "photos")), tmp_path / "once", tmp_path / "resumed"
+    how = ("--size", "32", "--max-bad", "10%")
+    done = run(once, *how, "--workers", "1", data=photos)
+    assert done.returncode == 0, done.stderr
+    killed = run(resumed, *how, "--workers", "2", data=photos, fault="run.after_metrics:kill:2")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert list_steps(resumed / "checkpoints")
+    again = run(resumed, *how, "--workers", "0", data=photos)
+    assert again.returncode == 0, again.stderr
+    assert_same_run(once, resumed)
+    assert (once / "bad_images.csv").read_text() == (resumed / "bad_images.csv").read_text()
+
+
+def photographs(folder: Path) -> Path:
+    """Two classes of 40 pictures, each of its own size, and a broken one."""
+    draw = np.random.default_rng(0)
+    for name in ("ant", "bee"):
+        (folder / name).mkdir(parents=True)
+        for count in range(40):
+            Image.fromarray(draw.integers(0, 256, (70 + count, 90, 3), dtype=np.uint8)).save(
+                folder / name / f"{count:02}.png"
+            )
+    (folder / "ant" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
+    return folder
 
 
 def test_a_finished_run_is_not_trained_again(never_stopped: Path) -> None:

@@ -90,8 +90,8 @@ def test_a_request_that_cannot_be_meant_says_why(call: dict, words: str) -> None
 def test_human_words_are_read() -> None:
     assert [seconds(text) for text in ("90", "45s", "10m", "1h30m", 7)] == [90, 45, 600, 5400, 7]
     assert [part(text) for text in ("1%", "0.5", 0.25)] == [0.01, 0.5, 0.25]
-    assert size_in_pixels("384") == [384, 384]
-    assert size_in_pixels("48x32") == [48, 32]
+    assert size_in_pixels("384") == (384, 384)
+    assert size_in_pixels("48x32") == (48, 32)
     for wrong in ("", "m", "10 minutes"):
         with pytest.raises(ConfigError):
             seconds(wrong)

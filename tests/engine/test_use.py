@@ -90,6 +90,21 @@ def test_other_data_than_those_of_the_training_are_named_as_such(trained: Result
     assert any("is not the one the model was trained without" in line for line in lines)
 
 
+def test_what_is_stated_of_the_preprocessing_counts_in_training_and_in_use(photos: Path, tmp_path: Path) -> None:
+    stated = "model.preprocessing={mean: [0.2, 0.4, 0.6], std: [0.3]}"
+    run = train(photos, tmp_path / "run", "data.max_bad=0.1", stated, size=32)
+    kept = vitrail.load(run.folder, log=silent).preprocessing
+    assert (kept.mean, kept.std) == ((0.2, 0.4, 0.6), (0.3, 0.3, 0.3))
+    told = Reading(quiet=True, max_bad=1, size=(32, 32), preprocessing={"mean": [0.5], "std": [0.5]})
+    before, after = (
+        next(predict(run.folder, [str(photos)], reading=each, say=silent)).score
+        for each in (Reading(quiet=True, max_bad=1), told)
+    )
+    model = vitrail.load(run.folder, preprocessing={"mean": [0.5], "std": [0.5]}, log=silent)
+    assert after == pytest.approx(model.predict(Image.open(photos / "ant" / "00.png"))[0].score, abs=1e-5)
+    assert before != pytest.approx(after, abs=1e-5)
+
+
 def test_a_temperature_is_fitted_stored_and_lowers_the_nll(trained: Result, photos: Path) -> None:
     reading = Reading(quiet=True, max_bad=1)
     before = evaluate(trained.folder, photos, reading=reading, say=silent)

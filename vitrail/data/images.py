@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -250,6 +250,40 @@ class Preprocessing:
     @property
     def channels(self) -> int:
         return len(self.mean)
+
+    def at(self, size: tuple[int, int]) -> Preprocessing:
+        """The same for another input size: what `short` scales to keeps its proportion to the crop."""
+        to = None if self.resize_to is None else math.floor(min(size) * self.resize_to / min(self.size))
+        return replace(self, size=size, resize_to=to)
+
+    def stated(
+        self,
+        *,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        resize: int | str | None = None,
+    ) -> Preprocessing:
+        """The same with what a person knows better than a file of weights, which does not say how it was trained.
+
+        Args:
+            mean, std: of values in [0, 1], one number for each channel or one for all.
+            resize: pixels of the shorter side before the crop, or "squash" or "none".
+
+        Raises:
+            ConfigError: as on construction.
+        """
+        told: dict[str, Any] = {}
+        if resize is not None:
+            scaled = isinstance(resize, int)
+            told |= {"resize": "short" if scaled else resize, "resize_to": resize if scaled else None}
+        for name, numbers in (("mean", mean), ("std", std)):
+            if numbers is not None:
+                told[name] = tuple(numbers) * (self.channels if len(numbers) == 1 else 1)
+        changed = replace(self, **told)
+        if changed.channels != self.channels:
+            fact = f"mean {changed.mean} and std {changed.std} for {self.channels} channels"
+            raise ConfigError(fact, "give one number for each channel, or one for all")
+        return changed
 
     def picture(self, image: Image.Image | np.ndarray) -> np.ndarray:
         """The model's input before normalisation: uint8 (C, h, w), or float32 in [0, 1] where the array was float.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +17,9 @@ from vitrail import weights
 from vitrail.data.memory import keep_decoded
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, open_data
+from vitrail.engine.choices import find_device
 from vitrail.engine.judge import Judgement, choose_split, from_logits, judge
 from vitrail.engine.machine import keep_large_buffers
-from vitrail.engine.prepare import find_device
 from vitrail.engine.progress import Show
 from vitrail.evaluation.calibration import fit_temperature
 from vitrail.evaluation.corruptions import CORRUPTIONS
@@ -35,8 +35,13 @@ def to_stderr(line: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How images are read and judged; what every verb that uses a model has in common."""
+    """How a model and its images are read; what every verb that uses a model has in common.
 
+    ``size`` and ``preprocessing`` are what is known better than the weights tell, as `vitrail.load` takes them.
+    """
+
+    size: tuple[int, int] | None = None
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
     batch: int = 64
     workers: int = 0
     device: str | None = None
@@ -44,6 +49,14 @@ class Reading:
     on_bad: Literal["skip", "stop"] = "skip"
     max_bad: float = 0.01
     quiet: bool = False
+
+    def load(self, model: str | Path | Classifier, classes: Path | None, say: Say) -> Classifier:
+        """The model, on its device and ready to predict; a `Classifier` is taken as it is."""
+        if not isinstance(model, Classifier):
+            model = weights.load(
+                model, classes_file=classes, image_size=self.size, preprocessing=self.preprocessing, log=say
+            )
+        return model.to(find_device(self.device)).eval()
 
 
 def evaluate(
@@ -69,8 +82,7 @@ def evaluate(
 
     Raises `DataError` for unknown classes or an unlabelled split, `CheckpointError` for the weights.
     """
-    classifier = model if isinstance(model, Classifier) else weights.load(model, classes_file=classes, log=say)
-    classifier = classifier.to(find_device(reading.device)).eval()
+    classifier = reading.load(model, classes, say)
     keep_large_buffers()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     name, source = _split_of(classifier, data, split, say)

@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail import weights
 from vitrail.data.folders import EXTENSIONS
 from vitrail.data.loader import eval_batches
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, open_data
 from vitrail.engine.evaluate import Reading, Say, to_stderr
 from vitrail.engine.judge import AUTOCAST, choose_split
-from vitrail.engine.prepare import find_device
 from vitrail.engine.progress import Show
 from vitrail.errors import DataError, nearest
 from vitrail.tasks.classification import Classifier
@@ -89,7 +87,7 @@ def predict(
 
     ``fast`` decodes JPEGs at a reduced scale where the model's input is much smaller; pixels then differ slightly.
     """
-    classifier = _ready(model, classes, reading, say)
+    classifier = reading.load(model, classes, say)
     for keys, logits, _ in _answers(classifier, find_inputs(inputs), reading, fast, bad_list, features=False):
         scores = classifier.probabilities(logits)
         best, places = scores.topk(min(top, scores.shape[1]), dim=1)
@@ -108,14 +106,9 @@ def embed(
     say: Say = to_stderr,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """(key, features (D,) float32) of every input: what the network's pooling gives to its head."""
-    classifier = _ready(model, None, reading, say)
+    classifier = reading.load(model, None, say)
     for keys, _, features in _answers(classifier, find_inputs(inputs), reading, False, bad_list, features=True):
         yield from zip(keys, features.float().cpu().numpy())
-
-
-def _ready(model: Any, classes: Path | None, reading: Reading, say: Say) -> Classifier:
-    classifier = model if isinstance(model, Classifier) else weights.load(model, classes_file=classes, log=say)
-    return classifier.to(find_device(reading.device)).eval()
 
 
 def _answers(

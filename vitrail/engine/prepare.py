@@ -1,12 +1,10 @@
-"""From a run as it was asked for to a run that can start: every automatic choice is made here, once, and said aloud."""
+"""From a run as it was asked for to a training that can start: data, network, optimiser, and what joins them."""
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +15,7 @@ from vitrail.data.loader import Batch, train_batches
 from vitrail.data.memory import keep_decoded
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, Splits, open_data
-from vitrail.data.stream import TrainStream
+from vitrail.engine.choices import find_device, len_in_steps, settle
 from vitrail.engine.judge import quick_figures
 from vitrail.engine.machine import keep_large_buffers
 from vitrail.engine.optim import Average, Optimiser, trainable
@@ -68,6 +66,7 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     train = check_data(splits)
     say(describe_data(splits))
     classifier = build(run, train, start).to(device)
+    classifier.preprocessing = classifier.preprocessing.stated(**run.model.preprocessing)
     run = settle(run, classifier, train, device, say)
     torch.set_num_threads(run.compute.threads or 1)
     return Prepared(assemble(run, classifier, splits, folder, device, bad, transform, say), splits, bad)
@@ -138,80 +137,6 @@ def build(run: Run, train: Source, start: Classifier | None) -> Classifier:
         in_channels=channels,
         **changes,
     )
-
-
-def settle(run: Run, classifier: Classifier, train: Source, device: torch.device, say: Say) -> Run:
-    """``run`` with nothing automatic left in it but the length that ``schedule.time`` buys."""
-    compute, data, model = run.compute, run.data, run.model
-    precision = compute.precision or default_precision(device, classifier)
-    if precision == "fp16" and device.type == "cpu":
-        raise ConfigError("fp16 training needs a GPU", "use --precision bf16 or fp32")
-    compute = replace(
-        compute,
-        device=str(device),
-        precision=precision,
-        compile=compute.compile if compute.compile is not None else device.type == "cuda",
-        threads=compute.threads or len(os.sched_getaffinity(0)),
-    )
-    files = train.kind == "files"
-    workers = data.workers if data.workers is not None else (max((compute.threads or 1) - 1, 1) if files else 0)
-    data = replace(
-        data,
-        micro_batch=data.micro_batch or default_micro_batch(classifier, data.batch, device),
-        workers=workers,
-        channels=classifier.config.in_channels,
-    )
-    steps = len_in_steps(run, len(train))
-    save = replace(run.save, log_every=run.save.log_every or (max(1, min(50, steps // 100)) if steps else 10))
-    loss = run.objective.loss or ("sigmoid" if train.multi_label else "softmax")
-    model = replace(model, size=classifier.preprocessing.size)
-    run = replace(run, compute=compute, data=data, model=model, save=save, objective=replace(run.objective, loss=loss))
-    say(
-        f"compute  {device}, {precision}, compile {'on' if compute.compile else 'off'}, {compute.threads} threads, "
-        f"{workers} workers, batch {data.batch} = {run.accumulate} x {data.micro_batch}"
-    )
-    return run
-
-
-def find_device(name: str | None) -> torch.device:
-    """The device asked for, else cuda, mps or cpu, whichever is there first. Raises `ConfigError`."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name is None:
-        return torch.device(next(kind for kind, present in there.items() if present))
-    if not there.get(name.split(":")[0], False):
-        present = ", ".join(kind for kind, is_there in there.items() if is_there)
-        raise ConfigError(f"the device {name!r} is not on this machine", f"choose one of: {present}")
-    return torch.device(name)
-
-
-def default_precision(device: torch.device, classifier: Classifier) -> Literal["fp32", "bf16", "fp16"]:
-    """bf16 where the hardware multiplies it natively and the network is wide enough to gain; see docs/decisions.md."""
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    if device.type == "cpu" and torch.cpu._is_avx512_bf16_supported() and classifier.width >= 128:
-        return "bf16"
-    return "fp32"
-
-
-def default_micro_batch(classifier: Classifier, batch: int, device: torch.device) -> int:
-    """The largest divisor of ``batch`` whose saved activations stay under 6 GB on a CPU; on a GPU the whole batch is tried."""
-    if device.type == "cuda":
-        return batch
-    config = classifier.config
-    tokens = math.prod(side // patch for side, patch in zip(config.image_size, config.patch_size))
-    bytes_an_image = config.depth * tokens * (34 * config.width + 5 * config.heads * tokens) * 2
-    fits = max(int(6e9 // bytes_an_image), 1)
-    return next(size for size in range(min(batch, fits), 0, -1) if batch % size == 0)
-
-
-def len_in_steps(run: Run, images: int) -> int:
-    """Updates in the run; 0 where only a measurement can tell (``schedule.time``)."""
-    schedule = run.schedule
-    if schedule.steps is not None:
-        return schedule.steps
-    if schedule.epochs is None:
-        return 0
-    return TrainStream(images=images, batch=run.data.batch, seed=run.seed).steps_for(schedule.epochs)
 
 
 def assemble(

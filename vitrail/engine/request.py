@@ -93,11 +93,11 @@ def _read_words(layer: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
-def size_in_pixels(text: str | int | Sequence[int]) -> list[int]:
-    """``384`` or ``"384x256"`` (height x width) as two numbers."""
+def size_in_pixels(text: str | int | Sequence[int]) -> tuple[int, int]:
+    """``384``, ``"384x256"`` or ``[384, 256]`` (height, width) as two numbers."""
     if isinstance(text, Sequence) and not isinstance(text, str):
-        return list(text)
+        text = "x".join(map(str, text))
     found = re.fullmatch(r"(\d+)(?:x(\d+))?", str(text).strip())
     if found is None:
         raise ConfigError(f"{text!r} is not a size", "give pixels, as 384 or 384x256 (height x width)")
-    return [int(found[1]), int(found[2] or found[1])]
+    return int(found[1]), int(found[2] or found[1])

@@ -1,6 +1,6 @@
 """A whole training run as one frozen value. It imports no torch, so a mistake in it costs no time.
 
-``None`` in a field means *automatic*: `engine.prepare` decides it once, before the first step, and writes the decision to
+``None`` in a field means *automatic*: `engine.choices` decides it once, before the first step, and writes the decision to
 ``config.yaml``, from where a resumed run reads it back.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from vitrail.data.policy import Augment
 from vitrail.engine.settings import flatten, plain
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, nearest
 
 
 def _demand(holds: bool, what: str, remedy: str) -> None:
@@ -22,12 +22,17 @@ def _demand(holds: bool, what: str, remedy: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Which network: a name of `vitrail.models.MODELS` with changes, or the weights to start from."""
+    """Which network: a name of `vitrail.models.MODELS` with changes, or the weights to start from.
+
+    ``preprocessing`` is what is known better than the weights tell: ``mean`` and ``std`` of values in [0, 1], and ``resize``,
+    pixels of the shorter side before the crop, or "squash" or "none".
+    """
 
     name: str | None = None
     init: str | None = None
     size: tuple[int, int] | None = None
     changes: dict[str, Any] = field(default_factory=dict)
+    preprocessing: dict[str, Any] = field(default_factory=dict)
     head_only: bool = False
 
     def __post_init__(self) -> None:
@@ -37,6 +42,9 @@ class ModelSettings:
         _demand(
             not derived, f"model.changes sets {', '.join(sorted(derived))}", "these follow from --size and the data"
         )
+        for name in self.preprocessing:
+            known = ("mean", "std", "resize")
+            _demand(name in known, f"model.preprocessing sets {name!r}", nearest(name, known))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,3 +228,11 @@ def part(text: str | float) -> float:
         return float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
     except ValueError:
         raise ConfigError(f"{text!r} is not a part of a whole", "write 1% or 0.01") from None
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """``"0.485, 0.456, 0.406"`` as floats."""
+    try:
+        return tuple(float(each) for each in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{text!r} are not numbers", "write them with commas between: 0.485,0.456,0.406") from None

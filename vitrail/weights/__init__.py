@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import configure, resize_tables
 from vitrail.tasks.classification import Classifier, check_classes
@@ -33,6 +30,7 @@ def load(
     classes_file: str | Path | None = None,
     image_size: int | tuple[int, int] | None = None,
     classes: Sequence[str] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
     log: Log = to_stderr,
 ) -> Classifier:
     """The classifier that ``model`` names, on the CPU and ready to predict.
@@ -43,6 +41,7 @@ def load(
         classes_file: a text file that names the outputs, one a line; for weights that carry no names.
         image_size: pixels, or (height, width), to use it at; positions are resized by the config's rule.
         classes: other classes to train it for; the head is then one linear layer of zeros.
+        preprocessing: what is known better than the weights tell, as `Preprocessing.stated` takes it.
         log: takes each line on what the weights do not say and was assumed.
 
     Raises:
@@ -66,6 +65,8 @@ def load(
         classifier.classes = read_classes(Path(classes_file), outputs=len(classifier.classes))
     if classes is not None or image_size is not None:
         classifier = adapt(classifier, classes=classes, image_size=image_size)
+    if preprocessing:
+        classifier.preprocessing = classifier.preprocessing.stated(**preprocessing)
     return classifier.eval()
 
 
@@ -105,7 +106,7 @@ def adapt(
     return Classifier(
         backbone,
         names,
-        _resized(start.preprocessing, config.image_size),
+        start.preprocessing.at(config.image_size),
         multi_label=multi_label,
         temperature=start.temperature if classes is None else 1.0,
         provenance=start.provenance,
@@ -148,10 +149,3 @@ def _from_timm(
     )
     backbone = filled_backbone(config, state, path)
     return Classifier(backbone, names, preprocessing, provenance={"weights": path.name, "layout": "timm"})
-
-
-def _resized(preprocessing: Preprocessing, size: tuple[int, int]) -> Preprocessing:
-    """The same for another size: what `short` scales to keeps its proportion to the crop."""
-    to = preprocessing.resize_to
-    to = None if to is None else math.floor(min(size) * to / min(preprocessing.size))
-    return replace(preprocessing, size=size, resize_to=to)
