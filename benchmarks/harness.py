@@ -132,13 +132,18 @@ def claim(name: str, timings: Mapping[str, Timing], where: Mapping[str, object],
 def report(
     name: str, timings: Mapping[str, Timing], *, device: str, notes: Mapping[str, object], records: Path = RECORDS
 ) -> Path:
-    """Prints the claim and writes its record, ``<date>-<name>.json``."""
-    where, revision, today = machine(device), commit(), datetime.date.today().isoformat()
-    print(claim(name, timings, where, revision), flush=True)
-    record = {"name": name, "date": today, "commit": revision, "machine": where, **notes}
-    record["images_per_second"] = {
+    """Prints the claim and writes its record."""
+    print(claim(name, timings, machine(device), commit()), flush=True)
+    rates = {
         each: {"median": timing.median, "spread": timing.spread, **asdict(timing)} for each, timing in timings.items()
     }
+    return write(name, {**notes, "images_per_second": rates}, device=device, records=records)
+
+
+def write(name: str, facts: Mapping[str, object], *, device: str, records: Path = RECORDS) -> Path:
+    """The record ``<date>-<name>.json``: what was found, where and on which commit."""
+    today = datetime.date.today().isoformat()
+    record = {"name": name, "date": today, "commit": commit(), "machine": machine(device), **facts}
     records.mkdir(exist_ok=True)
     path = records / f"{today}-{name}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")

@@ -9,6 +9,7 @@ figure is the rate from the first batch to the last; the time to the first batch
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -64,7 +65,9 @@ def passes(start: Callable[[], Iterable[object]], images: int, batch: int) -> tu
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("folder")
+    given = os.environ.get("VITRAIL_TEST_DATA")
+    default = f"{given}/imagenet_val/images" if given else None
+    words.add_argument("folder", nargs="?" if default else None, default=default, help="of photographs")
     words.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     words.add_argument("--size", type=int, default=224)
     words.add_argument("--batch", type=int, default=64)

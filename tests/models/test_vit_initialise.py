@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
+from vitrail.errors import ConfigError
 from vitrail.models import configure, create_backbone
+from vitrail.models.positions import sincos2d
 
 CONFIG = configure(
     "vit-s16",
@@ -120,3 +122,35 @@ def test_one_seed_gives_one_model():
         torch.manual_seed(7)
         models.append(create_backbone("vit-ti16", depth=1).state_dict())
     assert all(torch.equal(each, models[1][name]) for name, each in models[0].items())
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_mimetic_attention_begins_at_the_identity_and_takes_it_away(heads):
+    """Trockman & Kolter 2023: the products of the matrices are what is drawn; one head's has the full rank."""
+    torch.manual_seed(0)
+    width, size = 128, 128 // heads
+    model = create_backbone("vit-ti16", width=width, heads=heads, depth=2, initial="mimetic", image_size=(64, 48))
+    eye = torch.eye(width)
+    for block in model.blocks:
+        q, k, v = block.attn.qkv.weight.detach().chunk(3)
+        for head in range(heads):
+            rows = slice(head * size, (head + 1) * size)
+            product = q[rows].mT @ k[rows]
+            assert torch.linalg.matrix_rank(product) == size
+            if heads == 1:
+                is_normal(product - 0.7 * eye, 0.7 / math.sqrt(width))
+            else:
+                assert 0.7 * size / width < product.diagonal().mean() < 0.7
+        is_normal(block.attn.proj.weight.detach() @ v + 0.4 * eye, 0.4 / math.sqrt(width))
+    assert torch.equal(model.pos_embed[0, 1:], sincos2d((4, 3), width))
+
+
+def test_a_mimetic_model_leaves_all_else_as_the_paper_has_it():
+    names = ("mlp.fc1.weight", "norm1.weight", "attn.qkv.bias")
+    model = create_backbone("vit-ti16", depth=1, initial="mimetic", positions="sincos2d")
+    fc1, norm, bias = (model.blocks[0].get_parameter(name) for name in names)
+    is_uniform(fc1.detach(), math.sqrt(6 / (192 + 768)))
+    assert torch.equal(norm, torch.ones(192))
+    assert not bias.any()
+    with pytest.raises(ConfigError, match="multiple of 4"):
+        create_backbone("vit-ti16", width=90, heads=3, initial="mimetic")

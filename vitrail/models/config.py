@@ -16,6 +16,7 @@ CHOICES = {
     "positions_at": PLACES,
     "position_resize": tuple(RESIZES),
     "gelu": ("tanh", "exact"),
+    "initial": ("paper", "mimetic"),
 }
 LEAST = {"in_channels": 1, "classes": 0, "width": 1, "depth": 1, "heads": 1, "mlp_width": 1, "registers": 0}
 SHARES = ("dropout", "attention_dropout", "drop_path", "patch_dropout")
@@ -39,6 +40,8 @@ class ViTConfig:
         position_resize: how tables follow another image size; one of `positions.RESIZES`.
         pre_logits: the head of pre-training, with a hidden layer and tanh.
         gelu: "tanh", the approximation of the paper's code, or "exact".
+        initial: first values of the weights, see `vitrail.models.initialise`: as in the paper, or "mimetic", which learns
+            faster from little.
         layer_scale: first value of LayerScale's factors; None is none.
         head_bias: first value of the head's bias.
         dropout: after every dense layer but q, k, v, and after adding positions; ``attention_dropout`` is that of the
@@ -70,6 +73,7 @@ class ViTConfig:
     gelu: str = "tanh"
     norm_eps: float = 1e-6
     qkv_bias: bool = True
+    initial: str = "paper"
     layer_scale: float | None = None
     head_bias: float = 0.0
     dropout: float = 0.0
@@ -106,6 +110,8 @@ class ViTConfig:
         self._check("prefix", self.prefix in PREFIXES, "one of " + ", ".join(map(str, PREFIXES)))
         what = "('cls',), which pool='cls' reads; or take pool='gap'"
         self._check("prefix", self.prefix != () or self.pool != "cls", what)
+        spaced = self.initial == "paper" or self.positions != "learned" or self.width % 4 == 0
+        self._check("width", spaced, "a multiple of 4, for the positions of initial='mimetic'")
         what = "False: with classes=0 there is no head for a hidden layer"
         self._check("pre_logits", not self.pre_logits or self.classes > 0, what)
         if not self.pad:

@@ -13,35 +13,71 @@
 | query of attention pooling | Xavier uniform of a (1, D) matrix |
 | head | weight 0, bias ``head_bias`` |
 | other biases | 0 |
+
+With ``initial="mimetic"`` attention begins as it ends up in trained models (Trockman & Kolter 2023, section 3): tokens attend
+to those alike, above all to their neighbours, and take away from themselves what they find. For matrices Z of normal
+numbers of deviation sqrt(1 / D), W_q^T W_k of every head is the best approximation of 0.7 Z + 0.7 I of the head's rank,
+W_o W_v of all heads together is 0.4 Z - 0.4 I, and learned positions begin as `positions.sincos2d`.
 """
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+from vitrail.models.positions import sincos2d
+
+if TYPE_CHECKING:
+    from vitrail.models.config import ViTConfig
 
 # standard deviation of a standard normal variable cut at +-2, by which LeCun's is corrected
 CUT = 0.87962566103423978
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, *, layer_scale: float | None, head_bias: float) -> None:
+def initialise(model: nn.Module, config: ViTConfig) -> None:
     """Fills every parameter of a ViT in place, from torch's default generator."""
     for name, parameter in model.named_parameters():
         owner, _, last = name.rpartition(".")
         if last == "gamma":
-            assert layer_scale is not None
-            parameter.fill_(layer_scale)
+            assert config.layer_scale is not None
+            parameter.fill_(config.layer_scale)
         elif last == "weight" and parameter.ndim > 1:
             _fill_weight(owner, parameter)
         elif last == "weight":
             parameter.fill_(1)
         elif last == "bias":
-            _fill_bias(owner, parameter, head_bias)
+            _fill_bias(owner, parameter, config.head_bias)
         else:
             _fill_token(last, parameter)
+    if config.initial == "mimetic":
+        _mimic(dict(model.named_parameters()), config)
+
+
+def _mimic(parameters: dict[str, nn.Parameter], config: ViTConfig) -> None:
+    for block in range(config.depth):
+        qkv = parameters[f"blocks.{block}.attn.qkv.weight"]
+        q, k, v = qkv.chunk(3)  # (D, D) each, heads along the rows
+        for q_of_head, k_of_head in zip(q.chunk(config.heads), k.chunk(config.heads)):  # (E, D) each
+            left, right = _factors(0.7, 0.7, qkv)
+            q_of_head.copy_(left.mT[: config.head_width])
+            k_of_head.copy_(right[: config.head_width])
+        left, right = _factors(0.4, -0.4, qkv)
+        parameters[f"blocks.{block}.attn.proj.weight"].copy_(left)
+        v.copy_(right)
+    if config.positions == "learned":
+        parameters["pos_embed"][:, len(config.prefix) :] = sincos2d(config.grid, config.width)
+
+
+def _factors(noise: float, diagonal: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Two (D, D) matrices whose product is noise Z + diagonal I, the best of each rank first."""
+    width = like.shape[1]
+    target = noise * torch.randn(width, width) / math.sqrt(width) + diagonal * torch.eye(width)
+    left, values, right = torch.linalg.svd(target)
+    return (left * values.sqrt()).to(like), (values.sqrt()[:, None] * right).to(like)
 
 
 def _fill_weight(owner: str, weight: Tensor) -> None:

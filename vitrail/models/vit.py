@@ -160,7 +160,7 @@ class ViT(nn.Module):
         self.norm = LayerNorm(width, eps=config.norm_eps)
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
         self.head = self._make_head(config.classes, pre_logits=config.pre_logits)
-        initialise(self, layer_scale=config.layer_scale, head_bias=config.head_bias)
+        initialise(self, config)
 
     def _make_head(self, classes: int, *, pre_logits: bool) -> nn.Module:
         make = partial(Head, self.width, classes, pre_logits=pre_logits) if classes else nn.Identity
