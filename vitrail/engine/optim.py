@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from vitrail.engine.muon import Muon
 from vitrail.engine.run import OptimSettings, ScheduleSettings
 
 
@@ -90,9 +91,7 @@ class Optimiser:
             first, last = model.layers()[0], model.layers()[-1]  # type: ignore[operator]
             hidden = {name for name, p in parameters.items() if p.ndim == 2 and name not in first and name not in last}
             matrices, rest = _split(groups, hidden)
-            # the scale of Liu et al. 2025 ("Muon is scalable") makes one learning rate and decay serve both parts
-            muon = torch.optim.Muon(matrices, lr=settings.lr, momentum=0.95, adjust_lr_fn="match_rms_adamw")
-            self.parts = [muon, torch.optim.AdamW(rest, **adamw)]
+            self.parts = [Muon(matrices, settings.lr), torch.optim.AdamW(rest, **adamw)]
 
     @property
     def groups(self) -> Iterable[dict]:
