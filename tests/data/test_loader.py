@@ -222,6 +222,8 @@ def test_a_transform_that_fails_or_gives_another_size_is_named_with_its_image(us
         next(train_batches(arrays(), **PLAIN, transform=user_code.failing))
     with pytest.raises(ConfigError, match=r"\(3, 4, 4\) of array#., the model takes \(3, 24, 16\)"):
         next(train_batches(arrays(), **PLAIN, transform=user_code.narrow))
+    with pytest.raises(ConfigError, match=r"values from -1 to 1 of array#.[^$]*leave normalising out"):
+        next(train_batches(arrays(), **PLAIN, transform=user_code.normalised))
 
 
 def test_moving_a_batch_keeps_what_it_holds():

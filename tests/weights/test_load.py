@@ -98,7 +98,6 @@ def test_a_mistyped_path_names_what_lies_near(run, name, words):
         ("weights.pt", "is a pickle, which can run any program"),
         ("weights.PTH", "is a pickle"),
         ("pytorch_model.bin", "is a pickle"),
-        ("ViT-B_16.npz", "Google's .npz, not read yet"),
         ("model.onnx", "ONNX, not read yet"),
         ("photo.jpg", "no file of weights"),
         ("manifest.json", "part of a run's checkpoint"),

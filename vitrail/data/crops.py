@@ -99,6 +99,11 @@ class Transformed:
         if array.shape != wanted or array.dtype not in (np.uint8, np.float32):
             fact = f"the transform made {array.dtype} {array.shape} of {key}, the model takes {wanted}"
             raise ConfigError(fact, "return uint8, or floats in [0, 1], as (channels, height, width)")
+        if array.dtype == np.float32 and not (array.min() >= -1e-3 and array.max() <= 1 + 1e-3):
+            fact = f"the transform made values from {array.min():.3g} to {array.max():.3g} of {key}"
+            raise ConfigError(
+                fact, "return [0, 1] and leave normalising out: the model does it, by model.preprocessing"
+            )
         return np.ascontiguousarray(array)
 
 

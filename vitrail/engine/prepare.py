@@ -47,7 +47,7 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     Args:
         run: what was asked for, or what a resumed run's ``config.yaml`` says.
         data: anything `open_data` takes; by default the path in ``run.data.source``.
-        transform: the user's own map from a decoded picture to a (C, h, w) tensor, in place of augmentation.
+        transform: the user's own map from a decoded picture to a (C, h, w) tensor in [0, 1], in place of the recipe's crops.
         say: takes each line that a user should read.
 
     Raises `ConfigError`, `DataError` or `CheckpointError` before any training memory is used.

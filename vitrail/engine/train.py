@@ -54,7 +54,7 @@ def train(
         run: the settings; automatic ones are decided before the first step and written to ``config.yaml``.
         out: the run directory; by default a new one under ``runs``.
         data: anything `vitrail.data.open_data` takes, in place of the path in ``run.data.source``.
-        transform: a callable or module from a decoded picture to a normalised (C, h, w) tensor, in place of augmentation.
+        transform: a callable or module from a decoded picture to a (C, h, w) tensor in [0, 1], in place of the recipe's crops.
         quiet: no progress on stderr.
         command: the words that started this, for the report.
 

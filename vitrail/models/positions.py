@@ -48,16 +48,19 @@ def table_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     return {}
 
 
-def embeddings(config: ViTConfig, parameters: Mapping[str, Tensor], table: int, grid: Grid) -> tuple[Tensor, Tensor]:
+def embeddings(
+    config: ViTConfig, parameters: Mapping[str, Tensor], table: int, grid: Grid, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """What is added to the prefix tokens, (1, P, D), and to the patches of ``grid``, (1, h w, D).
 
     Args:
         parameters: those of `table_shapes`, and any others.
         table: which of the L.
+        device: where sines are computed, each time anew: no verb keeps a size.
     """
     prefix = len(config.prefix)
     if config.positions == "sincos2d":
-        return torch.zeros(1, prefix, config.width), sincos2d(grid, config.width)[None]
+        return torch.zeros(1, prefix, config.width, device=device), sincos2d(grid, config.width, device)[None]
     named = {name: parameters[name][table, None] for name in table_shapes(config)}
     named = resize_tables(named, config.grid, grid, prefix=prefix, rule=config.position_resize)
     if config.positions == "learned":
@@ -67,13 +70,15 @@ def embeddings(config: ViTConfig, parameters: Mapping[str, Tensor], table: int, 
     return named["pos_embed_prefix"] if prefix else x[None, :0], places.flatten(0, 1)[None]
 
 
-def sincos2d(grid: Grid, width: int) -> Tensor:
-    """Fixed sines and cosines of column and row, (h w, D) (Beyer et al. 2022; MoCo v3).
+def sincos2d(grid: Grid, width: int, device: torch.device | None = None) -> Tensor:
+    """Fixed sines and cosines of column and row, (h w, D) in fp32 (Beyer et al. 2022; MoCo v3).
 
     With x the column, y the row and w_i = 10000^(-i / (D/4 - 1)) for i < D/4: [sin x w, cos x w, sin y w, cos y w].
     """
-    y, x = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")  # (h, w) each
-    frequencies = 10000 ** -torch.linspace(0, 1, width // 4, dtype=torch.float64)  # (D/4,)
+    kind = torch.float32 if device is not None and device.type == "mps" else torch.float64
+    rows, columns = (torch.arange(length, dtype=kind, device=device) for length in grid)
+    y, x = torch.meshgrid(rows, columns, indexing="ij")  # (h, w) each
+    frequencies = 10000 ** -torch.linspace(0, 1, width // 4, dtype=kind, device=device)  # (D/4,)
     x, y = (axis.flatten()[:, None] * frequencies for axis in (x, y))  # (h w, D/4) each
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], 1).float()
 

@@ -218,7 +218,8 @@ class ViT(nn.Module):
 
     def _embeddings(self, table: int, grid: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor]:
         """What is added to the prefix tokens (1, P, D) and to the patches (1, N, D), from one of the tables."""
-        prefix, places = positions.embeddings(self.config, dict(self.named_parameters(recurse=False)), table, grid)
+        named = dict(self.named_parameters(recurse=False))
+        prefix, places = positions.embeddings(self.config, named, table, grid, like.device)
         return prefix.to(like), places.to(like)
 
     def encode(self, patches: Patches) -> Tokens:

@@ -9,10 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import configure, resize_tables
 from vitrail.tasks.classification import Classifier, check_classes
+from vitrail.weights.arrays import read_npz
 from vitrail.weights.find import find
+from vitrail.weights.google import from_google
 from vitrail.weights.native import KEY, from_single_file, load_model
 from vitrail.weights.tensors import filled_backbone, read_json, read_tensors
 from vitrail.weights.timm import ACTIVATIONS, from_timm, preprocessing_of
@@ -37,7 +40,8 @@ def load(
 
     Args:
         model: a run directory, a ``model/`` folder, a ``.safetensors`` file of vitrail or in timm's layout, a folder as
-            timm's ``save_for_hf`` writes it, or ``latest``: the newest finished run under ``./runs``.
+            timm's ``save_for_hf`` writes it, an ``.npz`` as Google saves ViTs, or ``latest``: the newest finished run
+            under ``./runs``.
         classes_file: a text file that names the outputs, one a line; for weights that carry no names.
         image_size: pixels, or (height, width), to use it at; positions are resized by the config's rule.
         classes: other classes to train it for; the head is then one linear layer of zeros.
@@ -55,6 +59,8 @@ def load(
         described = read_json(found.path / "config.json")
         tensors, _ = read_tensors(found.path / "model.safetensors")
         classifier = _from_timm(tensors, described, found.path, log, named=classes_file is not None)
+    elif found.layout == "google file":
+        classifier = _from_google(found.path, log, named=classes_file is not None)
     else:
         tensors, metadata = read_tensors(found.path)
         if KEY in metadata:
@@ -137,11 +143,7 @@ def _from_timm(
     preprocessing, assumed = preprocessing_of(described, config, path)
     names = described.get("label_names")
     if not isinstance(names, list) or len(names) != config.classes:
-        names = [str(number) for number in range(config.classes)]
-        if names and not named:
-            log(
-                f"assumed  {path.name} carries no class names: its outputs are numbered from 0 (--classes FILE names them)"
-            )
+        names = _numbered(config.classes, path, log, named=named)
     if "act_layer" not in arguments:
         assumed.insert(0, "exact GELU")
     log(
@@ -149,3 +151,21 @@ def _from_timm(
     )
     backbone = filled_backbone(config, state, path)
     return Classifier(backbone, names, preprocessing, provenance={"weights": path.name, "layout": "timm"})
+
+
+def _from_google(path: Path, log: Log, *, named: bool) -> Classifier:
+    """A classifier from Google's arrays, which say nothing but the weights: all else is as in the paper's code."""
+    config, state = from_google(read_npz(path), path)
+    names = _numbered(config.classes, path, log, named=named)
+    preprocessing = Preprocessing.paper(config.image_size, channels=config.in_channels)
+    size = "x".join(map(str, config.image_size))
+    log(f"assumed  Google's layout: tanh GELU, LayerNorm eps {config.norm_eps:g}, images of {size} scaled to [-1, 1]")
+    backbone = filled_backbone(config, state, path)
+    return Classifier(backbone, names, preprocessing, provenance={"weights": path.name, "layout": "google"})
+
+
+def _numbered(classes: int, path: Path, log: Log, *, named: bool) -> list[str]:
+    """Numbers for names, saying so unless names are given elsewhere."""
+    if classes and not named:
+        log(f"assumed  {path.name} carries no class names: its outputs are numbered from 0 (--classes FILE names them)")
+    return [str(number) for number in range(classes)]

@@ -14,12 +14,12 @@ from vitrail.weights.tensors import read_json
 
 READABLE = (
     "a run directory, a model folder, a .safetensors file (of vitrail or in timm's layout), a folder as timm saves it, "
-    "or 'latest'"
+    "a Google .npz, or 'latest'"
 )
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".th", ".tar")
-LATER = {".npz": "Google's .npz", ".onnx": "ONNX", ".h5": "Keras .h5", ".msgpack": "Flax .msgpack", ".gguf": "GGUF"}
+LATER = {".onnx": "ONNX", ".h5": "Keras .h5", ".msgpack": "Flax .msgpack", ".gguf": "GGUF"}
 
-Layout = Literal["native folder", "timm folder", "file"]
+Layout = Literal["native folder", "timm folder", "google file", "file"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,8 @@ def _find_file(path: Path) -> Found:
         raise CheckpointError(f"{path} is a part of a run's checkpoint", "give the run directory, two folders above")
     if suffix == ".safetensors":
         return Found(path, "file")
+    if suffix == ".npz":
+        return Found(path, "google file")
     if suffix in PICKLES:
         what = f"{path} is a pickle, which can run any program when it is opened; vitrail never opens one"
         raise CheckpointError(what, "save its state dict as .safetensors where it comes from")

@@ -1,0 +1,57 @@
+"""Reading an .npz file that may come from anyone: nothing is unpickled, and every size is checked before memory is taken."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.lib import format as npy
+
+from vitrail.errors import CheckpointError
+from vitrail.weights.tensors import AGAIN, MOST_TENSORS
+
+MOST_SQUEEZED = 100  # times that a member may be larger than its compressed bytes
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file by name; bf16, which NumPy has no type for, comes as fp32.
+
+    Raises:
+        CheckpointError: it is not there, damaged, holds objects, or promises more than it has.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if len(members) > MOST_TENSORS:
+                raise CheckpointError(f"{path} holds {len(members):,} arrays", f"up to {MOST_TENSORS:,} are read")
+            return {member.filename.removesuffix(".npy"): _read(archive, member, path) for member in members}
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}", AGAIN) from error
+    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
+        raise CheckpointError(f"{path} is no sound .npz file: {str(error)[:200]}", AGAIN) from error
+
+
+def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> np.ndarray:
+    if member.file_size > MOST_SQUEEZED * max(member.compress_size, 1):
+        what = f"{path}: {member.filename} swells from {member.compress_size:,} to {member.file_size:,} bytes"
+        raise CheckpointError(what, "no weights compress so well; fetch the file from a source you trust")
+    with archive.open(member) as file:
+        read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(npy.read_magic(file))
+        if read_header is None:
+            raise ValueError(f"{member.filename} is an array of a version that is not known")
+        shape, by_columns, kind = read_header(file)
+        if kind.hasobject:
+            raise CheckpointError(f"{path}: {member.filename} holds objects, not numbers", "vitrail never unpickles")
+        content = file.read()
+        if min(shape, default=1) < 0 or math.prod(shape) * kind.itemsize != len(content):
+            raise ValueError(f"{member.filename} of {shape} {kind} has {len(content):,} bytes")
+        array = np.frombuffer(content, kind).reshape(shape, order="F" if by_columns else "C")
+    return from_bf16(array) if kind == np.dtype("V2") else array
+
+
+def from_bf16(array: np.ndarray) -> np.ndarray:
+    """Two bytes each, as JAX saves bf16, widened to fp32."""
+    return (np.ascontiguousarray(array).view(np.uint16).astype(np.uint32) << 16).view(np.float32)

@@ -1,0 +1,272 @@
+"""Google's layout of a ViT, an .npz of Flax's parameters: the paper's own files, AugReg's, and those of big_vision.
+
+Kernels there are (inputs, outputs), those of attention with the heads as an axis of their own. Three generations of names
+exist: the first one counts layers of all kinds together (`MlpBlock_3`), later ones each kind for itself (`MlpBlock_0`), and
+big_vision may keep all blocks in one array (`encoderblock`) and has no position for the class token.
+
+D width, H heads, E = D / H, M MLP width, S slots of the position table, P x Q a patch, C channels, L blocks.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.models import ViTConfig
+from vitrail.weights.tensors import AGAIN
+
+Arrays = dict[str, np.ndarray]
+
+# our module -> Google's, by the later names, and how its kernel lies there
+BLOCK = {
+    "norm1": ("LayerNorm_0", "norm"),
+    "attn.q": ("MultiHeadDotProductAttention_0/query", "into heads"),
+    "attn.k": ("MultiHeadDotProductAttention_0/key", "into heads"),
+    "attn.v": ("MultiHeadDotProductAttention_0/value", "into heads"),
+    "attn.proj": ("MultiHeadDotProductAttention_0/out", "out of heads"),
+    "norm2": ("LayerNorm_1", "norm"),
+    "mlp.fc1": ("MlpBlock_0/Dense_0", "dense"),
+    "mlp.fc2": ("MlpBlock_0/Dense_1", "dense"),
+}
+POOL = {
+    "attn_pool.q": ("MAPHead_0/MultiHeadDotProductAttention_0/query", "into heads"),
+    "attn_pool.k": ("MAPHead_0/MultiHeadDotProductAttention_0/key", "into heads"),
+    "attn_pool.v": ("MAPHead_0/MultiHeadDotProductAttention_0/value", "into heads"),
+    "attn_pool.proj": ("MAPHead_0/MultiHeadDotProductAttention_0/out", "out of heads"),
+    "attn_pool.norm": ("MAPHead_0/LayerNorm_0", "norm"),
+    "attn_pool.mlp.fc1": ("MAPHead_0/MlpBlock_0/Dense_0", "dense"),
+    "attn_pool.mlp.fc2": ("MAPHead_0/MlpBlock_0/Dense_1", "dense"),
+}
+AROUND = {
+    "patch_embed.proj": ("embedding", "patches"),
+    "norm": ("Transformer/encoder_norm", "norm"),
+    "head": ("head", "dense"),
+    "head.pre_logits": ("pre_logits", "dense"),
+}
+FIRST_NAMES = {
+    "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1",
+    "LayerNorm_1": "LayerNorm_2",
+    "MlpBlock_0": "MlpBlock_3",
+}
+PROBE = "MAPHead_0/probe"
+ALL_BLOCKS = "Transformer/encoderblock/"
+DEFAULT_SIDE = 224  # pixels, where positions are computed and no shape tells the size
+FIRST_POSITIONS = "Transformer/posembed_input/pos_embedding"
+
+
+def from_google(arrays: Mapping[str, np.ndarray], where: Path) -> tuple[ViTConfig, dict[str, Tensor]]:
+    """The config that the shapes show, with the numerics of Google's code, and the tensors by our names.
+
+    Raises:
+        CheckpointError: it is no plain ViT, or something in it has no counterpart here.
+    """
+    left = _later_names(arrays, where)
+    try:
+        config = _config(left)
+        state = dict(_tensors(left, config))
+    except (KeyError, ValueError, IndexError, ConfigError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{where} is of no ViT that can be built: {reason}", AGAIN) from error
+    if left:
+        what = f"{where} holds {len(left)} arrays that a plain ViT has no use for: {', '.join(sorted(left)[:5])}"
+        raise CheckpointError(what, "plain ViTs are read; hybrids and two-tower models are not yet")
+    return config, _joined(state)
+
+
+def to_google(config: ViTConfig, state: Mapping[str, Tensor]) -> Arrays:
+    """The inverse of `from_google`: by the first names, or those of big_vision where only that has such a model.
+
+    The numerics, GELU's kind among them, stand nowhere in such a file.
+
+    Raises:
+        CheckpointError: the model has a part that Google's ViT has not.
+    """
+    _check_writable(config)
+    state = _parted(state)
+    arrays: Arrays = {}
+    for ours, (theirs, kind) in _modules(config).items():
+        arrays[_kernel(theirs, kind)] = _kernel_of(state.pop(f"{ours}.weight"), kind, config.heads)
+        bias = _array(state.pop(f"{ours}.bias"))
+        arrays[f"{theirs}/bias"] = bias.reshape(config.heads, -1) if kind == "into heads" else bias
+    first = config.pool == "cls" and config.positions == "learned"
+    names = {"cls_token": "cls", "pos_embed": FIRST_POSITIONS if first else "pos_embedding", "attn_pool.latent": PROBE}
+    arrays |= {names[ours]: _array(tensor) for ours, tensor in state.items()}
+    if not first:
+        return {f"params/{name}": array for name, array in arrays.items()}
+    return {_renamed(name, FIRST_NAMES): array for name, array in arrays.items()}
+
+
+def _later_names(arrays: Mapping[str, np.ndarray], where: Path) -> Arrays:
+    """The model's own arrays by the names of big_vision, each block apart, positions without what is around them."""
+    inner = [name for name in arrays if name.endswith("embedding/kernel") and "posembed" not in name]
+    if not inner:
+        held = ", ".join(list(arrays)[:4]) or "nothing"
+        raise CheckpointError(f"{where} is no ViT as Google saves it: it holds {held}", "give the .npz of a ViT")
+    around = min(inner, key=len).removesuffix("embedding/kernel")  # "", "params/", "params/img/", "opt/target/"
+    later = {first: name for name, first in FIRST_NAMES.items()}
+    found: Arrays = {}
+    for name, array in arrays.items():
+        if not name.startswith(around):
+            continue  # the optimiser's, or the other tower's
+        name = _renamed(name.removeprefix(around), later)
+        if name.startswith(ALL_BLOCKS):
+            rest = name.removeprefix(ALL_BLOCKS)
+            found |= {_block(number) + rest: each for number, each in enumerate(array)}
+        else:
+            found["pos_embedding" if name == FIRST_POSITIONS else name] = array
+    return found
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    return "/".join(names.get(part, part) for part in name.split("/"))
+
+
+def _config(arrays: Arrays) -> ViTConfig:
+    """What the shapes show. Raises `KeyError`, `ValueError` or `ConfigError` where they show no ViT."""
+    *patch, channels, width = arrays["embedding/kernel"].shape
+    query = arrays[f"{_block(0)}MultiHeadDotProductAttention_0/query/kernel"]  # (D, H, E)
+    prefix = ("cls",) if "cls" in arrays else ()
+    table = arrays.get("pos_embedding")  # (1, S, D)
+    side = DEFAULT_SIDE // patch[0] if table is None else _side(table.shape[1], len(prefix))
+    head = arrays.get("head/kernel")
+    return ViTConfig(
+        image_size=(side * patch[0], side * patch[1]),
+        patch_size=(patch[0], patch[1]),
+        in_channels=channels,
+        classes=0 if head is None else head.shape[-1],
+        width=width,
+        depth=1 + max(int(found[1]) for name in arrays if (found := re.search(r"/encoderblock_(\d+)/", name))),
+        heads=query.shape[1],
+        mlp_width=arrays[f"{_block(0)}MlpBlock_0/Dense_0/kernel"].shape[-1],
+        prefix=prefix,
+        pool="map" if PROBE in arrays else "cls" if prefix else "gap",
+        positions="sincos2d" if table is None else "learned",
+        pre_logits="pre_logits/kernel" in arrays,
+    )
+
+
+def _side(slots: int, prefix: int) -> int:
+    """Patches along a side of the square grid, whether or not the class token has a slot."""
+    for patches in (slots - prefix, slots):
+        if math.isqrt(patches) ** 2 == patches > 0:
+            return math.isqrt(patches)
+    raise ValueError(f"{slots} positions are no square grid")
+
+
+def _modules(config: ViTConfig) -> dict[str, tuple[str, str]]:
+    """Our module -> Google's and the kind of its kernel, for the whole model."""
+    modules = {
+        f"blocks.{block}.{ours}": (_block(block) + theirs, kind)
+        for block in range(config.depth)
+        for ours, (theirs, kind) in BLOCK.items()
+    }
+    absent = set() if config.classes else {"head"}
+    absent |= set() if config.pre_logits else {"head.pre_logits"}
+    around = {ours: each for ours, each in AROUND.items() if ours not in absent}
+    return {**modules, **around, **(POOL if config.pool == "map" else {})}
+
+
+def _block(number: int) -> str:
+    return f"Transformer/encoderblock_{number}/"
+
+
+def _kernel(theirs: str, kind: str) -> str:
+    return f"{theirs}/{'scale' if kind == 'norm' else 'kernel'}"
+
+
+def _tensors(arrays: Arrays, config: ViTConfig) -> Iterator[tuple[str, Tensor]]:
+    """Takes every array out that belongs to the model, as tensors by our names."""
+    for ours, (theirs, kind) in _modules(config).items():
+        kernel, bias = arrays.pop(_kernel(theirs, kind)), arrays.pop(f"{theirs}/bias")
+        yield f"{ours}.weight", _weight_of(kernel, kind)
+        yield f"{ours}.bias", _tensor(bias.reshape(-1))
+    if config.prefix:
+        yield "cls_token", _tensor(arrays.pop("cls"))
+    if config.pool == "map":
+        yield "attn_pool.latent", _tensor(arrays.pop(PROBE))
+    if config.positions == "learned":
+        table = _tensor(arrays.pop("pos_embedding"))
+        slots = len(config.prefix) + math.prod(config.grid) - table.shape[1]
+        yield "pos_embed", torch.cat([table.new_zeros(1, slots, config.width), table], 1)
+
+
+def _weight_of(kernel: np.ndarray, kind: str) -> Tensor:
+    if kind == "patches":
+        return _tensor(kernel.transpose(3, 2, 0, 1))  # (P, Q, C, D) to (D, C, P, Q)
+    if kind == "norm":
+        return _tensor(kernel)
+    inputs = kernel.shape[0] * (kernel.shape[1] if kind == "out of heads" else 1)
+    return _tensor(kernel.reshape(inputs, -1).T)
+
+
+def _kernel_of(weight: Tensor, kind: str, heads: int) -> np.ndarray:
+    array = _array(weight)
+    if kind == "patches":
+        return array.transpose(2, 3, 1, 0).copy()
+    if kind == "norm":
+        return array
+    split = {"into heads": (-1, heads, len(array) // heads), "out of heads": (heads, -1, len(array))}
+    return array.T.copy().reshape(split.get(kind, array.T.shape))
+
+
+def _joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """q, k and v under one roof, as our attention has them; those of attention pooling as q and kv."""
+    joined: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        owner, part, last = _last_two(name)
+        if part not in ("q", "k", "v") or (owner == "attn_pool" and part == "q"):
+            joined[name] = tensor
+        elif part == ("k" if owner == "attn_pool" else "q"):
+            parts = "kv" if owner == "attn_pool" else "qkv"
+            joined[f"{owner}.{parts}.{last}"] = torch.cat([state[f"{owner}.{each}.{last}"] for each in parts])
+    return joined
+
+
+def _parted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `_joined`."""
+    parted: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        owner, parts, last = _last_two(name)
+        whole = {"qkv": 3, "kv": 2}.get(parts, 1)
+        names = parts if whole > 1 else [parts]
+        if whole == 1:
+            parted[name] = tensor
+        else:
+            parted |= {f"{owner}.{each}.{last}": part for each, part in zip(names, tensor.chunk(whole))}
+    return parted
+
+
+def _last_two(name: str) -> tuple[str, str, str]:
+    owner, _, last = name.rpartition(".")
+    owner, _, part = owner.rpartition(".")
+    return owner, part, last
+
+
+def _check_writable(config: ViTConfig) -> None:
+    wrong = {
+        f"the prefix {config.prefix}": config.prefix not in ((), ("cls",)),
+        "a class token that is not read": config.pool != "cls" and config.prefix != (),
+        "registers": config.registers > 0,
+        "LayerScale": config.layer_scale is not None,
+        "no bias of q, k and v": not config.qkv_bias,
+        f"{config.positions} positions, {config.positions_at}": (config.positions, config.positions_at)
+        not in (("learned", "stem"), ("sincos2d", "stem")),
+    }
+    for part, there in wrong.items():
+        if there:
+            raise CheckpointError(f"Google's ViT has no counterpart of {part}", "keep it in vitrail's format")
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32).copy())
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().float().cpu().numpy().copy()
