@@ -149,6 +149,8 @@ MISTAKES: dict[str, Mistake] = {
     "a model of a later format": ("evaluate later-model digits", future_model, 4, "99"),
     "a mistyped model path": ("evaluate don digits", nothing, 2, "done"),
     "a run without a whole checkpoint": ("train digits --steps 2 --out hurt", all_checkpoints_damaged, 4, "state.json"),
+    "no labels wanted": ("predict done photos --top 0", nothing, 2, "at least one"),
+    "batches of nothing": ("evaluate done digits --batch 0", nothing, 2, "1 or more"),
     "a mean of other channels": ("evaluate done digits --mean 0.1,0.2", nothing, 2, "channel"),
     "a mean that is no number": ("predict done photos --mean grey", nothing, 2, "0.485,0.456,0.406"),
     "a crop that the patch does not divide": ("evaluate done digits --crop 9", nothing, 2, "10"),

@@ -48,6 +48,16 @@ def test_a_step_is_saved_again_after_its_evaluation_and_that_one_is_the_newest(t
     assert checkpoint.load_newest(tmp_path).state == {"evaluated": 2}
 
 
+def test_a_damaged_newer_checkpoint_does_not_cost_the_one_just_written(tmp_path) -> None:
+    write(tmp_path, 100, 200, keep=2)
+    (tmp_path / "step-00000200" / "state.json").write_text("{}")
+    write(tmp_path, 150, keep=1)
+    assert checkpoint.load_newest(tmp_path).step == 150
+    write(tmp_path, 200, keep=1)  # comes again, whole
+    assert checkpoint.list_steps(tmp_path) == [200]
+    assert checkpoint.load_newest(tmp_path).step == 200
+
+
 def test_no_checkpoint_at_all_is_none(tmp_path) -> None:
     assert checkpoint.load_newest(tmp_path / "nothing") is None
 

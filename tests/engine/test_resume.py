@@ -166,6 +166,31 @@ def test_a_run_can_be_made_longer_and_says_what_that_does(tmp_path) -> None:
     assert "stretched" in longer.stderr
 
 
+def test_a_refused_request_leaves_the_run_as_it_was(tmp_path) -> None:
+    out = tmp_path / "run"
+    assert run(out, fault="run.after_metrics:term:3").returncode == 75
+    before = (out / "config.yaml").read_bytes()
+    words = command(out)
+    words[words.index("--steps") + 1] = "2"
+    refused = subprocess.run(words, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "beyond the 2 asked for" in refused.stderr
+    assert (out / "config.yaml").read_bytes() == before
+    assert run(out).returncode == 0
+
+
+def test_a_run_is_not_resumed_on_other_images(tmp_path) -> None:
+    photos, out = photographs(tmp_path / "photos"), tmp_path / "run"
+    how = ("--size", "32", "--max-bad", "10%", "--workers", "0")
+    assert run(out, *how, data=str(photos), fault="run.after_metrics:term:1").returncode == 75
+    (photos / "bee" / "07.png").rename(photos / "bee" / "107.png")
+    refused = run(out, *how, data=str(photos))
+    assert refused.returncode == 3
+    assert "are not those with which the run" in refused.stderr
+    (photos / "bee" / "107.png").rename(photos / "bee" / "07.png")
+    assert run(out, *how, data=str(photos)).returncode == 0
+
+
 def wait_for_start(out: Path, process: subprocess.Popen) -> None:
     """Until this child has taken the run over, or has ended."""
     marks = (f'"pid": {process.pid}', '"state": "running"')

@@ -105,3 +105,18 @@ def test_two_runs_differ_only_in_what_was_asked_explicitly() -> None:
     assert differences(louder, stored) == {}
     other = replace(asked, optim=replace(asked.optim, lr=0.5), compute=replace(asked.compute, precision="fp32"))
     assert differences(other, stored) == {"compute.precision": ("bf16", "fp32"), "optim.lr": (asked.optim.lr, 0.5)}
+
+
+def test_none_where_it_means_none_is_a_difference_too() -> None:
+    stored = RECIPES["small-data"].run
+    asked = replace(stored, optim=replace(stored.optim, clip=None))
+    assert differences(asked, stored) == {"optim.clip": (1.0, None)}
+    warm = replace(stored, schedule=replace(stored.schedule, warmup_steps=10))
+    assert differences(stored, warm) == {"schedule.warmup_steps": (10, None)}
+
+
+def test_weights_bring_their_network_whatever_the_recipe_names() -> None:
+    flags = {"data": {"source": "digits"}, "model": {"init": "weights.safetensors"}}
+    assert request(recipe="t4", flags=flags)[0].model.name is None
+    named = {**flags, "model": {"init": "weights.safetensors", "name": "vit-b16"}}
+    assert request(recipe="t4", flags=named)[0].model.name == "vit-b16"

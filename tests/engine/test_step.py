@@ -125,3 +125,52 @@ def test_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradient(tmp_pa
     assert_equal_to(expected, gradients(found, 64), 1e-6)
     assert found.run.data.micro_batch == 16
     assert "no longer bit-comparable" in (tmp_path / "halved" / "log.txt").read_text()
+
+
+def test_out_of_memory_finds_a_divisor_of_any_batch(tmp_path, monkeypatch) -> None:
+    found = training(tmp_path, SMALL, "model.name=vit-ti16", "data.batch=100", "data.micro_batch=25")
+    whole = found.step_module
+
+    def small_only(images: torch.Tensor, targets: torch.Tensor):
+        if len(images) > 7:
+            raise torch.OutOfMemoryError("the device is full")
+        return whole(images, targets)
+
+    monkeypatch.setattr(found, "step_module", small_only)
+    take_step(found, next(found.batches(0, 1)))
+    assert found.run.data.micro_batch == 5
+    assert "20 micro-steps of 5 images" in (tmp_path / "log.txt").read_text()
+
+
+def test_what_a_failed_try_left_in_the_working_copy_counts_for_nothing(tmp_path) -> None:
+    settings = (SMALL, "model.name=vit-ti16", "compute.precision=bf16-weights", "data.batch=32")
+    expected = gradients(training(tmp_path / "clean", *settings), 32)
+    found = training(tmp_path / "left", *settings)
+    for parameter in found.working.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert_equal_to(expected, gradients(found, 32), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["blocks.0.mlp.fc1.weight", "patch_embed.proj.weight"])
+def test_an_overflow_in_one_part_of_fp16_moves_no_weight_and_halves_the_scale(tmp_path, name: str) -> None:
+    found = training(tmp_path, SMALL, "compute.precision=fp32", "model.name=vit-ti16")  # Muon and AdamW, a part each
+    found.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    batches = found.batches(0, 2)
+    before = {name: tensor.clone() for name, tensor in found.classifier.state_dict().items()}
+    overflow = found.classifier.backbone.get_parameter(name).register_hook(lambda gradient: gradient * float("inf"))
+    take_step(found, next(batches))
+    assert found.scaler.get_scale() == 2.0**9
+    assert all(torch.equal(tensor, before[name]) for name, tensor in found.classifier.state_dict().items())
+    overflow.remove()
+    take_step(found, next(batches))
+    moved = found.classifier.state_dict()
+    assert all(tensor.isfinite().all() for tensor in moved.values())
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in moved.items())
+
+
+def test_with_all_but_the_head_frozen_muon_has_nothing_to_do(tmp_path) -> None:
+    found = training(tmp_path, SMALL, "model.name=vit-ti16", "model.head_only=true")
+    before = {name: tensor.clone() for name, tensor in found.classifier.backbone.state_dict().items()}
+    take_step(found, next(found.batches(0, 1)))
+    after = found.classifier.backbone.state_dict()
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}

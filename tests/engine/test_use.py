@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 import vitrail
@@ -200,6 +201,22 @@ def test_a_users_dataset_and_transform(tmp_path: Path) -> None:
 
     result = train(Pictures(), tmp_path / "run", size=8, transform=transform, workers=0)
     assert result.load().classes == ("dark", "light")
+
+
+def test_small_grey_files_train_a_model_of_one_channel(tmp_path: Path) -> None:
+    for shade, name in ((20, "dark"), (200, "light")):
+        (tmp_path / "grey" / name).mkdir(parents=True)
+        for count in range(10):
+            Image.new("L", (8, 8), shade + count).save(tmp_path / "grey" / name / f"{count}.png")
+    run = train(tmp_path / "grey", tmp_path / "run", "data.channels=1")
+    assert run.load().config.in_channels == 1
+    assert evaluate(run.folder, tmp_path / "grey", reading=QUIET, say=silent).figures["images"] > 0
+
+
+def test_the_network_that_was_chosen_stands_in_the_settings(tmp_path: Path) -> None:
+    run = vitrail.train("digits", out=tmp_path / "run", steps=1, quiet=True)
+    kept = yaml.safe_load((run.folder / "config.yaml").read_text())["model"]
+    assert (kept["name"], kept["changes"]["width"], kept["changes"]["patch_size"]) == ("vit-ti16", 64, [2, 2])
 
 
 def test_weights_are_fine_tuned_at_another_resolution_from_a_zero_head(

@@ -278,6 +278,16 @@ HOSTILE = {
     "a program for a header": member(header("__import__('os').system('touch /tmp/never')")),
     "a swelling member": member(bytes(10**7), squeezed=zipfile.ZIP_DEFLATED),
     "no array": member(b"hello"),
+    "a torn header": member(b"\x93NUMPY\x01\x00\x10\x00{'descr': ('<f4'"),
+    "a header of another kind": member(header("{{}: 1}")),
+    "a packer that we do not know": member(b"\x93NUMPY\x01\x00" + bytes(99), squeezed=zipfile.ZIP_LZMA)[:-30],
+    "a block far away": saved(
+        **{"embedding/kernel": np.ones((4, 4, 3, 8)), "Transformer/encoderblock_99999999999/x": np.ones(1)},
+        **{"Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel": np.ones((8, 2, 4))},
+    ),
+    "a stack of nothing": saved(
+        **{"embedding/kernel": np.ones((4, 4, 3, 8)), "Transformer/encoderblock/x": np.zeros(10**6, np.uint8)}
+    ),
     "another model": saved(weights=np.ones(3)),
     "no blocks": saved(**{"embedding/kernel": np.ones((4, 4, 3, 8), np.float32)}),
 }

@@ -102,7 +102,13 @@ class Workers:
         content = _pickled(make)
         # of the parent, only what the worker has to unpickle from the user's own script
         script = _script() if b"__main__" in content else {}
-        self.processes = [_start() for _ in range(count)]
+        self.processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for _ in range(count):
+                self.processes.append(_start())
+        except BaseException:
+            self.close()
+            raise
         for process in self.processes:
             assert process.stdin is not None
             with suppress(BrokenPipeError):  # it died at once; the first request says so
@@ -173,15 +179,22 @@ def refuse_in_worker() -> None:
 
 def _start() -> subprocess.Popen[bytes]:
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-P", "-c", START],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        pipesize=PIPE_BYTES,
         # one thread a worker, also in what numpy or a transform brings
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", MARK: "1"},
         start_new_session=True,  # a Ctrl-C in the terminal is the parent's affair
     )
+    assert process.stdout is not None
+    with suppress(
+        OSError, AttributeError, ImportError
+    ):  # a user's pipes may hold so much in all; other systems ask nothing
+        import fcntl
+
+        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return process
 
 
 def _pickled(make: Make) -> bytes:

@@ -24,6 +24,7 @@ def fix_length(training: Training, say: Callable[[str], None]) -> None:
     if run.schedule.time is None or run.schedule.steps is not None:
         return
     seconds = measure_step(training)
+    run = training.run  # a micro-batch that ran out of memory is smaller now
     evaluation = measure_evaluation(training)
     share = EVALUATION_SHARE * run.schedule.time
     evaluations = max(1, min(run.save.evaluations, int(share / max(evaluation, 1e-3))))

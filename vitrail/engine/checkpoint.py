@@ -78,7 +78,8 @@ def save(
     if damage := find_damage(final):
         raise DiskError(f"the checkpoint {final} reads back damaged: {damage}", "check the disk before going on")
     faults.hit("checkpoint.after_verify")
-    for old in list_checkpoints(folder)[:-keep]:
+    moments = list_checkpoints(folder)
+    for old in moments[: moments.index(final) + 1][:-keep]:
         shutil.rmtree(old, ignore_errors=True)
         faults.hit("checkpoint.while_retiring")
     for leftover in folder.glob(".writing-*"):

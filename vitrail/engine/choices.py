@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
@@ -12,11 +11,21 @@ import torch
 
 from vitrail.data.sources import Source
 from vitrail.data.stream import TrainStream
+from vitrail.engine.machine import cores
 from vitrail.engine.run import Run
+from vitrail.engine.smallest import model_for_images
 from vitrail.errors import ConfigError
 from vitrail.tasks.classification import Classifier
 
 Say = Callable[[str], None]
+
+
+def choose_model(run: Run, size: tuple[int, int], images: int) -> Run:
+    """``run`` with a network: the one that it names, or one that follows the pictures' size and number."""
+    if run.model.name is not None:
+        return run
+    name, changes = model_for_images(size, images=images)
+    return replace(run, model=replace(run.model, name=name, changes={**changes, **run.model.changes}))
 
 
 def settle(run: Run, classifier: Classifier, train: Source, device: torch.device, say: Say) -> Run:
@@ -30,7 +39,7 @@ def settle(run: Run, classifier: Classifier, train: Source, device: torch.device
         device=str(device),
         precision=precision,
         compile=compute.compile if compute.compile is not None else device.type == "cuda",
-        threads=compute.threads or len(os.sched_getaffinity(0)),
+        threads=compute.threads or cores(),
     )
     files = train.kind == "files"
     workers = data.workers if data.workers is not None else (max((compute.threads or 1) - 1, 1) if files else 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 import yaml
 
 from vitrail.engine.budget import fix_evaluations, fix_length, measure_evaluation, measure_step
-from vitrail.engine.machine import describe
+from vitrail.engine.machine import describe, peak_memory
 from vitrail.engine.prepare import prepare
 from vitrail.engine.progress import duration
 from vitrail.engine.run import Run
@@ -77,20 +76,19 @@ def _largest_batch(training: Training) -> str:
     batches = training.batches(0, training.steps)
     images, targets = inputs(training, next(batches))
     batches.close()
-    size, fits = len(images), len(images)
+    size = fits = training.run.data.micro_batch or len(images)  # it ran when the step was measured
+    kind = next(training.working.parameters()).dtype
     while size < 1 << 16:
+        size *= 2
+        rows = torch.arange(size, device=images.device) % len(images)
         try:
-            many = (
-                images.repeat(2 * size // len(images), 1, 1, 1),
-                targets.repeat(2 * size // len(images), *[1] * (targets.ndim - 1)),
-            )
             with training.autocast:
-                training.working(*many)[0].backward()
-            size = fits = 2 * size
+                training.working(images[rows].to(kind), targets[rows])[0].backward()
+            fits = size
         except torch.OutOfMemoryError:
             break
         finally:
-            training.optimiser.zero_grad()
+            training.working.zero_grad(set_to_none=True)
             torch.cuda.empty_cache()
     return str(fits)
 
@@ -98,4 +96,4 @@ def _largest_batch(training: Training) -> str:
 def _memory(training: Training) -> int:
     if training.device.type == "cuda":
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_memory()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,8 +18,9 @@ from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, open_data
 from vitrail.engine.choices import find_device
 from vitrail.engine.judge import Judgement, choose_split, from_logits, judge
-from vitrail.engine.machine import keep_large_buffers
+from vitrail.engine.machine import cores, keep_large_buffers
 from vitrail.engine.progress import Show
+from vitrail.errors import ConfigError
 from vitrail.evaluation.calibration import fit_temperature
 from vitrail.evaluation.corruptions import CORRUPTIONS
 from vitrail.tasks.classification import Classifier
@@ -49,6 +49,11 @@ class Reading:
     on_bad: Literal["skip", "stop"] = "skip"
     max_bad: float = 0.01
     quiet: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch", 1), ("workers", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}", f"give {least} or more")
 
     def load(self, model: str | Path | Classifier, classes: Path | None, say: Say) -> Classifier:
         """The model, on its device and ready to predict; a `Classifier` is taken as it is."""
@@ -84,10 +89,10 @@ def evaluate(
     """
     classifier = reading.load(model, classes, say)
     keep_large_buffers()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(cores())
     name, source = _split_of(classifier, data, split, say)
     bad = BadImages(reading.on_bad, reading.max_bad, None, total=len(source))
-    source = keep_decoded(source, bad=bad)
+    source = keep_decoded(source, channels=classifier.config.in_channels, bad=bad)
     how = {"batch": reading.batch, "workers": reading.workers, "precision": reading.precision, "bad": bad}
     with Show("judging", len(source), quiet=reading.quiet) as show:
         judgement = judge(classifier, source, split=name, show=show, **how)

@@ -28,7 +28,7 @@ POINTS = (
     "run.after_model",
     "run.before_finished",
 )
-_SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
+_SIGNALS = {"kill": getattr(signal, "SIGKILL", signal.SIGTERM), "term": signal.SIGTERM, "int": signal.SIGINT}
 _passed: dict[str, int] = {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -22,6 +23,7 @@ from vitrail.engine.reporting.report import Mistake, ReportFacts, worst_mistakes
 from vitrail.engine.rundir import RunFolder
 from vitrail.engine.settings import plain
 from vitrail.engine.training import Training, averaged
+from vitrail.errors import DataError
 from vitrail.files import dump_json, replace_file
 from vitrail.models import multiply_adds, parameter_count
 from vitrail.tasks.classification import Classifier
@@ -29,9 +31,20 @@ from vitrail.weights.native import save_model
 
 
 def record_split(folder: RunFolder, splits: Splits) -> None:
-    """Writes which images were held out, by key, to ``split.json``."""
+    """Writes which images there are and which were held out, by key, to ``split.json``.
+
+    Raises `DataError` where the run began with others: their order, and so every batch, would be another one.
+    """
+    path = folder.path / "split.json"
     held = [str(key) for key in splits.val.keys] if splits.held_out and splits.val is not None else []
-    replace_file(folder.path / "split.json", dump_json({"seed": splits.seed, "held_out": held}))
+    images = {name: fingerprint(part) for name, part in parts_of(splits).items() if name != "test"}
+    before = json.loads(path.read_text()).get("images", images) if path.exists() else images
+    if before != images:
+        raise DataError(
+            f"the images for {' and '.join(images)} are not those with which the run {folder.path} began",
+            "put them back as they were, or start a new run with another --out (--init takes this one's weights)",
+        )
+    replace_file(path, dump_json({"seed": splits.seed, "images": images, "held_out": held}))
 
 
 def finish(

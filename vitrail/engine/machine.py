@@ -7,9 +7,15 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import sys
 from pathlib import Path
 
 import torch
+
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None  # type: ignore[assignment]
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # glibc's malloc.h
 PACKAGES = (
@@ -23,6 +29,14 @@ PACKAGES = (
     "pyarrow",
     "tensorboardX",
 )
+
+
+def peak_memory() -> int:
+    """Bytes that this process has held at most, or 0 where the system does not tell."""
+    if resource is None:
+        return 0
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return held if sys.platform == "darwin" else held * 1024
 
 
 def versions() -> dict[str, str]:

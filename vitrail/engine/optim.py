@@ -91,7 +91,9 @@ class Optimiser:
             first, last = model.layers()[0], model.layers()[-1]  # type: ignore[operator]
             hidden = {name for name, p in parameters.items() if p.ndim == 2 and name not in first and name not in last}
             matrices, rest = _split(groups, hidden)
-            self.parts = [Muon(matrices, settings.lr), torch.optim.AdamW(rest, **adamw)]
+            # frozen as far as the head, there may be nothing for one of them
+            self.parts = [Muon(matrices, settings.lr)] if matrices else []
+            self.parts += [torch.optim.AdamW(rest, **adamw)] if rest else []
 
     @property
     def groups(self) -> Iterable[dict]:

@@ -15,18 +15,18 @@ from vitrail.data.loader import Batch, train_batches
 from vitrail.data.memory import keep_decoded
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, Splits, open_data
-from vitrail.engine.choices import find_device, len_in_steps, settle
+from vitrail.engine.choices import choose_model, find_device, len_in_steps, settle
 from vitrail.engine.judge import quick_figures
 from vitrail.engine.machine import keep_large_buffers
 from vitrail.engine.optim import Average, Optimiser, trainable
 from vitrail.engine.run import Run
 from vitrail.engine.rundir import RunFolder
-from vitrail.engine.smallest import model_for_images
 from vitrail.engine.training import Training
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import configure
 from vitrail.objectives.supervised import Supervised
 from vitrail.tasks.classification import Classifier, create_model
+from vitrail.weights.find import find
 
 Say = Callable[[str], None]
 Transform = Callable[[Any], Any]
@@ -55,17 +55,18 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     check_model(run)
     keep_large_buffers()
     device = find_device(run.compute.device)
-    start = weights.load(run.model.init, log=say) if run.model.init else None
+    run, start = load_start(run, say)
     channels = run.data.channels or (start.config.in_channels if start else None)
     splits = open_data(
         data if data is not None else run.data.source, seed=run.seed, validation=run.data.validation, channels=channels
     )
     total = sum(map(len, parts_of(splits).values()))
     bad = BadImages(run.data.on_bad, run.data.max_bad, folder.path / "bad_images.csv", total=total)
-    splits = decoded(splits, bad)
+    splits = decoded(splits, bad, channels)
     train = check_data(splits)
     say(describe_data(splits))
-    classifier = build(run, train, start).to(device)
+    run, classifier = build(run, train, start)
+    classifier = classifier.to(device)
     classifier.preprocessing = classifier.preprocessing.stated(**run.model.preprocessing)
     run = settle(run, classifier, train, device, say)
     torch.set_num_threads(run.compute.threads or 1)
@@ -82,9 +83,18 @@ def check_model(run: Run) -> None:
         )
 
 
-def decoded(splits: Splits, bad: BadImages) -> Splits:
+def load_start(run: Run, say: Say) -> tuple[Run, Classifier | None]:
+    """The weights to start from, where the run names some, and the run with their path in full: `latest` may change."""
+    if run.model.init is None:
+        return run, None
+    path = find(run.model.init).path.resolve()
+    return replace(run, model=replace(run.model, init=str(path))), weights.load(path, log=say)
+
+
+def decoded(splits: Splits, bad: BadImages, channels: int | None) -> Splits:
     """The splits with sets of small images decoded once, into memory."""
-    kept: dict[str, Any] = {name: keep_decoded(part, bad=bad) for name, part in parts_of(splits).items()}
+    parts = parts_of(splits).items()
+    kept: dict[str, Any] = {name: keep_decoded(part, channels=channels, bad=bad) for name, part in parts}
     return replace(splits, **kept)
 
 
@@ -113,29 +123,28 @@ def describe_data(splits: Splits) -> str:
     return f"data     {splits.layout}: {sizes}{held}\nclasses  {len(splits.classes)}: {shown}"
 
 
-def build(run: Run, train: Source, start: Classifier | None) -> Classifier:
-    """The network of the run on the classes of the data: fresh, or from given weights with a zero head."""
-    changes = dict(run.model.changes)
+def build(run: Run, train: Source, start: Classifier | None) -> tuple[Run, Classifier]:
+    """The network of the run on the classes of the data, fresh or from given weights with a zero head; and the run that
+    says which it is."""
     if start is not None:
-        size = run.model.size or start.preprocessing.size
-        return weights.adapt(start, classes=train.classes, image_size=size, multi_label=train.multi_label, **changes)
+        size, changes = run.model.size or start.preprocessing.size, run.model.changes
+        adapted = weights.adapt(start, classes=train.classes, image_size=size, multi_label=train.multi_label, **changes)
+        return run, adapted
     content = train.read(0).content
     native = content.shape[:2] if isinstance(content, np.ndarray) else None
     size = run.model.size or native or (224, 224)
     channels = run.data.channels or (content.shape[2] if isinstance(content, np.ndarray) else 3)
-    name = run.model.name
-    if name is None:
-        name, small = model_for_images(size, images=len(train))
-        changes = {**small, **changes}
+    run = choose_model(run, size, len(train))
+    assert run.model.name is not None
     torch.manual_seed(run.seed)
-    return create_model(
-        name,
+    return run, create_model(
+        run.model.name,
         classes=train.classes,
         multi_label=train.multi_label,
         preprocessing=Preprocessing.paper(size, channels=channels),
         image_size=size,
         in_channels=channels,
-        **changes,
+        **run.model.changes,
     )
 
 

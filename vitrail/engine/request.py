@@ -49,6 +49,8 @@ def request(
     else:
         name = recipe or asked.get("recipe") or ("finetune" if _group(asked, "model").get("init") else "small-data")
         base = overlay(plain(find_recipe(str(name)).run), BUILT_IN.get(str(_group(asked, "data").get("source")), {}))
+    if _group(asked, "model").get("init") and not _group(asked, "model").get("name"):
+        base = overlay(base, {"model": {"name": None}})  # the weights bring their network, whatever the recipe names
     for layer in layers:
         base = overlay(_one_length(base, layer), _read_words(layer))
     run = build(Run, base)

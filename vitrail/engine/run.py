@@ -191,6 +191,8 @@ class Run:
 
 # May differ between the start and the resumption of a run: they change how it runs, not what comes out of it.
 FREE_TO_CHANGE = ("data.workers", "save.", "data.source", "model.init")
+# None in these is decided before the first step; elsewhere it means none.
+AUTOMATIC = ("model.", "data.", "objective.loss", "compute.", "schedule.epochs", "schedule.steps", "schedule.time")
 # May grow: the schedule is stretched over the new length, and the log says so.
 LENGTH = ("schedule.epochs", "schedule.steps", "schedule.time")
 
@@ -198,16 +200,17 @@ LENGTH = ("schedule.epochs", "schedule.steps", "schedule.time")
 def differences(asked: Run, stored: Run) -> dict[str, tuple[Any, Any]]:
     """Settings on which a resumed run disagrees with its folder: path -> (stored, asked).
 
-    Automatic fields of ``asked`` take what is stored; those of `FREE_TO_CHANGE` may differ.
+    `AUTOMATIC` fields of ``asked`` that it leaves open take what is stored; those of `FREE_TO_CHANGE` may differ.
     """
+
+    def is_open(path: str) -> bool:
+        return path not in new or (new[path] is None and path.startswith(AUTOMATIC)) or new[path] == {}
+
     new, old = flatten(plain(asked)), flatten(plain(stored))
     return {
         path: (old.get(path), new.get(path))
         for path in sorted(old.keys() | new.keys())
-        if new.get(path) is not None
-        and new.get(path) != old.get(path)
-        and not (path in FREE_TO_CHANGE or path.startswith("save."))
-        and new[path] != {}
+        if not is_open(path) and new[path] != old.get(path) and not (path in FREE_TO_CHANGE or path.startswith("save."))
     }
 
 

@@ -6,7 +6,6 @@ never stopped; what depends on the clock goes to ``timing.jsonl``.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -26,6 +25,12 @@ from vitrail.errors import ConfigError, VitrailError
 from vitrail.files import disk_errors, dump_json, replace_file
 
 State = Literal["running", "finished", "preempted", "interrupted", "diverged", "failed"]
+
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
 
 
 class RunFolder:
@@ -60,8 +65,8 @@ class RunFolder:
             self.checkpoints.mkdir(exist_ok=True)
             self._lock = open(self.path / ".lock", "a+")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            _take_lock(self._lock)
+        except BlockingIOError:
             self._lock.seek(0)
             holder = self._lock.read().strip() or "another process"
             self._lock.close()
@@ -103,7 +108,7 @@ class RunFolder:
             self._board = Board(self.path / "tensorboard", start=step)
         with disk_errors(self.path):
             self._metrics = open(self.path / "metrics.jsonl", "a", encoding="utf-8")
-            self._metrics.truncate(size)
+            self._metrics.truncate(min(size, os.fstat(self._metrics.fileno()).st_size))
 
     def write_metrics(self, record: Mapping[str, Any]) -> int:
         """Appends a record to ``metrics.jsonl``; returns the file's size in bytes."""
@@ -131,6 +136,18 @@ class RunFolder:
 
     def timing(self) -> list[dict[str, Any]]:
         return _read_lines(self.path / "timing.jsonl")
+
+
+def _take_lock(file: TextIO) -> None:
+    """Raises `BlockingIOError` where another process has it; where the file system knows no locks, there is none."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

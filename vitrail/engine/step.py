@@ -37,7 +37,8 @@ def take_step(training: Training, batch: Batch) -> float:
     if scaler is None:
         training.optimiser.step()
     else:
-        for part in training.optimiser.parts:
+        # one part's overflow, clipped, has spoilt the gradients of all: none of them takes this step
+        for part in training.optimiser.parts if math.isfinite(norm) else ():
             scaler.step(part)
         scaler.update()
     training.refresh_working()
@@ -69,7 +70,7 @@ def backward(training: Training, images: Tensor, targets: Tensor) -> Tensor:
     """Accumulates the gradient of the batch's mean loss over micro-steps; returns that loss.
 
     Each micro-step seeds torch's generator from (seed, step, micro-step), so dropout and drop path need no saved state.
-    Out of memory halves the micro-batch and starts the batch again.
+    Out of memory takes the next smaller divisor of the batch, at most half, and starts the batch again.
     """
     micro = training.run.data.micro_batch or len(images)
     while True:
@@ -78,12 +79,13 @@ def backward(training: Training, images: Tensor, targets: Tensor) -> Tensor:
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error) or micro == 1:
                 raise
-        micro = max(micro // 2, 1)
+        micro = _smaller(training.run.data.batch, micro)
         _shrink(training, micro)
 
 
 def _backward(training: Training, images: Tensor, targets: Tensor, micro: int) -> Tensor:
     training.optimiser.zero_grad()
+    training.working.zero_grad(set_to_none=True)  # what is left of a try that ran out of memory
     total = torch.zeros((), device=images.device)
     for count, (some, answers) in enumerate(zip(images.split(micro), targets.split(micro))):
         torch.manual_seed(_mixed(training.run.seed, training.progress.step, count))
@@ -124,12 +126,16 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in words or "can't allocate memory" in words
 
 
+def _smaller(batch: int, micro: int) -> int:
+    """The largest divisor of ``batch`` up to half of ``micro``."""
+    return next(size for size in range(max(micro // 2, 1), 0, -1) if batch % size == 0)
+
+
 def _shrink(training: Training, micro: int) -> None:
-    run = training.run
-    training.run = replace(run, data=replace(run.data, micro_batch=micro))
-    training.folder.write_config(training.run)
+    run = training.run = replace(training.run, data=replace(training.run.data, micro_batch=micro))
+    training.folder.write_config(run)
     training.folder.log(
-        f"out of memory at step {training.progress.step}: {run.accumulate * 2} micro-steps of {micro} images from here on; "
+        f"out of memory at step {training.progress.step}: {run.accumulate} micro-steps of {micro} images from here on; "
         "the run is no longer bit-comparable with one that never ran out"
     )
     if training.device.type == "cuda":

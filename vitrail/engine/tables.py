@@ -6,7 +6,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -39,18 +39,36 @@ def open_table(out: Path | None, kind: str | None = None) -> Iterator[Table]:
             yield table
         return
     beside = out.with_name(f".{out.name}.partial")
-    with disk_errors(out), ExitStack() as stack:
-        text = kind != "parquet"
-        encoding, newline = ("utf-8", "") if text else (None, None)
-        file = stack.enter_context(open(beside, "w" if text else "wb", encoding=encoding, newline=newline))
-        try:
-            with TABLES[kind](file) as table:
-                yield table
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-        file.flush()
-        beside.replace(out)
+    encoding, newline = (None, None) if kind == "parquet" else ("utf-8", "")
+    broken: OSError | None = None
+    try:
+        with (
+            disk_errors(out),
+            open(beside, "wb" if kind == "parquet" else "w", encoding=encoding, newline=newline) as file,
+            TABLES[kind](file) as table,
+        ):
+            try:
+                yield _Guarded(table, out)
+            except OSError as error:  # of what the rows come from, not of the table
+                broken = error
+        if broken is not None:
+            raise broken
+        with disk_errors(out):
+            beside.replace(out)
+    finally:
+        with suppress(OSError):  # it is not there, or cannot be
+            beside.unlink()
+
+
+class _Guarded:
+    """A table whose own writing alone is what a disk may refuse; what the rows come from speaks for itself."""
+
+    def __init__(self, table: Table, out: Path) -> None:
+        self.table, self.out = table, out
+
+    def write(self, row: dict[str, Any]) -> None:
+        with disk_errors(self.out):
+            self.table.write(row)
 
 
 @contextmanager

@@ -103,7 +103,8 @@ def _continued(run: Run, folder: RunFolder) -> tuple[Run, bool]:
     )
     save = replace(run.save, log_every=stored.save.log_every, evaluations=stored.save.evaluations)
     schedule = run.schedule if longer else stored.schedule
-    return replace(stored, data=data, save=save, schedule=schedule), bool(longer)
+    model = replace(stored.model, init=run.model.init or stored.model.init)
+    return replace(stored, model=model, data=data, save=save, schedule=schedule), bool(longer)
 
 
 def _teller(folder: RunFolder, quiet: bool) -> Callable[[str], None]:
@@ -134,11 +135,11 @@ def _train(
     training = prepared.training
     saved = checkpoint.load_newest(folder.checkpoints)
     fix_length(training, say)
-    record_split(folder, prepared.splits)
-    folder.write_config(training.run)
     fix_evaluations(training)
+    record_split(folder, prepared.splits)
     if saved is not None:
         resume(training, saved, say)
+    folder.write_config(training.run)
     folder.write_status("running", steps=training.steps)
     progress = training.progress
     folder.start_metrics(progress.metrics_bytes, step=progress.step, tensorboard=training.run.save.tensorboard)

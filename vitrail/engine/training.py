@@ -99,7 +99,10 @@ def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str
     groups = {"model": training.classifier.backbone.state_dict(), "optimiser": training.optimiser.tensors()}
     if training.average is not None:
         groups["average"] = training.average.tensors
-    tensors = {group: {name: each.clone() for name, each in named.items()} for group, named in groups.items()}
+    tensors = {
+        group: {name: each.detach().to("cpu", copy=True) for name, each in named.items()}
+        for group, named in groups.items()
+    }
     scaler = training.scaler.state_dict() if training.scaler is not None else None
     return tensors, {"progress": asdict(training.progress), "steps": training.steps, "scaler": scaler}
 

@@ -135,7 +135,7 @@ def _from_timm(
 ) -> Classifier:
     """A classifier from timm's tensors and config.json, saying what was assumed."""
     arguments = described.get("model_args") or {}
-    if not isinstance(arguments, Mapping) or arguments.get("act_layer", "gelu") not in ACTIVATIONS:
+    if not isinstance(arguments, Mapping) or str(arguments.get("act_layer", "gelu")) not in ACTIVATIONS:
         what = f"{path} has model_args that are not known here: {str(arguments)[:200]}"
         raise CheckpointError(what, f"act_layer may be {' or '.join(ACTIVATIONS)}")
     heads, gelu = arguments.get("num_heads"), ACTIVATIONS[arguments.get("act_layer", "gelu")]

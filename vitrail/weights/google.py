@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ViTConfig
-from vitrail.weights.tensors import AGAIN
+from vitrail.weights.tensors import AGAIN, MOST_TENSORS
 
 Arrays = dict[str, np.ndarray]
 
@@ -67,17 +67,17 @@ def from_google(arrays: Mapping[str, np.ndarray], where: Path) -> tuple[ViTConfi
     Raises:
         CheckpointError: it is no plain ViT, or something in it has no counterpart here.
     """
-    left = _later_names(arrays, where)
     try:
+        left = _later_names(arrays, where)
         config = _config(left)
-        state = dict(_tensors(left, config))
-    except (KeyError, ValueError, IndexError, ConfigError) as error:
+        state = _joined(dict(_tensors(left, config)))
+    except (KeyError, ValueError, IndexError, TypeError, RuntimeError, ConfigError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"{where} is of no ViT that can be built: {reason}", AGAIN) from error
     if left:
         what = f"{where} holds {len(left)} arrays that a plain ViT has no use for: {', '.join(sorted(left)[:5])}"
         raise CheckpointError(what, "plain ViTs are read; hybrids and two-tower models are not yet")
-    return config, _joined(state)
+    return config, state
 
 
 def to_google(config: ViTConfig, state: Mapping[str, Tensor]) -> Arrays:
@@ -117,6 +117,8 @@ def _later_names(arrays: Mapping[str, np.ndarray], where: Path) -> Arrays:
             continue  # the optimiser's, or the other tower's
         name = _renamed(name.removeprefix(around), later)
         if name.startswith(ALL_BLOCKS):
+            if array.ndim < 2 or len(array) > MOST_TENSORS:
+                raise ValueError(f"{name} of {array.shape} holds no stack of blocks")
             rest = name.removeprefix(ALL_BLOCKS)
             found |= {_block(number) + rest: each for number, each in enumerate(array)}
         else:
@@ -136,13 +138,16 @@ def _config(arrays: Arrays) -> ViTConfig:
     table = arrays.get("pos_embedding")  # (1, S, D)
     side = DEFAULT_SIDE // patch[0] if table is None else _side(table.shape[1], len(prefix))
     head = arrays.get("head/kernel")
+    depth = 1 + max(int(found[1]) for name in arrays if (found := re.search(r"/encoderblock_(\d+)/", name)))
+    if depth > len(arrays):
+        raise ValueError(f"there are {len(arrays)} arrays for {depth} blocks")
     return ViTConfig(
         image_size=(side * patch[0], side * patch[1]),
         patch_size=(patch[0], patch[1]),
         in_channels=channels,
         classes=0 if head is None else head.shape[-1],
         width=width,
-        depth=1 + max(int(found[1]) for name in arrays if (found := re.search(r"/encoderblock_(\d+)/", name))),
+        depth=depth,
         heads=query.shape[1],
         mlp_width=arrays[f"{_block(0)}MlpBlock_0/Dense_0/kernel"].shape[-1],
         prefix=prefix,

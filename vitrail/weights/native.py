@@ -108,7 +108,7 @@ def set_temperature(model: str | Path, temperature: float) -> Path:
         return config
     tensors, metadata = read_tensors(found.path) if found.layout == "file" else ({}, {})
     if not metadata.get(KEY):
-        what = f"{found.path} is in timm's layout, which has no place for a temperature"
+        what = f"{found.path} is not vitrail's own and has no place for a temperature"
         raise CheckpointError(what, "load it, save it with vitrail.weights.native.save_model, and calibrate that")
     description = {**parse_json(metadata[KEY], f"the header of {found.path}"), "temperature": temperature}
     with disk_errors(found.path):

@@ -56,7 +56,7 @@ def from_timm(
         state = {TWO_HEADS.get(name, name): tensor for name, tensor in state.items()}
     head = state.get("head.weight", state.get("head.cls.weight"))
     pool = pool or ("map" if "attn_pool.latent" in state else "token" if prefix else "avg")
-    if pool not in POOLS:
+    if not isinstance(pool, str) or pool not in POOLS:
         raise CheckpointError(f"{where} pools by {pool!r}", f"{', '.join(POOLS)} are known here")
     try:
         config = ViTConfig(
