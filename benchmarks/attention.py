@@ -1,4 +1,4 @@
-"""Which attention is faster where: the cells behind `PLAIN_UP_TO` and `attention_path` in vitrail/models/layers.py.
+"""Which attention is faster where: the cells behind `PLAIN` and `attention_path` in vitrail/models/layers.py.
 
 A cell is one type, mode, number of tokens, heads and images; both paths take turns on the same q, k, v as the model makes
 them (views of one projection). Training is forwards and backwards. Autocast changes nothing here: q, k and v are bf16

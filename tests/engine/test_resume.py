@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vitrail.engine import faults
-from vitrail.engine.checkpoint import list_steps, load_newest
+from vitrail.engine.checkpoint import list_checkpoints, load_newest, step_of
 
 STEPS = 24
 # everything random is on: dropout, drop path, RandAugment, mixup and CutMix, averaging, two micro-steps
@@ -74,7 +74,7 @@ def test_a_stop_signal_saves_and_the_same_command_goes_on(
     assert stopped.returncode == code, stopped.stderr
     assert "a checkpoint is saved" in stopped.stderr
     assert "Traceback" not in stopped.stderr
-    assert 0 < list_steps(out / "checkpoints")[-1] < STEPS
+    assert 0 < step_of(list_checkpoints(out / "checkpoints")[-1]) < STEPS
     assert run(out).returncode == 0
     assert_same_run(out, never_stopped)
 
@@ -120,7 +120,7 @@ def test_photographs_read_by_another_number_of_workers_change_no_bit(tmp_path) -
     assert done.returncode == 0, done.stderr
     killed = run(resumed, *how, "--workers", "2", data=photos, fault="run.after_metrics:kill:2")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert list_steps(resumed / "checkpoints")
+    assert list_checkpoints(resumed / "checkpoints")
     again = run(resumed, *how, "--workers", "0", data=photos)
     assert again.returncode == 0, again.stderr
     assert_same_run(once, resumed)

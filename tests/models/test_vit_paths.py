@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tests.models.conftest import gradients, shaken
 from vitrail.models import Patches, create_backbone, layers
-from vitrail.models.layers import PLAIN_UP_TO, Dense, add_branch, attend, attention_path, skips_work
+from vitrail.models.layers import PLAIN, Dense, add_branch, attend, attention_path, skips_work
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -40,12 +40,18 @@ def test_both_attention_paths_drop_and_rescale_the_attention_matrix():
         torch.testing.assert_close(attend(q * 0, k, v, path=path), v)
 
 
-def test_the_attention_path_follows_the_table():
-    for (device, dtype, training), most in PLAIN_UP_TO.items():
-        assert attention_path(device, dtype, training=training, tokens=most) == "plain"
-        assert attention_path(device, dtype, training=training, tokens=most + 1) == "fused"
-    assert attention_path("cpu", torch.bfloat16, training=True, tokens=197) == "plain"
-    assert attention_path("cpu", torch.bfloat16, training=False, tokens=197) == "fused"
+def test_the_attention_path_follows_the_table(monkeypatch):
+    for (device, dtype, training), (least, most) in PLAIN.items():
+        monkeypatch.setattr(layers, "CPU", device)
+        chosen = {tokens: attention_path("cpu", dtype, training=training, tokens=tokens) for tokens in (least, most)}
+        assert set(chosen.values()) == {"plain"}
+        assert attention_path("cpu", dtype, training=training, tokens=most + 1) == "fused"
+        assert not least or attention_path("cpu", dtype, training=training, tokens=least - 1) == "fused"
+    for processor, path in (("cpu", "fused"), ("cpu without AMX", "plain")):
+        monkeypatch.setattr(layers, "CPU", processor)
+        assert attention_path("cpu", torch.bfloat16, training=True, tokens=197) == "plain"
+        assert attention_path("cpu", torch.bfloat16, training=False, tokens=197) == path
+        assert attention_path("cpu", torch.float32, training=True, tokens=197) == "fused"
     assert attention_path("cuda", torch.bfloat16, training=True, tokens=197) == "fused"
 
 

@@ -26,7 +26,3 @@ def columns(rows: Iterable[Sequence[Any]], head: Sequence[str] = ()) -> str:
 
 def _is_number(cell: str) -> bool:
     return cell.replace(",", "").replace(".", "").replace("%", "").replace("-", "").strip().isdigit()
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.2f} %"

@@ -122,12 +122,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return [found[moment] for moment in sorted(found)]
 
 
-def list_steps(folder: Path) -> list[int]:
-    """The steps of `list_checkpoints`."""
-    return list(map(_step_of, list_checkpoints(folder)))
-
-
-def _step_of(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """The step that a folder of `list_checkpoints` was saved at."""
     return int(checkpoint.name.split("-")[1])
 
 
@@ -163,7 +159,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
             refused.append(f"{path}: {damage}")
             continue
         tensors = {each.stem: tensors_from_bytes(each.read_bytes()) for each in sorted(path.glob("*.safetensors"))}
-        return Checkpoint(_step_of(path), tensors, json.loads((path / "state.json").read_text()), path, tuple(refused))
+        return Checkpoint(step_of(path), tensors, json.loads((path / "state.json").read_text()), path, tuple(refused))
     if refused:
         raise CheckpointError(
             f"no whole checkpoint is left in {folder}", "start again with another --out", value="\n".join(refused)

@@ -104,7 +104,8 @@ def quick_figures(
 ) -> dict[str, float] | None:
     """The few figures of an evaluation during training, named ``val_...``; None if stopped on the way."""
     how = {"workers": run.data.workers or 0, "precision": run.compute.precision or "fp32"}
-    found = collect(classifier, source, batch=128, bad=bad, stopped=stopped, **how)
+    batch = min(run.data.micro_batch or 128, 128)  # what training has memory for, evaluation has too
+    found = collect(classifier, source, batch=batch, bad=bad, stopped=stopped, **how)
     if found is None:
         return None
     logits, targets, _ = found

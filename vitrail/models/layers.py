@@ -138,15 +138,22 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tenso
         return (logits if bias is None else logits + bias).softmax(-1)
 
 
-# Tokens up to which plain attention is the faster one, by device, type and training. Measured by benchmarks/attention.py:
-# the fused backward pass in bf16 on a CPU makes training up to 6 times slower with few tokens, 1.3 to 1.9 times with 197
-# and up to 2.1 times with 577, where batches of 32 are level; with 1,025 it wins. What is not named here is fused.
-PLAIN_UP_TO = {("cpu", torch.bfloat16, True): 577}
+# Tokens from and up to which plain attention is the faster one, by device, type and training; what is not named here is
+# fused. Measured by benchmarks/attention.py. In bf16 on a CPU the fused backward pass makes training up to 6 times slower with
+# few tokens, 1.3 to 2.3 times with 197 or 257 and up to 2.6 times with 577; with 1,025 it wins. In inference it wins where
+# the processor has AMX; without, plain attention is 1.0 to 1.9 times faster with 197 or 257 tokens.
+CPU = "cpu" if torch.cpu._is_amx_tile_supported() else "cpu without AMX"
+PLAIN = {
+    ("cpu", torch.bfloat16, True): (0, 577),
+    ("cpu without AMX", torch.bfloat16, True): (0, 577),
+    ("cpu without AMX", torch.bfloat16, False): (64, 577),
+}
 
 
 def attention_path(device: str, dtype: torch.dtype, *, training: bool, tokens: int) -> str:
     """ "plain" or "fused": the faster way to compute attention here, from what benchmarks/attention.py measured."""
-    return "plain" if tokens <= PLAIN_UP_TO.get((device, dtype, training), 0) else "fused"
+    least, most = PLAIN.get((CPU if device == "cpu" else device, dtype, training), (1, 0))
+    return "plain" if least <= tokens <= most else "fused"
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, dropout: float = 0.0, path: str) -> Tensor:
