@@ -20,21 +20,20 @@ RESERVE = 0.03  # for starting, saving and the report
 
 def fix_length(training: Training, say: Callable[[str], None]) -> None:
     """Turns ``schedule.time`` into steps; a run whose steps are known is left as it is."""
-    run = training.run
-    if run.schedule.time is None or run.schedule.steps is not None:
+    schedule = training.run.schedule
+    if schedule.time is None or schedule.steps is not None:
         return
     seconds = measure_step(training)
-    run = training.run  # a micro-batch that ran out of memory is smaller now
     evaluation = measure_evaluation(training)
-    share = EVALUATION_SHARE * run.schedule.time
+    run = training.run  # if a step ran out of memory, its micro-batch is smaller than before
+    share = EVALUATION_SHARE * schedule.time
     evaluations = max(1, min(run.save.evaluations, int(share / max(evaluation, 1e-3))))
-    budget = run.schedule.time * (1 - RESERVE) - evaluations * evaluation
+    budget = schedule.time * (1 - RESERVE) - evaluations * evaluation
     steps = max(int(budget / seconds), 1)
-    say(
-        f"time     {duration(run.schedule.time)} buy {steps:,} steps of {seconds * 1000:.0f} ms, {evaluations} evaluations"
-    )
-    schedule = replace(run.schedule, steps=steps)
-    training.run = replace(run, schedule=schedule, save=replace(run.save, evaluations=evaluations))
+    bought = f"{steps:,} steps of {seconds * 1000:.0f} ms, {evaluations} evaluations"
+    say(f"time     {duration(schedule.time)} buy {bought}")
+    save = replace(run.save, evaluations=evaluations)
+    training.run = replace(run, schedule=replace(schedule, steps=steps), save=save)
     training.steps = steps
 
 
