@@ -206,6 +206,16 @@ def test_help_needs_no_torch() -> None:
     assert "--dry-run" in found.stdout
 
 
+@pytest.mark.parametrize(("before", "after"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_waiting_threads_are_told_to_give_up_their_core_before_torch_is_there(before: dict, after: str) -> None:
+    say = "atexit.register(lambda: print(os.environ['GOMP_SPINCOUNT']))"
+    code = f"import atexit, os; from vitrail.cli import main; {say}; main(['--version'])"
+    clean = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    found = subprocess.run([sys.executable, "-c", code], env={**clean, **before}, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split()[-1] == after
+
+
 def test_debug_shows_the_traceback(place: Path) -> None:
     command = [sys.executable, "-m", "vitrail", "evaluate", "nowhere", "digits", "--debug"]
     found = subprocess.run(command, cwd=place, capture_output=True, text=True)
