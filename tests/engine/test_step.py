@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,18 +110,22 @@ def test_a_snapshot_put_back_undoes_steps_to_the_bit(tmp_path) -> None:
         assert all(torch.equal(tensor, again[0][group][name]) for name, tensor in named.items())
 
 
+def with_memory_for(most: int, whole: Callable) -> Callable:
+    """The step of a device that is full beyond ``most`` images."""
+
+    def step(images: torch.Tensor, targets: torch.Tensor) -> object:
+        if len(images) > most:
+            raise torch.OutOfMemoryError("the device is full")
+        return whole(images, targets)
+
+    return step
+
+
 def test_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradient(tmp_path, monkeypatch) -> None:
     settings = (SMALL, "model.name=vit-ti16", "compute.precision=fp32", "data.batch=64")
     expected = gradients(training(tmp_path / "whole", *settings), 64)
     found = training(tmp_path / "halved", *settings)
-    whole = found.step_module
-
-    def small_only(images: torch.Tensor, targets: torch.Tensor):
-        if len(images) > 16:
-            raise torch.OutOfMemoryError("the device is full")
-        return whole(images, targets)
-
-    monkeypatch.setattr(found, "step_module", small_only)
+    monkeypatch.setattr(found, "step_module", with_memory_for(16, found.step_module))
     assert_equal_to(expected, gradients(found, 64), 1e-6)
     assert found.run.data.micro_batch == 16
     assert "no longer bit-comparable" in (tmp_path / "halved" / "log.txt").read_text()
@@ -129,14 +133,7 @@ def test_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradient(tmp_pa
 
 def test_out_of_memory_finds_a_divisor_of_any_batch(tmp_path, monkeypatch) -> None:
     found = training(tmp_path, SMALL, "model.name=vit-ti16", "data.batch=100", "data.micro_batch=25")
-    whole = found.step_module
-
-    def small_only(images: torch.Tensor, targets: torch.Tensor):
-        if len(images) > 7:
-            raise torch.OutOfMemoryError("the device is full")
-        return whole(images, targets)
-
-    monkeypatch.setattr(found, "step_module", small_only)
+    monkeypatch.setattr(found, "step_module", with_memory_for(7, found.step_module))
     take_step(found, next(found.batches(0, 1)))
     assert found.run.data.micro_batch == 5
     assert "20 micro-steps of 5 images" in (tmp_path / "log.txt").read_text()

@@ -275,7 +275,7 @@ HOSTILE = {
         header("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 1000000)}")
     ),
     "a negative shape": member(header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 4)}") + bytes(16)),
-    "a program for a header": member(header("__import__('os').system('touch /tmp/never')")),
+    "a program for a header": member(header("__import__('os').abort()")),
     "a swelling member": member(bytes(10**7), squeezed=zipfile.ZIP_DEFLATED),
     "no array": member(b"hello"),
     "a torn header": member(b"\x93NUMPY\x01\x00\x10\x00{'descr': ('<f4'"),

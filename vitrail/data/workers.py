@@ -188,9 +188,8 @@ def _start() -> subprocess.Popen[bytes]:
         start_new_session=True,  # a Ctrl-C in the terminal is the parent's affair
     )
     assert process.stdout is not None
-    with suppress(
-        OSError, AttributeError, ImportError
-    ):  # a user's pipes may hold so much in all; other systems ask nothing
+    # a user's pipes may hold so much in all, and other systems than Linux have nothing to ask
+    with suppress(OSError, AttributeError, ImportError):
         import fcntl
 
         fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)

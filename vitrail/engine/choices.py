@@ -12,7 +12,7 @@ import torch
 from vitrail.data.sources import Source
 from vitrail.data.stream import TrainStream
 from vitrail.engine.machine import cores
-from vitrail.engine.run import Run
+from vitrail.engine.run import Run, largest_divisor
 from vitrail.engine.smallest import model_for_images
 from vitrail.errors import ConfigError
 from vitrail.tasks.classification import Classifier
@@ -88,8 +88,7 @@ def default_micro_batch(classifier: Classifier, batch: int, device: torch.device
     config = classifier.config
     tokens = math.prod(side // patch for side, patch in zip(config.image_size, config.patch_size))
     bytes_an_image = config.depth * tokens * (34 * config.width + 5 * config.heads * tokens) * 2
-    fits = max(int(6e9 // bytes_an_image), 1)
-    return next(size for size in range(min(batch, fits), 0, -1) if batch % size == 0)
+    return largest_divisor(batch, int(6e9 // bytes_an_image))
 
 
 def len_in_steps(run: Run, images: int) -> int:

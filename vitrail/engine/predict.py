@@ -19,7 +19,7 @@ from vitrail.data.sources import Source, open_data
 from vitrail.engine.evaluate import Reading, Say, to_stderr
 from vitrail.engine.judge import AUTOCAST, choose_split
 from vitrail.engine.progress import Show
-from vitrail.errors import ConfigError, DataError, nearest
+from vitrail.errors import DataError, nearest
 from vitrail.tasks.classification import Classifier
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".npy", ".npz")
@@ -87,11 +87,8 @@ def predict(
 
     ``fast`` decodes JPEGs at a reduced scale where the model's input is much smaller; pixels then differ slightly.
     """
-    if top < 1:
-        raise ConfigError(f"top is {top}", "ask for at least one label")
     classifier = reading.load(model, classes, say)
-    if not classifier.classes:
-        raise ConfigError("the model has no head to predict with", "`vitrail embed` gives its features")
+    classifier.check_can_answer(top)
     for keys, logits, _ in _answers(classifier, find_inputs(inputs), reading, fast, bad_list, features=False):
         scores = classifier.probabilities(logits)
         best, places = scores.topk(min(top, scores.shape[1]), dim=1)

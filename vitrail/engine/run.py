@@ -214,6 +214,11 @@ def differences(asked: Run, stored: Run) -> dict[str, tuple[Any, Any]]:
     }
 
 
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of ``number`` that is at most ``most``, and at least 1."""
+    return next(size for size in range(max(min(number, most), 1), 0, -1) if number % size == 0)
+
+
 def seconds(text: str | float) -> float:
     """``"90"``, ``"90s"``, ``"10m"``, ``"1h30m"`` as seconds."""
     if isinstance(text, (int, float)):

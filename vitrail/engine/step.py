@@ -15,6 +15,7 @@ from vitrail.data.augment import augment
 from vitrail.data.loader import Batch
 from vitrail.data.mixing import mix, smooth
 from vitrail.engine.optim import learning_rate
+from vitrail.engine.run import largest_divisor
 from vitrail.engine.training import Training
 from vitrail.errors import DivergedError
 from vitrail.files import dump_json, replace_file
@@ -79,7 +80,7 @@ def backward(training: Training, images: Tensor, targets: Tensor) -> Tensor:
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error) or micro == 1:
                 raise
-        micro = _smaller(training.run.data.batch, micro)
+        micro = largest_divisor(training.run.data.batch, micro // 2)
         _shrink(training, micro)
 
 
@@ -124,11 +125,6 @@ def _collect_gradients(training: Training) -> None:
 def _is_out_of_memory(error: BaseException) -> bool:
     words = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in words or "can't allocate memory" in words
-
-
-def _smaller(batch: int, micro: int) -> int:
-    """The largest divisor of ``batch`` up to half of ``micro``."""
-    return next(size for size in range(max(micro // 2, 1), 0, -1) if batch % size == 0)
 
 
 def _shrink(training: Training, micro: int) -> None:

@@ -105,13 +105,13 @@ class ViTConfig:
 
     def _check_together(self) -> None:
         self._check("heads", self.width % self.heads == 0, f"a divisor of width={self.width}")
-        parts = {"sincos2d": 4, "learned2d": 2}.get(self.positions, 1)
-        self._check("width", self.width % parts == 0, f"a multiple of {parts}, for positions={self.positions!r}")
+        learned = 4 if self.initial == "mimetic" else 1
+        parts = {"sincos2d": 4, "learned2d": 2, "learned": learned}.get(self.positions, 1)
+        what = f"a multiple of {parts}, for positions={self.positions!r} and initial={self.initial!r}"
+        self._check("width", self.width % parts == 0, what)
         self._check("prefix", self.prefix in PREFIXES, "one of " + ", ".join(map(str, PREFIXES)))
         what = "('cls',), which pool='cls' reads; or take pool='gap'"
         self._check("prefix", self.prefix != () or self.pool != "cls", what)
-        spaced = self.initial == "paper" or self.positions != "learned" or self.width % 4 == 0
-        self._check("width", spaced, "a multiple of 4, for the positions of initial='mimetic'")
         what = "False: with classes=0 there is no head for a hidden layer"
         self._check("pre_logits", not self.pre_logits or self.classes > 0, what)
         if not self.pad:

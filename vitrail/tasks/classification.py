@@ -143,10 +143,7 @@ class Classifier(nn.Module):
             pictures: what `preprocess` takes.
             top: how many labels an answer lists, at most.
         """
-        if not self.classes:
-            raise ConfigError("the model has no head to predict with", "train one: load(..., classes=[...])")
-        if top < 1:
-            raise ConfigError(f"top is {top}", "ask for at least one label")
+        self.check_can_answer(top)
         pictures = _as_list(pictures)
         was_training = self.training
         self.eval()
@@ -156,6 +153,14 @@ class Classifier(nn.Module):
         finally:
             self.train(was_training)
         return [answer for logits in parts for answer in self._answers(logits, min(top, len(self.classes)))]
+
+    def check_can_answer(self, top: int) -> None:
+        """Raises `ConfigError` where there is no head, or ``top`` asks for no label."""
+        if not self.classes:
+            remedy = "train one: load(..., classes=[...]); `vitrail embed` gives its features"
+            raise ConfigError("the model has no head to predict with", remedy)
+        if top < 1:
+            raise ConfigError(f"top is {top}", "ask for at least one label")
 
     def _answers(self, logits: Tensor, top: int) -> list[Prediction]:
         scores, places = self.probabilities(logits).topk(top, dim=1)  # (B, top) each

@@ -36,13 +36,12 @@ BLOCK = {
     "mlp.fc2": ("MlpBlock_0/Dense_1", "dense"),
 }
 POOL = {
-    "attn_pool.q": ("MAPHead_0/MultiHeadDotProductAttention_0/query", "into heads"),
-    "attn_pool.k": ("MAPHead_0/MultiHeadDotProductAttention_0/key", "into heads"),
-    "attn_pool.v": ("MAPHead_0/MultiHeadDotProductAttention_0/value", "into heads"),
-    "attn_pool.proj": ("MAPHead_0/MultiHeadDotProductAttention_0/out", "out of heads"),
     "attn_pool.norm": ("MAPHead_0/LayerNorm_0", "norm"),
-    "attn_pool.mlp.fc1": ("MAPHead_0/MlpBlock_0/Dense_0", "dense"),
-    "attn_pool.mlp.fc2": ("MAPHead_0/MlpBlock_0/Dense_1", "dense"),
+    **{
+        f"attn_pool.{ours.removeprefix('attn.')}": (f"MAPHead_0/{theirs}", kind)
+        for ours, (theirs, kind) in BLOCK.items()
+        if kind != "norm"
+    },
 }
 AROUND = {
     "patch_embed.proj": ("embedding", "patches"),
@@ -239,12 +238,10 @@ def _parted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     parted: dict[str, Tensor] = {}
     for name, tensor in state.items():
         owner, parts, last = _last_two(name)
-        whole = {"qkv": 3, "kv": 2}.get(parts, 1)
-        names = parts if whole > 1 else [parts]
-        if whole == 1:
-            parted[name] = tensor
+        if parts in ("qkv", "kv"):
+            parted |= {f"{owner}.{each}.{last}": part for each, part in zip(parts, tensor.chunk(len(parts)))}
         else:
-            parted |= {f"{owner}.{each}.{last}": part for each, part in zip(names, tensor.chunk(whole))}
+            parted[name] = tensor
     return parted
 
 
