@@ -6,10 +6,9 @@ Rows of the table come from the published models where there are any; the others
 from __future__ import annotations
 
 import pytest
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
-from vitrail.models import MODELS, ViTConfig, configure, create_backbone, multiply_adds, parameter_count
+from vitrail.models import Config, ViTConfig, configure, cost_of
+from vitrail.models.vit_config import VITS
 
 # name: parameters without a head, with 1,000 classes, with a hidden layer too; 10^9 multiply-adds with 1,000 classes
 SIZES = {
@@ -48,6 +47,14 @@ LARGER = {  # name, image size: parameters with 1,000 classes, 10^9 multiply-add
 }
 
 
+def parameter_count(config: Config) -> int:
+    return cost_of(config).parameters
+
+
+def multiply_adds(config: Config) -> int:
+    return cost_of(config).multiply_adds
+
+
 def formula(patch, layers, width, mlp):
     patches = (224 // patch) ** 2
     block = 4 * width**2 + 4 * width + 2 * width * mlp + mlp + width + 4 * width
@@ -65,10 +72,10 @@ def test_the_formula_gives_the_published_rows():
 
 
 def test_every_model_states_its_size():
-    assert SIZES.keys() | OTHERS.keys() == MODELS.keys()
+    assert SIZES.keys() | OTHERS.keys() == VITS.keys()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VITS)
 def test_parameters_and_multiply_adds_are_the_published_ones(name):
     bare, with_head, with_hidden, sums = SIZES.get(name) or formula(*OTHERS[name])
     assert parameter_count(configure(name, classes=0)) == bare
@@ -101,26 +108,26 @@ def test_plain_vit_s16_of_big_vision_counts_right():
     assert parameter_count(configure(plain, pre_logits=True)) == 22_122_472
 
 
-VARIANTS = {
-    "cls": {},
-    "map": {"pool": "map", "prefix": ()},
-    "gap with registers": {"pool": "gap", "registers": 4},
-    "hidden layer": {"pre_logits": True},
-    "two heads": {"prefix": ("cls", "dist")},
-    "relative": {"positions": "relative"},
-    "oblong": {"image_size": (64, 96), "patch_size": (16, 8), "in_channels": 5},
-    "no head": {"classes": 0},
-}
+def test_every_part_counts_by_hand():
+    """6 patches of 8 x 8 pixels, width 8, one block with MLP width 16, 5 classes."""
 
+    def sums(**changes):
+        small = {"image_size": (16, 24), "patch_size": 8, "classes": 5, "width": 8, "depth": 1, "heads": 2}
+        return multiply_adds(ViTConfig(**{**small, "mlp_width": 16, **changes}))
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_multiply_adds_are_what_torch_counts_in_the_matrix_products(changes, monkeypatch):
-    monkeypatch.setattr("vitrail.models.layers.attention_path", lambda *_, **__: "plain")
-    monkeypatch.setattr("vitrail.models.vit.attention_path", lambda *_, **__: "plain")
-    config = configure("vit-ti16", depth=2, **changes)
-    with torch.device("meta"):
-        model = create_backbone(config)
-        images = torch.empty(1, config.in_channels, *config.image_size)
-    with FlopCounterMode(display=False) as counter:
-        model.head(model.pool(model.forward_features(images)))
-    assert counter.get_total_flops() == 2 * multiply_adds(config)
+    projection, head = 6 * 3 * 64 * 8, 8 * 5
+
+    def block(tokens):
+        return tokens * (4 * 64 + 2 * 8 * 16) + 2 * tokens**2 * 8
+
+    assert sums() == projection + block(7) + head
+    assert sums(classes=0) == projection + block(7)
+    assert sums(pre_logits=True) == projection + block(7) + 64 + head
+    assert sums(prefix=("cls", "dist")) == projection + block(8) + 2 * head
+    assert sums(pool="gap", registers=4) == projection + block(11) + head
+    pooling = 64 + 2 * 64 * 6 + 2 * 6 * 8 + 64 + 2 * 8 * 16  # q, k and v, attention of one query, output, MLP
+    assert sums(pool="map", prefix=()) == projection + block(6) + pooling + head
+    # each query times each of the 2 x 7 - 1 offsets and the row of zeros
+    assert sums(positions="relative") == projection + block(7) + 7 * 14 * 8 + head
+    assert cost_of(configure("vit-ti16")).attention == 12 * 2 * 197**2 * 192
+    assert cost_of(configure("vit-ti16", registers=3)).tokens == 200

@@ -8,37 +8,53 @@ from cyclopts import Parameter
 
 
 def models(
-    name: str | None = None, /, *, classes: int = 1000, json: Annotated[bool, Parameter(negative="")] = False
+    name: str | None = None,
+    /,
+    *,
+    size: int | None = None,
+    classes: int = 1000,
+    json: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """List the models with their size and cost, or show the configuration of one.
+    """List the models with their size and cost, or show one with its paper and published accuracy.
 
     Parameters
     ----------
     name
         One model.
+    size
+        Side of the image in pixels; by default each model's own.
     classes
         Outputs of the head that is counted.
     json
         One JSON object on the last line of stdout.
     """
+    from dataclasses import asdict
     from json import dumps
 
     from vitrail.cli.words import columns, one_line
-    from vitrail.models import MODELS, configure, multiply_adds, parameter_count
+    from vitrail.models import MODELS, configure, cost_of
+    from vitrail.models.published import PUBLISHED
 
+    changes = {"classes": classes} if size is None else {"classes": classes, "image_size": size}
     if name is not None:
-        config = configure(name, classes=classes)
-        facts = {"parameters": parameter_count(config), "multiply_adds": multiply_adds(config), **config.to_dict()}
+        config, known = configure(name, **changes), PUBLISHED[name]
+        facts = {**cost_of(config)._asdict(), **asdict(known), "architecture": config.architecture, **config.to_dict()}
         print(one_line(facts) if json else columns(facts.items()))
         return
-    rows = []
-    for each in MODELS:
-        config = configure(each, classes=classes)
-        size = "x".join(map(str, config.image_size))
-        rows.append((each, size, f"{parameter_count(config) / 1e6:.1f}", f"{multiply_adds(config) / 1e9:.2f}"))
+    costs = {each: (configure(each, **changes), cost_of(configure(each, **changes))) for each in MODELS}
     if json:
-        print(
-            dumps({row[0]: {"million_parameters": float(row[2]), "giga_multiply_adds": float(row[3])} for row in rows})
+        print(dumps({each: cost._asdict() for each, (_, cost) in costs.items()}))
+        return
+    rows = [
+        (
+            each,
+            "x".join(map(str, config.image_size)),
+            cost.tokens,
+            f"{cost.parameters / 1e6:.1f}",
+            f"{cost.multiply_adds / 1e9:.2f}",
+            f"{cost.attention / cost.multiply_adds:.1%}",
+            config.attention,
         )
-    else:
-        print(columns(rows, ("model", "image", "M parameters", "G multiply-adds")))
+        for each, (config, cost) in costs.items()
+    ]
+    print(columns(rows, ("model", "image", "tokens", "M parameters", "G multiply-adds", "attention", "grows as")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
@@ -15,6 +14,7 @@ from vitrail.engine.machine import cores
 from vitrail.engine.run import Run, largest_divisor
 from vitrail.engine.smallest import model_for_images
 from vitrail.errors import ConfigError
+from vitrail.models import activation_bytes
 from vitrail.tasks.classification import Classifier
 
 Say = Callable[[str], None]
@@ -85,10 +85,7 @@ def default_micro_batch(classifier: Classifier, batch: int, device: torch.device
     """The largest divisor of ``batch`` whose saved activations stay under 6 GB on a CPU; on a GPU the whole batch is tried."""
     if device.type == "cuda":
         return batch
-    config = classifier.config
-    tokens = math.prod(side // patch for side, patch in zip(config.image_size, config.patch_size))
-    bytes_an_image = config.depth * tokens * (34 * config.width + 5 * config.heads * tokens) * 2
-    return largest_divisor(batch, int(6e9 // bytes_an_image))
+    return largest_divisor(batch, int(6e9 // activation_bytes(classifier.config)))
 
 
 def len_in_steps(run: Run, images: int) -> int:

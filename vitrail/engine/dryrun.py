@@ -19,7 +19,7 @@ from vitrail.engine.rundir import RunFolder
 from vitrail.engine.settings import plain
 from vitrail.engine.step import inputs
 from vitrail.engine.training import Training
-from vitrail.models import multiply_adds, parameter_count
+from vitrail.models import cost_of
 
 
 def dry_run(run: Run, *, data: Any = None) -> str:
@@ -39,7 +39,7 @@ def dry_run(run: Run, *, data: Any = None) -> str:
 
 
 def _measured(training: Training) -> list[str]:
-    run, config = training.run, training.classifier.config
+    run, cost = training.run, cost_of(training.classifier.config)
     step = measure_step(training)
     waiting = _seconds_for_data(training)
     evaluation = measure_evaluation(training)
@@ -48,7 +48,7 @@ def _measured(training: Training) -> list[str]:
     largest = _largest_batch(training)
     return [
         f"machine  {describe()}",
-        f"model    {parameter_count(config):,} parameters, {multiply_adds(config) / 1e9:.3f} G multiply-adds an image",
+        f"model    {cost.parameters:,} parameters, {cost.multiply_adds / 1e9:.3f} G multiply-adds an image",
         f"length   {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs",
         f"speed    {step * 1000:.1f} ms a step, {run.data.batch / step:.0f} images/s",
         f"takes    about {duration(total)}, {run.save.evaluations} evaluations of {duration(evaluation)} included",

@@ -25,7 +25,7 @@ from vitrail.engine.settings import plain
 from vitrail.engine.training import Training, averaged
 from vitrail.errors import DataError
 from vitrail.files import dump_json, replace_file
-from vitrail.models import multiply_adds, parameter_count
+from vitrail.models import AttentionGrid, cost_of
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.native import save_model
 
@@ -135,18 +135,31 @@ def thumbnail(picture: np.ndarray) -> np.ndarray:
 
 @torch.inference_mode()
 def attention_grid(classifier: Classifier, picture: np.ndarray) -> np.ndarray | None:
-    """Where the last layer looks, (rows, columns): the class token's attention, or the mean over patches without one."""
+    """Where the last layer looks, (rows, columns): the class token's attention, or the mean over patches without one.
+
+    None for an architecture that has no attention.
+    """
+    grids = classifier.attention_grids((picture.shape[1], picture.shape[2]))
+    if not grids:
+        return None
     device = next(classifier.parameters()).device
     images = classifier.preprocessing.normalise(torch.from_numpy(picture)[None].to(device))
     classifier.eval()
     _, attentions = classifier.forward_with_attention(images)
-    rows, columns = (side // patch for side, patch in zip(images.shape[2:], classifier.config.patch_size))
-    if not attentions:
-        return None
-    weights = attentions[-1][0].mean(0)  # (queries, keys)
-    prefix = weights.shape[1] - rows * columns
-    looked = weights[0, prefix:] if prefix else weights.mean(0)
-    return looked.reshape(rows, columns).float().cpu().numpy()
+    return _received(attentions[-1][0].mean(0).cpu(), grids[-1]).numpy()
+
+
+def _received(weights: torch.Tensor, grid: AttentionGrid) -> torch.Tensor:
+    """What each place of the keys gets of attention ``weights`` (Q, K): from the first prefix token, else from all places."""
+    if grid.prefix:
+        return weights[0, grid.prefix :].reshape(grid.keys)
+    if grid.columns is None:
+        return weights.mean(0).reshape(grid.keys)
+    asked = torch.ones(len(weights), dtype=torch.bool) if grid.rows is None else grid.rows.cpu() >= 0
+    columns, rows = grid.keys[1], grid.keys[0]
+    received = torch.zeros(rows * columns + 1)  # the last one for keys outside of the image
+    received.index_add_(0, grid.columns.cpu()[asked].flatten() % len(received), weights[asked].flatten())
+    return received[:-1].reshape(rows, columns) / asked.sum()
 
 
 def report_facts(
@@ -160,6 +173,7 @@ def report_facts(
     """All that the report says, gathered."""
     run, splits, config = training.run, prepared.splits, training.classifier.config
     parts = parts_of(splits)
+    cost = cost_of(config)
     laps = [lap for lap in training.folder.timing() if "images_per_second" in lap]
     busy = sum(lap["seconds"] for lap in laps)
     bad = (
@@ -177,8 +191,8 @@ def report_facts(
         images={name: len(part) for name, part in parts.items()},
         class_counts={name: part.counts().tolist() for name, part in parts.items()},
         model=model_name(training),
-        parameters=parameter_count(config),
-        multiply_adds=multiply_adds(config),
+        parameters=cost.parameters,
+        multiply_adds=cost.multiply_adds,
         image_size=config.image_size,
         recipe=run.recipe,
         records=joined_records(training.folder),
@@ -211,13 +225,14 @@ def model_name(training: Training) -> str:
 def card_facts(training: Training, splits: Splits, judgement: Judgement) -> CardFacts:
     """All that the model card says."""
     run, config = training.run, training.classifier.config
+    cost = cost_of(config)
     return CardFacts(
         title=training.folder.path.name,
         classes=judgement.classes,
         multi_label=judgement.multi_label,
         model=model_name(training),
-        parameters=parameter_count(config),
-        multiply_adds=multiply_adds(config),
+        parameters=cost.parameters,
+        multiply_adds=cost.multiply_adds,
         image_size=config.image_size,
         data=run.data.source,
         layout=splits.layout,

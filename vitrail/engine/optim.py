@@ -89,7 +89,8 @@ class Optimiser:
             self.parts = [torch.optim.AdamW(groups, **adamw)]
         else:
             first, last = model.layers()[0], model.layers()[-1]  # type: ignore[operator]
-            hidden = {name for name, p in parameters.items() if p.ndim == 2 and name not in first and name not in last}
+            spared = {*first, *last, *model.no_decay()}  # type: ignore[operator]
+            hidden = {name for name, parameter in parameters.items() if parameter.ndim == 2 and name not in spared}
             matrices, rest = _split(groups, hidden)
             # frozen as far as the head, there may be nothing for one of them
             self.parts = [Muon(matrices, settings.lr)] if matrices else []

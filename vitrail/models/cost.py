@@ -1,37 +1,61 @@
-"""What a ViT costs before it is built: its parameters and its multiply-adds.
-
-N patches, T tokens, D width, M MLP width, K classes.
-"""
+"""What a network costs before it is built, counted while it runs on the meta device: no memory is taken."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
-from vitrail.models.config import ViTConfig
-from vitrail.models.vit import ViT
-
-
-def parameter_count(config: ViTConfig) -> int:
-    """Exact number of parameters, counted on the meta device: no memory is taken."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in ViT(config).parameters())
+from vitrail.models.backbone import Backbone
+from vitrail.models.config import Config
+from vitrail.models.family import sketch
 
 
-def multiply_adds(config: ViTConfig) -> int:
-    """Multiply-adds of all matrix products of one image, with those of attention; norms, GELU, softmax and biases not.
+class Cost(NamedTuple):
+    """The parameters of a network, and for one image of its size: ``multiply_adds`` of all matrix products and
+    convolutions, ``attention`` those of them that are products of two activations, ``tokens`` after the last block.
 
-    It counts the network as it is defined: `ViT.forward` does less where the last block need only answer for the class token.
+    Norms, GELU, softmax and biases are not counted. It is the network as it is defined: `ViT.forward` does less where the
+    last block need only answer for one token.
     """
-    patches = config.grid[0] * config.grid[1]
-    tokens = len(config.prefix) + config.registers + patches
-    width = config.width
-    mlp = 2 * width * config.mlp_width  # of one token
-    projection = patches * config.in_channels * config.patch_size[0] * config.patch_size[1] * width
-    block = tokens * (4 * width**2 + mlp) + 2 * tokens**2 * width
-    if config.positions == "relative":
-        offsets = 2 * (len(config.prefix) + patches)  # with the row for pairs that have no offset
-        block += tokens * offsets * width
-    pooling = 2 * tokens * (width**2 + width) + 2 * width**2 + mlp if config.pool == "map" else 0
-    heads = len(config.prefix) if config.pool == "cls" else 1
-    hidden = width**2 if config.pre_logits else 0
-    return projection + config.depth * block + pooling + heads * (hidden + width * config.classes)
+
+    parameters: int
+    multiply_adds: int
+    attention: int
+    tokens: int
+
+
+def cost_of(config: Config) -> Cost:
+    """What a network of ``config`` costs."""
+    backbone = sketch(config)
+    parameters = sum(parameter.numel() for parameter in backbone.parameters())
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        tokens = backbone.forward_features(_image_for(backbone))
+        backbone.head(backbone.pool(tokens))
+    counts = counter.get_flop_counts()["Global"]
+    batched = counts.get(torch.ops.aten.bmm, 0) + counts.get(torch.ops.aten.baddbmm, 0)
+    return Cost(parameters, counter.get_total_flops() // 2, batched // 2, tokens.x.shape[1])
+
+
+def activation_bytes(config: Config) -> int:
+    """Bytes that one image keeps for the backward pass in fp32; parameters are not among them."""
+    backbone = sketch(config)
+    parameters = {each.untyped_storage()._cdata for each in backbone.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in parameters:
+            kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = backbone.train()(_image_for(backbone))
+    assert logits is not None  # the graph keeps the storages, and so their addresses, apart until here
+    return sum(kept.values())
+
+
+def _image_for(backbone: Backbone) -> Tensor:
+    return torch.empty(1, backbone.config.in_channels, *backbone.config.image_size, device="meta")

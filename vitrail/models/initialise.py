@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from vitrail.models.positions import sincos2d
 
 if TYPE_CHECKING:
-    from vitrail.models.config import ViTConfig
+    from vitrail.models.vit_config import ViTConfig
 
 # standard deviation of a standard normal variable cut at +-2, by which LeCun's is corrected
 CUT = 0.87962566103423978

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.models.config import check_divides
+
 
 class Patches(NamedTuple):
     """Projected patches ``x`` (B, K, D) of a ``grid`` (rows, columns), in row-major order.
@@ -32,6 +34,9 @@ class Tokens(NamedTuple):
     x: Tensor
     grid: tuple[int, int]
     ids: Tensor | None = None
+
+
+GELUS = ("tanh", "exact")  # the approximation of the paper's code, and the definition
 
 
 def is_autocast(x: Tensor) -> bool:
@@ -100,6 +105,41 @@ class LayerNorm(nn.LayerNorm):
         return y.to(working_dtype(x, self.weight))
 
 
+class Conv(nn.Conv2d):
+    """A convolution in autocast's type where that is on, else in that of the images. Parameters are filled by the model."""
+
+    def reset_parameters(self) -> None:
+        """Leaves the memory as it is, as `Dense` does."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, D, h, w)."""
+        return self.apply_kernel(input, self.weight)
+
+    def apply_kernel(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The same with another kernel of the same shape."""
+        with by_hand(x):
+            x = x.to(working_dtype(x, self.weight))
+            bias = None if self.bias is None else self.bias.to(x.dtype)
+            return self._conv_forward(x, weight.to(x.dtype), bias)
+
+
+def whole_patches(images: Tensor, patch_size: tuple[int, int], *, pad: bool) -> Tensor:
+    """Images (B, C, H, W) that divide into patches, with ``pad`` filled up with zeros at the bottom and on the right.
+
+    Raises `ConfigError` for others, with the nearest sizes.
+    """
+    if not pad:
+        check_divides(images.shape[2:], patch_size)
+        return images
+    below, right = (-length % patch for length, patch in zip(images.shape[2:], patch_size))
+    return F.pad(images, (0, right, 0, below)) if below or right else images
+
+
+def residual_stream(x: Tensor) -> Tensor:
+    """What branches are added to: fp32 instead of fp16, which its massive activations (Sun et al. 2024) overflow; not bf16."""
+    return x.float() if x.dtype == torch.float16 else x
+
+
 class PatchEmbed(nn.Module):
     """E of equation (1): each patch of P x Q pixels and C channels times one matrix.
 
@@ -151,7 +191,12 @@ PLAIN = {
 
 
 def attention_path(device: str, dtype: torch.dtype, *, training: bool, tokens: int) -> str:
-    """ "plain" or "fused": the faster way to compute attention here, from what benchmarks/attention.py measured."""
+    """ "plain" or "fused": the faster way to compute attention here, from what benchmarks/attention.py measured.
+
+    On the meta device it is the definition, whose costs can be counted.
+    """
+    if device == "meta":
+        return "plain"
     least, most = PLAIN.get((CPU if device == "cpu" else device, dtype, training), (1, 0))
     return "plain" if least <= tokens <= most else "fused"
 
@@ -239,7 +284,7 @@ def add_branch(
     2016) and scaled by 1 / (1 - drop) where it is not.
 
     Args:
-        x: (B, T, D).
+        x: (B, T, D), or (B, ..., D) without ``queries``.
         skip: do no work for the dropped samples: the branch runs on a subset whose size is fixed up to the rounding
             of B drop, which is drawn, so that each sample is dropped with probability ``drop`` exactly. Otherwise the
             branch runs on all and is masked.
@@ -251,8 +296,13 @@ def add_branch(
         kept = len(x) - int(len(x) * drop + torch.rand(()).item())
         chosen = torch.randperm(len(x), device=x.device)[:kept]
         return x[:, :queries].index_add(0, chosen, branch(x[chosen]).to(x.dtype), alpha=1 / (1 - drop))
-    keep = torch.rand(len(x), 1, 1, device=x.device) >= drop
+    keep = torch.rand(len(x), *[1] * (x.ndim - 1), device=x.device) >= drop
     return x[:, :queries] + branch(x) * (keep.to(x.dtype) / (1 - drop))
+
+
+def drop_rates(last: float, depth: int) -> list[float]:
+    """Stochastic depth of each of ``depth`` blocks, linear from 0 to ``last`` (Huang et al. 2016)."""
+    return [last * block / max(depth - 1, 1) for block in range(depth)]
 
 
 # Samples from which leaving out the dropped ones measures faster than masking them, and the least share to drop.

@@ -13,19 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from vitrail.models.config import ViTConfig
+    from vitrail.models.vit_config import ViTConfig
 
 Grid = tuple[int, int]  # rows, columns
 
 KINDS = ("learned", "learned2d", "sincos2d", "relative", "none")
 PLACES = ("stem", "every", "shared")
 
-# how a table is resized: interpolation, aligned corners, antialiasing
+# how a table is resized: the kernel's half width, its sharpness (of a cubic one), aligned corners, antialiasing
 RESIZES = {
-    "paper": ("bilinear", True, False),  # scipy.ndimage.zoom(order=1), as the paper's code; corners stay corners
-    "bilinear": ("bilinear", False, False),
-    "bicubic": ("bicubic", False, False),  # DeiT, which found that bilinear shortens the vectors
-    "bicubic-antialias": ("bicubic", False, True),  # timm
+    "paper": (1, 0.0, True, False),  # scipy.ndimage.zoom(order=1), as the paper's code; corners stay corners
+    "bilinear": (1, 0.0, False, False),
+    "bicubic": (2, -0.75, False, False),  # DeiT, which found that bilinear shortens the vectors
+    "bicubic-antialias": (2, -0.5, False, True),  # timm
 }
 
 
@@ -84,13 +84,45 @@ def sincos2d(grid: Grid, width: int, device: torch.device | None = None) -> Tens
 
 
 def resize(table: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
-    """A table of patch embeddings for another grid: (L, h w, D) to (L, h' w', D), by one of `RESIZES`."""
-    if old == new:
+    """A table of patch embeddings for another grid: (L, h w, D) to (L, h' w', D), by one of `RESIZES`.
+
+    Two matrix products, one along each axis, whatever the rule: a compiled model keeps one graph for all sizes, where
+    ``F.interpolate`` with aligned corners would be traced again for each.
+    """
+    if old == new and not torch.compiler.is_compiling():
         return table
-    mode, aligned, antialias = RESIZES[rule]
-    image = table.unflatten(1, old).permute(0, 3, 1, 2).float()  # (L, D, h, w)
-    image = F.interpolate(image, new, mode=mode, align_corners=aligned, antialias=antialias)
-    return image.flatten(2).mT.to(table.dtype)
+    of_rows, of_columns = (resampling(*lengths, rule, table.device) for lengths in zip(old, new))
+    image = table.unflatten(1, old).float()  # (L, h, w, D)
+    image = torch.einsum("yh,lhwd->lywd", of_rows, image)
+    image = torch.einsum("xw,lywd->lyxd", of_columns, image)
+    return image.flatten(1, 2).to(table.dtype)
+
+
+def resampling(old: int, new: int, rule: str, device: torch.device) -> Tensor:
+    """The matrix (new, old) that resamples a line of ``old`` values to ``new`` ones by one of `RESIZES`; rows sum to one."""
+    half_width, sharpness, aligned, antialias = RESIZES[rule]
+    places = torch.arange(new, device=device, dtype=torch.float32)
+    if aligned:
+        centres = places * ((old - 1) / max(new - 1, 1))
+    else:
+        centres = (places + 0.5) * (old / new) - 0.5
+    stretch = max(old / new, 1.0) if antialias else 1.0
+    border = 0 if antialias else half_width  # beyond the ends their values go on, or nothing counts
+    reach = torch.arange(-border, old + border, device=device)
+    weights = _kernel((reach - centres[:, None]) / stretch, half_width, sharpness)  # (new, old + 2 border)
+    ends = reach.clamp(0, old - 1)[:, None] == torch.arange(old, device=device)  # (old + 2 border, old)
+    weights = weights @ ends.to(weights.dtype)
+    return weights / weights.sum(1, keepdim=True)
+
+
+def _kernel(distance: Tensor, half_width: int, sharpness: float) -> Tensor:
+    """A triangle, or the cubic convolution kernel of Keys 1981."""
+    d = distance.abs()
+    if half_width == 1:
+        return (1 - d).clamp(min=0)
+    near = ((sharpness + 2) * d - (sharpness + 3)) * d**2 + 1
+    far = ((d - 5) * d + 8) * d * sharpness - 4 * sharpness
+    return torch.where(d <= 1, near, torch.where(d < 2, far, 0.0))
 
 
 def resize_tables(tables: Mapping[str, Tensor], old: Grid, new: Grid, *, prefix: int, rule: str) -> dict[str, Tensor]:

@@ -5,21 +5,21 @@ B images, C channels, H x W pixels, h x w = N patches, P prefix tokens, R regist
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from vitrail.errors import ConfigError
 from vitrail.models import positions
-from vitrail.models.config import ViTConfig, changed, check_divides, grid_of
+from vitrail.models.backbone import AttentionGrid, Backbone
+from vitrail.models.config import changed, grid_of
+from vitrail.models.heads import AttentionPool, Head, Heads
 from vitrail.models.initialise import initialise
 from vitrail.models.layers import (
     Attention,
-    Dense,
     LayerNorm,
     LayerScale,
     Mlp,
@@ -28,23 +28,12 @@ from vitrail.models.layers import (
     Relative,
     Tokens,
     add_branch,
-    attend,
-    attention_path,
-    by_hand,
-    dense,
+    drop_rates,
+    residual_stream,
     skips_work,
+    whole_patches,
 )
-
-
-class AttentionGrid(NamedTuple):
-    """How the rows (queries) and columns (keys) of an attention matrix lie in the image.
-
-    The first ``prefix`` of both are tokens without a place; the rest are patches of the grids, in row-major order.
-    """
-
-    prefix: int
-    queries: tuple[int, int]
-    keys: tuple[int, int]
+from vitrail.models.vit_config import ViTConfig
 
 
 class Block(nn.Module):
@@ -80,72 +69,13 @@ class Block(nn.Module):
         return add_branch(x, mlp, drop=drop, skip=skip)
 
 
-class AttentionPool(nn.Module):
-    """One learned query attends to all tokens, then an MLP: the MAP head of Zhai et al. 2022 (big_vision)."""
+class ViT(Backbone):
+    """The paper's backbone; with DeiT's distillation token, or registers, where the config asks for them."""
+
+    config: ViTConfig
 
     def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        width = config.width
-        self.heads = config.heads
-        self.latent = nn.Parameter(torch.empty(1, 1, width))
-        self.q = Dense(width, width)
-        self.kv = Dense(width, 2 * width)
-        self.proj = Dense(width, width)
-        self.norm = LayerNorm(width, eps=config.norm_eps)
-        self.mlp = Mlp(width, config.mlp_width, gelu=config.gelu)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) to (B, D)."""
-        q = self.q(self.latent.to(x.dtype)).expand(len(x), -1, -1).unflatten(-1, (self.heads, -1))  # (B, 1, H, E)
-        k, v = self.kv(x).unflatten(-1, (2, self.heads, -1)).unbind(2)  # (B, T, H, E) each
-        path = attention_path(x.device.type, x.dtype, training=k.requires_grad, tokens=x.shape[1])
-        pooled = attend(*(part.transpose(1, 2) for part in (q, k, v)), path=path)  # (B, H, 1, E)
-        y = self.proj(pooled.transpose(1, 2).flatten(2))[:, 0]  # (B, D)
-        return y + self.mlp(self.norm(y))
-
-
-class Head(Dense):
-    """Features to logits, in the type of its weights under autocast too: logits of bf16 have two digits.
-
-    In pre-training a hidden layer with tanh comes before (paper, section 3.1); fine-tuning has one linear layer.
-    """
-
-    def __init__(self, width: int, classes: int, *, pre_logits: bool = False) -> None:
-        super().__init__(width, classes)
-        self.pre_logits = Dense(width, width) if pre_logits else None
-
-    def forward(self, input: Tensor, gelu: str | None = None) -> Tensor:
-        """(B, D) to (B, K)."""
-        with by_hand(input):
-            x = input.to(self.weight.dtype)
-            if self.pre_logits is not None:
-                x = self.pre_logits(x).tanh()
-            return dense(x, self.weight, self.bias, gelu)
-
-
-class Heads(nn.ModuleDict):
-    """A head for each prefix token, averaged (DeiT, Touvron et al. 2021a)."""
-
-    def each(self, features: Tensor) -> dict[str, Tensor]:
-        parts = features.chunk(len(self), -1)
-        return {name: head(part) for (name, head), part in zip(self.items(), parts)}
-
-    def forward(self, features: Tensor) -> Tensor:
-        return torch.stack(list(self.each(features).values())).mean(0)
-
-
-class ViT(nn.Module):
-    """The backbone: its verbs are `patchify`, `place`, `encode`, `pool`, `head`, and what is made of them.
-
-    ``head`` is a module, called as a verb: features (B, F) to logits (B, K).
-
-    Raises:
-        ConfigError: from every verb that takes images, for a size or a number of channels that cannot be.
-    """
-
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width, depth = config.width, config.depth
         self.patch_embed = PatchEmbed(config.in_channels, width, config.patch_size)
         for name in config.prefix:
@@ -155,25 +85,23 @@ class ViT(nn.Module):
         for name, shape in positions.table_shapes(config).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         self.dropout = nn.Dropout(config.dropout)
-        drops = [config.drop_path * index / max(depth - 1, 1) for index in range(depth)]
-        self.blocks = nn.ModuleList(Block(config, drop) for drop in drops)
+        self.blocks = nn.ModuleList(Block(config, drop) for drop in drop_rates(config.drop_path, depth))
         self.norm = LayerNorm(width, eps=config.norm_eps)
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
-        self.head = self._make_head(config.classes, pre_logits=config.pre_logits)
+        self.head = self._make_head()
         initialise(self, config)
 
-    def _make_head(self, classes: int, *, pre_logits: bool) -> nn.Module:
-        make = partial(Head, self.width, classes, pre_logits=pre_logits) if classes else nn.Identity
-        read = self.prefix if self.config.pool == "cls" else ()
-        return Heads({name: make() for name in read}) if len(read) > 1 and classes else make()
+    def _make_head(self) -> nn.Module:
+        config = self.config
+        if not config.classes:
+            return nn.Identity()
+        make = partial(Head, self.width, config.classes, pre_logits=config.pre_logits)
+        read = self.prefix if config.pool == "cls" else ()
+        return Heads({name: make() for name in read}) if len(read) > 1 else make()
 
     @property
     def width(self) -> int:
         return self.config.width
-
-    @property
-    def prefix(self) -> tuple[str, ...]:
-        return self.config.prefix
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images (B, C, H, W) to logits (B, K). The last block does only what pooling reads."""
@@ -183,17 +111,9 @@ class ViT(nn.Module):
 
     def patchify(self, images: Tensor) -> Patches:
         """Cuts and projects, x_p E of equation (1): (B, C, H, W) to (B, N, D)."""
-        config, size = self.config, images.shape[2:]
-        if images.ndim != 4 or images.shape[1] != config.in_channels:
-            what = f"images of shape {tuple(images.shape)} for a model of {config.in_channels} channels"
-            raise ConfigError(what, "give (B, C, H, W), or create the model with in_channels=C")
-        grid = grid_of(size, config.patch_size)
-        if config.pad:
-            below, right = (count * patch - length for count, patch, length in zip(grid, config.patch_size, size))
-            images = F.pad(images, (0, right, 0, below)) if below or right else images
-        else:
-            check_divides(size, config.patch_size)
-        return Patches(self.patch_embed(images), grid)
+        self._check(images)
+        images = whole_patches(images, self.config.patch_size, pad=self.config.pad)
+        return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
 
     def place(self, patches: Patches) -> Patches:
         """Adds E_pos, those of the kept patches where ``ids`` says which; in training drops patches if asked to."""
@@ -232,10 +152,7 @@ class ViT(nn.Module):
         for block, added, relative in layers:
             x = x if added is None else x + added
             queries = reads if block is self.blocks[-1] else None
-            if self.config.checkpoint and self.training and torch.is_grad_enabled():
-                x = checkpoint(block, x, relative, queries, use_reentrant=False)
-            else:
-                x = block(x, relative, queries)
+            x = self._run(block, x, relative, queries)
         return Tokens(self.norm(x), patches.grid, patches.ids)
 
     def _begin(self, patches: Patches) -> Tensor:
@@ -247,8 +164,7 @@ class ViT(nn.Module):
         if self.config.registers:
             before.append(self.reg_token.to(x.dtype))
         x = torch.cat([*(each.expand(len(x), -1, -1) for each in before), x], 1)
-        # massive activations of the residual stream (Sun et al. 2024) overflow fp16, not bf16
-        return self.dropout(x.float() if x.dtype == torch.float16 else x)
+        return self.dropout(residual_stream(x))
 
     def _layers(self, patches: Patches) -> list[tuple[Any, Tensor | None, Relative | None]]:
         """Each block with what is added to its input (B or 1, T, D) and its relative positions, where it has them."""
@@ -281,14 +197,9 @@ class ViT(nn.Module):
         return tokens.x[:, : len(self.prefix)].flatten(1)
 
     def heads(self, features: Tensor) -> dict[str, Tensor]:
-        """The logits of each head by the name of what it reads; more than one where "dist" has its own."""
         if isinstance(self.head, Heads):
             return self.head.each(features)
         return {self.config.pool: self.head(features)}
-
-    def forward_features(self, images: Tensor) -> Tokens:
-        """Every token after the last norm."""
-        return self.encode(self.place(self.patchify(images)))
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """The patches after each block, before the last norm, as images: depth times (B, D, h, w)."""
@@ -317,26 +228,20 @@ class ViT(nn.Module):
         grid = grid_of(size, self.config.patch_size)
         return [AttentionGrid(len(self.prefix) + self.config.registers, grid, grid)] * self.config.depth
 
-    def layers(self) -> list[dict[str, nn.Parameter]]:
-        """All parameters by depth: projection, tokens and positions; each block; norm, pooling and head."""
-        groups: list[dict[str, nn.Parameter]] = [{} for _ in range(self.config.depth + 2)]
-        for name, parameter in self.named_parameters():
-            part, _, rest = name.partition(".")
-            after = part in ("norm", "attn_pool", "head")
-            groups[int(rest.split(".")[0]) + 1 if part == "blocks" else -after][name] = parameter
-        return groups
-
-    def no_decay(self) -> set[str]:
-        """Names of all that is no kernel: biases, norms, tokens, positions, factors of LayerScale."""
-        return {name for name, each in self.named_parameters() if each.ndim == 1 or not name.endswith(".weight")}
+    def _layer(self, name: str) -> int:
+        part, _, rest = name.partition(".")
+        if part == "blocks":
+            return int(rest.split(".")[0]) + 1
+        return -1 if part in ("norm", "attn_pool", "head") else 0
 
     def new_head(self, classes: int) -> None:
         """A linear head of zeros for other classes; the hidden layer goes with the old one (paper, appendix B.1.1)."""
-        self.config = changed(self.config, classes=classes, pre_logits=False, head_bias=0.0)
-        head = self._make_head(classes, pre_logits=False).to(self.norm.weight)
-        for parameter in head.parameters():
-            nn.init.zeros_(parameter)
-        self.head = head
+        self.config = changed(self.config, pre_logits=False)
+        super().new_head(classes)
+
+    @classmethod
+    def resized(cls, tensors: Mapping[str, Tensor], old: ViTConfig, new: ViTConfig) -> dict[str, Tensor]:
+        return positions.resize_tables(tensors, old.grid, new.grid, prefix=len(new.prefix), rule=new.position_resize)
 
 
 def _take(places: Tensor, ids: Tensor | None) -> Tensor:

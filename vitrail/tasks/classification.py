@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitrail.data.images import BadImage, Preprocessing, decode
 from vitrail.errors import ConfigError, DataError
-from vitrail.models import Patches, Tokens, ViTConfig, create_backbone
+from vitrail.models import AttentionGrid, Backbone, Config, Patches, Tokens, create_backbone
 
 Picture = bytes | Image.Image | np.ndarray | Tensor
 REMEDY = (
@@ -79,7 +79,7 @@ class Classifier(nn.Module):
 
     def __init__(
         self,
-        backbone: Any,
+        backbone: Backbone,
         classes: Sequence[str],
         preprocessing: Preprocessing,
         *,
@@ -96,7 +96,7 @@ class Classifier(nn.Module):
             )
         if not temperature > 0:
             raise ConfigError(f"temperature is {temperature}", "give a number above 0; 1 leaves the logits as they are")
-        self.backbone: Any = backbone
+        self.backbone = backbone
         self.preprocessing = preprocessing
         self.multi_label = multi_label
         self.temperature = temperature
@@ -214,11 +214,11 @@ class Classifier(nn.Module):
     def no_decay(self) -> set[str]:
         return self.backbone.no_decay()
 
-    def attention_grids(self, size: tuple[int, int]) -> Any:
+    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         return self.backbone.attention_grids(size)
 
     @property
-    def config(self) -> ViTConfig:
+    def config(self) -> Any:
         return self.backbone.config
 
     @property
@@ -231,7 +231,7 @@ class Classifier(nn.Module):
 
 
 def create_model(
-    name: str | ViTConfig,
+    name: str | Config,
     *,
     classes: int | Sequence[str] = 1000,
     preprocessing: Preprocessing | None = None,
@@ -250,7 +250,7 @@ def create_model(
         ConfigError: an unknown model or field, with the nearest names; a value that cannot be meant.
     """
     names = tuple(map(str, range(classes))) if isinstance(classes, int) else classes
-    backbone: Any = create_backbone(name, classes=len(names), **changes)
+    backbone = create_backbone(name, classes=len(names), **changes)
     if preprocessing is None:
         preprocessing = Preprocessing.paper(backbone.config.image_size, channels=backbone.config.in_channels)
     return Classifier(backbone, names, preprocessing, multi_label=multi_label)

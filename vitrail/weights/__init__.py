@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models import configure, resize_tables
+from vitrail.models import configure
 from vitrail.tasks.classification import Classifier, check_classes
 from vitrail.weights.arrays import read_npz
 from vitrail.weights.find import find
@@ -101,10 +101,7 @@ def adapt(
     multi_label = start.multi_label if multi_label is None else multi_label
     size = start.config.image_size if image_size is None else image_size
     config = configure(start.config, image_size=size, **changes)
-    tensors: Mapping[str, Tensor] = start.backbone.state_dict()
-    tensors = resize_tables(
-        tensors, start.config.grid, config.grid, prefix=len(config.prefix), rule=config.position_resize
-    )
+    tensors = start.backbone.resized(start.backbone.state_dict(), start.config, config)
     backbone = filled_backbone(config, tensors, "the checkpoint")
     names = start.classes if classes is None else check_classes(classes, outputs=len(classes))
     if (names, multi_label) != (start.classes, start.multi_label):

@@ -18,7 +18,7 @@ from safetensors.torch import save as to_bytes
 from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import disk_errors, replace_file, sync_folder, write_bytes
-from vitrail.models import ViTConfig
+from vitrail.models import ARCHITECTURES
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.find import find
 from vitrail.weights.tensors import AGAIN, filled_backbone, parse_json, read_json, read_tensors
@@ -122,15 +122,15 @@ def check_version(description: Mapping[str, Any], where: Path) -> None:
     if version != FORMAT_VERSION:
         what = f"{where} has format version {version!r}; this vitrail reads {FORMAT_VERSION}"
         raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
-    if description.get("architecture") != "vit":
-        what = f"{where} is of the architecture {description.get('architecture')!r}; this vitrail knows 'vit'"
+    if (architecture := description.get("architecture")) not in ARCHITECTURES:
+        what = f"{where} is of the architecture {architecture!r}; this vitrail knows {', '.join(ARCHITECTURES)}"
         raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
 
 
 def _describe(classifier: Classifier, metrics: Mapping[str, float], provenance: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "format_version": FORMAT_VERSION,
-        "architecture": "vit",
+        "architecture": classifier.config.architecture,
         "config": classifier.config.to_dict(),
         "preprocessing": classifier.preprocessing.to_dict(),
         "classes": list(classifier.classes),
@@ -144,7 +144,7 @@ def _describe(classifier: Classifier, metrics: Mapping[str, float], provenance: 
 
 def _build(description: Mapping[str, Any], tensors: dict[str, Any], where: Path) -> Classifier:
     try:
-        config = ViTConfig.from_dict(description["config"])
+        config = ARCHITECTURES[description["architecture"]].from_dict(description["config"])
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         classes = list(description["classes"])
         multi_label, temperature = bool(description["multi_label"]), float(description["temperature"])

@@ -18,7 +18,7 @@ from safetensors.torch import load as from_bytes
 from torch import Tensor
 
 from vitrail.errors import CheckpointError
-from vitrail.models import ViTConfig, create_backbone
+from vitrail.models import Backbone, Config, sketch
 
 MOST_HEADER_BYTES = 16 * 2**20
 MOST_TENSORS = 10_000
@@ -95,17 +95,16 @@ def check_fit(needed: Mapping[str, Tensor], given: Mapping[str, Tensor], path: s
     raise CheckpointError(what, "give the weights of this architecture and size", value="\n".join(shown))
 
 
-def filled_backbone(config: ViTConfig, tensors: Mapping[str, Tensor], path: str | Path) -> Any:
+def filled_backbone(config: Config, tensors: Mapping[str, Tensor], path: str | Path) -> Backbone:
     """The backbone of ``config`` with these weights in fp32; the fit is checked before memory is taken for it.
 
     Raises:
         CheckpointError: lists the tensors that do not fit.
     """
-    if config.depth > len(tensors):
-        what = f"{path} does not fit the model: {len(tensors)} tensors for {config.depth} blocks"
+    if config.blocks > len(tensors):
+        what = f"{path} does not fit the model: {len(tensors)} tensors for {config.blocks} blocks"
         raise CheckpointError(what, "give the weights of this architecture and size")
-    with torch.device("meta"):
-        backbone: Any = create_backbone(config)
+    backbone = sketch(config)
     check_fit(backbone.state_dict(), tensors, path)
     backbone.load_state_dict(
         {name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True

@@ -1,0 +1,11 @@
+"""One or more small configs of every architecture, which whatever goes through all of them is parametrised with."""
+
+from __future__ import annotations
+
+from vitrail.models import Config, ViTConfig
+
+SMALL = {"image_size": 32, "classes": 7}
+
+TINY: dict[str, Config] = {
+    "vit": ViTConfig(**SMALL, patch_size=8, width=16, depth=3, heads=2, mlp_width=24),
+}

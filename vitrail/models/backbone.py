@@ -1,0 +1,161 @@
+"""What every architecture answers: its verbs, those that are the same everywhere and those that each must give.
+
+B images, C channels, H x W pixels, h x w = N patches, T tokens, D width, F width of what the head reads, K classes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitrail.errors import ConfigError
+from vitrail.models.config import Config, changed
+from vitrail.models.layers import Patches, Tokens
+
+TAKE_SUBSETS = ("vit", "beit", "cait")  # architectures whose `place` and `encode` take patches with ``ids``
+
+
+class AttentionGrid(NamedTuple):
+    """How the rows (queries) and columns (keys) of an attention matrix lie in the image.
+
+    The first ``prefix`` of both are tokens without a place; the rest are places of the grids, in row-major order, unless
+    ``rows`` (Q,) and ``columns`` (Q, K) say which place each of them is; there -1 is a place outside of the image.
+    A grid of (0, 0) has no places: only the prefix tokens ask.
+    """
+
+    prefix: int
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+
+
+class Backbone(nn.Module):
+    """An architecture: its verbs are `patchify`, `place`, `encode`, `pool`, `head`, and what is made of them.
+
+    ``head`` is a module, called as a verb: features (B, F) to logits (B, K).
+
+    Raises:
+        ConfigError: from every verb that takes images, for a size or a number of channels that cannot be.
+    """
+
+    first_layer: ClassVar[str] = "patch_embed.proj.weight"  # (D, C, P, Q), the parameter that sees the channels
+    config: Any
+    head: nn.Module
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Of the tokens that `encode` gives."""
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        return self.config.prefix
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalised images (B, C, H, W) to logits (B, K)."""
+        return self.head(self.pool(self.forward_features(images)))
+
+    def forward_features(self, images: Tensor) -> Tokens:
+        """Every token after the last norm."""
+        return self.encode(self.place(self.patchify(images)))
+
+    @abstractmethod
+    def patchify(self, images: Tensor) -> Patches:
+        """Cuts and projects: (B, C, H, W) to (B, N, D)."""
+
+    def place(self, patches: Patches) -> Patches:
+        """Adds positions, where there are any that are added to patches."""
+        self._check_subset(patches)
+        return patches
+
+    @abstractmethod
+    def encode(self, patches: Patches) -> Tokens:
+        """Prefix tokens, blocks and the last norm: (B, N, D) to (B, T, D)."""
+
+    @abstractmethod
+    def pool(self, tokens: Tokens) -> Tensor:
+        """What the head reads: (B, T, D) to (B, F)."""
+
+    def heads(self, features: Tensor) -> dict[str, Tensor]:
+        """The logits of each head by the name of what it reads; more than one where DeiT's "dist" has its own."""
+        return {"gap": self.head(features)}
+
+    @abstractmethod
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """Features as images (B, D, h, w), before the last norm: after each block, or after each stage of a pyramid."""
+
+    @abstractmethod
+    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Logits (B, K) and the attention of each layer, (B, heads, queries, keys) in fp32, in the order of
+        `attention_grids`. The logits come the fast way; the matrices are computed again from q and k.
+        """
+
+    @abstractmethod
+    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
+        """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are."""
+
+    def layers(self) -> list[dict[str, nn.Parameter]]:
+        """All parameters by depth: projection, tokens and positions; each block; norm, pooling and head."""
+        groups: list[dict[str, nn.Parameter]] = [{} for _ in range(self.config.blocks + 2)]
+        for name, parameter in self.named_parameters():
+            groups[self._layer(name)][name] = parameter
+        return groups
+
+    @abstractmethod
+    def _layer(self, name: str) -> int:
+        """Where a parameter stands in `layers`: 0, the number of its block from 1, or -1."""
+
+    def no_decay(self) -> set[str]:
+        """Names of all that is no kernel: biases, norms, tokens, positions, factors of LayerScale."""
+        return {name for name, each in self.named_parameters() if each.ndim == 1 or not name.endswith(".weight")}
+
+    def new_head(self, classes: int) -> None:
+        """A linear head of zeros for other classes (paper, appendix B.1.1)."""
+        self.config = changed(self.config, classes=classes, head_bias=0.0)
+        like = next(self.parameters())
+        head = self._make_head().to(like)
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
+        self.head = head
+
+    @abstractmethod
+    def _make_head(self) -> nn.Module:
+        """The head that the config asks for, its memory not filled yet."""
+
+    @classmethod
+    def resized(cls, tensors: Mapping[str, Tensor], old: Any, new: Any) -> dict[str, Tensor]:
+        """The tensors of a model of config ``old`` for one of ``new``: tables of positions follow the size of the image."""
+        return dict(tensors)
+
+    def _check(self, images: Tensor) -> None:
+        """Raises `ConfigError` for what is no batch of images with the channels of the model."""
+        if images.ndim != 4 or images.shape[1] != self.config.in_channels:
+            what = f"images of shape {tuple(images.shape)} for a model of {self.config.in_channels} channels"
+            raise ConfigError(what, "give (B, C, H, W), or create the model with in_channels=C")
+
+    def _check_subset(self, patches: Patches) -> None:
+        """Raises `ConfigError` for a subset of the patches; for architectures that need the whole grid."""
+        if patches.ids is not None:
+            what = f"{self.config.about} works on the whole grid of patches, {patches.x.shape[1]} of them were kept"
+            raise ConfigError(what, f"take an architecture that can: {', '.join(TAKE_SUBSETS)}")
+
+    def _run(self, block: nn.Module, *given: Any) -> Any:
+        """A block's answer; in training with ``checkpoint`` its inner activations are computed again for the gradient."""
+        if self.config.checkpoint and self.training and torch.is_grad_enabled():
+            return checkpoint(block, *given, use_reentrant=False)
+        return block(*given)
+
+
+def block_number(stage: int, block: int, depths: Sequence[int]) -> int:
+    """The number, from 1, of a block of a pyramid whose stages have ``depths`` blocks."""
+    return sum(depths[:stage]) + block + 1

@@ -1,0 +1,43 @@
+"""All architectures by name: a name gives a frozen config, a config gives a backbone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vitrail.errors import ConfigError, nearest
+from vitrail.models.backbone import Backbone
+from vitrail.models.config import Config, changed
+from vitrail.models.vit import ViT
+from vitrail.models.vit_config import VITS, ViTConfig
+
+MODELS: dict[str, Config] = {**VITS}
+BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT}
+ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config in BACKBONES}
+
+
+def configure(model: str | Config, **changes: Any) -> Config:
+    """The config of a name, or a config, with some fields changed.
+
+    Args:
+        changes: fields of the architecture's config, such as ``image_size=384``, ``in_channels=5`` or ``drop_path=0.1``.
+
+    Raises:
+        ConfigError: an unknown model or field, with the nearest names; a value that cannot be meant.
+    """
+    if isinstance(model, str) and model not in MODELS:
+        raise ConfigError(f"there is no model {model!r}", nearest(model, MODELS))
+    return changed(MODELS[model] if isinstance(model, str) else model, **changes)
+
+
+def create_backbone(model: str | Config, **changes: Any) -> Backbone:
+    """A freshly initialised network, of what `configure` takes; inside ``torch.device("meta")`` it takes no memory."""
+    config = configure(model, **changes)
+    return BACKBONES[type(config)](config)
+
+
+def sketch(model: str | Config, **changes: Any) -> Backbone:
+    """The same on the meta device: shapes without numbers, for `cost_of` and its like."""
+    with torch.device("meta"):
+        return create_backbone(model, **changes)

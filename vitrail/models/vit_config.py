@@ -1,0 +1,134 @@
+"""All that makes one ViT, as one frozen value that is checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from vitrail.models.config import Config, check_divides, is_number
+from vitrail.models.layers import GELUS
+from vitrail.models.positions import KINDS, PLACES, RESIZES
+
+PREFIXES = ((), ("cls",), ("cls", "dist"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTConfig(Config):
+    """The fields of a ViT; the defaults are ViT-B/16 as in the paper.
+
+    Args:
+        patch_size: (height, width) in pixels; one number stands for a square.
+        prefix: learned tokens before the patches: none, the class token, or also DeiT's distillation token.
+        registers: further learned tokens, without position and never read (Darcet et al. 2024).
+        pool: what the head reads: the prefix tokens, the mean of the patches, or attention with a learned query.
+        positions: see `vitrail.models.positions`.
+        positions_at: added at the stem, at every layer from a table of its own, or at every layer from one table
+            (appendix D.4). Relative positions are part of attention: "shared" is one table, otherwise each layer has its own.
+        position_resize: how tables follow another image size; one of `positions.RESIZES`.
+        pre_logits: the head of pre-training, with a hidden layer and tanh.
+        gelu: "tanh", the approximation of the paper's code, or "exact".
+        initial: first values of the weights, see `vitrail.models.initialise`: as in the paper, or "mimetic", which learns
+            faster from little.
+        layer_scale: first value of LayerScale's factors; None is none.
+        dropout: after every dense layer but q, k, v, and after adding positions; ``attention_dropout`` is that of the
+            attention matrices.
+        drop_path: of the last block; it grows linearly from 0 at the first.
+        patch_dropout: share of patches left out in training, the same number for each image.
+        pad: images need not be whole patches; they are filled up with zeros at the bottom and on the right.
+    """
+
+    architecture: ClassVar[str] = "vit"
+    about: ClassVar[str] = "a ViT"
+    attention: ClassVar[str] = "N^2"
+    PAIRS: ClassVar = ("image_size", "patch_size")
+    LEAST: ClassVar = {**Config.LEAST, "width": 1, "depth": 1, "heads": 1, "mlp_width": 1, "registers": 0}
+    SHARES: ClassVar = ("dropout", "attention_dropout", "drop_path", "patch_dropout")
+    POSITIVE: ClassVar = ("norm_eps",)
+    CHOICES: ClassVar = {
+        "pool": ("cls", "gap", "map"),
+        "positions": KINDS,
+        "positions_at": PLACES,
+        "position_resize": tuple(RESIZES),
+        "gelu": GELUS,
+        "initial": ("paper", "mimetic"),
+    }
+
+    patch_size: tuple[int, int] = (16, 16)
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    mlp_width: int = 3072
+    prefix: tuple[str, ...] = ("cls",)
+    registers: int = 0
+    pool: str = "cls"
+    positions: str = "learned"
+    positions_at: str = "stem"
+    position_resize: str = "paper"
+    pre_logits: bool = False
+    gelu: str = "tanh"
+    norm_eps: float = 1e-6
+    qkv_bias: bool = True
+    initial: str = "paper"
+    layer_scale: float | None = None
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    patch_dropout: float = 0.0
+    pad: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prefix", tuple(self.prefix))
+        super().__post_init__()
+
+    def _check_together(self) -> None:
+        scaled = self.layer_scale is None or is_number(self.layer_scale)
+        self._check("layer_scale", scaled, "None or a number, as 1e-4")
+        self._check("heads", self.width % self.heads == 0, f"a divisor of width={self.width}")
+        learned = 4 if self.initial == "mimetic" else 1
+        parts = {"sincos2d": 4, "learned2d": 2, "learned": learned}.get(self.positions, 1)
+        what = f"a multiple of {parts}, for positions={self.positions!r} and initial={self.initial!r}"
+        self._check("width", self.width % parts == 0, what)
+        self._check("prefix", self.prefix in PREFIXES, "one of " + ", ".join(map(str, PREFIXES)))
+        what = "('cls',), which pool='cls' reads; or take pool='gap'"
+        self._check("prefix", self.prefix != () or self.pool != "cls", what)
+        what = "False: with classes=0 there is no head for a hidden layer"
+        self._check("pre_logits", not self.pre_logits or self.classes > 0, what)
+        if not self.pad:
+            check_divides(self.image_size, self.patch_size)
+
+    @property
+    def blocks(self) -> int:
+        return self.depth
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+
+def _vit(width: int, depth: int, heads: int, mlp_width: int, patch: int) -> ViTConfig:
+    return ViTConfig(width=width, depth=depth, heads=heads, mlp_width=mlp_width, patch_size=(patch, patch))
+
+
+# B, L, H: the paper's table 1. Ti, S: DeiT and AugReg. M: DeiT III. So400m: Alabdulmohsin et al. 2023.
+# giant, gigantic: Zhai et al. 2022, their g and G. e: Chen et al. 2022 (PaLI).
+VITS: dict[str, ViTConfig] = {
+    "vit-ti16": _vit(192, 12, 3, 768, 16),
+    "vit-s32": _vit(384, 12, 6, 1536, 32),
+    "vit-s16": _vit(384, 12, 6, 1536, 16),
+    "vit-s14": _vit(384, 12, 6, 1536, 14),
+    "vit-s8": _vit(384, 12, 6, 1536, 8),
+    "vit-m16": _vit(512, 12, 8, 2048, 16),
+    "vit-b32": _vit(768, 12, 12, 3072, 32),
+    "vit-b16": _vit(768, 12, 12, 3072, 16),
+    "vit-b14": _vit(768, 12, 12, 3072, 14),
+    "vit-b8": _vit(768, 12, 12, 3072, 8),
+    "vit-l32": _vit(1024, 24, 16, 4096, 32),
+    "vit-l16": _vit(1024, 24, 16, 4096, 16),
+    "vit-l14": _vit(1024, 24, 16, 4096, 14),
+    "vit-h32": _vit(1280, 32, 16, 5120, 32),
+    "vit-h16": _vit(1280, 32, 16, 5120, 16),
+    "vit-h14": _vit(1280, 32, 16, 5120, 14),
+    "vit-so400m14": _vit(1152, 27, 16, 4304, 14),
+    "vit-giant14": _vit(1408, 40, 16, 6144, 14),
+    "vit-gigantic14": _vit(1664, 48, 16, 8192, 14),
+    "vit-e14": _vit(1792, 56, 16, 15360, 14),
+}
