@@ -21,7 +21,7 @@ MISTAKES = {
     "whole share": (dict(drop_path=1), ["drop_path is 1", "[0, 1)"]),
     "below zero": (dict(patch_dropout=-0.1), ["patch_dropout is -0.1"]),
     "not a number": (dict(attention_dropout=math.nan), ["attention_dropout is nan"]),
-    "pool": (dict(pool="token"), ["pool is 'token'", "cls, gap, map"]),
+    "pool": (dict(pool="token"), ["pool is 'token'", "cls, cls+gap, gap, map"]),
     "positions": (dict(positions="learnt"), ["positions is 'learnt'", "'learned'"]),
     "place": (dict(positions_at="steam"), ["positions_at is 'steam'", "'stem'"]),
     "resize": (dict(position_resize="cubic"), ["position_resize is 'cubic'", "'bicubic'"]),
@@ -37,6 +37,9 @@ MISTAKES = {
     "scale": (dict(layer_scale="small"), ["layer_scale is 'small'"]),
     "bias": (dict(head_bias=None), ["head_bias is None"]),
     "switch": (dict(pad="yes"), ["pad is 'yes'", "True or False"]),
+    "norm of no mean": (dict(pool_norm=True), ["pool_norm is True", "pool = 'gap'"]),
+    "nothing to drop to": (dict(skips=False, drop_path=0.1), ["drop_path is 0.1", "0 without skips"]),
+    "start": (dict(initial="identiy"), ["initial is 'identiy'", "'identity'"]),
     "truth for a number": (dict(registers=True), ["registers is True"]),
 }
 

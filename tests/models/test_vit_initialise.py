@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from vitrail.errors import ConfigError
-from vitrail.models import configure, create_backbone
+from vitrail.models import ViTConfig, configure, create_backbone
 from vitrail.models.positions import sincos2d
 
 CONFIG = configure(
@@ -22,6 +23,7 @@ CONFIG = configure(
     head_bias=-6.9,
     classes=50,
 )
+SMALL = {"image_size": 32, "patch_size": 8, "depth": 2}
 WIDTH, MLP = 384, 1536
 LECUN = math.sqrt(1 / 768) / 0.87962566  # patches of 16 x 16 x 3 pixels
 
@@ -154,3 +156,39 @@ def test_a_mimetic_model_leaves_all_else_as_the_paper_has_it():
     assert not bias.any()
     with pytest.raises(ConfigError, match="multiple of 4"):
         create_backbone("vit-ti16", width=90, heads=3, initial="mimetic")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("gelu", ["tanh", "exact"])
+def test_identity_passes_every_token_on(gelu):
+    options = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 3, "heads": 2, "mlp_width": 128, "gelu": gelu}
+    model = create_backbone(ViTConfig(**options, skips=False, initial="identity"))
+    assert torch.equal(model.pos_embed[0, 1:], sincos2d((4, 4), 64))
+    x = F.layer_norm(torch.randn(2, 9, 64, generator=torch.Generator().manual_seed(0)), (64,))
+    for block in model.blocks:
+        torch.testing.assert_close(block.mlp(x), x, atol=1e-4, rtol=0)
+        q, k, v = block.attn.split(x)
+        assert torch.equal(q, k)
+        torch.testing.assert_close(block.attn.proj(v.transpose(1, 2).flatten(2)), x, atol=1e-4, rtol=0)
+        own = (q * k).sum(-1) / math.sqrt(32)
+        assert abs(float(own.mean()) - 8) < 0.5  # all of a token's variance lies in its heads, evenly on average
+        assert block.attn.weights(x).diagonal(dim1=2, dim2=3).mean() > 0.9
+
+
+def test_an_odd_or_narrow_mlp_begins_as_a_projection():
+    model = create_backbone(ViTConfig(**SMALL, width=16, mlp_width=25, heads=2, skips=False, initial="identity"))
+    x = torch.randn(5, 16)
+    once = model.blocks[0].mlp(x)
+    torch.testing.assert_close(model.blocks[0].mlp(once), once, atol=1e-4, rtol=1e-4)
+    assert not model.blocks[0].mlp.fc1.weight[24].any()
+
+
+def test_truncated_is_deits():
+    config = configure("deit-s16-distilled", depth=2, classes=50)
+    torch.manual_seed(0)
+    weights = dict(create_backbone(config).named_parameters())
+    for name in ("blocks.0.attn.qkv.weight", "blocks.1.mlp.fc2.weight", "head.dist.weight", "cls_token", "pos_embed"):
+        is_normal(weights[name], 0.02)
+    assert weights["patch_embed.proj.weight"].abs().max() <= 2 * LECUN
+    is_normal(weights["patch_embed.proj.weight"], math.sqrt(1 / 768))
+    assert not any(weights[name].any() for name in weights if name.endswith(".bias"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from vitrail.models import Config, ViTConfig, configure, cost_of
-from vitrail.models.vit_config import VITS
+from vitrail.models.vit_config import DEITS, VITS
 
 # name: parameters without a head, with 1,000 classes, with a hidden layer too; 10^9 multiply-adds with 1,000 classes
 SIZES = {
@@ -33,6 +33,19 @@ SIZES = {
 }
 # patch, layers, width, MLP width: from the formula
 OTHERS = {"vit-m16": (16, 12, 512, 2048), "vit-so400m14": (14, 27, 1152, 4304)}
+FOLLOWERS = {  # DeiT and DeiT III: parameters and 10^9 multiply-adds with 1,000 classes
+    "deit-ti16": (5_717_416, 1.254),
+    "deit-s16": (22_050_664, 4.599),
+    "deit-b16": (86_567_656, 17.564),
+    "deit-ti16-distilled": (5_910_800, 1.261),
+    "deit-s16-distilled": (22_436_432, 4.624),
+    "deit-b16-distilled": (87_338_192, 17.657),
+    "deit3-s16": (22_059_496, 4.599),
+    "deit3-m16": (38_849_512, 7.991),
+    "deit3-b16": (86_585_320, 17.564),
+    "deit3-l16": (304_374_760, 61.555),
+    "deit3-h14": (632_126_440, 167.295),
+}
 LARGER = {  # name, image size: parameters with 1,000 classes, 10^9 multiply-adds
     ("vit-ti16", 384): (5_790_376, 4.682),
     ("vit-s32", 384): (22_915_432, 3.443),
@@ -44,6 +57,7 @@ LARGER = {  # name, image size: parameters with 1,000 classes, 10^9 multiply-add
     ("vit-l16", 512): (305_174_504, 361.986),
     ("vit-h14", 378): (632_651_240, 503.5),
     ("vit-h14", 518): (633_470_440, 1016.7),
+    ("deit-b16-distilled", 384): (87_630_032, 55.591),
 }
 
 
@@ -82,6 +96,10 @@ def test_parameters_and_multiply_adds_are_the_published_ones(name):
     assert parameter_count(configure(name)) == with_head
     assert parameter_count(configure(name, pre_logits=True)) == with_hidden
     assert round(multiply_adds(configure(name)) / 1e9, 3) == sums
+
+
+def test_every_deit_states_its_size():
+    assert {name: (parameter_count(c), round(multiply_adds(c) / 1e9, 3)) for name, c in DEITS.items()} == FOLLOWERS
 
 
 @pytest.mark.parametrize(("name", "size"), LARGER)

@@ -122,7 +122,7 @@ class Backbone(nn.Module):
     def new_head(self, classes: int) -> None:
         """A linear head of zeros for other classes (paper, appendix B.1.1)."""
         self.config = changed(self.config, classes=classes, head_bias=0.0)
-        like = next(self.parameters())
+        like = list(self.parameters())[-1]
         head = self._make_head().to(like)
         for parameter in head.parameters():
             nn.init.zeros_(parameter)

@@ -10,9 +10,9 @@ from vitrail.errors import ConfigError, nearest
 from vitrail.models.backbone import Backbone
 from vitrail.models.config import Config, changed
 from vitrail.models.vit import ViT
-from vitrail.models.vit_config import VITS, ViTConfig
+from vitrail.models.vit_config import DEITS, VITS, ViTConfig
 
-MODELS: dict[str, Config] = {**VITS}
+MODELS: dict[str, Config] = {**VITS, **DEITS}
 BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT}
 ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config in BACKBONES}
 

@@ -14,10 +14,19 @@
 | head | weight 0, bias ``head_bias`` |
 | other biases | 0 |
 
+With ``initial="truncated"``, as DeiT, every matrix but the patch projection, every token and every position is normal, 0.02,
+the head among them, and biases are 0.
+
 With ``initial="mimetic"`` attention begins as it ends up in trained models (Trockman & Kolter 2023, section 3): tokens attend
 to those alike, above all to their neighbours, and take away from themselves what they find. For matrices Z of normal
 numbers of deviation sqrt(1 / D), W_q^T W_k of every head is the best approximation of 0.7 Z + 0.7 I of the head's rank,
 W_o W_v of all heads together is 0.4 Z - 0.4 I, and learned positions begin as `positions.sincos2d`.
+
+With ``initial="identity"``, meant for a network without skips, each branch begins as the skip that is not there. W_q = W_k is
+orthonormal in each head, scaled so that a token of unit variance asks for itself with a logit of `SELF`, and W_o W_v = I
+(compare He et al. 2023, "Deep Transformers without Shortcuts"). Since GELU(u) - GELU(-u) = u, a hidden layer of [W; -W] and
+an output layer of [W^T, -W^T] with orthonormal W pass on what they read ("looks linear", Balduzzi et al. 2017). Learned
+positions begin as `positions.sincos2d`.
 """
 
 from __future__ import annotations
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
 
 # standard deviation of a standard normal variable cut at +-2, by which LeCun's is corrected
 CUT = 0.87962566103423978
+SELF = 8.0
 
 
 @torch.no_grad()
@@ -53,23 +63,50 @@ def initialise(model: nn.Module, config: ViTConfig) -> None:
             _fill_bias(owner, parameter, config.head_bias)
         else:
             _fill_token(last, parameter)
-    if config.initial == "mimetic":
-        _mimic(dict(model.named_parameters()), config)
+    named = dict(model.named_parameters())
+    if config.initial == "truncated":
+        _truncate(named)
+    if config.initial in ("mimetic", "identity"):
+        fill_block = _mimic if config.initial == "mimetic" else _pass_on
+        for block in range(config.depth):
+            start = f"blocks.{block}."
+            fill_block({n.removeprefix(start): p for n, p in named.items() if n.startswith(start)}, config)
+        if config.positions == "learned":
+            named["pos_embed"][:, config.prefix_slots :] = sincos2d(config.grid, config.width)
 
 
-def _mimic(parameters: dict[str, nn.Parameter], config: ViTConfig) -> None:
-    for block in range(config.depth):
-        qkv = parameters[f"blocks.{block}.attn.qkv.weight"]
-        q, k, v = qkv.chunk(3)  # (D, D) each, heads along the rows
-        for q_of_head, k_of_head in zip(q.chunk(config.heads), k.chunk(config.heads)):  # (E, D) each
-            left, right = _factors(0.7, 0.7, qkv)
-            q_of_head.copy_(left.mT[: config.head_width])
-            k_of_head.copy_(right[: config.head_width])
-        left, right = _factors(0.4, -0.4, qkv)
-        parameters[f"blocks.{block}.attn.proj.weight"].copy_(left)
-        v.copy_(right)
-    if config.positions == "learned":
-        parameters["pos_embed"][:, len(config.prefix) :] = sincos2d(config.grid, config.width)
+def _mimic(block: dict[str, nn.Parameter], config: ViTConfig) -> None:
+    q, k, v = block["attn.qkv.weight"].chunk(3)  # (D, D) each, heads along the rows
+    for q_of_head, k_of_head in zip(q.chunk(config.heads), k.chunk(config.heads)):  # (E, D) each
+        left, right = _factors(0.7, 0.7, q)
+        q_of_head.copy_(left.mT[: config.head_width])
+        k_of_head.copy_(right[: config.head_width])
+    left, right = _factors(0.4, -0.4, q)
+    block["attn.proj.weight"].copy_(left)
+    v.copy_(right)
+
+
+def _pass_on(block: dict[str, nn.Parameter], config: ViTConfig) -> None:
+    q, k, v = block["attn.qkv.weight"].chunk(3)  # (D, D) each, heads along the rows
+    for q_of_head, k_of_head in zip(q.chunk(config.heads), k.chunk(config.heads)):  # (E, D) each
+        # |W x|^2 of a token of unit variance is E, and logits are divided by sqrt(E)
+        q_of_head.copy_(nn.init.orthogonal_(q_of_head) * math.sqrt(SELF / math.sqrt(config.head_width)))
+        k_of_head.copy_(q_of_head)
+    block["attn.proj.weight"].copy_(nn.init.orthogonal_(v).mT)
+    first, second = block["mlp.fc1.weight"].zero_(), block["mlp.fc2.weight"].zero_()  # (M, D), (D, M)
+    half = config.mlp_width // 2
+    w = nn.init.orthogonal_(first[:half])  # (M / 2, D)
+    first[half : 2 * half] = -w
+    second[:, :half], second[:, half : 2 * half] = w.mT, -w.mT
+
+
+def _truncate(named: dict[str, nn.Parameter]) -> None:
+    for name, parameter in named.items():
+        is_matrix = name.endswith(".weight") and parameter.ndim == 2
+        if is_matrix or name.endswith("_token") or name.startswith("pos_embed"):
+            nn.init.trunc_normal_(parameter, std=0.02)
+        elif name.endswith(("fc1.bias", "fc2.bias")):
+            parameter.zero_()
 
 
 def _factors(noise: float, diagonal: float, like: Tensor) -> tuple[Tensor, Tensor]:

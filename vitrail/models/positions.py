@@ -1,6 +1,6 @@
 """Position embeddings as functions of tables: which parameters there are, and what they say for a grid of any size.
 
-L tables, P prefix slots, h x w patches, S = P + h w slots, D width, E width of a head.
+L tables, P prefix tokens that have slots, h x w patches, S = P + h w slots, D width, E width of a head.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def table_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     ``learned`` is one vector a slot; ``learned2d`` half a vector for the column and half for the row; ``relative`` one
     vector for each offset between two slots; ``sincos2d`` and ``none`` need no parameter.
     """
-    (rows, columns), prefix, width = config.grid, len(config.prefix), config.width
+    (rows, columns), prefix, width = config.grid, config.prefix_slots, config.width
     tables = config.depth if config.positions_at == "every" else 1
     if config.positions == "learned":
         return {"pos_embed": (tables, prefix + rows * columns, width)}
@@ -58,16 +58,17 @@ def embeddings(
         table: which of the L.
         device: where sines are computed, each time anew: no verb keeps a size.
     """
-    prefix = len(config.prefix)
+    prefix = config.prefix_slots
+    nowhere = torch.zeros(1, len(config.prefix), config.width, device=device)
     if config.positions == "sincos2d":
-        return torch.zeros(1, prefix, config.width, device=device), sincos2d(grid, config.width, device)[None]
+        return nowhere, sincos2d(grid, config.width, device)[None]
     named = {name: parameters[name][table, None] for name in table_shapes(config)}
     named = resize_tables(named, config.grid, grid, prefix=prefix, rule=config.position_resize)
     if config.positions == "learned":
-        return named["pos_embed"][:, :prefix], named["pos_embed"][:, prefix:]
+        return named["pos_embed"][:, :prefix] if prefix else nowhere, named["pos_embed"][:, prefix:]
     x, y = named["pos_embed_x"][0], named["pos_embed_y"][0]  # (w, D/2), (h, D/2)
     places = torch.cat([x.expand(grid[0], -1, -1), y[:, None].expand(-1, grid[1], -1)], 2)  # (h, w, D)
-    return named["pos_embed_prefix"] if prefix else x[None, :0], places.flatten(0, 1)[None]
+    return named["pos_embed_prefix"] if prefix else nowhere, places.flatten(0, 1)[None]
 
 
 def sincos2d(grid: Grid, width: int, device: torch.device | None = None) -> Tensor:
@@ -148,7 +149,7 @@ def resize_tables(tables: Mapping[str, Tensor], old: Grid, new: Grid, *, prefix:
 
 def relative_tables(config: ViTConfig, tables: Tensor, grid: Grid) -> Tensor:
     """The embeddings of offsets on ``grid``, and a last row of zeros for pairs without one: (L, 2 S, E)."""
-    name, prefix = "pos_embed_relative", len(config.prefix)
+    name, prefix = "pos_embed_relative", config.prefix_slots
     resized = resize_tables({name: tables}, config.grid, grid, prefix=prefix, rule=config.position_resize)[name]
     return F.pad(resized, (0, 0, 0, 1))
 
@@ -156,12 +157,13 @@ def relative_tables(config: ViTConfig, tables: Tensor, grid: Grid) -> Tensor:
 def relative_index(config: ViTConfig, grid: Grid, ids: Tensor | None, device: torch.device) -> Tensor:
     """Which row of `relative_tables` each pair of tokens reads: (T, T), or (B, T, T) where patches are kept by ``ids``.
 
-    The offset of slots p and q is row p - q + S - 1; a register has no slot, and its pairs read the last row.
+    The offset of slots p and q is row p - q + S - 1; pairs with a token that has no slot read the last row.
     """
-    prefix, slots = len(config.prefix), len(config.prefix) + grid[0] * grid[1]
+    prefix, slots = config.prefix_slots, config.prefix_slots + grid[0] * grid[1]
+    without = len(config.prefix) - prefix + config.registers
     ids = torch.arange(slots - prefix, device=device) if ids is None else ids
     before = torch.arange(prefix, device=device).expand(*ids.shape[:-1], -1)
-    nowhere = torch.full((*ids.shape[:-1], config.registers), -1, device=device)
+    nowhere = torch.full((*ids.shape[:-1], without), -1, device=device)
     places = torch.cat([before, nowhere, ids + prefix], -1)  # (T,) or (B, T)
     query, key = places.unsqueeze(-1), places.unsqueeze(-2)
     return torch.where((query < 0) | (key < 0), 2 * slots - 1, query - key + slots - 1)

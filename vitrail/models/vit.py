@@ -37,12 +37,13 @@ from vitrail.models.vit_config import ViTConfig
 
 
 class Block(nn.Module):
-    """Equations (2) and (3): z' = MSA(LN(z)) + z, z = MLP(LN(z')) + z'."""
+    """Equations (2) and (3): z' = MSA(LN(z)) + z, z = MLP(LN(z')) + z'; as an ablation without the skips "+ z"."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
         width, scaled = config.width, config.layer_scale is not None
         self.drop_path = drop_path
+        self.skips = config.skips
         self.norm1 = LayerNorm(width, eps=config.norm_eps)
         self.attn = Attention(width, config.heads, qkv_bias=config.qkv_bias, dropout=config.attention_dropout)
         self.dropout = nn.Dropout(config.dropout)
@@ -60,10 +61,11 @@ class Block(nn.Module):
         def mlp(x: Tensor) -> Tensor:
             return self.ls2(self.mlp(self.norm2(x)))
 
+        if not self.skips:
+            return mlp(attention(x))
         drop = self.drop_path if self.training else 0.0
-        own_index = (
-            relative is not None and relative.index.ndim == 3
-        )  # each image has its own, a subset would need it too
+        # where each image has an index of its own, a subset of the images would need a subset of it too
+        own_index = relative is not None and relative.index.ndim == 3
         skip = skips_work(len(x), drop, x.device.type) and not own_index
         x = add_branch(x, attention, drop=drop, skip=skip, queries=queries)
         return add_branch(x, mlp, drop=drop, skip=skip)
@@ -86,7 +88,8 @@ class ViT(Backbone):
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, drop) for drop in drop_rates(config.drop_path, depth))
-        self.norm = LayerNorm(width, eps=config.norm_eps)
+        self.norm = nn.Identity() if config.pool_norm else LayerNorm(width, eps=config.norm_eps)
+        self.fc_norm = LayerNorm(width, eps=config.norm_eps) if config.pool_norm else nn.Identity()
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
         self.head = self._make_head()
         initialise(self, config)
@@ -95,7 +98,8 @@ class ViT(Backbone):
         config = self.config
         if not config.classes:
             return nn.Identity()
-        make = partial(Head, self.width, config.classes, pre_logits=config.pre_logits)
+        width = self.width * (2 if config.pool == "cls+gap" else 1)
+        make = partial(Head, width, config.classes, pre_logits=config.pre_logits)
         read = self.prefix if config.pool == "cls" else ()
         return Heads({name: make() for name in read}) if len(read) > 1 else make()
 
@@ -106,8 +110,12 @@ class ViT(Backbone):
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images (B, C, H, W) to logits (B, K). The last block does only what pooling reads."""
         patches = self.place(self.patchify(images))
-        reads = len(self.prefix) if self.config.pool == "cls" else None
-        return self.head(self.pool(self._encode(patches, reads)))
+        return self.head(self.pool(self._encode(patches, self._reads)))
+
+    @property
+    def _reads(self) -> int | None:
+        """How many of the first tokens pooling reads; None is all."""
+        return len(self.prefix) if self.config.pool == "cls" else None
 
     def patchify(self, images: Tensor) -> Patches:
         """Cuts and projects, x_p E of equation (1): (B, C, H, W) to (B, N, D)."""
@@ -146,11 +154,13 @@ class ViT(Backbone):
         """Prefix tokens, blocks and norm, equations (1) to (4): (B, K, D) to (B, P + R + K, D)."""
         return self._encode(patches)
 
-    def _encode(self, patches: Patches, reads: int | None = None) -> Tokens:
-        """`encode`; the last block answers only for the first ``reads`` tokens where that is given."""
+    def _encode(self, patches: Patches, reads: int | None = None, seen: list[Tensor] | None = None) -> Tokens:
+        """`encode`; the last block answers only for the first ``reads`` tokens, and attention goes to ``seen``, where given."""
         x, layers = self._begin(patches), self._layers(patches)
         for block, added, relative in layers:
             x = x if added is None else x + added
+            if seen is not None:
+                seen.append(block.attn.weights(block.norm1(x), relative))
             queries = reads if block is self.blocks[-1] else None
             x = self._run(block, x, relative, queries)
         return Tokens(self.norm(x), patches.grid, patches.ids)
@@ -189,12 +199,16 @@ class ViT(Backbone):
         return torch.cat([prefix, places], 1)
 
     def pool(self, tokens: Tokens) -> Tensor:
-        """What the head reads: (B, T, D) to (B, D), y of equation (4); (B, P D) where each prefix token has a head."""
+        """What the head reads: (B, T, D) to (B, D), y of equation (4); (B, P D) where each prefix token has a head, (B, 2 D)
+        for the class token beside the mean.
+        """
+        x, pool = tokens.x, self.config.pool
         if self.attn_pool is not None:
-            return self.attn_pool(tokens.x)
-        if self.config.pool == "gap":
-            return tokens.x[:, len(self.prefix) + self.config.registers :].mean(1)
-        return tokens.x[:, : len(self.prefix)].flatten(1)
+            return self.attn_pool(x)
+        if pool == "cls":
+            return x[:, : len(self.prefix)].flatten(1)
+        mean = x[:, len(self.prefix) + self.config.registers :].mean(1)
+        return self.fc_norm(mean) if pool == "gap" else torch.cat([x[:, 0], mean], 1)
 
     def heads(self, features: Tensor) -> dict[str, Tensor]:
         if isinstance(self.head, Heads):
@@ -215,13 +229,9 @@ class ViT(Backbone):
 
         The logits come the fast way; the attention matrices are computed again from q and k.
         """
+        matrices: list[Tensor] = []
         patches = self._place_all(self.patchify(images))
-        x, matrices = self._begin(patches), []
-        for block, added, relative in self._layers(patches):
-            x = x if added is None else x + added
-            matrices.append(block.attn.weights(block.norm1(x), relative))
-            x = block(x, relative)
-        return self.head(self.pool(Tokens(self.norm(x), patches.grid))), matrices
+        return self.head(self.pool(self._encode(patches, self._reads, matrices))), matrices
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are."""
@@ -232,7 +242,7 @@ class ViT(Backbone):
         part, _, rest = name.partition(".")
         if part == "blocks":
             return int(rest.split(".")[0]) + 1
-        return -1 if part in ("norm", "attn_pool", "head") else 0
+        return -1 if part in ("norm", "fc_norm", "attn_pool", "head") else 0
 
     def new_head(self, classes: int) -> None:
         """A linear head of zeros for other classes; the hidden layer goes with the old one (paper, appendix B.1.1)."""
@@ -241,7 +251,7 @@ class ViT(Backbone):
 
     @classmethod
     def resized(cls, tensors: Mapping[str, Tensor], old: ViTConfig, new: ViTConfig) -> dict[str, Tensor]:
-        return positions.resize_tables(tensors, old.grid, new.grid, prefix=len(new.prefix), rule=new.position_resize)
+        return positions.resize_tables(tensors, old.grid, new.grid, prefix=new.prefix_slots, rule=new.position_resize)
 
 
 def _take(places: Tensor, ids: Tensor | None) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from vitrail.models.config import Config, check_divides, is_number
 from vitrail.models.layers import GELUS
 from vitrail.models.positions import KINDS, PLACES, RESIZES
 
+INITIALS = ("paper", "truncated", "mimetic", "identity")
 PREFIXES = ((), ("cls",), ("cls", "dist"))
 
 
@@ -20,15 +21,19 @@ class ViTConfig(Config):
         patch_size: (height, width) in pixels; one number stands for a square.
         prefix: learned tokens before the patches: none, the class token, or also DeiT's distillation token.
         registers: further learned tokens, without position and never read (Darcet et al. 2024).
-        pool: what the head reads: the prefix tokens, the mean of the patches, or attention with a learned query.
+        pool: what the head reads: the prefix tokens, the mean of the patches, the class token beside that mean (DINOv2), or
+            attention with a learned query.
+        pool_norm: the last norm comes after the mean of the patches, not before (MAE's fine-tuning).
         positions: see `vitrail.models.positions`.
         positions_at: added at the stem, at every layer from a table of its own, or at every layer from one table
             (appendix D.4). Relative positions are part of attention: "shared" is one table, otherwise each layer has its own.
+        prefix_positions: prefix tokens have positions too; without, patches alone (DeiT III).
         position_resize: how tables follow another image size; one of `positions.RESIZES`.
         pre_logits: the head of pre-training, with a hidden layer and tanh.
         gelu: "tanh", the approximation of the paper's code, or "exact".
-        initial: first values of the weights, see `vitrail.models.initialise`: as in the paper, or "mimetic", which learns
-            faster from little.
+        initial: first values of the weights, see `vitrail.models.initialise`: as in the paper; "truncated", as DeiT;
+            "mimetic", which learns faster from little; or "identity", which a network without skips needs.
+        skips: without them each branch replaces what it reads, where it otherwise adds to it: an ablation.
         layer_scale: first value of LayerScale's factors; None is none.
         dropout: after every dense layer but q, k, v, and after adding positions; ``attention_dropout`` is that of the
             attention matrices.
@@ -45,12 +50,12 @@ class ViTConfig(Config):
     SHARES: ClassVar = ("dropout", "attention_dropout", "drop_path", "patch_dropout")
     POSITIVE: ClassVar = ("norm_eps",)
     CHOICES: ClassVar = {
-        "pool": ("cls", "gap", "map"),
+        "pool": ("cls", "gap", "cls+gap", "map"),
         "positions": KINDS,
         "positions_at": PLACES,
         "position_resize": tuple(RESIZES),
         "gelu": GELUS,
-        "initial": ("paper", "mimetic"),
+        "initial": INITIALS,
     }
 
     patch_size: tuple[int, int] = (16, 16)
@@ -61,14 +66,17 @@ class ViTConfig(Config):
     prefix: tuple[str, ...] = ("cls",)
     registers: int = 0
     pool: str = "cls"
+    pool_norm: bool = False
     positions: str = "learned"
     positions_at: str = "stem"
     position_resize: str = "paper"
+    prefix_positions: bool = True
     pre_logits: bool = False
     gelu: str = "tanh"
     norm_eps: float = 1e-6
     qkv_bias: bool = True
     initial: str = "paper"
+    skips: bool = True
     layer_scale: float | None = None
     dropout: float = 0.0
     attention_dropout: float = 0.0
@@ -83,17 +91,26 @@ class ViTConfig(Config):
         scaled = self.layer_scale is None or is_number(self.layer_scale)
         self._check("layer_scale", scaled, "None or a number, as 1e-4")
         self._check("heads", self.width % self.heads == 0, f"a divisor of width={self.width}")
-        learned = 4 if self.initial == "mimetic" else 1
+        learned = 4 if self.initial in ("mimetic", "identity") else 1
         parts = {"sincos2d": 4, "learned2d": 2, "learned": learned}.get(self.positions, 1)
         what = f"a multiple of {parts}, for positions={self.positions!r} and initial={self.initial!r}"
         self._check("width", self.width % parts == 0, what)
         self._check("prefix", self.prefix in PREFIXES, "one of " + ", ".join(map(str, PREFIXES)))
         what = "('cls',), which pool='cls' reads; or take pool='gap'"
-        self._check("prefix", self.prefix != () or self.pool != "cls", what)
+        self._check("prefix", self.prefix != () or self.pool not in ("cls", "cls+gap"), what)
+        what = "False, or pool = 'gap': it is the norm of the patches' mean"
+        self._check("pool_norm", not self.pool_norm or self.pool == "gap", what)
+        what = "0 without skips: a dropped branch would leave nothing"
+        self._check("drop_path", self.skips or self.drop_path == 0, what)
         what = "False: with classes=0 there is no head for a hidden layer"
         self._check("pre_logits", not self.pre_logits or self.classes > 0, what)
         if not self.pad:
             check_divides(self.image_size, self.patch_size)
+
+    @property
+    def prefix_slots(self) -> int:
+        """How many prefix tokens have a position."""
+        return len(self.prefix) if self.prefix_positions else 0
 
     @property
     def blocks(self) -> int:
@@ -131,4 +148,26 @@ VITS: dict[str, ViTConfig] = {
     "vit-giant14": _vit(1408, 40, 16, 6144, 14),
     "vit-gigantic14": _vit(1664, 48, 16, 8192, 14),
     "vit-e14": _vit(1792, 56, 16, 15360, 14),
+}
+
+
+def _deit(like: str, **changes: Any) -> ViTConfig:
+    numerics: dict[str, Any] = {"gelu": "exact", "position_resize": "bicubic", "initial": "truncated"}
+    return replace(VITS[like], **{**numerics, **changes})
+
+
+# Touvron et al. 2021a, DeiT; its distilled forms have a second token with a head of its own
+DEITS: dict[str, ViTConfig] = {
+    "deit-ti16": _deit("vit-ti16"),
+    "deit-s16": _deit("vit-s16"),
+    "deit-b16": _deit("vit-b16"),
+    "deit-ti16-distilled": _deit("vit-ti16", prefix=("cls", "dist")),
+    "deit-s16-distilled": _deit("vit-s16", prefix=("cls", "dist")),
+    "deit-b16-distilled": _deit("vit-b16", prefix=("cls", "dist")),
+    # Touvron et al. 2022, DeiT III
+    "deit3-s16": _deit("vit-s16", layer_scale=1e-4, prefix_positions=False),
+    "deit3-m16": _deit("vit-m16", layer_scale=1e-4, prefix_positions=False),
+    "deit3-b16": _deit("vit-b16", layer_scale=1e-4, prefix_positions=False),
+    "deit3-l16": _deit("vit-l16", layer_scale=1e-4, prefix_positions=False),
+    "deit3-h14": _deit("vit-h14", layer_scale=1e-4, prefix_positions=False),
 }
