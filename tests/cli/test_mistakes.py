@@ -143,7 +143,7 @@ MISTAKES: dict[str, Mistake] = {
     "a split that is not there": ("evaluate done digits --split test", nothing, 3, "val"),
     "an image that is not there": ("predict done photos/ant/99.png", nothing, 3, "99.png"),
     "a pattern that matches nothing": ("predict done photos/*.tif", nothing, 3, "matches"),
-    "a pickled checkpoint": ("evaluate weights.pt digits", foreign_weights, 4, "safetensors"),
+    "a pickled checkpoint": ("evaluate weights.pt digits", foreign_weights, 4, "weights.pt is no sound checkpoint"),
     "a torn safetensors file": ("evaluate torn.safetensors digits", foreign_weights, 4, "torn.safetensors"),
     "a torn model folder": ("evaluate torn-model digits", damaged_model, 4, "model.safetensors"),
     "a model of a later format": ("evaluate later-model digits", future_model, 4, "99"),

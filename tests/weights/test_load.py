@@ -95,9 +95,6 @@ def test_a_mistyped_path_names_what_lies_near(run, name, words):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("weights.pt", "is a pickle, which can run any program"),
-        ("weights.PTH", "is a pickle"),
-        ("pytorch_model.bin", "is a pickle"),
         ("model.onnx", "ONNX, not read yet"),
         ("photo.jpg", "no file of weights"),
         ("manifest.json", "part of a run's checkpoint"),
@@ -133,11 +130,6 @@ def test_a_run_that_has_not_finished_says_its_state(tmp_path):
     (tmp_path / "status.json").write_text('{"state": "preempted"}')
     with pytest.raises(CheckpointError, match="has no model yet; its state is 'preempted'"):
         load(tmp_path)
-
-
-def test_remote_names_are_refused():
-    with pytest.raises(CheckpointError, match="remote models are not read yet"):
-        load("hf:google/vit-base-patch16-224")
 
 
 def test_names_of_classes_come_from_a_file(run, tmp_path):

@@ -15,8 +15,10 @@ from vitrail.models import configure
 from vitrail.tasks.classification import Classifier, check_classes
 from vitrail.weights.arrays import read_npz
 from vitrail.weights.find import find
+from vitrail.weights.folders import read_folder
 from vitrail.weights.google import from_google
 from vitrail.weights.native import KEY, from_single_file, load_model
+from vitrail.weights.pickled import read_pickle
 from vitrail.weights.tensors import filled_backbone, read_json, read_tensors
 from vitrail.weights.timm import ACTIVATIONS, from_timm, preprocessing_of
 
@@ -40,8 +42,9 @@ def load(
 
     Args:
         model: a run directory, a ``model/`` folder, a ``.safetensors`` file of vitrail or in timm's layout, a folder as
-            timm's ``save_for_hf`` writes it, an ``.npz`` as Google saves ViTs, or ``latest``: the newest finished run
-            under ``./runs``.
+            timm's ``save_for_hf`` writes it, ``hf:owner/name`` or ``hf:owner/name@revision`` for such a folder on the
+            Hugging Face hub, an ``.npz`` as Google saves ViTs, a pickled checkpoint (.pt, .pth, .bin) in timm's layout,
+            which a process of its own opens, or ``latest``: the newest finished run under ``./runs``.
         classes_file: a text file that names the outputs, one a line; for weights that carry no names.
         image_size: pixels, or (height, width), to use it at; positions are resized by the config's rule.
         classes: other classes to train it for; the head is then one linear layer of zeros.
@@ -57,8 +60,11 @@ def load(
         classifier = load_model(found.path)
     elif found.layout == "timm folder":
         described = read_json(found.path / "config.json")
-        tensors, _ = read_tensors(found.path / "model.safetensors")
+        tensors = read_folder(found.path, log=log)
         classifier = _from_timm(tensors, described, found.path, log, named=classes_file is not None)
+    elif found.layout == "pickled file":
+        tensors = read_pickle(found.path, log=log)
+        classifier = _from_timm(tensors, {}, found.path, log, named=classes_file is not None)
     elif found.layout == "google file":
         classifier = _from_google(found.path, log, named=classes_file is not None)
     else:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from vitrail.errors import CheckpointError
-from vitrail.weights.tensors import AGAIN, MOST_TENSORS
+from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable
 
 MOST_SQUEEZED = 20  # times that the arrays may be larger than the file
 
@@ -31,13 +31,15 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}", AGAIN) from error
     except Exception as error:  # zipfile, the decompressors and NumPy's reading of headers raise a dozen kinds
-        raise CheckpointError(f"{path} is no sound .npz file: {str(error)[:200]}", AGAIN) from error
+        raise CheckpointError(f"{path} is no sound .npz file: {printable(error, 200)}", AGAIN) from error
 
 
 def _check_sizes(members: list[zipfile.ZipInfo], path: Path) -> None:
     """Refuses what would fill the memory: each size is checked again when its bytes are there."""
     if len(members) > MOST_TENSORS:
         raise CheckpointError(f"{path} holds {len(members):,} arrays", f"up to {MOST_TENSORS:,} are read")
+    if len({member.filename.removesuffix(".npy") for member in members}) < len(members):
+        raise CheckpointError(f"{path} holds two arrays of one name", AGAIN)
     size, swollen = path.stat().st_size, sum(member.file_size for member in members)
     if swollen > MOST_SQUEEZED * size:
         what = f"{path} has {size:,} bytes and swells to {swollen:,}"
@@ -51,7 +53,9 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> np.n
             raise ValueError(f"{member.filename} is an array of a version that is not known")
         shape, by_columns, kind = read_header(file)
         if kind.hasobject:
-            raise CheckpointError(f"{path}: {member.filename} holds objects, not numbers", "vitrail never unpickles")
+            raise CheckpointError(
+                f"{path}: {printable(member.filename)} holds objects, not numbers", "vitrail never unpickles"
+            )
         content = file.read()
         if min(shape, default=1) < 0 or math.prod(shape) * kind.itemsize != len(content):
             raise ValueError(f"{member.filename} of {shape} {kind} has {len(content):,} bytes")

@@ -10,16 +10,19 @@ from typing import Literal
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import MODELS
-from vitrail.weights.tensors import read_json
+from vitrail.weights.folders import CONFIG, INDEX, PICKLED, WHOLE
+from vitrail.weights.hub import REMOTE, fetch
+from vitrail.weights.tensors import printable, read_json
 
 READABLE = (
-    "a run directory, a model folder, a .safetensors file (of vitrail or in timm's layout), a folder as timm saves it, "
-    "a Google .npz, or 'latest'"
+    "a run directory, a model folder, a .safetensors file (of vitrail or in timm's layout) or a pickled one (.pt, .pth, "
+    ".bin), a folder as timm saves it, hf:owner/name, a Google .npz, or 'latest'"
 )
+OF_A_FOLDER = (CONFIG, WHOLE, INDEX, PICKLED)
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".th", ".tar")
 LATER = {".onnx": "ONNX", ".h5": "Keras .h5", ".msgpack": "Flax .msgpack", ".gguf": "GGUF"}
 
-Layout = Literal["native folder", "timm folder", "google file", "file"]
+Layout = Literal["native folder", "timm folder", "google file", "pickled file", "file"]
 
 
 @dataclass(frozen=True)
@@ -35,16 +38,20 @@ def find(model: str | Path) -> Found:
 
     Raises:
         ConfigError: there is nothing of that name; says what lies near.
-        CheckpointError: there is something, but nothing that can be read.
+        CheckpointError: there is something, but nothing that can be read; or the hub cannot be reached.
     """
-    if str(model).startswith("hf:"):
-        raise CheckpointError(f"{model}: remote models are not read yet", f"give {READABLE}")
+    if str(model).startswith(REMOTE):
+        return _find_in_folder(fetch(str(model)))
     path = newest_finished(Path("runs")) if str(model) == "latest" else Path(model).expanduser()
-    if path.is_dir():
-        return _find_in_folder(path)
-    if path.is_file():
-        return _find_file(path)
-    raise _nothing_at(path, str(model))
+    try:
+        if path.is_dir():
+            return _find_in_folder(path)
+        if path.is_file():
+            return _find_file(path)
+        raise _nothing_at(path, str(model))
+    except OSError as error:
+        what = f"{printable(model, 200)} cannot be looked at: {error.strerror or error}"
+        raise ConfigError(what, "check the path and its permissions") from error
 
 
 def newest_finished(runs: Path) -> Path:
@@ -67,9 +74,9 @@ def _state(status: Path) -> str:
 
 
 def _find_in_folder(folder: Path) -> Found:
-    if (folder / "model" / "config.json").is_file():
+    if (folder / "model" / CONFIG).is_file():
         folder = folder / "model"
-    config = folder / "config.json"
+    config = folder / CONFIG
     if not config.is_file():
         if (folder / "config.yaml").is_file():
             what = f"the run {folder} has no model yet; its state is {_state(folder / 'status.json')!r}"
@@ -88,7 +95,7 @@ def _find_in_folder(folder: Path) -> Found:
 
 def _find_file(path: Path) -> Found:
     suffix = path.suffix.lower()
-    if path.name in ("model.safetensors", "config.json") and (path.parent / "config.json").is_file():
+    if path.name in OF_A_FOLDER and (path.parent / CONFIG).is_file():
         return _find_in_folder(path.parent)
     if (path.parent / "manifest.json").is_file():
         raise CheckpointError(f"{path} is a part of a run's checkpoint", "give the run directory, two folders above")
@@ -97,11 +104,18 @@ def _find_file(path: Path) -> Found:
     if suffix == ".npz":
         return Found(path, "google file")
     if suffix in PICKLES:
-        what = f"{path} is a pickle, which can run any program when it is opened; vitrail never opens one"
-        raise CheckpointError(what, "save its state dict as .safetensors where it comes from")
+        if suffix == ".tar" and _is_archive(path):
+            raise CheckpointError(f"{path} is an archive of files, not one of weights", f"give {READABLE}")
+        return Found(path, "pickled file")
     if suffix in LATER:
         raise CheckpointError(f"{path} is {LATER[suffix]}, not read yet", f"give {READABLE}")
     raise CheckpointError(f"{path} is no file of weights that is known here", f"give {READABLE}")
+
+
+def _is_archive(path: Path) -> bool:
+    """Whether it is a real tar, which checkpoints by the name of .pth.tar are not."""
+    with open(path, "rb") as file:
+        return file.read(262)[257:] == b"ustar"
 
 
 def _nothing_at(path: Path, given: str) -> ConfigError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from vitrail.models import Backbone, Config, sketch
 
 MOST_HEADER_BYTES = 16 * 2**20
 MOST_TENSORS = 10_000
-MOST_LISTED = 20
+MOST_LISTED = 12
+MOST_PIECES = 500_000  # of JSON: keys, values and brackets, each of which takes far more memory than its text
 AGAIN = "it is damaged or was not copied whole; fetch it again"
 
 
@@ -49,8 +51,8 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Te
         raise CheckpointError(f"{path} does not match its SHA-256", AGAIN)
     try:
         return from_bytes(content), metadata
-    except (SafetensorError, ValueError, KeyError, OverflowError) as error:
-        raise CheckpointError(f"{path} is no sound safetensors file: {error}", AGAIN) from error
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError, MemoryError) as error:
+        raise CheckpointError(f"{path} is no sound safetensors file: {printable(error, 200)}", AGAIN) from error
 
 
 def _check_header(path: Path, start: bytes, size: int, read: Any) -> dict[str, str]:
@@ -62,7 +64,7 @@ def _check_header(path: Path, start: bytes, size: int, read: Any) -> dict[str, s
         what = f"{path} is no safetensors file, or has a header of {length:,} bytes"
         raise CheckpointError(what, f"headers up to {MOST_HEADER_BYTES:,} bytes are read")
     try:
-        header = json.loads(read(length))
+        header = _load_json(read(length))
         metadata = header.pop("__metadata__", {})
         promised = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
         sound = all(isinstance(value, str) for value in metadata.values())
@@ -76,18 +78,22 @@ def _check_header(path: Path, start: bytes, size: int, read: Any) -> dict[str, s
 
 
 def check_fit(needed: Mapping[str, Tensor], given: Mapping[str, Tensor], path: str | Path) -> None:
-    """Refuses tensors that are not exactly those a model needs, naming up to 20 of them.
+    """Refuses tensors that are not exactly those a model needs, naming up to 12 of them.
 
     Raises:
         CheckpointError: lists every missing, unexpected or mis-shaped tensor, and those that are not numbers.
     """
-    faults = [f"missing     {name} {_shape(tensor)}" for name, tensor in needed.items() if name not in given]
-    faults += [f"unexpected  {name} {_shape(tensor)}" for name, tensor in given.items() if name not in needed]
+    faults = [f"missing     {printable(name)} {_shape(tensor)}" for name, tensor in needed.items() if name not in given]
+    faults += [
+        f"unexpected  {printable(name)} {_shape(tensor)}" for name, tensor in given.items() if name not in needed
+    ]
     for name in (name for name in needed if name in given):
         if given[name].shape != needed[name].shape:
-            faults.append(f"shape       {name} is {_shape(given[name])}, the model has {_shape(needed[name])}")
+            faults.append(
+                f"shape       {printable(name)} is {_shape(given[name])}, the model has {_shape(needed[name])}"
+            )
         elif not given[name].is_floating_point():
-            faults.append(f"type        {name} is {given[name].dtype}")
+            faults.append(f"type        {printable(name)} is {given[name].dtype}")
     if not faults:
         return
     shown = faults[:MOST_LISTED] + ([f"and {len(faults) - MOST_LISTED} more"] if len(faults) > MOST_LISTED else [])
@@ -129,12 +135,35 @@ def parse_json(content: str | bytes, where: str) -> dict[str, Any]:
     if len(content) > MOST_HEADER_BYTES:
         raise CheckpointError(f"{where} is longer than {MOST_HEADER_BYTES:,} bytes", "it is no model's description")
     try:
-        value = json.loads(content)
+        value = _load_json(content)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where} is no JSON: {str(error)[:200]}", AGAIN) from error
+        raise CheckpointError(f"{where} is no JSON: {printable(error, 200)}", AGAIN) from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{where} holds no JSON object", AGAIN)
     return value
+
+
+def _load_json(content: str | bytes) -> Any:
+    """Raises `ValueError` before much memory is taken, and where a key stands twice: readers differ in which they take."""
+    content = content.encode() if isinstance(content, str) else content
+    pieces = sum(content.count(mark) for mark in (b",", b"[", b"{"))
+    if pieces > MOST_PIECES:
+        raise ValueError(f"it has {pieces:,} parts, and up to {MOST_PIECES:,} are read")
+    return json.loads(content, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"{printable(twice, 80)!r} stands twice")
+    return found
+
+
+def printable(text: object, most: int = 80) -> str:
+    """Text from a stranger for a message: one short line that moves no cursor."""
+    shown = "".join(each if each.isprintable() else "?" for each in str(text)[:most])
+    return shown if len(str(text)) <= most else f"{shown}..."
 
 
 def _shape(tensor: Tensor) -> str:

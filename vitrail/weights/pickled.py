@@ -1,0 +1,88 @@
+"""Pickled state dicts (.pt, .pth, .bin): a process of its own opens them, this one reads the safetensors it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.errors import CheckpointError
+from vitrail.files import free_bytes
+from vitrail.weights import unpickler
+from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable, read_json, read_tensors
+
+LEAST_SECONDS = 120  # to import torch from a slow disk
+BYTES_PER_SECOND = 20_000_000  # of a slow disk
+SPARE_BYTES = 512 * 2**20  # the memory of the process beyond torch and the tensors
+ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR")
+DISTRUST = "leave it alone, or save its state_dict() as .safetensors where it comes from"
+
+
+def read_pickle(path: Path, *, log: Callable[[str], None]) -> dict[str, Tensor]:
+    """The tensors of the state dict in a pickled checkpoint of torch; nothing is unpickled in this process.
+
+    Args:
+        log: takes a line on which of its state dicts was taken, and what was left.
+
+    Raises:
+        CheckpointError: it is damaged, wants more than tensors, holds no state dict, or exceeds memory or time.
+    """
+    try:
+        size = path.stat().st_size
+        place = Path(tempfile.gettempdir())
+        if free_bytes(place) < unpickler.MOST_SWOLLEN * size:
+            what = f"the tensors of {path} need {size:,} bytes in {place}, which has {free_bytes(place):,}"
+            raise CheckpointError(what, "free some space there, or let TMPDIR name another folder")
+        with tempfile.TemporaryDirectory(prefix="vitrail-unpickled-") as folder:
+            answer = _answer(path, Path(folder).resolve(), size)
+            tensors, _ = read_tensors(Path(folder) / "model.safetensors")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}", AGAIN) from error
+    log(f"read     {path.name}: {printable(answer.get('took'), 400)}")
+    return tensors
+
+
+def _answer(path: Path, folder: Path, size: int) -> dict[str, Any]:
+    """What the process says that it took. Raises `CheckpointError` where it took nothing, however it ended."""
+    seconds = LEAST_SECONDS + size // BYTES_PER_SECOND
+    told = {
+        "source": str(path.absolute()),
+        "folder": str(folder),
+        "sys_path": [entry for entry in sys.path if os.path.isabs(entry)],
+        "seconds": seconds,
+        "file_bytes": unpickler.MOST_SWOLLEN * size + SPARE_BYTES,
+        "spare_bytes": SPARE_BYTES,
+        "most_tensors": MOST_TENSORS,
+    }
+    try:
+        code = run_alone(json.dumps(told), folder=folder, seconds=seconds)
+    except subprocess.TimeoutExpired as error:
+        raise CheckpointError(f"{path} could not be read in {seconds:,} s", DISTRUST) from error
+    if code != 0 or not (folder / "answer.json").is_file():
+        end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        raise CheckpointError(f"{path} ended the process that read it ({end})", DISTRUST)
+    answer = read_json(folder / "answer.json")
+    if "what" in answer:
+        raise CheckpointError(f"{path} {printable(answer['what'], 400)}", printable(answer.get("remedy"), 400))
+    return answer
+
+
+def run_alone(told: str, *, folder: Path, seconds: int) -> int:
+    """The exit code of `unpickler`, run in ``folder`` with no more of the environment than Python needs.
+
+    Raises:
+        TimeoutExpired: it was killed at the limit.
+    """
+    program = [sys.executable, "-I", "-B", unpickler.__file__, told]
+    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.run(program, cwd=folder, env=environment, timeout=seconds, **silent).returncode
