@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 from tests.models.conftest import gradients
-from vitrail.models import create_backbone
 
 
 def test_a_norm_after_the_mean_is_no_norm_before_it(make, pictures):

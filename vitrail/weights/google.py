@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ViTConfig
+from vitrail.weights.layout import Weights
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS
 
 Arrays = dict[str, np.ndarray]
@@ -77,6 +79,15 @@ def from_google(arrays: Mapping[str, np.ndarray], where: Path) -> tuple[ViTConfi
         what = f"{where} holds {len(left)} arrays that a plain ViT has no use for: {', '.join(sorted(left)[:5])}"
         raise CheckpointError(what, "plain ViTs are read; hybrids and two-tower models are not yet")
     return config, state
+
+
+def read_google(arrays: Mapping[str, np.ndarray], path: Path) -> Weights:
+    """What the arrays hold, which is nothing but the weights: all else is as in the paper's code. Raises as `from_google`."""
+    config, tensors = from_google(arrays, path)
+    size = "x".join(map(str, config.image_size))
+    assumed = ("tanh GELU", f"LayerNorm eps {config.norm_eps:g}", f"images of {size} scaled to [-1, 1]")
+    preprocessing = Preprocessing.paper(config.image_size, channels=config.in_channels)
+    return Weights(layout="Google", config=config, tensors=tensors, preprocessing=preprocessing, assumed=assumed)
 
 
 def to_google(config: ViTConfig, state: Mapping[str, Tensor]) -> Arrays:

@@ -18,6 +18,7 @@ from torch import Tensor
 from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ViTConfig
+from vitrail.weights.layout import Weights
 from vitrail.weights.tensors import AGAIN
 
 # width -> heads of the published sizes: 64 wide up to B and in L, 72 in So400m, 80 in H, 88 in g, 104 in G, 112 in e
@@ -30,6 +31,35 @@ TWO_HEADS = {
 }
 POOLS = {"token": "cls", "avg": "gap", "map": "map"}
 ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}
+
+
+def read_timm(tensors: dict[str, Tensor], described: Mapping[str, Any], path: Path) -> Weights:
+    """What tensors in timm's layout hold.
+
+    Args:
+        described: the ``config.json`` beside them, ``{}`` for a bare file.
+
+    Raises:
+        CheckpointError: as `from_timm` and `preprocessing_of`; arguments of timm's that are not known here.
+    """
+    arguments = described.get("model_args") or {}
+    if not isinstance(arguments, Mapping) or str(arguments.get("act_layer", "gelu")) not in ACTIVATIONS:
+        what = f"{path} has model_args that are not known here: {str(arguments)[:200]}"
+        raise CheckpointError(what, f"act_layer may be {' or '.join(ACTIVATIONS)}")
+    heads, gelu = arguments.get("num_heads"), ACTIVATIONS[arguments.get("act_layer", "gelu")]
+    config, state = from_timm(tensors, path, heads=heads, gelu=gelu, pool=described.get("global_pool"))
+    preprocessing, assumed = preprocessing_of(described, config, path)
+    names = described.get("label_names")
+    if "act_layer" not in arguments:
+        assumed.insert(0, "exact GELU")
+    return Weights(
+        layout="timm",
+        config=config,
+        tensors=state,
+        preprocessing=preprocessing,
+        classes=tuple(map(str, names)) if isinstance(names, list) and len(names) == config.classes else None,
+        assumed=(*assumed, f"LayerNorm eps {config.norm_eps:g}", f"{config.heads} heads"),
+    )
 
 
 def from_timm(

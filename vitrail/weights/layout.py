@@ -1,0 +1,62 @@
+"""What every foreign layout is read into before it becomes a model: tensors by our names, and what the file leaves unsaid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from vitrail.data.images import Preprocessing
+from vitrail.models import Config
+from vitrail.tasks.classification import Classifier
+from vitrail.weights.tensors import filled_backbone
+
+Log = Callable[[str], None]
+MOST_NAMED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Foreign weights in our terms.
+
+    Args:
+        layout: whose it is, in a word.
+        tensors: by our names, exactly those of a model of ``config``.
+        classes: names of the outputs; None where the file carries none.
+        assumed: each numeric or step of preprocessing that the file does not state, with the value it was given.
+        unused: foreign names of tensors that have no place in the model, such as the decoder of an autoencoder.
+    """
+
+    layout: str
+    config: Config
+    tensors: dict[str, Tensor]
+    preprocessing: Preprocessing
+    classes: tuple[str, ...] | None = None
+    assumed: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+    def classifier(self, path: Path, log: Log, *, named: bool) -> Classifier:
+        """The model, saying what was assumed and left out.
+
+        Args:
+            path: where it comes from.
+            named: the outputs get their names elsewhere, so that none need be missed here.
+
+        Raises:
+            CheckpointError: lists the tensors that do not fit.
+        """
+        backbone = filled_backbone(self.config, self.tensors, path)
+        if self.classes is None and self.config.classes and not named:
+            log(
+                f"assumed  {path.name} carries no class names: its outputs are numbered from 0 (--classes FILE names them)"
+            )
+        if self.assumed:
+            log(f"assumed  {self.layout}'s layout: {', '.join(self.assumed)}")
+        if self.unused:
+            more = f" and {len(self.unused) - MOST_NAMED} more" if len(self.unused) > MOST_NAMED else ""
+            log(f"unused   {len(self.unused)} tensors: {', '.join(self.unused[:MOST_NAMED])}{more}")
+        names = self.classes or [str(number) for number in range(self.config.classes)]
+        provenance = {"weights": path.name, "layout": self.layout}
+        return Classifier(backbone, names, self.preprocessing, provenance=provenance)
