@@ -40,21 +40,27 @@ CUT = 0.87962566103423978
 @torch.no_grad()
 def initialise(model: nn.Module, config: ViTConfig) -> None:
     """Fills every parameter of a ViT in place, from torch's default generator."""
+    fill_as_paper(model, head_bias=config.head_bias, layer_scale=config.layer_scale)
+    if config.initial == "mimetic":
+        _mimic(dict(model.named_parameters()), config)
+
+
+@torch.no_grad()
+def fill_as_paper(model: nn.Module, *, head_bias: float, layer_scale: float | None = None) -> None:
+    """The table, for every parameter of a network whose parts have the names of the ViT's."""
     for name, parameter in model.named_parameters():
         owner, _, last = name.rpartition(".")
         if last == "gamma":
-            assert config.layer_scale is not None
-            parameter.fill_(config.layer_scale)
+            assert layer_scale is not None
+            parameter.fill_(layer_scale)
         elif last == "weight" and parameter.ndim > 1:
             _fill_weight(owner, parameter)
         elif last == "weight":
             parameter.fill_(1)
         elif last == "bias":
-            _fill_bias(owner, parameter, config.head_bias)
+            _fill_bias(owner, parameter, head_bias)
         else:
             _fill_token(last, parameter)
-    if config.initial == "mimetic":
-        _mimic(dict(model.named_parameters()), config)
 
 
 def _mimic(parameters: dict[str, nn.Parameter], config: ViTConfig) -> None:
