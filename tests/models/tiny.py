@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from vitrail.models import Config, ViTConfig
+from vitrail.models.axial import AxialConfig
 
 SMALL = {"image_size": 32, "classes": 7}
 
 TINY: dict[str, Config] = {
     "vit": ViTConfig(**SMALL, patch_size=8, width=16, depth=3, heads=2, mlp_width=24),
+    "axial": AxialConfig(**SMALL, patch_size=8, width=16, depth=2, heads=2, mlp_width=24),
 }

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from vitrail.errors import ConfigError, nearest
+from vitrail.models.axial import AXIALS, AxialConfig, AxialViT
 from vitrail.models.backbone import Backbone
 from vitrail.models.config import Config, changed
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import DEITS, VITS, ViTConfig
 
-MODELS: dict[str, Config] = {**VITS, **DEITS}
-BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT}
+MODELS: dict[str, Config] = {**VITS, **DEITS, **AXIALS}
+BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT, AxialConfig: AxialViT}
 ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config in BACKBONES}
 
 

@@ -50,19 +50,7 @@ SELF = 8.0
 @torch.no_grad()
 def initialise(model: nn.Module, config: ViTConfig) -> None:
     """Fills every parameter of a ViT in place, from torch's default generator."""
-    for name, parameter in model.named_parameters():
-        owner, _, last = name.rpartition(".")
-        if last == "gamma":
-            assert config.layer_scale is not None
-            parameter.fill_(config.layer_scale)
-        elif last == "weight" and parameter.ndim > 1:
-            _fill_weight(owner, parameter)
-        elif last == "weight":
-            parameter.fill_(1)
-        elif last == "bias":
-            _fill_bias(owner, parameter, config.head_bias)
-        else:
-            _fill_token(last, parameter)
+    fill_as_paper(model, head_bias=config.head_bias, layer_scale=config.layer_scale)
     named = dict(model.named_parameters())
     if config.initial == "truncated":
         _truncate(named)
@@ -73,6 +61,24 @@ def initialise(model: nn.Module, config: ViTConfig) -> None:
             fill_block({n.removeprefix(start): p for n, p in named.items() if n.startswith(start)}, config)
         if config.positions == "learned":
             named["pos_embed"][:, config.prefix_slots :] = sincos2d(config.grid, config.width)
+
+
+@torch.no_grad()
+def fill_as_paper(model: nn.Module, *, head_bias: float, layer_scale: float | None = None) -> None:
+    """The table, for every parameter of a network whose parts have the names of the ViT's."""
+    for name, parameter in model.named_parameters():
+        owner, _, last = name.rpartition(".")
+        if last == "gamma":
+            assert layer_scale is not None
+            parameter.fill_(layer_scale)
+        elif last == "weight" and parameter.ndim > 1:
+            _fill_weight(owner, parameter)
+        elif last == "weight":
+            parameter.fill_(1)
+        elif last == "bias":
+            _fill_bias(owner, parameter, head_bias)
+        else:
+            _fill_token(last, parameter)
 
 
 def _mimic(block: dict[str, nn.Parameter], config: ViTConfig) -> None:
