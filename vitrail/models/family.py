@@ -8,12 +8,13 @@ import torch
 
 from vitrail.errors import ConfigError, nearest
 from vitrail.models.backbone import Backbone
+from vitrail.models.cait import CAITS, CaiT, CaiTConfig
 from vitrail.models.config import Config, changed
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import VITS, ViTConfig
 
-MODELS: dict[str, Config] = {**VITS}
-BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT}
+MODELS: dict[str, Config] = {**VITS, **CAITS}
+BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT, CaiTConfig: CaiT}
 ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config in BACKBONES}
 
 
