@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from vitrail.models import Config, ViTConfig
 from vitrail.models.axial import AxialConfig
+from vitrail.models.cait import CaiTConfig
 
 SMALL = {"image_size": 32, "classes": 7}
 
 TINY: dict[str, Config] = {
     "vit": ViTConfig(**SMALL, patch_size=8, width=16, depth=3, heads=2, mlp_width=24),
     "axial": AxialConfig(**SMALL, patch_size=8, width=16, depth=2, heads=2, mlp_width=24),
+    "cait": CaiTConfig(**SMALL, patch_size=8, width=12, depth=2, heads=3, mlp_width=20),
 }

@@ -9,12 +9,22 @@ import torch
 from vitrail.errors import ConfigError, nearest
 from vitrail.models.axial import AXIALS, AxialConfig, AxialViT
 from vitrail.models.backbone import Backbone
+from vitrail.models.cait import CAITS, CaiT, CaiTConfig
 from vitrail.models.config import Config, changed
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import DEITS, VITS, ViTConfig
 
-MODELS: dict[str, Config] = {**VITS, **DEITS, **AXIALS}
-BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT, AxialConfig: AxialViT}
+MODELS: dict[str, Config] = {
+    **VITS,
+    **DEITS,
+    **AXIALS,
+    **CAITS,
+}
+BACKBONES: dict[type[Config], type[Backbone]] = {
+    ViTConfig: ViT,
+    AxialConfig: AxialViT,
+    CaiTConfig: CaiT,
+}
 ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config in BACKBONES}
 
 
