@@ -11,19 +11,22 @@ from vitrail.models.axial import AXIALS, AxialConfig, AxialViT
 from vitrail.models.backbone import Backbone
 from vitrail.models.cait import CAITS, CaiT, CaiTConfig
 from vitrail.models.config import Config, changed
+from vitrail.models.swin import SWINS, Swin, SwinConfig
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import DEITS, VITS, ViTConfig
 
 MODELS: dict[str, Config] = {
-    **VITS,
     **DEITS,
+    **VITS,
     **AXIALS,
     **CAITS,
+    **SWINS,
 }
 BACKBONES: dict[type[Config], type[Backbone]] = {
     ViTConfig: ViT,
     AxialConfig: AxialViT,
     CaiTConfig: CaiT,
+    SwinConfig: Swin,
 }
 ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config in BACKBONES}
 
