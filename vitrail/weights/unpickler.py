@@ -73,12 +73,12 @@ def rewrite(source: Path, folder: Path, *, most_tensors: int, spare_bytes: int) 
     torch.serialization.add_safe_globals([Namespace])  # the arguments of many a training program; holds what it is told
     loaded = torch.load(source, weights_only=True, map_location="cpu")
     found = search(loaded)
-    if found is None:
-        raise Refusal(f"holds no tensors by name but {described(loaded)}", "give a checkpoint that has a state dict")
-    way, held = found
+    way, held = found or ((), {})
     names = [name for name, value in held.items() if isinstance(name, str) and isinstance(value, torch.Tensor)]
     if any(name.startswith("module.") for name in names):
         names = [name for name in names if name != COUNTER]
+    if not names:
+        raise Refusal(f"holds no tensors by name but {described(loaded)}", "give a checkpoint that has a state dict")
     if len(names) > most_tensors:
         raise Refusal(f"holds {len(names):,} tensors", f"up to {most_tensors:,} are read")
     prefix = shared_prefix(names)
