@@ -55,6 +55,7 @@ def load(
     held = _read(found, log)
     named = classes_file is not None
     classifier = held.classifier(found.path, log, named=named) if isinstance(held, Weights) else held
+    _warn_of_broken(classifier, found.path, log)
     if classes_file is not None:
         classifier.classes = read_classes(Path(classes_file), outputs=len(classifier.classes))
     if classes is not None or image_size is not None:
@@ -78,6 +79,15 @@ def _read(found: Found, log: Log) -> Classifier | Weights:
             return read_google(read_npz(path), path)
     tensors, metadata = read_tensors(path)
     return from_single_file(tensors, metadata, path) if KEY in metadata else read_timm(tensors, {}, path)
+
+
+def _warn_of_broken(classifier: Classifier, path: Path, log: Log) -> None:
+    """Says where numbers are none: such weights are whole and can be looked into, but not used."""
+    broken = [name for name, tensor in classifier.backbone.state_dict().items() if not tensor.isfinite().all()]
+    if broken:
+        log(
+            f"warning  {path.name}: NaN or infinity in {len(broken)} tensors, such as {broken[0]}: answers mean nothing"
+        )
 
 
 def read_classes(file: Path, *, outputs: int) -> tuple[str, ...]:

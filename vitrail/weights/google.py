@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from vitrail.data.images import Preprocessing
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
 from vitrail.weights.layout import Weights
-from vitrail.weights.tensors import AGAIN, MOST_TENSORS
+from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable
 
 Arrays = dict[str, np.ndarray]
 
@@ -72,11 +72,11 @@ def from_google(arrays: Mapping[str, np.ndarray], where: Path) -> tuple[ViTConfi
         left = _later_names(arrays, where)
         config = _config(left)
         state = _joined(dict(_tensors(left, config)))
-    except (KeyError, ValueError, IndexError, TypeError, RuntimeError, ConfigError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    except (KeyError, ValueError, IndexError, TypeError, RuntimeError, ArithmeticError) as error:
+        reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
         raise CheckpointError(f"{where} is of no ViT that can be built: {reason}", AGAIN) from error
     if left:
-        what = f"{where} holds {len(left)} arrays that a plain ViT has no use for: {', '.join(sorted(left)[:5])}"
+        what = f"{where} holds {len(left)} arrays that a plain ViT has no use for: {printable(', '.join(sorted(left)[:5]), 200)}"
         raise CheckpointError(what, "plain ViTs are read; hybrids and two-tower models are not yet")
     return config, state
 
@@ -117,7 +117,7 @@ def _later_names(arrays: Mapping[str, np.ndarray], where: Path) -> Arrays:
     """The model's own arrays by the names of big_vision, each block apart, positions without what is around them."""
     inner = [name for name in arrays if name.endswith("embedding/kernel") and "posembed" not in name]
     if not inner:
-        held = ", ".join(list(arrays)[:4]) or "nothing"
+        held = printable(", ".join(list(arrays)[:4]), 200) or "nothing"
         raise CheckpointError(f"{where} is no ViT as Google saves it: it holds {held}", "give the .npz of a ViT")
     around = min(inner, key=len).removesuffix("embedding/kernel")  # "", "params/", "params/img/", "opt/target/"
     later = {first: name for name, first in FIRST_NAMES.items()}
@@ -278,6 +278,8 @@ def _check_writable(config: ViTConfig) -> None:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
+    if array.dtype.kind != "f":
+        raise ValueError(f"an array of {array.dtype} stands where weights belong")
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32).copy())
 
 

@@ -21,7 +21,7 @@ from vitrail.files import disk_errors, replace_file, sync_folder, write_bytes
 from vitrail.models import ARCHITECTURES
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.find import find
-from vitrail.weights.tensors import AGAIN, filled_backbone, parse_json, read_json, read_tensors
+from vitrail.weights.tensors import AGAIN, filled_backbone, parse_json, printable, read_json, read_tensors
 
 FORMAT_VERSION = 1
 TENSORS, CONFIG = "model.safetensors", "config.json"
@@ -120,10 +120,12 @@ def check_version(description: Mapping[str, Any], where: Path) -> None:
     """Refuses a description of a format that this vitrail does not read. Raises `CheckpointError`."""
     version = description.get("format_version")
     if version != FORMAT_VERSION:
-        what = f"{where} has format version {version!r}; this vitrail reads {FORMAT_VERSION}"
+        what = f"{where} has format version {printable(repr(version))}; this vitrail reads {FORMAT_VERSION}"
         raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
-    if (architecture := description.get("architecture")) not in ARCHITECTURES:
-        what = f"{where} is of the architecture {architecture!r}; this vitrail knows {', '.join(ARCHITECTURES)}"
+    if (architecture := str(description.get("architecture"))) not in ARCHITECTURES:
+        what = (
+            f"{where} is of the architecture {printable(architecture)!r}; this vitrail knows {', '.join(ARCHITECTURES)}"
+        )
         raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
 
 
@@ -147,10 +149,12 @@ def _build(description: Mapping[str, Any], tensors: dict[str, Any], where: Path)
         config = ARCHITECTURES[description["architecture"]].from_dict(description["config"])
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         classes = list(description["classes"])
+        if not isinstance(description["classes"], list) or not all(isinstance(name, str) for name in classes):
+            raise ValueError("its class names are no list of words")
         multi_label, temperature = bool(description["multi_label"]), float(description["temperature"])
         provenance = dict(description.get("provenance") or {})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
         raise CheckpointError(f"the description in {where} cannot be used: {reason}", AGAIN) from error
     backbone = filled_backbone(config, tensors, where)
     try:

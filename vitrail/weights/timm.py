@@ -19,7 +19,7 @@ from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ViTConfig
 from vitrail.weights.layout import Weights
-from vitrail.weights.tensors import AGAIN
+from vitrail.weights.tensors import AGAIN, printable
 
 # width -> heads of the published sizes: 64 wide up to B and in L, 72 in So400m, 80 in H, 88 in g, 104 in G, 112 in e
 HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}
@@ -44,12 +44,11 @@ def read_timm(tensors: dict[str, Tensor], described: Mapping[str, Any], path: Pa
     """
     arguments = described.get("model_args") or {}
     if not isinstance(arguments, Mapping) or str(arguments.get("act_layer", "gelu")) not in ACTIVATIONS:
-        what = f"{path} has model_args that are not known here: {str(arguments)[:200]}"
+        what = f"{path} has model_args that are not known here: {printable(arguments, 200)}"
         raise CheckpointError(what, f"act_layer may be {' or '.join(ACTIVATIONS)}")
     heads, gelu = arguments.get("num_heads"), ACTIVATIONS[arguments.get("act_layer", "gelu")]
     config, state = from_timm(tensors, path, heads=heads, gelu=gelu, pool=described.get("global_pool"))
     preprocessing, assumed = preprocessing_of(described, config, path)
-    names = described.get("label_names")
     if "act_layer" not in arguments:
         assumed.insert(0, "exact GELU")
     return Weights(
@@ -57,7 +56,7 @@ def read_timm(tensors: dict[str, Tensor], described: Mapping[str, Any], path: Pa
         config=config,
         tensors=state,
         preprocessing=preprocessing,
-        classes=tuple(map(str, names)) if isinstance(names, list) and len(names) == config.classes else None,
+        classes=_names(described.get("label_names"), config.classes),
         assumed=(*assumed, f"LayerNorm eps {config.norm_eps:g}", f"{config.heads} heads"),
     )
 
@@ -87,7 +86,7 @@ def from_timm(
     head = state.get("head.weight", state.get("head.cls.weight"))
     pool = pool or ("map" if "attn_pool.latent" in state else "token" if prefix else "avg")
     if not isinstance(pool, str) or pool not in POOLS:
-        raise CheckpointError(f"{where} pools by {pool!r}", f"{', '.join(POOLS)} are known here")
+        raise CheckpointError(f"{where} pools by {printable(pool)!r}", f"{', '.join(POOLS)} are known here")
     try:
         config = ViTConfig(
             image_size=(grid * patch[0], grid * patch[1]),
@@ -107,8 +106,9 @@ def from_timm(
             qkv_bias="blocks.0.attn.qkv.bias" in state,
             layer_scale=1e-5 if "blocks.0.ls1.gamma" in state else None,
         )
-    except (ConfigError, ValueError) as error:
-        raise CheckpointError(f"the tensors of {where} are of no ViT that can be built: {error}", AGAIN) from error
+    except (ConfigError, ValueError, TypeError, IndexError) as error:
+        what = f"the tensors of {where} are of no ViT that can be built: {printable(error, 300)}"
+        raise CheckpointError(what, AGAIN) from error
     return config, state
 
 
@@ -165,6 +165,8 @@ def preprocessing_of(described: Mapping[str, Any], config: ViTConfig, where: Pat
         fraction = float(value["crop_pct"])
         if not 0.1 <= fraction <= 1:
             raise ValueError(f"crop_pct is {fraction}")
+        if len(value["mean"]) != config.in_channels:
+            raise ValueError(f"{len(value['mean'])} means for {config.in_channels} channels")
         preprocessing = Preprocessing.timm(
             config.image_size,
             crop_fraction=fraction,
@@ -172,21 +174,28 @@ def preprocessing_of(described: Mapping[str, Any], config: ViTConfig, where: Pat
             mean=tuple(map(float, value["mean"])),
             std=tuple(map(float, value["std"])),
         )
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"the preprocessing in {where} cannot be used: {error}", AGAIN) from error
+    except (TypeError, ValueError, OverflowError) as error:
+        what = f"the preprocessing in {where} cannot be used: {printable(error, 300)}"
+        raise CheckpointError(what, AGAIN) from error
     if value["crop_mode"] == "squash":
         preprocessing = replace(preprocessing, resize="squash", resize_to=None)
     elif value["crop_mode"] != "center":
-        what = f"{where} asks for the crop mode {value['crop_mode']!r}"
+        what = f"{where} asks for the crop mode {printable(value['crop_mode'])!r}"
         raise CheckpointError(what, "center and squash are known here; set crop_mode to one of them")
     return preprocessing, assumed
+
+
+def _names(names: object, classes: int) -> tuple[str, ...] | None:
+    """The names, where they can be those of so many classes: words that stand once each."""
+    words = tuple(names) if isinstance(names, list) and all(isinstance(each, str) for each in names) else ()
+    return words if len(words) == len(set(words)) == classes else None
 
 
 def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
     needed = {"patch_embed.proj.weight": 4, "blocks.0.attn.qkv.weight": 2, "blocks.0.mlp.fc1.weight": 2}
     for name, axes in needed.items():
         if name not in state or state[name].ndim != axes:
-            held = ", ".join(list(state)[:3]) or "nothing"
+            held = printable(", ".join(list(state)[:3]), 200) or "nothing"
             what = f"{where} is no plain ViT in timm's layout: it has no {name!r} of {axes} axes; it holds {held}, ..."
             raise CheckpointError(what, "plain ViTs by timm's names are read, and vitrail's own files")
     width = len(state["patch_embed.proj.weight"])
