@@ -106,8 +106,12 @@ class ViT(Backbone):
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images (B, C, H, W) to logits (B, K). The last block does only what pooling reads."""
         patches = self.place(self.patchify(images))
-        reads = len(self.prefix) if self.config.pool == "cls" else None
-        return self.head(self.pool(self._encode(patches, reads)))
+        return self.head(self.pool(self._encode(patches, self._reads)))
+
+    @property
+    def _reads(self) -> int | None:
+        """How many of the first tokens pooling reads; None is all."""
+        return len(self.prefix) if self.config.pool == "cls" else None
 
     def patchify(self, images: Tensor) -> Patches:
         """Cuts and projects, x_p E of equation (1): (B, C, H, W) to (B, N, D)."""
@@ -220,7 +224,7 @@ class ViT(Backbone):
         for block, added, relative in self._layers(patches):
             x = x if added is None else x + added
             matrices.append(block.attn.weights(block.norm1(x), relative))
-            x = block(x, relative)
+            x = block(x, relative, self._reads if block is self.blocks[-1] else None)
         return self.head(self.pool(Tokens(self.norm(x), patches.grid))), matrices
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
