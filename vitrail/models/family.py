@@ -8,13 +8,14 @@ import torch
 
 from vitrail.errors import ConfigError, nearest
 from vitrail.models.backbone import Backbone
+from vitrail.models.beit import BEITS, BEiT, BEiTConfig
 from vitrail.models.cait import CAITS, CaiT, CaiTConfig
 from vitrail.models.config import Config, changed
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import VITS, ViTConfig
 
-MODELS: dict[str, Config] = {**VITS, **CAITS}
-BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT, CaiTConfig: CaiT}
+MODELS: dict[str, Config] = {**VITS, **CAITS, **BEITS}
+BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT, CaiTConfig: CaiT, BEiTConfig: BEiT}
 ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config in BACKBONES}
 
 
