@@ -9,6 +9,7 @@ import torch
 from vitrail.errors import ConfigError, nearest
 from vitrail.models.axial import AXIALS, AxialConfig, AxialViT
 from vitrail.models.backbone import Backbone
+from vitrail.models.beit import BEITS, BEiT, BEiTConfig
 from vitrail.models.cait import CAITS, CaiT, CaiTConfig
 from vitrail.models.config import Config, changed
 from vitrail.models.swin import SWINS, Swin, SwinConfig
@@ -20,12 +21,14 @@ MODELS: dict[str, Config] = {
     **VITS,
     **AXIALS,
     **CAITS,
+    **BEITS,
     **SWINS,
 }
 BACKBONES: dict[type[Config], type[Backbone]] = {
     ViTConfig: ViT,
     AxialConfig: AxialViT,
     CaiTConfig: CaiT,
+    BEiTConfig: BEiT,
     SwinConfig: Swin,
 }
 ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config in BACKBONES}
