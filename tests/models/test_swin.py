@@ -409,6 +409,25 @@ def test_autocast_and_rough_weights_stay_near_fp32(kind):
     assert all(parameter.grad.any() for parameter in model.parameters())
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, as it loads its compiler
+def test_one_graph_takes_maps_of_whole_windows_and_others_and_maps_below_a_window_need_a_second():
+    torch.compiler.reset()
+    model, graphs = make(dtype=torch.float32, depths=(2, 1)), []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=count, dynamic=True, fullgraph=True)
+    sizes = [(48, 64), (40, 33), (64, 32), (56, 56), (29, 41), (45, 90), (64, 80), (33, 57), (80, 47), (16, 40)]
+    for size in sizes:
+        images = pictures(*size).float()
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(images), model(images), atol=1e-5, rtol=1e-4)
+        assert len(graphs) == (2 if size == sizes[-1] else 1)
+
+
 # another window
 
 

@@ -126,11 +126,11 @@ class WindowAttention(nn.Module):
 
     def split(self, x: Tensor, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v of every window: (B, h, w, D) to (B, n, H, S, E) each."""
-        rows, columns, side, _ = windows
+        (batch, _, _, width), (rows, columns, side, _) = x.shape, windows
         qkv = self.qkv(windows.lay(x))  # (B, rows s, columns s, 3 D)
-        qkv = qkv.reshape(len(x), rows, side, columns, side, 3, self.heads, -1)
+        qkv = qkv.reshape(batch, rows, side, columns, side, 3, self.heads, width // self.heads)
         qkv = qkv.permute(5, 0, 1, 3, 6, 2, 4, 7)  # (3, B, rows, columns, H, s, s, E)
-        q, k, v = qkv.reshape(3, len(x), rows * columns, self.heads, side**2, -1).unbind(0)
+        q, k, v = qkv.reshape(3, batch, rows * columns, self.heads, side**2, width // self.heads).unbind(0)
         return q, k, v
 
     def bias(self, windows: Windows) -> Tensor:
@@ -145,15 +145,17 @@ class WindowAttention(nn.Module):
 
     def forward(self, x: Tensor, windows: Windows) -> Tensor:
         """(B, h, w, D) to (B, h, w, D)."""
-        (batch, height, width, _), (rows, columns, side, _) = x.shape, windows
+        (batch, height, width, channels), (rows, columns, side, _) = x.shape, windows
         q, k, v = self.split(x, windows)
         bias = self.bias(windows).to(q.dtype).flatten(0, 1)  # (H or n H, S, S)
-        q, k, v = (part.reshape(-1, len(bias), *part.shape[3:]) for part in (q, k, v))
+        # windows that share their bias count as images, others as heads
+        merged = (1, 2) if windows.shift else (0, 1)
+        q, k, v = (part.flatten(*merged) for part in (q, k, v))
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=side**2)
         x = attend(q, k, v, bias=bias[None], dropout=self.dropout if self.training else 0.0, path=path)
-        x = x.reshape(batch, rows, columns, self.heads, side, side, -1).permute(0, 1, 4, 2, 5, 3, 6)
-        x = x.reshape(batch, rows * side, columns * side, -1)
-        return self.proj(windows.lift(x, height, width))
+        x = x.reshape(batch, rows, columns, self.heads, side, side, channels // self.heads).permute(0, 1, 4, 2, 5, 3, 6)
+        x = x.reshape(batch, rows * side, columns * side, channels)
+        return windows.lift(self.proj(x), height, width)
 
     def weights(self, x: Tensor, windows: Windows) -> Tensor:
         """What every place attends to, in fp32: (B, h, w, D) to (B, H, n S, S), rows that sum to one."""
@@ -214,7 +216,9 @@ class PatchMerging(nn.Module):
         if torch.compiler.is_compiling() or below or right:
             x = F.pad(x, (0, 0, 0, right, 0, below))
         # in the order upper left, lower left, upper right, lower right
-        x = x.reshape(len(x), height, 2, width, 2, -1).permute(0, 1, 3, 4, 2, 5).flatten(3)  # (B, h/2, w/2, 4 D)
+        x = (
+            x.reshape(len(x), height, 2, width, 2, x.shape[-1]).permute(0, 1, 3, 4, 2, 5).flatten(3)
+        )  # (B, h/2, w/2, 4 D)
         return self.reduction(self.norm(x))
 
 

@@ -42,8 +42,9 @@ class Windows(NamedTuple):
 
     def lift(self, x: Tensor, height: int, width: int) -> Tensor:
         """Back from `lay`: (B, rows s, columns s, D) to (B, h, w, D)."""
-        x = x.roll((self.shift, self.shift), (1, 2)) if self.shift else x
-        return x[:, :height, :width]
+        x = (x.roll((self.shift, self.shift), (1, 2)) if self.shift else x)[:, :height, :width]
+        # a compiled model would ask whether anything was cut off, and need a graph for either answer
+        return x.clone(memory_format=torch.contiguous_format) if torch.compiler.is_compiling() else x
 
     def cut(self, places: Tensor) -> Tensor:
         """What each window holds of a map that was laid: (rows s, columns s) to (n, S)."""
