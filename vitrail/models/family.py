@@ -9,11 +9,13 @@ import torch
 from vitrail.errors import ConfigError, nearest
 from vitrail.models.backbone import Backbone
 from vitrail.models.config import Config, changed
+from vitrail.models.pvt import PVT, PVTS, PVTConfig
+from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import VITS, ViTConfig
 
-MODELS: dict[str, Config] = {**VITS}
-BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT}
+MODELS: dict[str, Config] = {**VITS, **PVTS, **PVT_V2S}
+BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT, PVTConfig: PVT, PVTv2Config: PVTv2}
 ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config in BACKBONES}
 
 

@@ -132,7 +132,8 @@ def whole_patches(images: Tensor, patch_size: tuple[int, int], *, pad: bool) -> 
         check_divides(images.shape[2:], patch_size)
         return images
     below, right = (-length % patch for length, patch in zip(images.shape[2:], patch_size))
-    return F.pad(images, (0, right, 0, below)) if below or right else images
+    fills = torch.compiler.is_compiling() or below or right  # one graph for all sizes
+    return F.pad(images, (0, right, 0, below)) if fills else images
 
 
 def residual_stream(x: Tensor) -> Tensor:
