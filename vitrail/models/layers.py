@@ -131,7 +131,8 @@ def whole_patches(images: Tensor, patch_size: tuple[int, int], *, pad: bool) -> 
     if not pad:
         check_divides(images.shape[2:], patch_size)
         return images
-    below, right = (-length % patch for length, patch in zip(images.shape[2:], patch_size))
+    whole = (-(-length // patch) * patch for length, patch in zip(images.shape[2:], patch_size))
+    below, right = (full - length for full, length in zip(whole, images.shape[2:]))
     fills = torch.compiler.is_compiling() or below or right  # one graph for all sizes
     return F.pad(images, (0, right, 0, below)) if fills else images
 

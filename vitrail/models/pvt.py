@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.models import positions
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
-from vitrail.models.config import Config, check_divides, grid_of
+from vitrail.models.config import Config, check_divides
 from vitrail.models.heads import Head
 from vitrail.models.layers import (
     LayerNorm,
@@ -78,9 +78,10 @@ class StageEmbed(PatchEmbed):
         super().__init__(before, config.widths[stage], size)
         self.norm = LayerNorm(config.widths[stage], eps=config.conv_norm_eps)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, h P, w Q) to (B, h w, D)."""
-        return self.norm(super().forward(images))
+    def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """(B, C, h P, w Q) to (B, h w, D), and the grid."""
+        rows, columns = (length // patch for length, patch in zip(images.shape[2:], self.proj.kernel_size))
+        return self.norm(super().forward(images)), (rows, columns)
 
 
 class Block(nn.Module):
@@ -146,8 +147,7 @@ class PVT(Backbone):
         """Cuts, projects and normalises the patches of stage 1: (B, C, H, W) to (B, N, D)."""
         self._check(images)
         self.config.check_size(images.shape[2:])
-        images = whole_patches(images, self.config.patch_size, pad=self.config.pad)
-        return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
+        return Patches(*self.patch_embed(whole_patches(images, self.config.patch_size, pad=self.config.pad)))
 
     def place(self, patches: Patches) -> Patches:
         """Adds the positions of stage 1; those of the others are added where their maps are made."""
@@ -174,9 +174,7 @@ class PVT(Backbone):
         passed: list[tuple[Tensor, Grid]] = []
         for number, stage in enumerate(self.stages):
             if number:
-                image = whole_patches(as_map(x, grid), (2, 2), pad=self.config.pad)
-                grid = grid_of(image.shape[2:], (2, 2))
-                x = stage.downsample(image)
+                x, grid = stage.downsample(whole_patches(as_map(x, grid), (2, 2), pad=self.config.pad))
                 x = x + self._positions(number, grid)[1].to(x)
             if self.config.prefixes(number):
                 token = (self.cls_token + self._positions(number, grid)[0]).to(x)
