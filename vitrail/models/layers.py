@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.config import check_divides, grid_of
+from vitrail.models.config import check_divides
 
 
 class Patches(NamedTuple):
@@ -141,11 +141,10 @@ def whole_patches(images: Tensor, patch_size: tuple[int, int], *, pad: bool) -> 
     if not pad:
         check_divides(images.shape[2:], patch_size)
         return images
-    grid = grid_of(images.shape[2:], patch_size)
-    below, right = (count * patch - length for count, patch, length in zip(grid, patch_size, images.shape[2:]))
-    if torch.compiler.is_compiling() or below or right:  # a compiled model keeps one graph for all sizes
-        return F.pad(images, (0, right, 0, below))
-    return images
+    whole = (-(-length // patch) * patch for length, patch in zip(images.shape[2:], patch_size))
+    below, right = (full - length for full, length in zip(whole, images.shape[2:]))
+    fills = torch.compiler.is_compiling() or below or right  # one graph for all sizes
+    return F.pad(images, (0, right, 0, below)) if fills else images
 
 
 def residual_stream(x: Tensor) -> Tensor:
