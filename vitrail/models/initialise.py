@@ -82,14 +82,19 @@ def _factors(noise: float, diagonal: float, like: Tensor) -> tuple[Tensor, Tenso
 
 def _fill_weight(owner: str, weight: Tensor) -> None:
     if owner.endswith(("patch_embed.proj", "pre_logits")):
-        sigma = math.sqrt(1 / weight[0].numel()) / CUT
-        nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)
+        fill_lecun_normal(weight)
     elif is_head(owner):
         weight.zero_()
     else:
         parts = 3 if owner.endswith("qkv") else 2 if owner.endswith("kv") else 1
         for matrix in weight.chunk(parts):
             nn.init.xavier_uniform_(matrix)
+
+
+def fill_lecun_normal(weight: Tensor) -> None:
+    """The default of flax, whose first axis is here that of the outputs."""
+    sigma = math.sqrt(1 / weight[0].numel()) / CUT
+    nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)
 
 
 def _fill_bias(owner: str, bias: Tensor, head_bias: float) -> None:
