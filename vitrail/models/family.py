@@ -11,9 +11,9 @@ from vitrail.models.backbone import Backbone
 from vitrail.models.config import Config, changed
 from vitrail.models.resnet import RESNETS, ResNet, ResNetConfig
 from vitrail.models.vit import ViT
-from vitrail.models.vit_config import VITS, ViTConfig
+from vitrail.models.vit_config import HYBRIDS, VITS, ViTConfig
 
-MODELS: dict[str, Config] = {**VITS, **RESNETS}
+MODELS: dict[str, Config] = {**VITS, **HYBRIDS, **RESNETS}
 BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT, ResNetConfig: ResNet}
 ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config in BACKBONES}
 

@@ -9,6 +9,8 @@
 | class and distillation token | 0 |
 | registers, positions | normal, 0.02 |
 | layer norm | 1 and 0 |
+| kernels of a stem | LeCun normal |
+| group norm of a stem | 1 and 0, the last one of each branch 0 and 0 |
 | LayerScale | ``layer_scale`` |
 | query of attention pooling | Xavier uniform of a (1, D) matrix |
 | head | weight 0, bias ``head_bias`` |
@@ -48,7 +50,7 @@ def initialise(model: nn.Module, config: ViTConfig) -> None:
         elif last == "weight" and parameter.ndim > 1:
             _fill_weight(owner, parameter)
         elif last == "weight":
-            parameter.fill_(1)
+            parameter.fill_(0 if owner.endswith("norm3") else 1)
         elif last == "bias":
             _fill_bias(owner, parameter, config.head_bias)
         else:
@@ -81,7 +83,7 @@ def _factors(noise: float, diagonal: float, like: Tensor) -> tuple[Tensor, Tenso
 
 
 def _fill_weight(owner: str, weight: Tensor) -> None:
-    if owner.endswith(("patch_embed.proj", "pre_logits")):
+    if owner.startswith("patch_embed") or owner.endswith("pre_logits"):
         fill_lecun_normal(weight)
     elif is_head(owner):
         weight.zero_()
