@@ -92,7 +92,7 @@ def test_images_have_any_number_of_channels_and_another_one_is_refused(config, c
     model = build(config, in_channels=channels)
     images = draw(model.config)
     assert model(images).shape == (2, 7)
-    assert model.get_parameter(type(model).first_layer).shape[1] == channels
+    assert model.get_parameter(model.first_layer).shape[1] == channels
     for verb in (model, model.patchify):
         with pytest.raises(ConfigError, match=rf"\(2, {channels + 1}, .* model of {channels} channels\n.*in_channels"):
             verb(torch.cat([images, images[:, :1]], 1))
@@ -167,7 +167,7 @@ def test_layers_hold_every_parameter_once_in_the_order_of_depth(model):
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
     assert all(layer[name] is model.get_parameter(name) for layer in layers for name in layer)
     assert all(layers)
-    assert type(model).first_layer in layers[0]
+    assert model.first_layer in layers[0]
     assert "head.weight" in layers[-1]
 
 
@@ -175,7 +175,7 @@ def test_only_kernels_decay(model):
     named = dict(model.named_parameters())
     assert model.no_decay() <= named.keys()
     assert {name for name, each in named.items() if each.ndim == 1} <= model.no_decay()
-    assert not {type(model).first_layer, "head.weight"} & model.no_decay()
+    assert not {model.first_layer, "head.weight"} & model.no_decay()
 
 
 def test_a_new_head_answers_zero_for_other_classes_and_leaves_the_features(model):

@@ -127,8 +127,9 @@ class Conv(nn.Conv2d):
 
     def apply_kernel(self, x: Tensor, weight: Tensor) -> Tensor:
         """The same with another kernel of the same shape."""
+        dtype = working_dtype(x, self.weight)
         with by_hand(x):
-            x = x.to(working_dtype(x, self.weight))
+            x = x.to(dtype)
             bias = None if self.bias is None else self.bias.to(x.dtype)
             return self._conv_forward(x, weight.to(x.dtype), bias)
 
