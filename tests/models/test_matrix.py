@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.models.conftest import gradients, shaken
-from tests.models.tiny import TINY
+from tests.models.tiny import SHALLOW, TINY
 from vitrail.errors import ConfigError
-from vitrail.models import Patches, configure, create_backbone
+from vitrail.models import ARCHITECTURES, Patches, configure, create_backbone
 from vitrail.models.backbone import TAKE_SUBSETS
 from vitrail.tasks.classification import create_model
 from vitrail.weights.native import load_model, save_model
@@ -130,10 +130,10 @@ def test_feature_maps_are_images_that_keep_the_shape_of_the_image(model):
 def test_attention_comes_with_the_same_logits_and_its_grids_say_where_each_number_belongs(model):
     for size in sizes(model, (0, 0), (0, 1)):
         images = draw(model.config, size=size)
-        try:
-            grids = model.attention_grids(size)
-        except ConfigError:  # of a network without attention
-            with pytest.raises(ConfigError, match="attention"):
+        grids = model.attention_grids(size)
+        if model.config.attention == "none":
+            assert grids == []
+            with pytest.raises(ConfigError, match="no attention\n.*feature_maps"):
                 model.forward_with_attention(images)
             continue
         with torch.no_grad():
@@ -316,8 +316,7 @@ def test_two_steps_on_a_batch_lower_its_loss(config):
 GROWTHS = [(0, 0), (1, 1), (0, 1), (1, 0), (2, 2), (2, 1), (1, 2), (0, 2), (2, 0), (3, 0)]  # as a user would go on
 
 
-@LOADS_A_COMPILER
-def test_a_compiled_model_answers_ten_sizes_with_two_graphs(config):
+def check_two_graphs(config):
     """A third graph is an error of torch's. Floats are constants here: as inputs they have the first graph traced twice."""
     model = build(config, torch.float32)
     torch.compiler.reset()
@@ -326,6 +325,23 @@ def test_a_compiled_model_answers_ten_sizes_with_two_graphs(config):
         for size in sizes(model, *GROWTHS):
             images = draw(config, size=size, dtype=torch.float32)
             assert distance(compiled(images), model(images)) < 1e-4, size
+
+
+@LOADS_A_COMPILER
+@pytest.mark.parametrize("name", SHALLOW)
+def test_a_compiled_model_answers_ten_sizes_with_two_graphs(name):
+    check_two_graphs(SHALLOW[name])
+
+
+@pytest.mark.slow
+@LOADS_A_COMPILER
+def test_a_deep_one_needs_no_more(config):
+    check_two_graphs(config)
+
+
+def test_every_architecture_is_here():
+    assert {config.architecture for config in TINY.values()} == set(ARCHITECTURES)
+    assert {config.architecture for config in SHALLOW.values()} == set(ARCHITECTURES)
 
 
 @pytest.mark.slow

@@ -13,7 +13,5 @@ from vitrail.models.family import create_backbone as create_backbone
 from vitrail.models.family import sketch as sketch
 from vitrail.models.layers import Patches as Patches
 from vitrail.models.layers import Tokens as Tokens
-from vitrail.models.resnet import ResNet as ResNet
-from vitrail.models.resnet import ResNetConfig as ResNetConfig
 from vitrail.models.vit import ViT as ViT
 from vitrail.models.vit_config import ViTConfig as ViTConfig
