@@ -133,7 +133,7 @@ def test_attention_comes_with_the_same_logits_and_its_grids_say_where_each_numbe
         grids = model.attention_grids(size)
         if model.config.attention == "none":
             assert grids == []
-            with pytest.raises(ConfigError, match="no attention\n.*feature_maps"):
+            with pytest.raises(ConfigError, match=r"no attention\n.*feature_maps"):
                 model.forward_with_attention(images)
             continue
         with torch.no_grad():
