@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from vitrail.models.backbone import AttentionGrid, Backbone
 from vitrail.models.config import Config, check_divides, grid_of
-from vitrail.models.heads import Head
 from vitrail.models.initialise import fill_as_paper
 from vitrail.models.layers import (
     GELUS,
@@ -32,7 +31,6 @@ from vitrail.models.layers import (
     drop_rates,
     residual_stream,
     skips_work,
-    whole_patches,
 )
 from vitrail.models.positions import RESIZES, resize, resize_tables, sincos2d
 
@@ -154,19 +152,6 @@ class AxialViT(Backbone):
         self.norm = LayerNorm(config.width, eps=config.norm_eps)
         self.head = self._make_head()
         fill_as_paper(self, head_bias=config.head_bias)
-
-    def _make_head(self) -> nn.Module:
-        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
-
-    @property
-    def width(self) -> int:
-        return self.config.width
-
-    def patchify(self, images: Tensor) -> Patches:
-        """Cuts and projects, x_p E of equation (1): (B, C, H, W) to (B, N, D)."""
-        self._check(images)
-        images = whole_patches(images, self.config.patch_size, pad=self.config.pad)
-        return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
 
     def place(self, patches: Patches) -> Patches:
         """Adds E_pos, or sines and cosines, if asked to. Raises `ConfigError` for a subset of the patches."""

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import ConfigError
-from vitrail.models.config import Config, changed
-from vitrail.models.layers import Patches, Tokens
+from vitrail.models.config import Config, changed, grid_of
+from vitrail.models.heads import Head
+from vitrail.models.layers import Patches, Tokens, whole_patches
 
 TAKE_SUBSETS = ("vit", "beit", "cait")  # architectures whose `place` and `encode` take patches with ``ids``
 
@@ -45,6 +46,7 @@ class Backbone(nn.Module):
     """
 
     config: Any
+    patch_embed: Any
     head: nn.Module
 
     def __init__(self, config: Config) -> None:
@@ -52,9 +54,9 @@ class Backbone(nn.Module):
         self.config = config
 
     @property
-    @abstractmethod
     def width(self) -> int:
         """Of the tokens that `encode` gives."""
+        return self.config.width
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -73,9 +75,11 @@ class Backbone(nn.Module):
         """Every token after the last norm."""
         return self.encode(self.place(self.patchify(images)))
 
-    @abstractmethod
     def patchify(self, images: Tensor) -> Patches:
         """Cuts and projects: (B, C, H, W) to (B, N, D)."""
+        self._check(images)
+        images = whole_patches(images, self.config.patch_size, pad=self.config.pad)
+        return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
 
     def place(self, patches: Patches) -> Patches:
         """Adds positions, where there are any that are added to patches."""
@@ -132,9 +136,9 @@ class Backbone(nn.Module):
             nn.init.zeros_(parameter)
         self.head = head
 
-    @abstractmethod
     def _make_head(self) -> nn.Module:
         """The head that the config asks for, its memory not filled yet."""
+        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
 
     @classmethod
     def resized(cls, tensors: Mapping[str, Tensor], old: Any, new: Any) -> dict[str, Tensor]:

@@ -17,7 +17,6 @@ from vitrail.models import positions
 from vitrail.models.backbone import AttentionGrid, Backbone
 from vitrail.models.beit_bias import BIAS_RESIZES, bias_index, bias_of, resize_bias, rows_of
 from vitrail.models.config import Config, check_divides, grid_of, is_number
-from vitrail.models.heads import Head
 from vitrail.models.layers import (
     GELUS,
     Dense,
@@ -35,7 +34,6 @@ from vitrail.models.layers import (
     drop_rates,
     residual_stream,
     skips_work,
-    whole_patches,
     working_dtype,
 )
 from vitrail.models.positions import RESIZES
@@ -199,19 +197,6 @@ class BEiT(Backbone):
         self.fc_norm = LayerNorm(width, eps=config.norm_eps) if is_mean else nn.Identity()
         self.head = self._make_head()
         _initialise(self)
-
-    def _make_head(self) -> nn.Module:
-        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
-
-    @property
-    def width(self) -> int:
-        return self.config.width
-
-    def patchify(self, images: Tensor) -> Patches:
-        """Cuts and projects: (B, C, H, W) to (B, N, D)."""
-        self._check(images)
-        images = whole_patches(images, self.config.patch_size, pad=self.config.pad)
-        return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
 
     def place(self, patches: Patches) -> Patches:
         """Adds learned positions where there are any; in training drops patches if asked to."""

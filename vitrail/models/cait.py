@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from vitrail.models import positions
 from vitrail.models.backbone import AttentionGrid, Backbone
 from vitrail.models.config import Config, check_divides, grid_of
-from vitrail.models.heads import Head
 from vitrail.models.layers import (
     GELUS,
     Dense,
@@ -34,7 +33,6 @@ from vitrail.models.layers import (
     drop_patches,
     residual_stream,
     skips_work,
-    whole_patches,
 )
 from vitrail.models.positions import RESIZES
 
@@ -218,19 +216,6 @@ class CaiT(Backbone):
         self.norm = LayerNorm(config.width, eps=config.norm_eps)
         self.head = self._make_head()
         _initialise(self)
-
-    def _make_head(self) -> nn.Module:
-        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
-
-    @property
-    def width(self) -> int:
-        return self.config.width
-
-    def patchify(self, images: Tensor) -> Patches:
-        """Cuts and projects: (B, C, H, W) to (B, N, D)."""
-        self._check(images)
-        images = whole_patches(images, self.config.patch_size, pad=self.config.pad)
-        return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
 
     def place(self, patches: Patches) -> Patches:
         """Adds positions, those of the kept patches where ``ids`` says which; in training drops patches if asked to."""

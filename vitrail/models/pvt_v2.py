@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config
-from vitrail.models.heads import Head
 from vitrail.models.layers import (
     Conv,
     Dense,
@@ -184,9 +183,6 @@ class PVTv2(Backbone):
         )
         self.head = self._make_head()
         initialise(self, config)
-
-    def _make_head(self) -> nn.Module:
-        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
 
     @property
     def width(self) -> int:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config
-from vitrail.models.heads import Head
 from vitrail.models.initialise import fill_lecun_normal
 from vitrail.models.layers import Patches, Tokens, add_branch, drop_rates, residual_stream
 from vitrail.models.standardise import STANDARDISATIONS, GroupNorm, StdConv
@@ -164,13 +163,6 @@ class ResNet(Backbone):
         self.norm = GroupNorm(self.width, eps=config.group_norm_eps)
         self.head = self._make_head()
         initialise(self, config)
-
-    def _make_head(self) -> nn.Module:
-        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
-
-    @property
-    def width(self) -> int:
-        return self.config.width
 
     @property
     def first_layer(self) -> str:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config, grid_of
-from vitrail.models.heads import Head
 from vitrail.models.layers import (
     GELUS,
     Dense,
@@ -33,7 +32,6 @@ from vitrail.models.layers import (
     drop_rates,
     residual_stream,
     skips_work,
-    whole_patches,
 )
 from vitrail.models.positions import resize
 from vitrail.models.windows import Windows
@@ -61,6 +59,7 @@ class SwinConfig(Config):
 
     architecture: ClassVar[str] = "swin"
     about: ClassVar[str] = "a Swin Transformer"
+    pad: ClassVar[bool] = True
     attention: ClassVar[str] = "N"
     PAIRS: ClassVar = ("image_size", "patch_size")
     LEAST: ClassVar = {**Config.LEAST, "width": 1, "window": 1}
@@ -296,18 +295,9 @@ class Swin(Backbone):
         self.head = self._make_head()
         initialise(self)
 
-    def _make_head(self) -> nn.Module:
-        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
-
     @property
     def width(self) -> int:
         return self.config.widths[-1]
-
-    def patchify(self, images: Tensor) -> Patches:
-        """Cuts, projects and normalises: (B, C, H, W) to (B, N, D)."""
-        self._check(images)
-        images = whole_patches(images, self.config.patch_size, pad=True)
-        return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
 
     def encode(self, patches: Patches) -> Tokens:
         """All stages and the norm: (B, N, D) to (B, N', D'), the places of the last map."""

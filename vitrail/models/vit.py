@@ -109,10 +109,6 @@ class ViT(Backbone):
         return Heads({name: make() for name in read}) if len(read) > 1 else make()
 
     @property
-    def width(self) -> int:
-        return self.config.width
-
-    @property
     def first_layer(self) -> str:
         if self.config.stem is None:
             return super().first_layer
