@@ -10,15 +10,9 @@ from typing import Any
 from vitrail.errors import ConfigError
 from vitrail.tasks.classification import Classifier, check_classes
 from vitrail.weights.adapt import adapt as adapt
-from vitrail.weights.arrays import read_npz
-from vitrail.weights.find import Found, find
-from vitrail.weights.folders import read_folder
-from vitrail.weights.google import read_google
-from vitrail.weights.layout import Log, Weights
-from vitrail.weights.native import KEY, from_single_file, load_model
-from vitrail.weights.pickled import read_pickle
-from vitrail.weights.tensors import read_json, read_tensors
-from vitrail.weights.timm import read_timm
+from vitrail.weights.find import find
+from vitrail.weights.layout import Log
+from vitrail.weights.read import read
 
 
 def to_stderr(line: str) -> None:
@@ -51,10 +45,7 @@ def load(
         ConfigError: there is nothing of that name; names that do not fit.
         CheckpointError: damaged or foreign weights; says which tensors do not fit, or which formats are read.
     """
-    found = find(model)
-    held = _read(found, log)
-    named = classes_file is not None
-    classifier = held.classifier(found.path, log, named=named) if isinstance(held, Weights) else held
+    classifier = read(find(model), log, named=classes_file is not None).classifier
     if classes_file is not None:
         classifier.classes = read_classes(Path(classes_file), outputs=len(classifier.classes))
     if classes is not None or image_size is not None:
@@ -62,22 +53,6 @@ def load(
     if preprocessing:
         classifier.preprocessing = classifier.preprocessing.stated(**preprocessing)
     return classifier.eval()
-
-
-def _read(found: Found, log: Log) -> Classifier | Weights:
-    """A model of our own, or what a foreign layout holds."""
-    path = found.path
-    match found.layout:
-        case "native folder":
-            return load_model(path)
-        case "timm folder":
-            return read_timm(read_folder(path, log=log), read_json(path / "config.json"), path)
-        case "pickled file":
-            return read_timm(read_pickle(path, log=log), {}, path)
-        case "google file":
-            return read_google(read_npz(path), path)
-    tensors, metadata = read_tensors(path)
-    return from_single_file(tensors, metadata, path) if KEY in metadata else read_timm(tensors, {}, path)
 
 
 def read_classes(file: Path, *, outputs: int) -> tuple[str, ...]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from vitrail.data.images import Preprocessing
 from vitrail.models import Config
 from vitrail.tasks.classification import Classifier
+from vitrail.weights.description import described
 from vitrail.weights.tensors import filled_backbone
 
 Log = Callable[[str], None]
@@ -22,11 +24,12 @@ class Weights:
     """Foreign weights in our terms.
 
     Args:
-        layout: whose it is, in a word.
+        layout: whose it is, in a word of `convert.WRITERS`.
         tensors: by our names, exactly those of a model of ``config``.
         classes: names of the outputs; None where the file carries none.
         assumed: each numeric or step of preprocessing that the file does not state, with the value it was given.
         unused: foreign names of tensors that have no place in the model, such as the decoder of an autoencoder.
+        description: what vitrail wrote beside them, which holds instead of all that is assumed.
     """
 
     layout: str
@@ -36,6 +39,7 @@ class Weights:
     classes: tuple[str, ...] | None = None
     assumed: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    description: Mapping[str, Any] | None = None
 
     def classifier(self, path: Path, log: Log, *, named: bool) -> Classifier:
         """The model, saying what was assumed and left out.
@@ -47,6 +51,8 @@ class Weights:
         Raises:
             CheckpointError: lists the tensors that do not fit.
         """
+        if self.description is not None:
+            return described(self.description, self.tensors, path)
         backbone = filled_backbone(self.config, self.tensors, path)
         if self.classes is None and self.config.classes and not named:
             log(
@@ -60,3 +66,12 @@ class Weights:
         names = self.classes or [str(number) for number in range(self.config.classes)]
         provenance = {"weights": path.name, "layout": self.layout}
         return Classifier(backbone, names, self.preprocessing, provenance=provenance)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A classifier, the layout it came in, and the names of tensors there that it has no use for."""
+
+    classifier: Classifier
+    layout: str
+    unused: tuple[str, ...] = ()

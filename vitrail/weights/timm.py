@@ -1,28 +1,28 @@
-"""timm's layout of a plain ViT: its names are those of `vitrail.models.vit` but for a few, and what it leaves unsaid is
-taken as timm has it.
+"""timm's layout of a plain ViT: its names are those of `vitrail.models.vit` but for a few, and what no tensor shows is told
+in the words of timm's ``VisionTransformer``.
 
-D width, N patches, P prefix tokens, R registers, K classes.
+D width, N patches, P prefix tokens, R registers, S slots of the position table, K classes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models import ViTConfig
-from vitrail.weights.layout import Weights
+from vitrail.models import Config, ViTConfig
 from vitrail.weights.tensors import AGAIN
 
 # width -> heads of the published sizes: 64 wide up to B and in L, 72 in So400m, 80 in H, 88 in g, 104 in G, 112 in e
-HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}
+HEADS = {
+    192: 3, 256: 4, 320: 5, 384: 6, 512: 8, 640: 10, 768: 12, 832: 13, 896: 14,
+    1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16, 1792: 16,
+}  # fmt: skip
 # timm's name -> ours, where there is a head for each of two tokens
 TWO_HEADS = {
     f"head{end}.{part}": f"head.{token}.{part}"
@@ -31,155 +31,199 @@ TWO_HEADS = {
 }
 POOLS = {"token": "cls", "avg": "gap", "map": "map"}
 ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}
-
-
-def read_timm(tensors: dict[str, Tensor], described: Mapping[str, Any], path: Path) -> Weights:
-    """What tensors in timm's layout hold.
-
-    Args:
-        described: the ``config.json`` beside them, ``{}`` for a bare file.
-
-    Raises:
-        CheckpointError: as `from_timm` and `preprocessing_of`; arguments of timm's that are not known here.
-    """
-    arguments = described.get("model_args") or {}
-    if not isinstance(arguments, Mapping) or str(arguments.get("act_layer", "gelu")) not in ACTIVATIONS:
-        what = f"{path} has model_args that are not known here: {str(arguments)[:200]}"
-        raise CheckpointError(what, f"act_layer may be {' or '.join(ACTIVATIONS)}")
-    heads, gelu = arguments.get("num_heads"), ACTIVATIONS[arguments.get("act_layer", "gelu")]
-    config, state = from_timm(tensors, path, heads=heads, gelu=gelu, pool=described.get("global_pool"))
-    preprocessing, assumed = preprocessing_of(described, config, path)
-    names = described.get("label_names")
-    if "act_layer" not in arguments:
-        assumed.insert(0, "exact GELU")
-    return Weights(
-        layout="timm",
-        config=config,
-        tensors=state,
-        preprocessing=preprocessing,
-        classes=tuple(map(str, names)) if isinstance(names, list) and len(names) == config.classes else None,
-        assumed=(*assumed, f"LayerNorm eps {config.norm_eps:g}", f"{config.heads} heads"),
-    )
+# (width, depth) -> timm's word for the size, and the patches of which it has such a model
+SIZES = {
+    (192, 12): ("tiny", (16,)),
+    (384, 12): ("small", (8, 16, 32)),
+    (768, 12): ("base", (8, 16, 32)),
+    (1024, 24): ("large", (14, 16, 32)),
+    (1280, 32): ("huge", (14,)),
+    (1408, 40): ("giant", (14,)),
+    (1664, 48): ("gigantic", (14,)),
+}
+DISTILLED = {192: "tiny", 384: "small", 768: "base"}
 
 
 def from_timm(
-    state: Mapping[str, Tensor], where: Path, *, heads: int | None = None, gelu: str = "exact", pool: str | None = None
+    state: Mapping[str, Tensor], where: Path, told: Mapping[str, Any] | None = None
 ) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """The config that the shapes of a timm state dict show, and its tensors by our names.
+    """The config of a timm state dict, and its tensors by our names.
 
     Args:
         where: the file, for messages.
-        heads: attention heads; by default those of the published model of that width.
-        gelu: "exact" or "tanh", which no shape shows.
-        pool: timm's ``global_pool``; by default the class token where there is one, else the mean.
+        told: what no tensor shows, as timm's ``VisionTransformer`` takes it: ``num_heads``, by default those of the
+            published model of that width; ``act_layer``; ``global_pool``, by default the class token where there is one,
+            else the mean; ``img_size``, by default a square; ``no_embed_class``; and ``norm_eps``.
 
     Raises:
         CheckpointError: it is not a plain ViT, or something in it has no counterpart here.
     """
+    told = dict(told or {})
     _check_plain(state, where)
-    projection = state["patch_embed.proj.weight"]  # (D, C, height, width of a patch)
-    width, channels, *patch = projection.shape
+    width, channels, *patch = state["patch_embed.proj.weight"].shape  # (D, C, height, width of a patch)
     prefix = tuple(token for token in ("cls", "dist") if f"{token}_token" in state)
     registers = state["reg_token"].shape[1] if "reg_token" in state else 0
-    state, grid = _with_slots(dict(state), prefix=len(prefix), registers=registers, where=where)
-    if "head_dist.weight" in state:
-        state = {TWO_HEADS.get(name, name): tensor for name, tensor in state.items()}
-    head = state.get("head.weight", state.get("head.cls.weight"))
-    pool = pool or ("map" if "attn_pool.latent" in state else "token" if prefix else "avg")
-    if not isinstance(pool, str) or pool not in POOLS:
-        raise CheckpointError(f"{where} pools by {pool!r}", f"{', '.join(POOLS)} are known here")
+    grid, slotted = _grid(state, told, patch, before=len(prefix) + registers, registers=registers, where=where)
+    renamed = _by_our_names(state, prefix=len(prefix), registers=registers if slotted else 0)
+    head = state.get("head.weight")
     try:
         config = ViTConfig(
-            image_size=(grid * patch[0], grid * patch[1]),
+            image_size=(grid[0] * patch[0], grid[1] * patch[1]),
             patch_size=(patch[0], patch[1]),
             in_channels=channels,
             classes=0 if head is None else len(head),
             width=width,
             depth=1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks.")),
-            heads=heads or _heads(width, where),
+            heads=told.get("num_heads") or _heads(width, where),
             mlp_width=len(state["blocks.0.mlp.fc1.weight"]),
             prefix=prefix,
             registers=registers,
-            pool=POOLS[pool],
+            pool=_pool(state, told, prefix, registers, where),
+            pool_norm="fc_norm.weight" in state,
             positions="learned",
+            prefix_positions=slotted or not prefix,
             position_resize="bicubic-antialias",
-            gelu=gelu,
+            gelu=ACTIVATIONS[told.get("act_layer") or "gelu"],
+            norm_eps=told.get("norm_eps", 1e-6),
             qkv_bias="blocks.0.attn.qkv.bias" in state,
-            layer_scale=1e-5 if "blocks.0.ls1.gamma" in state else None,
+            layer_scale=(told.get("init_values") or 1e-5) if "blocks.0.ls1.gamma" in state else None,
         )
     except (ConfigError, ValueError) as error:
         raise CheckpointError(f"the tensors of {where} are of no ViT that can be built: {error}", AGAIN) from error
-    return config, state
+    return config, renamed
 
 
-def to_timm(config: ViTConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The inverse of `from_timm`: tensors by timm's names, and the arguments timm's ``VisionTransformer`` must be told.
+def to_timm(config: Config, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `from_timm`: tensors by timm's names, for the model that `arguments_of` makes.
 
     Raises:
         CheckpointError: the model has a part that timm's plain ViT has not.
     """
-    if config.pre_logits or (config.positions, config.positions_at) != ("learned", "stem"):
-        part = (
-            "a hidden layer in the head"
-            if config.pre_logits
-            else f"{config.positions} positions, {config.positions_at}"
-        )
-        raise CheckpointError(f"timm's ViT has no counterpart of {part}", "keep it in vitrail's format")
+    config = _writable(config)
     names = {ours: theirs for theirs, ours in TWO_HEADS.items()}
-    told = {
-        "act_layer": next(name for name, gelu in ACTIVATIONS.items() if gelu == config.gelu),
-        "global_pool": next(name for name, pool in POOLS.items() if pool == config.pool),
-        "num_heads": config.heads,
-        "img_size": list(config.image_size),
-        "no_embed_class": bool(config.registers),
-    }
     renamed = {names.get(name, name): tensor for name, tensor in state.items()}
-    if config.registers:
-        # with registers timm's table has patches only; what it adds to the class token goes into the token itself
-        slots = renamed["pos_embed"]
-        for place, token in enumerate(config.prefix):
-            renamed[f"{token}_token"] = renamed[f"{token}_token"] + slots[:, place : place + 1]
-        renamed["pos_embed"] = slots[:, len(config.prefix) :]
-    return renamed, told
+    if config.registers and config.prefix_slots:
+        # where timm's prefix tokens have slots, registers have too
+        table, prefix = renamed["pos_embed"], config.prefix_slots
+        none = table.new_zeros(1, config.registers, config.width)
+        renamed["pos_embed"] = torch.cat([table[:, :prefix], none, table[:, prefix:]], 1)
+    return renamed
 
 
-def preprocessing_of(described: Mapping[str, Any], config: ViTConfig, where: Path) -> tuple[Preprocessing, list[str]]:
-    """The preprocessing that timm's ``config.json`` states, with what of it was assumed; ``{}`` for a bare file.
-
-    Raises:
-        CheckpointError: it states something that is not known here.
-    """
-    stated = described.get("pretrained_cfg", described)
-    defaults: dict[str, Any] = {
-        "mean": [0.5] * config.in_channels,
-        "std": [0.5] * config.in_channels,
-        "interpolation": "bicubic",
-        "crop_pct": 0.9,
-        "crop_mode": "center",
+def arguments_of(config: Config) -> dict[str, Any]:
+    """The arguments with which timm's ``VisionTransformer`` is the model of ``config``. Raises as `to_timm`."""
+    config = _writable(config)
+    told = {
+        "img_size": list(config.image_size),
+        "patch_size": list(config.patch_size),
+        "in_chans": config.in_channels,
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        "mlp_ratio": _ratio(config.mlp_width, config.width),
+        "qkv_bias": config.qkv_bias,
+        "class_token": bool(config.prefix),
+        "reg_tokens": config.registers,
+        "no_embed_class": not config.prefix_slots,
+        "global_pool": next(theirs for theirs, ours in POOLS.items() if ours == config.pool),
+        "pool_include_prefix": config.pool == "map",
+        "fc_norm": config.pool_norm,
+        "act_layer": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.gelu),
     }
-    if not isinstance(stated, Mapping):
-        raise CheckpointError(f"{where} describes no preprocessing", AGAIN)
-    assumed = [f"{name} {value}" for name, value in defaults.items() if stated.get(name) is None]
-    value = {name: default if stated.get(name) is None else stated[name] for name, default in defaults.items()}
-    try:
-        fraction = float(value["crop_pct"])
-        if not 0.1 <= fraction <= 1:
-            raise ValueError(f"crop_pct is {fraction}")
-        preprocessing = Preprocessing.timm(
-            config.image_size,
-            crop_fraction=fraction,
-            interpolation=value["interpolation"],
-            mean=tuple(map(float, value["mean"])),
-            std=tuple(map(float, value["std"])),
+    return told if config.layer_scale is None else {**told, "init_values": config.layer_scale}
+
+
+def architecture_of(config: ViTConfig) -> str:
+    """A name of timm's for a model of this size, or the name from which its arguments make one."""
+    if "dist" in config.prefix:
+        return f"deit_{DISTILLED.get(config.width, 'base')}_distilled_patch16_224"
+    size, patches = SIZES.get((config.width, config.depth), ("base", ()))
+    patch = config.patch_size[0] if config.patch_size[0] in patches else patches[0] if patches else 16
+    return f"vit_{size}_patch{patch}_224"
+
+
+def _ratio(mlp_width: int, width: int) -> float:
+    """What timm multiplies the width with, and cuts, to get the width of the MLP."""
+    ratio = mlp_width / width
+    return ratio if int(width * ratio) == mlp_width else math.nextafter(ratio, math.inf)
+
+
+def _writable(config: Config) -> ViTConfig:
+    """The config, of a model that timm's plain ViT can be. Raises `CheckpointError`."""
+    if not isinstance(config, ViTConfig):
+        raise CheckpointError(
+            f"timm's layout of {config.about} is not known here", "keep it in vitrail's format: --to native"
         )
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"the preprocessing in {where} cannot be used: {error}", AGAIN) from error
-    if value["crop_mode"] == "squash":
-        preprocessing = replace(preprocessing, resize="squash", resize_to=None)
-    elif value["crop_mode"] != "center":
-        what = f"{where} asks for the crop mode {value['crop_mode']!r}"
-        raise CheckpointError(what, "center and squash are known here; set crop_mode to one of them")
-    return preprocessing, assumed
+    wrong = {
+        "a hidden layer in the head": config.pre_logits,
+        f"{config.positions} positions, {config.positions_at}": (config.positions, config.positions_at)
+        != ("learned", "stem"),
+        f"pooling by {config.pool}": config.pool not in POOLS.values(),
+        "layers without skips": not config.skips,
+        "a distillation token that is not read, beside registers or without a position": "dist" in config.prefix
+        and (config.pool != "cls" or config.registers > 0 or not config.prefix_positions),
+        "images that are not whole patches": any(
+            side % patch for side, patch in zip(config.image_size, config.patch_size)
+        ),
+    }
+    for part, there in wrong.items():
+        if there:
+            raise CheckpointError(
+                f"timm's ViT has no counterpart of {part}", "keep it in vitrail's format: --to native"
+            )
+    return config
+
+
+def _by_our_names(state: Mapping[str, Tensor], *, prefix: int, registers: int) -> dict[str, Tensor]:
+    """The tensors, without the slots of ``registers``: what they add to a register goes into the register itself."""
+    renamed = dict(state)
+    if "head_dist.weight" in state:
+        renamed = {TWO_HEADS.get(name, name): tensor for name, tensor in state.items()}
+    if registers:
+        table = state["pos_embed"]
+        added = table[:, prefix : prefix + registers]
+        renamed["pos_embed"] = torch.cat([table[:, :prefix], table[:, prefix + registers :]], 1)
+        if added.any():
+            renamed["reg_token"] = state["reg_token"] + added
+    return renamed
+
+
+def _grid(
+    state: Mapping[str, Tensor], told: Mapping[str, Any], patch: list[int], *, before: int, registers: int, where: Path
+) -> tuple[tuple[int, int], bool]:
+    """Rows and columns of patches, and whether the ``before`` tokens before them have slots in timm's table (1, S, D)."""
+    if "pos_embed" not in state:
+        raise CheckpointError(f"{where} has no 'pos_embed', from which its image size follows", "it cannot be read")
+    slots, size = state["pos_embed"].shape[1], told.get("img_size")
+    if size is not None:
+        rows, columns = (max(side // length, 1) for side, length in zip(size, patch))
+        if slots in (rows * columns, rows * columns + before):
+            return (rows, columns), slots > rows * columns
+        what = f"{where} has {slots} positions, images of {size[0]}x{size[1]} have {rows * columns} patches"
+        raise CheckpointError(what, f"they have as many positions, or {before} more for other tokens")
+    bare, slotted = _side(slots), _side(slots - before)
+    # where both would be squares: published models with registers have slots for patches only
+    if bare is not None and (registers or slotted is None or told.get("no_embed_class")):
+        return (bare, bare), False
+    if slotted is not None:
+        return (slotted, slotted), before > 0
+    what = f"{where} has {slots} positions, which is no square grid beside {before} other tokens"
+    raise CheckpointError(what, "models for other images are read from a folder whose config.json gives img_size")
+
+
+def _pool(
+    state: Mapping[str, Tensor], told: Mapping[str, Any], prefix: tuple[str, ...], registers: int, where: Path
+) -> str:
+    """Our word for how it pools. Raises `CheckpointError` for a way that is not known here."""
+    averaged = not prefix or "fc_norm.weight" in state
+    pool = told.get("global_pool") or ("map" if "attn_pool.latent" in state else "avg" if averaged else "token")
+    if not isinstance(pool, str) or pool not in POOLS:
+        raise CheckpointError(f"{where} pools by {pool!r}", f"{', '.join(POOLS)} are known here")
+    if (prefix or registers) and pool != "token" and bool(told.get("pool_include_prefix")) != (pool == "map"):
+        tokens = "with" if pool == "avg" else "without"
+        what = f"{where} pools by {pool} {tokens} the tokens before the patches"
+        raise CheckpointError(what, "avg without and map with them are known here (pool_include_prefix)")
+    return POOLS[pool]
 
 
 def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
@@ -197,34 +241,9 @@ def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
         if tensor.ndim != 3 or tensor.shape[::2] != (1, width) or not tensor.is_floating_point():
             what = f"{where} has {name!r} of shape {tuple(tensor.shape)}, {tensor.dtype}"
             raise CheckpointError(what, f"in a model {width} wide it is (1, n, {width}), of floats")
-    if "fc_norm.weight" in state:
-        what = f"{where} has 'fc_norm': it takes the mean of the patches before the last norm, not after it"
-        raise CheckpointError(what, "such models cannot be built here yet")
-
-
-def _with_slots(state: dict[str, Tensor], *, prefix: int, registers: int, where: Path) -> tuple[dict[str, Tensor], int]:
-    """The state with a position for each prefix token and patch and none for registers, and the side of the grid.
-
-    timm's table (1, S, D) has slots for all tokens, or for patches only (DeiT III, models with registers).
-    """
-    if "pos_embed" not in state:
-        raise CheckpointError(f"{where} has no 'pos_embed', from which its image size follows", "it cannot be read")
-    table = state["pos_embed"]
-    before = prefix + registers
-    bare, slotted = _side(table.shape[1]), _side(table.shape[1] - before)
-    # where both would be squares: published models with registers have slots for patches only
-    if bare is not None and (registers or slotted is None):
-        side = bare
-        state["pos_embed"] = torch.cat([table.new_zeros(1, prefix, table.shape[2]), table], 1)
-    elif slotted is not None:
-        side = slotted
-        if registers:
-            state["reg_token"] = state["reg_token"] + table[:, prefix:before]
-        state["pos_embed"] = torch.cat([table[:, :prefix], table[:, before:]], 1)
-    else:
-        what = f"{where} has {table.shape[1]} positions, which is no square grid beside {before} other tokens"
-        raise CheckpointError(what, "models for square images are read")
-    return state, side
+    if "norm_pre.weight" in state:
+        what = f"{where} has 'norm_pre': it normalises before the first block, as CLIP's models do"
+        raise CheckpointError(what, "such models cannot be built here")
 
 
 def _side(patches: int) -> int | None:

@@ -1,0 +1,184 @@
+"""timm's ``config.json`` both ways: which model it is, what it was told, how its pictures are made."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.data.images import Preprocessing
+from vitrail.errors import CheckpointError
+from vitrail.models import Config
+from vitrail.tasks.classification import Classifier
+from vitrail.weights.description import config_of
+from vitrail.weights.layout import Weights
+from vitrail.weights.tensors import AGAIN, printable
+from vitrail.weights.timm import ACTIVATIONS, architecture_of, arguments_of, from_timm, to_timm
+
+# what the names of some of timm's models say and no tensor shows, as `from_timm` is told it
+SAID_BY_NAME: dict[str, dict[str, Any]] = {
+    r"vit_base_patch16_gap_": {"num_heads": 16},
+    r"vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip_": {"act_layer": "gelu_tanh"},
+    r"vit_large_patch16_siglip_(gap_)?512": {"act_layer": "gelu_tanh"},
+    r"beit3_|vit_.*_clip_": {"norm_eps": 1e-5},
+}
+# tensors of the same names and shapes, of blocks that compute something else: their norms come after attention and MLP
+OTHER_BLOCKS = re.compile(r"_rpn_")
+# arguments that tensors show, and those that only training heeds
+SHOWN = {
+    "num_classes", "in_chans", "patch_size", "embed_dim", "depth", "mlp_ratio", "qkv_bias", "class_token", "reg_tokens",
+    "fc_norm", "pre_norm", "qk_norm", "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate",
+    "drop_path_rate", "weight_init", "fix_init", "dynamic_img_size",
+}  # fmt: skip
+TOLD = {"num_heads", "act_layer", "global_pool", "img_size", "no_embed_class", "init_values", "pool_include_prefix"}
+
+
+def read_timm(
+    tensors: dict[str, Tensor], described: Mapping[str, Any], path: Path, description: Mapping[str, Any] | None = None
+) -> Weights:
+    """What tensors in timm's layout hold.
+
+    Args:
+        described: timm's ``config.json`` beside them, ``{}`` for a bare file.
+        description: vitrail's own, which then holds.
+
+    Raises:
+        CheckpointError: as `from_timm` and `preprocessing_of`; a model or arguments of timm's that are not known here.
+    """
+    if description is None:
+        told = _told(described, path)
+    else:
+        told = arguments_of(config_of(description, path))
+    config, state = from_timm(tensors, path, told)
+    preprocessing, assumed = preprocessing_of(described, config, path)
+    names = described.get("label_names")
+    if "act_layer" not in told:
+        assumed.insert(0, "exact GELU")
+    return Weights(
+        layout="timm",
+        config=config,
+        tensors=state,
+        preprocessing=preprocessing,
+        classes=tuple(map(str, names)) if isinstance(names, list) and len(names) == config.classes else None,
+        assumed=(*assumed, f"LayerNorm eps {config.norm_eps:g}", f"{config.heads} heads"),
+        description=description,
+    )
+
+
+def _told(described: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What a ``config.json`` says that no tensor shows, by `from_timm`'s words."""
+    arguments, name = described.get("model_args") or {}, str(described.get("architecture", ""))
+    if OTHER_BLOCKS.search(name):
+        what = f"{path} is {printable(name)}, whose blocks compute something else than those of a ViT"
+        raise CheckpointError(what, "such models cannot be built here")
+    known = SHOWN | TOLD | {"norm_layer"}
+    unknown = sorted(set(arguments) - known) if isinstance(arguments, Mapping) else ["no object"]
+    if unknown or arguments.get("norm_layer") not in (None, "layernorm"):
+        what = f"{path} has model_args that are not known here: {printable(arguments, 200)}"
+        raise CheckpointError(what, "a plain ViT with LayerNorm is known, and " + ", ".join(sorted(TOLD)))
+    if str(arguments.get("act_layer") or "gelu") not in ACTIVATIONS:
+        what = f"{path} has the act_layer {printable(arguments['act_layer'])}"
+        raise CheckpointError(what, f"act_layer may be {' or '.join(ACTIVATIONS)}")
+    told: dict[str, Any] = {"global_pool": described.get("global_pool")}
+    for pattern, said in SAID_BY_NAME.items():
+        told |= said if re.match(pattern, name) else {}
+    told |= {key: value for key, value in arguments.items() if key in TOLD}
+    told["img_size"] = _pair(told.get("img_size"), path)
+    return told
+
+
+def _pair(size: Any, path: Path) -> tuple[int, int] | None:
+    pair = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list) else size
+    if pair is not None and (len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair)):
+        raise CheckpointError(f"{path} has the img_size {printable(size)}", "give pixels, or [height, width]")
+    return pair
+
+
+def preprocessing_of(described: Mapping[str, Any], config: Config, where: Path) -> tuple[Preprocessing, list[str]]:
+    """The preprocessing that timm's ``config.json`` states, with what of it was assumed; ``{}`` for a bare file.
+
+    Raises:
+        CheckpointError: it states something that is not known here.
+    """
+    stated = described.get("pretrained_cfg", described)
+    defaults: dict[str, Any] = {
+        "mean": [0.5] * config.in_channels,
+        "std": [0.5] * config.in_channels,
+        "interpolation": "bicubic",
+        "crop_pct": 0.9,
+        "crop_mode": "center",
+    }
+    if not isinstance(stated, Mapping):
+        raise CheckpointError(f"{where} describes no preprocessing", AGAIN)
+    assumed = [f"{name} {value}" for name, value in defaults.items() if stated.get(name) is None]
+    value = {name: default if stated.get(name) is None else stated[name] for name, default in defaults.items()}
+    try:
+        fraction = float(value["crop_pct"])
+        if not 0.1 <= fraction <= 1:
+            raise ValueError(f"crop_pct is {fraction}")
+        preprocessing = Preprocessing.timm(
+            config.image_size,
+            crop_fraction=fraction,
+            interpolation=value["interpolation"],
+            mean=tuple(map(float, value["mean"])),
+            std=tuple(map(float, value["std"])),
+        )
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"the preprocessing in {where} cannot be used: {error}", AGAIN) from error
+    if value["crop_mode"] == "squash" and stated.get("crop_pct") in (None, 1, 1.0):
+        preprocessing = replace(preprocessing, resize="squash", resize_to=None)
+    elif value["crop_mode"] != "center":
+        what = f"{where} asks for the crop mode {value['crop_mode']!r} of {fraction:g}"
+        raise CheckpointError(
+            what, "center, and squash of 1, are known here; set crop_mode and crop_pct to one of them"
+        )
+    return preprocessing, assumed
+
+
+def as_timm(classifier: Classifier) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors by timm's names, and the ``config.json`` from which timm makes the model (``timm.create_model`` with
+    ``local-dir:FOLDER`` or ``hf-hub:owner/name``). Raises `CheckpointError` as `to_timm`.
+    """
+    config = classifier.config
+    tensors, told = to_timm(config, classifier.backbone.state_dict()), arguments_of(config)
+    heads = ["head", "head_dist"] if "head_dist.weight" in tensors else "head"
+    return tensors, {
+        "architecture": architecture_of(config),
+        "num_classes": config.classes,
+        "num_features": config.width,
+        "global_pool": told["global_pool"],
+        "label_names": list(classifier.classes),
+        "model_args": told,
+        "pretrained_cfg": {
+            "custom_load": False,
+            "input_size": [config.in_channels, *config.image_size],
+            "fixed_input_size": True,
+            **_stated(classifier.preprocessing),
+            "num_classes": config.classes,
+            "pool_size": None,
+            "first_conv": classifier.backbone.first_layer.removesuffix(".weight"),
+            "classifier": heads,
+        },
+    }
+
+
+def _stated(preprocessing: Preprocessing) -> dict[str, Any]:
+    """What `preprocessing_of` reads; timm has no word for another rounding, nor for pictures that are not resized."""
+    side, fraction = min(preprocessing.size), 1.0
+    if preprocessing.resize == "short":
+        assert preprocessing.resize_to is not None
+        fraction = side / preprocessing.resize_to
+        while math.floor(side / fraction) < preprocessing.resize_to:
+            fraction = math.nextafter(fraction, 0)
+    return {
+        "interpolation": preprocessing.interpolation,
+        "crop_pct": fraction,
+        "crop_mode": "squash" if preprocessing.resize == "squash" else "center",
+        "mean": list(preprocessing.mean),
+        "std": list(preprocessing.std),
+    }
