@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import ConfigError
-from vitrail.tasks.classification import Classifier, check_classes
+from vitrail.tasks.classification import Classifier
 from vitrail.weights.adapt import adapt as adapt
+from vitrail.weights.adapt import adapted
 from vitrail.weights.find import find
 from vitrail.weights.layout import Log
 from vitrail.weights.read import read
@@ -24,6 +24,7 @@ def load(
     *,
     classes_file: str | Path | None = None,
     image_size: int | tuple[int, int] | None = None,
+    in_channels: int | None = None,
     classes: Sequence[str] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
     log: Log = to_stderr,
@@ -34,9 +35,11 @@ def load(
         model: a run directory, a ``model/`` folder, a ``.safetensors`` file of vitrail or in timm's layout, a folder as
             timm's ``save_for_hf`` writes it, ``hf:owner/name`` or ``hf:owner/name@revision`` for such a folder on the
             Hugging Face hub, an ``.npz`` as Google saves ViTs, a pickled checkpoint (.pt, .pth, .bin) in timm's layout,
-            which a process of its own opens, or ``latest``: the newest finished run under ``./runs``.
+            which a process of its own opens, or ``latest``: the newest finished run under ``./runs``. What vitrail wrote
+            beside a file of a foreign layout, in ``NAME.json``, holds.
         classes_file: a text file that names the outputs, one a line; for weights that carry no names.
         image_size: pixels, or (height, width), to use it at; positions are resized by the config's rule.
+        in_channels: of other images than it was trained on; see `vitrail.weights.adapt.for_channels`.
         classes: other classes to train it for; the head is then one linear layer of zeros.
         preprocessing: what is known better than the weights tell, as `Preprocessing.stated` takes it.
         log: takes each line on what the weights do not say and was assumed.
@@ -45,22 +48,10 @@ def load(
         ConfigError: there is nothing of that name; names that do not fit.
         CheckpointError: damaged or foreign weights; says which tensors do not fit, or which formats are read.
     """
-    classifier = read(find(model), log, named=classes_file is not None).classifier
-    if classes_file is not None:
-        classifier.classes = read_classes(Path(classes_file), outputs=len(classifier.classes))
-    if classes is not None or image_size is not None:
-        classifier = adapt(classifier, classes=classes, image_size=image_size)
+    loaded = read(find(model), log, named=classes_file is not None)
+    classifier = adapted(
+        loaded.classifier, classes_file, image_size=image_size, in_channels=in_channels, classes=classes
+    )
     if preprocessing:
         classifier.preprocessing = classifier.preprocessing.stated(**preprocessing)
     return classifier.eval()
-
-
-def read_classes(file: Path, *, outputs: int) -> tuple[str, ...]:
-    """The names in a text file, one a line, in the order of the outputs. Raises `ConfigError` where they do not fit."""
-    try:
-        names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the class names in {file} cannot be read: {error}", "give a text file, one name a line"
-        ) from error
-    return check_classes([name for name in names if name], outputs=outputs)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import MODELS
-from vitrail.weights.folders import CONFIG, INDEX, PICKLED, WHOLE
+from vitrail.weights.folders import CONFIG, OF_A_FOLDER
 from vitrail.weights.hub import REMOTE, fetch
 from vitrail.weights.tensors import printable, read_json
 
@@ -18,7 +18,6 @@ READABLE = (
     "a run directory, a model folder, a .safetensors file (of vitrail or in timm's layout) or a pickled one (.pt, .pth, "
     ".bin), a folder as timm saves it, hf:owner/name, a Google .npz, or 'latest'"
 )
-OF_A_FOLDER = (CONFIG, WHOLE, INDEX, PICKLED)
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".th", ".tar")
 LATER = {".onnx": "ONNX", ".h5": "Keras .h5", ".msgpack": "Flax .msgpack", ".gguf": "GGUF"}
 

@@ -14,6 +14,7 @@ from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable, read_json, r
 
 CONFIG = "config.json"
 WHOLE, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+OF_A_FOLDER = (CONFIG, WHOLE, INDEX, PICKLED)
 MOST_SHARDS = 1_000
 
 
