@@ -233,10 +233,22 @@ class Preprocessing:
         mean: tuple[float, ...] = (0.5, 0.5, 0.5),
         std: tuple[float, ...] = (0.5, 0.5, 0.5),
     ) -> Preprocessing:
-        """timm's evaluation transform (timm/data/transforms_factory.py): for 224, shorter side 248, centre crop 224."""
-        size = (size, size) if isinstance(size, int) else size
-        shorter = math.floor(min(size) / crop_fraction)
-        return cls(size=size, resize="short", resize_to=shorter, interpolation=interpolation, mean=mean, std=std)
+        """timm's evaluation transform (timm/data/transforms_factory.py): for 224, shorter side 248, centre crop 224.
+
+        Where ``size`` is no square it resizes with a function of its own, which rounds.
+        """
+        height, width = (size, size) if isinstance(size, int) else size
+        shorter = math.floor(min(height, width) / crop_fraction)
+        rounding = "floor" if height == width else "round"
+        return cls(
+            size=(height, width),
+            resize="short",
+            resize_to=shorter,
+            rounding=rounding,
+            interpolation=interpolation,
+            mean=mean,
+            std=std,
+        )
 
     @classmethod
     def paper(cls, size: int | tuple[int, int] = 224, *, channels: int = 3) -> Preprocessing:

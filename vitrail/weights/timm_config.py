@@ -51,7 +51,7 @@ def read_timm(
         CheckpointError: as `from_timm` and `preprocessing_of`; a model or arguments of timm's that are not known here.
     """
     if description is None:
-        told = _told(described, path)
+        told = told_by(described, path)
     else:
         told = arguments_of(config_of(description, path))
     config, state = from_timm(tensors, path, told)
@@ -70,7 +70,7 @@ def read_timm(
     )
 
 
-def _told(described: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def told_by(described: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What a ``config.json`` says that no tensor shows, by `from_timm`'s words."""
     arguments, name = described.get("model_args") or {}, str(described.get("architecture", ""))
     if OTHER_BLOCKS.search(name):
