@@ -14,6 +14,7 @@ from vitrail.weights.arrays import read_npz
 from vitrail.weights.find import Found, find
 from vitrail.weights.folders import read_folder
 from vitrail.weights.google import read_google
+from vitrail.weights.huggingface import PROCESSOR, read_huggingface
 from vitrail.weights.layout import Log, Weights
 from vitrail.weights.native import KEY, from_single_file, load_model
 from vitrail.weights.pickled import read_pickle
@@ -38,9 +39,10 @@ def load(
 
     Args:
         model: a run directory, a ``model/`` folder, a ``.safetensors`` file of vitrail or in timm's layout, a folder as
-            timm's ``save_for_hf`` writes it, ``hf:owner/name`` or ``hf:owner/name@revision`` for such a folder on the
-            Hugging Face hub, an ``.npz`` as Google saves ViTs, a pickled checkpoint (.pt, .pth, .bin) in timm's layout,
-            which a process of its own opens, or ``latest``: the newest finished run under ``./runs``.
+            timm's ``save_for_hf`` or the ``save_pretrained`` of transformers writes it, ``hf:owner/name`` or
+            ``hf:owner/name@revision`` for such a folder on the Hugging Face hub, an ``.npz`` as Google saves ViTs, a
+            pickled checkpoint (.pt, .pth, .bin) in timm's layout, which a process of its own opens, or ``latest``: the
+            newest finished run under ``./runs``.
         classes_file: a text file that names the outputs, one a line; for weights that carry no names.
         image_size: pixels, or (height, width), to use it at; positions are resized by the config's rule.
         classes: other classes to train it for; the head is then one linear layer of zeros.
@@ -72,6 +74,9 @@ def _read(found: Found, log: Log) -> Classifier | Weights:
             return load_model(path)
         case "timm folder":
             return read_timm(read_folder(path, log=log), read_json(path / "config.json"), path)
+        case "huggingface folder":
+            preprocessor = read_json(path / PROCESSOR) if (path / PROCESSOR).is_file() else {}
+            return read_huggingface(read_folder(path, log=log), read_json(path / "config.json"), preprocessor, path)
         case "pickled file":
             return read_timm(read_pickle(path, log=log), {}, path)
         case "google file":

@@ -25,6 +25,7 @@ class Weights:
         layout: whose it is, in a word.
         tensors: by our names, exactly those of a model of ``config``.
         classes: names of the outputs; None where the file carries none.
+        multi_label, temperature: as `Classifier` has them.
         assumed: each numeric or step of preprocessing that the file does not state, with the value it was given.
         unused: foreign names of tensors that have no place in the model, such as the decoder of an autoencoder.
     """
@@ -34,6 +35,8 @@ class Weights:
     tensors: dict[str, Tensor]
     preprocessing: Preprocessing
     classes: tuple[str, ...] | None = None
+    multi_label: bool = False
+    temperature: float = 1.0
     assumed: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
 
@@ -59,4 +62,11 @@ class Weights:
             log(f"unused   {len(self.unused)} tensors: {', '.join(self.unused[:MOST_NAMED])}{more}")
         names = self.classes or [str(number) for number in range(self.config.classes)]
         provenance = {"weights": path.name, "layout": self.layout}
-        return Classifier(backbone, names, self.preprocessing, provenance=provenance)
+        return Classifier(
+            backbone,
+            names,
+            self.preprocessing,
+            multi_label=self.multi_label,
+            temperature=self.temperature,
+            provenance=provenance,
+        )

@@ -51,7 +51,7 @@ def save_model(
         DiskError: the disk is full or refuses; what was there before is intact.
     """
     path = Path(path)
-    description = _describe(classifier, metrics or {}, classifier.provenance if provenance is None else provenance)
+    description = describe(classifier, metrics or {}, classifier.provenance if provenance is None else provenance)
     tensors = {name: each.detach().cpu().contiguous() for name, each in classifier.backbone.state_dict().items()}
     if path.suffix == ".safetensors":
         with disk_errors(path):
@@ -127,7 +127,8 @@ def check_version(description: Mapping[str, Any], where: Path) -> None:
         raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
 
 
-def _describe(classifier: Classifier, metrics: Mapping[str, float], provenance: Mapping[str, Any]) -> dict[str, Any]:
+def describe(classifier: Classifier, metrics: Mapping[str, float], provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """All that is known of a model but its tensors, as plain values for JSON."""
     return {
         "format_version": FORMAT_VERSION,
         "architecture": classifier.config.architecture,
