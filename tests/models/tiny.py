@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from vitrail.models import Config, ViTConfig
+from vitrail.models import Config, SwinConfig, ViTConfig
 
 SMALL = {"image_size": 32, "classes": 7}
 
 TINY: dict[str, Config] = {
     "vit": ViTConfig(**SMALL, patch_size=8, width=16, depth=3, heads=2, mlp_width=24),
+    # maps of 8 x 8 and 4 x 4, filled up to windows of 3 x 3, every second one shifted
+    "swin": SwinConfig(**SMALL, width=8, depths=(2, 2), heads=(1, 2), window=3, mlp_ratio=2.0),
+    # maps of 9 x 7, 5 x 4, 3 x 2: odd, filled up, and at last smaller than a window
+    "swin, odd map": SwinConfig(
+        **{**SMALL, "image_size": (34, 27)}, width=8, depths=(1, 2, 1), heads=(2, 2, 4), window=4
+    ),
 }

@@ -13,5 +13,7 @@ from vitrail.models.family import create_backbone as create_backbone
 from vitrail.models.family import sketch as sketch
 from vitrail.models.layers import Patches as Patches
 from vitrail.models.layers import Tokens as Tokens
+from vitrail.models.swin import Swin as Swin
+from vitrail.models.swin import SwinConfig as SwinConfig
 from vitrail.models.vit import ViT as ViT
 from vitrail.models.vit_config import ViTConfig as ViTConfig

@@ -9,11 +9,12 @@ import torch
 from vitrail.errors import ConfigError, nearest
 from vitrail.models.backbone import Backbone
 from vitrail.models.config import Config, changed
+from vitrail.models.swin import SWINS, Swin, SwinConfig
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import DEITS, VITS, ViTConfig
 
-MODELS: dict[str, Config] = {**VITS, **DEITS}
-BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT}
+MODELS: dict[str, Config] = {**VITS, **DEITS, **SWINS}
+BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT, SwinConfig: Swin}
 ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config in BACKBONES}
 
 

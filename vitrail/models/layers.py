@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.config import check_divides
+from vitrail.models.config import check_divides, grid_of
 
 
 class Patches(NamedTuple):
@@ -131,8 +131,11 @@ def whole_patches(images: Tensor, patch_size: tuple[int, int], *, pad: bool) -> 
     if not pad:
         check_divides(images.shape[2:], patch_size)
         return images
-    below, right = (-length % patch for length, patch in zip(images.shape[2:], patch_size))
-    return F.pad(images, (0, right, 0, below)) if below or right else images
+    grid = grid_of(images.shape[2:], patch_size)
+    below, right = (count * patch - length for count, patch, length in zip(grid, patch_size, images.shape[2:]))
+    if torch.compiler.is_compiling() or below or right:  # a compiled model keeps one graph for all sizes
+        return F.pad(images, (0, right, 0, below))
+    return images
 
 
 def residual_stream(x: Tensor) -> Tensor:
