@@ -9,12 +9,14 @@ import torch
 from vitrail.errors import ConfigError, nearest
 from vitrail.models.backbone import Backbone
 from vitrail.models.config import Config, changed
+from vitrail.models.pvt import PVT, PVTS, PVTConfig
+from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config
 from vitrail.models.swin import SWINS, Swin, SwinConfig
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import DEITS, VITS, ViTConfig
 
-MODELS: dict[str, Config] = {**VITS, **DEITS, **SWINS}
-BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT, SwinConfig: Swin}
+MODELS: dict[str, Config] = {**VITS, **DEITS, **SWINS, **PVTS, **PVT_V2S}
+BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT, SwinConfig: Swin, PVTConfig: PVT, PVTv2Config: PVTv2}
 ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config in BACKBONES}
 
 

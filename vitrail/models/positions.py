@@ -90,7 +90,7 @@ def resize(table: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
     Two matrix products, one along each axis, whatever the rule: a compiled model keeps one graph for all sizes, where
     ``F.interpolate`` with aligned corners would be traced again for each.
     """
-    if old == new and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and old == new:
         return table
     of_rows, of_columns = (resampling(*lengths, rule, table.device) for lengths in zip(old, new))
     image = table.unflatten(1, old).float()  # (L, h, w, D)
