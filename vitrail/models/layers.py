@@ -28,6 +28,16 @@ class Patches(NamedTuple):
     ids: Tensor | None = None
 
 
+def drop_patches(patches: Patches, share: float) -> Patches:
+    """Leaves out a ``share`` of the patches, the same number for each image; what was chosen before is not thinned again."""
+    x, grid, ids = patches
+    if not share or ids is not None:
+        return patches
+    kept = max(round(x.shape[1] * (1 - share)), 1)
+    ids = torch.rand(x.shape[:2], device=x.device).argsort(1)[:, :kept].sort(1).values  # (B, K)
+    return Patches(x.gather(1, ids[..., None].expand(-1, -1, x.shape[2])), grid, ids)
+
+
 class Tokens(NamedTuple):
     """What an encoder gives: ``x`` (B, T, D), prefix tokens first, then the patches as in `Patches`."""
 

@@ -28,6 +28,7 @@ from vitrail.models.layers import (
     Relative,
     Tokens,
     add_branch,
+    drop_patches,
     drop_rates,
     residual_stream,
     skips_work,
@@ -125,20 +126,14 @@ class ViT(Backbone):
 
     def place(self, patches: Patches) -> Patches:
         """Adds E_pos, those of the kept patches where ``ids`` says which; in training drops patches if asked to."""
-        patches = self._place_all(patches)
-        if not (self.training and self.config.patch_dropout) or patches.ids is not None:
-            return patches
-        x, grid, _ = patches
-        kept = max(round(x.shape[1] * (1 - self.config.patch_dropout)), 1)
-        ids = torch.rand(x.shape[:2], device=x.device).argsort(1)[:, :kept].sort(1).values  # (B, K)
-        return Patches(x.gather(1, ids[..., None].expand(-1, -1, self.width)), grid, ids)
+        return drop_patches(self._place_all(patches), self.config.patch_dropout if self.training else 0.0)
 
     def _place_all(self, patches: Patches) -> Patches:
         if not self._is_placed_at_stem:
             return patches
         x, grid, ids = patches
         _, places = self._embeddings(0, grid, x)
-        return Patches(x + _take(places, ids), grid, ids)
+        return Patches(x + positions.take(places, ids), grid, ids)
 
     @property
     def _is_placed_at_stem(self) -> bool:
@@ -194,7 +189,7 @@ class ViT(Backbone):
     def _slots(self, patches: Patches, table: int) -> Tensor:
         """The embeddings of a table for the whole sequence, zero for registers: (B or 1, T, D)."""
         prefix, places = self._embeddings(table, patches.grid, patches.x)
-        places = _take(places, patches.ids)
+        places = positions.take(places, patches.ids)
         prefix = F.pad(prefix, (0, 0, 0, self.config.registers)).expand(len(places), -1, -1)
         return torch.cat([prefix, places], 1)
 
@@ -252,8 +247,3 @@ class ViT(Backbone):
     @classmethod
     def resized(cls, tensors: Mapping[str, Tensor], old: ViTConfig, new: ViTConfig) -> dict[str, Tensor]:
         return positions.resize_tables(tensors, old.grid, new.grid, prefix=new.prefix_slots, rule=new.position_resize)
-
-
-def _take(places: Tensor, ids: Tensor | None) -> Tensor:
-    """(1, N, D) as it is, or of each image the rows ``ids`` (B, K): (B, K, D)."""
-    return places if ids is None else places[0][ids]
