@@ -74,14 +74,20 @@ class StageEmbed(PatchEmbed):
     """Each patch of a map times one matrix, then a norm (section 3.2)."""
 
     def __init__(self, config: PVTConfig, stage: int) -> None:
-        before, size = (config.widths[stage - 1], (2, 2)) if stage else (config.in_channels, config.patch_size)
+        before = config.widths[stage - 1] if stage else config.in_channels
+        size = (2, 2) if stage else config.patch_size
         super().__init__(before, config.widths[stage], size)
+        self.size = size
         self.norm = LayerNorm(config.widths[stage], eps=config.conv_norm_eps)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """(B, C, h P, w Q) to (B, h w, D), and the grid."""
-        rows, columns = (length // patch for length, patch in zip(images.shape[2:], self.proj.kernel_size))
-        return self.norm(super().forward(images)), (rows, columns)
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, h P, w Q) to (B, h w, D)."""
+        return self.norm(super().forward(images))
+
+    def cut(self, images: Tensor, *, pad: bool) -> Patches:
+        """The same for images of any size, where they are whole patches or may be filled up."""
+        images = whole_patches(images, self.size, pad=pad)
+        return Patches(self(images), (images.shape[2] // self.size[0], images.shape[3] // self.size[1]))
 
 
 class Block(nn.Module):
@@ -147,7 +153,7 @@ class PVT(Backbone):
         """Cuts, projects and normalises the patches of stage 1: (B, C, H, W) to (B, N, D)."""
         self._check(images)
         self.config.check_size(images.shape[2:])
-        return Patches(*self.patch_embed(whole_patches(images, self.config.patch_size, pad=self.config.pad)))
+        return self.patch_embed.cut(images, pad=self.config.pad)
 
     def place(self, patches: Patches) -> Patches:
         """Adds the positions of stage 1; those of the others are added where their maps are made."""
@@ -174,7 +180,7 @@ class PVT(Backbone):
         passed: list[tuple[Tensor, Grid]] = []
         for number, stage in enumerate(self.stages):
             if number:
-                x, grid = stage.downsample(whole_patches(as_map(x, grid), (2, 2), pad=self.config.pad))
+                x, grid, _ = stage.downsample.cut(as_map(x, grid), pad=self.config.pad)
                 x = x + self._positions(number, grid)[1].to(x)
             if self.config.prefixes(number):
                 token = (self.cls_token + self._positions(number, grid)[0]).to(x)
