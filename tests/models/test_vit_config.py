@@ -8,7 +8,8 @@ import math
 import pytest
 
 from vitrail.errors import ConfigError
-from vitrail.models import MODELS, ViTConfig, configure, create_backbone
+from vitrail.models import ViTConfig, configure, create_backbone
+from vitrail.models.vit_config import VITS
 
 MISTAKES = {
     "heads": (dict(width=192, heads=5), ["heads is 5", "divisor of width=192"]),
@@ -21,13 +22,14 @@ MISTAKES = {
     "whole share": (dict(drop_path=1), ["drop_path is 1", "[0, 1)"]),
     "below zero": (dict(patch_dropout=-0.1), ["patch_dropout is -0.1"]),
     "not a number": (dict(attention_dropout=math.nan), ["attention_dropout is nan"]),
-    "pool": (dict(pool="token"), ["pool is 'token'", "cls, cls+gap, gap, map"]),
+    "pool": (dict(pool="token"), ["pool is 'token'", "cls, cls+gap, cls-only, gap, map"]),
     "positions": (dict(positions="learnt"), ["positions is 'learnt'", "'learned'"]),
     "place": (dict(positions_at="steam"), ["positions_at is 'steam'", "'stem'"]),
     "resize": (dict(position_resize="cubic"), ["position_resize is 'cubic'", "'bicubic'"]),
     "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, tanh"]),
     "nothing to read": (dict(prefix=()), ["prefix is ()", "pool='gap'"]),
     "prefix": (dict(prefix=("dist",)), ["prefix is ('dist',)", "('cls', 'dist')"]),
+    "a token unread": (dict(pool="cls-only"), ["pool is 'cls-only'", "unless there is a second token"]),
     "waves": (dict(width=18, heads=2, positions="sincos2d"), ["width is 18", "multiple of 4"]),
     "halves": (dict(width=15, heads=3, positions="learned2d"), ["width is 15", "multiple of 2"]),
     "hidden layer of no head": (dict(classes=0, pre_logits=True), ["pre_logits is True", "classes=0"]),
@@ -73,7 +75,7 @@ def test_padding_accepts_any_size():
     assert configure("vit-b16", image_size=(225, 10), pad=True).grid == (15, 1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VITS)
 def test_a_config_survives_json(name):
     config = configure(name, layer_scale=1e-5, prefix=("cls", "dist"), registers=4)
     assert ViTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config

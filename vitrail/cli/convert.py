@@ -19,7 +19,7 @@ def convert(
     destination: str,
     /,
     *,
-    to: Literal["native", "google", "timm"] | None = None,
+    to: Literal["native", "google", "timm", "huggingface"] | None = None,
     diff: Annotated[bool, Parameter(negative="")] = False,
     force: Annotated[bool, Parameter(negative="")] = False,
     classes: Path | None = None,
@@ -37,9 +37,9 @@ def convert(
     source
         A run directory, `latest`, a model folder, a file of weights, or hf:owner/name.
     destination
-        A new folder, or a file: .safetensors (native, timm) or .npz (google). With --diff: the other model.
+        A new folder (all but google), or a file: .safetensors (native, timm) or .npz (google). With --diff: the other model.
     to
-        The layout: vitrail's own, Google's, or timm's.
+        The layout: vitrail's own, Google's, timm's, or that of Hugging Face transformers.
     diff
         Compare the two, tensor by tensor; the exit code is 0 where they are equal and 1 where not.
     force
@@ -67,7 +67,9 @@ def convert(
         _show_difference(found, source, destination, json=json)
         return 0 if found.is_none else 1
     if to is None:
-        raise ConfigError("no layout was named", "--to native, google or timm; or --diff to compare two models")
+        raise ConfigError(
+            "no layout was named", "--to native, google, timm or huggingface; or --diff to compare two models"
+        )
     from vitrail.engine.request import size_in_pixels
     from vitrail.weights.adapt import read_classes
     from vitrail.weights.convert import convert as write

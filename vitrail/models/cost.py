@@ -15,7 +15,7 @@ from vitrail.models.family import sketch
 
 class Cost(NamedTuple):
     """The parameters of a network, and for one image of its size: ``multiply_adds`` of all matrix products and
-    convolutions, ``attention`` those of them that are products of two activations, ``tokens`` after the last block.
+    convolutions, ``attention`` those of them that make, mix or use attention matrices, ``tokens`` after the last block.
 
     Norms, GELU, softmax and biases are not counted. It is the network as it is defined: `ViT.forward` does less where the
     last block need only answer for one token.
@@ -29,7 +29,8 @@ class Cost(NamedTuple):
 
 def cost_of(config: Config) -> Cost:
     """What a network of ``config`` costs."""
-    backbone = sketch(config)
+    # a view of a parameter, such as a repeated class token, counts as one that needs a gradient even without a graph
+    backbone = sketch(config).requires_grad_(False)
     parameters = sum(parameter.numel() for parameter in backbone.parameters())
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         tokens = backbone.forward_features(_image_for(backbone))

@@ -8,12 +8,24 @@ import torch
 
 from vitrail.errors import ConfigError, nearest
 from vitrail.models.backbone import Backbone
+from vitrail.models.beit import BEITS, BEiT, BEiTConfig
+from vitrail.models.cait import CAITS, CaiT, CaiTConfig
 from vitrail.models.config import Config, changed
+from vitrail.models.pvt import PVT, PVTS, PVTConfig
+from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config
+from vitrail.models.swin import SWINS, Swin, SwinConfig
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import DEITS, VITS, ViTConfig
 
-MODELS: dict[str, Config] = {**VITS, **DEITS}
-BACKBONES: dict[type[Config], type[Backbone]] = {ViTConfig: ViT}
+MODELS: dict[str, Config] = {**VITS, **DEITS, **SWINS, **PVTS, **PVT_V2S, **CAITS, **BEITS}
+BACKBONES: dict[type[Config], type[Backbone]] = {
+    ViTConfig: ViT,
+    SwinConfig: Swin,
+    PVTConfig: PVT,
+    PVTv2Config: PVTv2,
+    CaiTConfig: CaiT,
+    BEiTConfig: BEiT,
+}
 ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config in BACKBONES}
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.config import check_divides
+from vitrail.models.config import check_divides, grid_of
 
 
 class Patches(NamedTuple):
@@ -26,6 +26,16 @@ class Patches(NamedTuple):
     x: Tensor
     grid: tuple[int, int]
     ids: Tensor | None = None
+
+
+def drop_patches(patches: Patches, share: float) -> Patches:
+    """Leaves out a ``share`` of the patches, the same number for each image; what was chosen before is not thinned again."""
+    x, grid, ids = patches
+    if not share or ids is not None:
+        return patches
+    kept = max(round(x.shape[1] * (1 - share)), 1)
+    ids = torch.rand(x.shape[:2], device=x.device).argsort(1)[:, :kept].sort(1).values  # (B, K)
+    return Patches(x.gather(1, ids[..., None].expand(-1, -1, x.shape[2])), grid, ids)
 
 
 class Tokens(NamedTuple):
@@ -131,8 +141,11 @@ def whole_patches(images: Tensor, patch_size: tuple[int, int], *, pad: bool) -> 
     if not pad:
         check_divides(images.shape[2:], patch_size)
         return images
-    below, right = (-length % patch for length, patch in zip(images.shape[2:], patch_size))
-    return F.pad(images, (0, right, 0, below)) if below or right else images
+    grid = grid_of(images.shape[2:], patch_size)
+    below, right = (count * patch - length for count, patch, length in zip(grid, patch_size, images.shape[2:]))
+    if torch.compiler.is_compiling() or below or right:  # a compiled model keeps one graph for all sizes
+        return F.pad(images, (0, right, 0, below))
+    return images
 
 
 def residual_stream(x: Tensor) -> Tensor:

@@ -90,9 +90,13 @@ def resize(table: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
     Two matrix products, one along each axis, whatever the rule: a compiled model keeps one graph for all sizes, where
     ``F.interpolate`` with aligned corners would be traced again for each.
     """
-    if old == new and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and old == new:
         return table
-    of_rows, of_columns = (resampling(*lengths, rule, table.device) for lengths in zip(old, new))
+    return resample(table, old, *(resampling(*lengths, rule, table.device) for lengths in zip(old, new)))
+
+
+def resample(table: Tensor, old: Grid, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+    """A table times one matrix along each axis, (h', h) and (w', w): (L, h w, D) to (L, h' w', D)."""
     image = table.unflatten(1, old).float()  # (L, h, w, D)
     image = torch.einsum("yh,lhwd->lywd", of_rows, image)
     image = torch.einsum("xw,lywd->lyxd", of_columns, image)
@@ -124,6 +128,11 @@ def _kernel(distance: Tensor, half_width: int, sharpness: float) -> Tensor:
     near = ((sharpness + 2) * d - (sharpness + 3)) * d**2 + 1
     far = ((d - 5) * d + 8) * d * sharpness - 4 * sharpness
     return torch.where(d <= 1, near, torch.where(d < 2, far, 0.0))
+
+
+def take(places: Tensor, ids: Tensor | None) -> Tensor:
+    """(1, N, D) as it is, or of each image the rows ``ids`` (B, K): (B, K, D)."""
+    return places if ids is None else places[0][ids]
 
 
 def resize_tables(tables: Mapping[str, Tensor], old: Grid, new: Grid, *, prefix: int, rule: str) -> dict[str, Tensor]:

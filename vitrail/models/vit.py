@@ -28,6 +28,7 @@ from vitrail.models.layers import (
     Relative,
     Tokens,
     add_branch,
+    drop_patches,
     drop_rates,
     residual_stream,
     skips_work,
@@ -100,8 +101,8 @@ class ViT(Backbone):
             return nn.Identity()
         width = self.width * (2 if config.pool == "cls+gap" else 1)
         make = partial(Head, width, config.classes, pre_logits=config.pre_logits)
-        read = self.prefix if config.pool == "cls" else ()
-        return Heads({name: make() for name in read}) if len(read) > 1 else make()
+        two = config.pool == "cls" and len(self.prefix) > 1
+        return Heads({name: make() for name in self.prefix}) if two else make()
 
     @property
     def width(self) -> int:
@@ -115,7 +116,7 @@ class ViT(Backbone):
     @property
     def _reads(self) -> int | None:
         """How many of the first tokens pooling reads; None is all."""
-        return len(self.prefix) if self.config.pool == "cls" else None
+        return {"cls": len(self.prefix), "cls-only": 1}.get(self.config.pool)
 
     def patchify(self, images: Tensor) -> Patches:
         """Cuts and projects, x_p E of equation (1): (B, C, H, W) to (B, N, D)."""
@@ -125,20 +126,14 @@ class ViT(Backbone):
 
     def place(self, patches: Patches) -> Patches:
         """Adds E_pos, those of the kept patches where ``ids`` says which; in training drops patches if asked to."""
-        patches = self._place_all(patches)
-        if not (self.training and self.config.patch_dropout) or patches.ids is not None:
-            return patches
-        x, grid, _ = patches
-        kept = max(round(x.shape[1] * (1 - self.config.patch_dropout)), 1)
-        ids = torch.rand(x.shape[:2], device=x.device).argsort(1)[:, :kept].sort(1).values  # (B, K)
-        return Patches(x.gather(1, ids[..., None].expand(-1, -1, self.width)), grid, ids)
+        return drop_patches(self._place_all(patches), self.config.patch_dropout if self.training else 0.0)
 
     def _place_all(self, patches: Patches) -> Patches:
         if not self._is_placed_at_stem:
             return patches
         x, grid, ids = patches
         _, places = self._embeddings(0, grid, x)
-        return Patches(x + _take(places, ids), grid, ids)
+        return Patches(x + positions.take(places, ids), grid, ids)
 
     @property
     def _is_placed_at_stem(self) -> bool:
@@ -194,7 +189,7 @@ class ViT(Backbone):
     def _slots(self, patches: Patches, table: int) -> Tensor:
         """The embeddings of a table for the whole sequence, zero for registers: (B or 1, T, D)."""
         prefix, places = self._embeddings(table, patches.grid, patches.x)
-        places = _take(places, patches.ids)
+        places = positions.take(places, patches.ids)
         prefix = F.pad(prefix, (0, 0, 0, self.config.registers)).expand(len(places), -1, -1)
         return torch.cat([prefix, places], 1)
 
@@ -205,15 +200,15 @@ class ViT(Backbone):
         x, pool = tokens.x, self.config.pool
         if self.attn_pool is not None:
             return self.attn_pool(x)
-        if pool == "cls":
-            return x[:, : len(self.prefix)].flatten(1)
+        if self._reads is not None:
+            return x[:, : self._reads].flatten(1)
         mean = x[:, len(self.prefix) + self.config.registers :].mean(1)
         return self.fc_norm(mean) if pool == "gap" else torch.cat([x[:, 0], mean], 1)
 
     def heads(self, features: Tensor) -> dict[str, Tensor]:
         if isinstance(self.head, Heads):
             return self.head.each(features)
-        return {self.config.pool: self.head(features)}
+        return {"cls" if self.config.pool == "cls-only" else self.config.pool: self.head(features)}
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """The patches after each block, before the last norm, as images: depth times (B, D, h, w)."""
@@ -252,8 +247,3 @@ class ViT(Backbone):
     @classmethod
     def resized(cls, tensors: Mapping[str, Tensor], old: ViTConfig, new: ViTConfig) -> dict[str, Tensor]:
         return positions.resize_tables(tensors, old.grid, new.grid, prefix=new.prefix_slots, rule=new.position_resize)
-
-
-def _take(places: Tensor, ids: Tensor | None) -> Tensor:
-    """(1, N, D) as it is, or of each image the rows ``ids`` (B, K): (B, K, D)."""
-    return places if ids is None else places[0][ids]

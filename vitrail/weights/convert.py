@@ -26,6 +26,7 @@ from vitrail.weights.difference import equal_bits, facts_of
 from vitrail.weights.find import Found, find
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER, WHOLE, check_replaceable
 from vitrail.weights.google import to_google
+from vitrail.weights.huggingface import PROCESSOR, to_huggingface
 from vitrail.weights.layout import Log
 from vitrail.weights.native import as_file, as_folder
 from vitrail.weights.read import read
@@ -109,6 +110,14 @@ def in_timms_layout(classifier: Classifier, path: Path) -> Written:
     return Written({WHOLE: content, CONFIG: dump_json({**config, KEY: describe(classifier)}).encode()})
 
 
+def in_transformers_layout(classifier: Classifier, path: Path) -> Written:
+    """A folder as transformers' ``save_pretrained`` writes it."""
+    told = to_huggingface(classifier)
+    content = to_bytes(told.tensors, {"format": "pt"})
+    described = {CONFIG: told.config, PROCESSOR: told.preprocessor}
+    return Written({WHOLE: content, **{name: dump_json(value).encode() for name, value in described.items()}})
+
+
 def _beside(classifier: Classifier, path: Path, content: bytes) -> Written:
     # the description comes first: with weights that are not its own it is refused, weights without it would not be
     description = {**describe(classifier), "sha256": hashlib.sha256(content).hexdigest()}
@@ -119,6 +128,7 @@ WRITERS: dict[str, Callable[[Classifier, Path], Written]] = {
     "native": as_native,
     "google": as_google,
     "timm": in_timms_layout,
+    "huggingface": in_transformers_layout,
 }
 
 
@@ -190,7 +200,7 @@ def _check_destination(path: Path, to: str, source: Found) -> None:
     if path.name in OF_A_FOLDER and (path.parent / CONFIG).is_file():
         raise ConfigError(f"{path} is a part of the model folder {path.parent}", "give a folder, or another name")
     if path.is_dir():
-        check_replaceable(path, OF_A_FOLDER)
+        check_replaceable(path, (*OF_A_FOLDER, PROCESSOR))
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         if sidecar(path).is_file() and path.suffix in (".npz", ".safetensors") and to in ("google", "timm"):
             raise ConfigError(f"{sidecar(path)} is there without {path.name}", "remove it, or choose another name")

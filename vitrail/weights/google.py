@@ -97,7 +97,7 @@ def read_google(arrays: Mapping[str, np.ndarray], path: Path, description: Mappi
     assumed = ("tanh GELU", f"LayerNorm eps {config.norm_eps:g}", f"images of {size} scaled to [-1, 1]")
     preprocessing = Preprocessing.paper(config.image_size, channels=config.in_channels)
     return Weights(
-        layout="google",
+        layout="Google",
         config=config,
         tensors=tensors,
         preprocessing=preprocessing,

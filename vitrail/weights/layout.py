@@ -24,9 +24,10 @@ class Weights:
     """Foreign weights in our terms.
 
     Args:
-        layout: whose it is, in a word of `convert.WRITERS`.
+        layout: whose it is, in a word.
         tensors: by our names, exactly those of a model of ``config``.
         classes: names of the outputs; None where the file carries none.
+        multi_label, temperature: as `Classifier` has them.
         assumed: each numeric or step of preprocessing that the file does not state, with the value it was given.
         unused: foreign names of tensors that have no place in the model, such as the decoder of an autoencoder.
         description: what vitrail wrote beside them, which holds instead of all that is assumed.
@@ -37,6 +38,8 @@ class Weights:
     tensors: dict[str, Tensor]
     preprocessing: Preprocessing
     classes: tuple[str, ...] | None = None
+    multi_label: bool = False
+    temperature: float = 1.0
     assumed: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     description: Mapping[str, Any] | None = None
@@ -65,7 +68,14 @@ class Weights:
             log(f"unused   {len(self.unused)} tensors: {', '.join(self.unused[:MOST_NAMED])}{more}")
         names = self.classes or [str(number) for number in range(self.config.classes)]
         provenance = {"weights": path.name, "layout": self.layout}
-        return Classifier(backbone, names, self.preprocessing, provenance=provenance)
+        return Classifier(
+            backbone,
+            names,
+            self.preprocessing,
+            multi_label=self.multi_label,
+            temperature=self.temperature,
+            provenance=provenance,
+        )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from vitrail.weights.description import KEY, read_sidecar
 from vitrail.weights.find import Found
 from vitrail.weights.folders import CONFIG, read_folder
 from vitrail.weights.google import read_google
+from vitrail.weights.huggingface import PROCESSOR, read_huggingface
 from vitrail.weights.layout import Loaded, Log, Weights
 from vitrail.weights.native import from_single_file, load_model
 from vitrail.weights.pickled import read_pickle
@@ -40,6 +41,10 @@ def _held(found: Found, log: Log, *, alone: bool) -> Loaded | Weights:
         case "timm folder":
             told = read_json(path / CONFIG)
             return read_timm(read_folder(path, log=log), told, path, None if alone else told.get(KEY))
+        case "huggingface folder":
+            told = {name: value for name, value in read_json(path / CONFIG).items() if not (alone and name == KEY)}
+            preprocessor = read_json(path / PROCESSOR) if (path / PROCESSOR).is_file() else {}
+            return read_huggingface(read_folder(path, log=log), told, preprocessor, path)
         case "pickled file":
             return read_timm(read_pickle(path, log=log), {}, path)
         case "google file":

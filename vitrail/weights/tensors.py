@@ -110,7 +110,11 @@ def filled_backbone(config: Config, tensors: Mapping[str, Tensor], path: str | P
     if config.blocks > len(tensors):
         what = f"{path} does not fit the model: {len(tensors)} tensors for {config.blocks} blocks"
         raise CheckpointError(what, "give the weights of this architecture and size")
-    backbone = sketch(config)
+    try:
+        backbone = sketch(config)
+    except (RuntimeError, TypeError, OverflowError) as error:  # of sizes beyond what torch can count
+        what = f"{path} describes a model larger than any: {printable(error, 200)}"
+        raise CheckpointError(what, "give the weights of this architecture and size") from error
     check_fit(backbone.state_dict(), tensors, path)
     backbone.load_state_dict(
         {name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True

@@ -1,0 +1,325 @@
+"""BEiT against transformers', its bias against loops over pairs of tokens; its verbs, sizes and first values."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+
+import pytest
+import torch
+from transformers import BeitConfig, BeitForImageClassification
+
+from tests.models.conftest import gradients, shaken
+from vitrail.errors import ConfigError
+from vitrail.models import AttentionGrid, Patches, configure, cost_of, create_backbone
+from vitrail.models.beit import BEITS, BEiT, BEiTConfig
+from vitrail.models.beit_bias import bias_index, bias_of
+
+SMALL = {"image_size": 32, "patch_size": 8, "classes": 7, "width": 12, "depth": 3, "heads": 3, "mlp_width": 20}
+KINDS = {
+    "fine-tuned": ({}, {"use_relative_position_bias": True}),
+    "pre-trained": (
+        {"relative_bias": "shared", "pool": "cls"},
+        {"use_shared_relative_position_bias": True, "use_mean_pooling": False},
+    ),
+    "positions, no bias, no factors": (
+        {"relative_bias": "none", "positions": True, "layer_scale": None},
+        {"use_absolute_position_embeddings": True, "layer_scale_init_value": 0.0},
+    ),
+    "both": ({"positions": True}, {"use_relative_position_bias": True, "use_absolute_position_embeddings": True}),
+}
+SIZES_SEEN = [(32, 32), (24, 56), (48, 16), (64, 64)]
+
+
+def make(dtype: torch.dtype = torch.float64, **changes) -> BEiT:
+    return shaken(create_backbone(BEiTConfig(**{**SMALL, **changes}))).to(dtype).eval()
+
+
+def pictures(batch=2, channels=3, height=32, width=32) -> torch.Tensor:
+    return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def from_memory(tensors: Iterable[tuple[str, torch.Tensor]], depth: int) -> dict[str, torch.Tensor]:
+    """Our names for what transformers holds in memory, weights or gradients."""
+    names = {
+        "beit.embeddings.": "",
+        "patch_embeddings.projection": "patch_embed.proj",
+        "position_embeddings": "pos_embed",
+        "beit.layers.": "blocks.",
+        "attention.o_proj": "attn.proj",
+        "layernorm_before": "norm1",
+        "layernorm_after": "norm2",
+        "lambda_": "gamma_",
+        ".relative_position_bias.": ".attn.",
+        "beit.shared_position_bias": "rel_pos_bias",
+        "beit.layernorm": "norm",
+        "beit.pooler.layernorm": "fc_norm",
+        "classifier": "head",
+        "q_proj.bias": "q_bias",
+        "v_proj.bias": "v_bias",
+        "attention.q_bias": "attn.q_bias",
+        "attention.v_bias": "attn.v_bias",
+    }
+    state = {}
+    for name, tensor in tensors:
+        for before, after in names.items():
+            name = name.replace(before, after)
+        state[name] = tensor
+    for layer in range(depth):
+        parts = [state.pop(f"blocks.{layer}.attention.{part}_proj.weight") for part in "qkv"]
+        state[f"blocks.{layer}.attn.qkv.weight"] = torch.cat(parts)
+    return state
+
+
+@pytest.fixture(params=KINDS)
+def with_transformers(request) -> tuple[BEiT, BeitForImageClassification]:
+    changes, options = KINDS[request.param]
+    sizes = {"image_size": 32, "patch_size": 8, "num_labels": 7, "hidden_size": 12, "num_hidden_layers": 3}
+    config = BeitConfig(
+        **sizes,
+        num_attention_heads=3,
+        intermediate_size=20,
+        layer_norm_eps=1e-6,
+        attn_implementation="eager",
+        **options,
+    )
+    theirs = shaken(BeitForImageClassification(config)).double().eval()
+    ours = make(bias_resize="bilinear", position_resize="bicubic", **changes)
+    ours.load_state_dict(from_memory(theirs.state_dict().items(), depth=3))
+    return ours, theirs
+
+
+@pytest.mark.parametrize("size", SIZES_SEEN, ids=str)
+def test_logits_blocks_attention_and_gradients_are_transformers(with_transformers, size):
+    ours, theirs = with_transformers
+    images = pictures(2, 3, *size)
+    near = {"atol": 1e-5, "rtol": 1e-5}  # transformers' softmax is in fp32 even in fp64, and resized tables are
+    after = []
+    for layer in theirs.beit.layers:
+        layer.register_forward_hook(lambda module, given, result: after.append(result))
+    answer = theirs(images, output_attentions=True)
+    torch.testing.assert_close(ours(images), answer.logits, **near)
+    logits, matrices = ours.forward_with_attention(images)
+    assert torch.equal(logits, ours(images))
+    grid = (size[0] // 8, size[1] // 8)
+    for mine, other in zip(ours.feature_maps(images), after, strict=True):
+        torch.testing.assert_close(mine, other[:, 1:].mT.unflatten(2, grid), **near)
+    for mine, other in zip(matrices, answer.attentions, strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, other.float(), atol=2e-5, rtol=1e-4)
+    mine = gradients(ours, ours(images).square().sum())
+    theirs.zero_grad()
+    answer.logits.square().sum().backward()
+    expected = ((name, parameter.grad) for name, parameter in theirs.named_parameters())
+    for name, other in from_memory(expected, depth=3).items():
+        scale = other.abs().max()
+        assert scale > 0
+        torch.testing.assert_close(
+            mine[name] / scale, other / scale, **near, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_the_bias_is_read_by_the_offset_of_each_pair():
+    rows, columns, heads = 2, 3, 2
+    table = torch.randn(3 * 5 + 3, heads)
+    bias = bias_of(table, bias_index((rows, columns), None, table.device))
+    assert bias.shape == (1, heads, 7, 7)
+    for head in range(heads):
+        assert bias[0, head, 0, 0] == table[-1, head]
+        for i in range(6):
+            assert bias[0, head, 0, 1 + i] == table[-3, head]
+            assert bias[0, head, 1 + i, 0] == table[-2, head]
+            for j in range(6):
+                down, right = i // 3 - j // 3, i % 3 - j % 3
+                assert bias[0, head, 1 + i, 1 + j] == table[(down + 1) * 5 + right + 2, head]
+
+
+@pytest.mark.parametrize("positions", [True, False])
+def test_a_subset_of_the_patches_reads_the_bias_of_its_pairs(positions):
+    model, images = make(positions=positions), pictures()
+    patches = model.patchify(images)
+    ids = torch.stack([torch.randperm(16, generator=torch.Generator().manual_seed(image)) for image in range(2)])
+    shuffled = Patches(patches.x.gather(1, ids[..., None].expand(-1, -1, 12)), patches.grid, ids)
+    straight, mixed = (model.encode(model.place(each)) for each in (patches, shuffled))
+    torch.testing.assert_close(mixed.x[:, 0], straight.x[:, 0])
+    torch.testing.assert_close(mixed.x[:, 1:], straight.x[:, 1:].gather(1, ids[..., None].expand(-1, -1, 12)))
+    assert not torch.allclose(model.encode(model.place(Patches(shuffled.x, (4, 4)))).x, mixed.x)
+    few = Patches(shuffled.x[:, :5], patches.grid, ids[:, :5])
+    whole, index = bias_index((4, 4), None, ids.device), bias_index((4, 4), few.ids, ids.device)
+    for image in range(2):
+        places = torch.cat([torch.zeros(1, dtype=torch.long), few.ids[image] + 1])
+        assert torch.equal(index[image], whole[places][:, places])
+    assert model.encode(model.place(few)).x.shape == (2, 6, 12)
+
+
+def test_keys_have_no_bias_and_every_parameter_matters():
+    model = make()
+    assert not any("k_bias" in name or name.endswith("qkv.bias") for name, _ in model.named_parameters())
+    for name, gradient in gradients(model, model(pictures()).square().sum()).items():
+        assert gradient.abs().max() > 0, name
+
+
+def test_grids_say_what_rows_and_columns_are():
+    model, size = make(), (24, 40)
+    grids = model.attention_grids(size)
+    assert grids == [AttentionGrid(1, (3, 5), (3, 5))] * 3
+    _, matrices = model.forward_with_attention(pictures(2, 3, *size))
+    for grid, matrix in zip(grids, matrices, strict=True):
+        assert matrix.shape == (2, 3, grid.prefix + math.prod(grid.queries), grid.prefix + math.prod(grid.keys))
+        torch.testing.assert_close(matrix.sum(-1), torch.ones(matrix.shape[:-1]))
+
+
+@pytest.mark.parametrize("bias", ["every", "shared", "none"])
+@pytest.mark.parametrize("size", [(32, 32), (24, 40), (17, 9), (8, 8)])
+def test_any_size_any_channels_and_no_head(size, bias):
+    model = make(in_channels=5, classes=0, pad=True, relative_bias=bias)
+    images = pictures(2, 5, *size)
+    rows, columns = math.ceil(size[0] / 8), math.ceil(size[1] / 8)
+    assert model(images).shape == (2, 12)
+    assert [each.shape for each in model.feature_maps(images)] == [(2, 12, rows, columns)] * 3
+    with pytest.raises(ConfigError, match="5 channels"):
+        model(images[:, :3])
+
+
+def test_pooling_reads_the_normed_mean_of_patches_or_the_normed_class_token():
+    images = pictures()
+    for pool in ("gap", "cls"):
+        model = make(pool=pool)
+        tokens = model.forward_features(images)
+        expected = model.fc_norm(tokens.x[:, 1:].mean(1)) if pool == "gap" else tokens.x[:, 0]
+        features = model.pool(tokens)
+        torch.testing.assert_close(features, expected)
+        assert ("norm.weight" in model.state_dict()) == (pool == "cls")
+        torch.testing.assert_close(model.heads(features)[pool], model(images))
+
+
+@pytest.mark.parametrize("kind", ["every", "shared"])
+@pytest.mark.parametrize("rule", ["geometric", "geometric-cubic", "bilinear"])
+def test_a_model_of_another_size_with_resized_tables_is_the_model(kind, rule):
+    model = make(bias_resize=rule, relative_bias=kind, positions=True)
+    other = create_backbone(configure(model.config, image_size=(24, 56))).double().eval()
+    other.load_state_dict(BEiT.resized(model.state_dict(), model.config, other.config))
+    images = pictures(2, 3, 24, 56)
+    torch.testing.assert_close(other(images), model(images), atol=1e-5, rtol=1e-5)
+    same = BEiT.resized(model.state_dict(), model.config, model.config)
+    assert all(torch.equal(each, model.state_dict()[name]) for name, each in same.items())
+
+
+def test_patches_are_dropped_in_training_only():
+    model, images = make(patch_dropout=0.75), pictures(16)
+    assert model.forward_features(images).x.shape[1] == 17
+    assert model.train().forward_features(images).x.shape[1] == 1 + 4
+
+
+@pytest.mark.parametrize("options", [{}, {"patch_dropout": 0.5}], ids=str)
+@pytest.mark.parametrize("samples", [2, 16])
+def test_checkpointing_changes_nothing_with_all_randomness_on(samples, options):
+    found = []
+    for again in (False, True):
+        model = make(drop_path=0.8, checkpoint=again, **options).train()
+        assert [block.drop_path for block in model.blocks] == [0, 0.4, 0.8]
+        torch.manual_seed(3)
+        loss = model(pictures(samples)).square().sum()
+        found.append((loss, gradients(model, loss)))
+    (loss, kept), (loss_again, recomputed) = found
+    assert torch.equal(loss, loss_again)
+    for name in kept:
+        torch.testing.assert_close(kept[name], recomputed[name])
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_and_half_weights_stay_near_fp32(kind):
+    model, images = make(torch.float32), pictures().float()
+    exact = model(images)
+    with torch.autocast("cpu", kind):
+        logits = model(images)
+    assert logits.dtype == torch.float32
+    assert (logits - exact).abs().max() < 0.05 * exact.abs().max()
+    logits.square().sum().backward()
+    halved = make(torch.bfloat16)(images)
+    assert halved.dtype == torch.bfloat16
+    assert (halved.float() - exact).abs().max() < 0.06 * exact.abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{}, {"relative_bias": "shared", "positions": True, "bias_resize": "bilinear"}], ids=str
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_two_graphs_serve_ten_sizes(options):
+    torch.compiler.reset()
+    model, graphs = make(torch.float32, depth=2, **options), []
+
+    def count(graph, given):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, dynamic=True, fullgraph=True, backend=count)
+    with torch.no_grad():
+        for height, width in [(32, 32), (32, 48), (48, 32), *((24 + 8 * step, 72 - 8 * step) for step in range(7))]:
+            images = pictures(2, 3, height, width).float()
+            torch.testing.assert_close(compiled(images), model(images), atol=1e-4, rtol=1e-4)
+    assert len(graphs) <= 2
+
+
+def test_parameters_lie_in_layers_by_depth():
+    model = make(relative_bias="shared", positions=True)
+    layers = model.layers()
+    assert len(layers) == 3 + 2
+    first = {"patch_embed.proj.weight", "patch_embed.proj.bias", "cls_token", "pos_embed"}
+    assert set(layers[0]) == {*first, "rel_pos_bias.relative_position_bias_table"}
+    assert all(name.startswith("blocks.2.") for name in layers[3])
+    assert set(layers[-1]) == {"fc_norm.weight", "fc_norm.bias", "head.weight", "head.bias"}
+    assert {"blocks.0.gamma_1", "rel_pos_bias.relative_position_bias_table"} <= model.no_decay()
+    assert "blocks.1.attn.relative_position_bias_table" in make().no_decay()
+    assert "blocks.1.attn.relative_position_bias_table" in make().layers()[2]
+
+
+def test_first_values_are_the_authors():
+    torch.manual_seed(0)
+    model = create_backbone("beit-b16", width=192, heads=3, mlp_width=768, depth=2, head_bias=-2.0, positions=True)
+    cut = 0.5398960  # deviation of a standard normal variable cut at +-1
+    scales = {"head.weight": 0.001, "blocks.0.attn.proj.weight": 0.5**0.5, "blocks.0.mlp.fc2.weight": 0.5**0.5}
+    scales |= {"blocks.1.attn.proj.weight": 0.5, "blocks.1.mlp.fc2.weight": 0.5}
+    for name, x in model.state_dict().items():
+        if "gamma" in name or x.ndim == 1 or "bias_table" in name:
+            value = 0.1 if "gamma" in name else -2 if name == "head.bias" else float(name.endswith("weight"))
+            assert torch.equal(x, torch.full_like(x, value)), name
+        else:
+            scale = scales.get(name, 1.0)
+            assert x.abs().max() <= 0.02001 * scale, name
+            assert math.isclose(x.std(), cut * 0.02 * scale, rel_tol=0.1), name
+
+
+MISTAKES = {
+    "heads": (dict(width=192, heads=5), ["heads is 5", "divisor of width=192"]),
+    "size": (dict(image_size=225), ["225x225", "224x224 or 240x240", "pad=True"]),
+    "bias": (dict(relative_bias="all"), ["relative_bias is 'all'", "every, none, shared"]),
+    "rule": (dict(bias_resize="geometry"), ["bias_resize is 'geometry'", "'geometric'"]),
+    "pool": (dict(pool="map"), ["pool is 'map'"]),
+    "scale": (dict(layer_scale="small"), ["layer_scale is 'small'"]),
+    "positions": (dict(positions="learned"), ["positions is 'learned'", "True or False"]),
+    "eps": (dict(norm_eps=0), ["norm_eps is 0"]),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_named_with_its_value_and_a_remedy(changes, words):
+    with pytest.raises(ConfigError) as caught:
+        BEiTConfig(**changes)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+# parameters with 1,000 classes; the ViT of the same sizes, whose multiply-adds it has
+SIZES = {"beit-b16": (86_530_984, "vit-b16"), "beit-l16": (304_430_568, "vit-l16")}
+
+
+@pytest.mark.parametrize("name", BEITS)
+def test_every_model_costs_what_is_published_and_survives_json(name):
+    config = configure(name)
+    parameters, vit = SIZES[name]
+    cost = cost_of(config)
+    assert cost.parameters == parameters
+    assert cost.multiply_adds == cost_of(configure(vit)).multiply_adds
+    assert BEiTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config

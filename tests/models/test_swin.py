@@ -1,0 +1,515 @@
+"""The Swin Transformer against transformers', against attention over the whole map with a mask, and by hand.
+
+transformers takes the softmax in fp32, whatever the rest. It is asked for sizes where no map's smaller side is below the
+window: there it fails.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.models.conftest import gradients, shaken
+from vitrail.errors import ConfigError
+from vitrail.models import Patches, Swin, SwinConfig, configure, cost_of, create_backbone
+from vitrail.models.swin import SWINS, Block, PatchMerging
+from vitrail.models.windows import Windows
+
+TINY = SwinConfig(image_size=48, classes=5, width=8, depths=(2, 3), heads=(2, 4), window=3, mlp_ratio=2.0)
+
+
+def make(seed: int = 0, dtype: torch.dtype = torch.float64, **changes) -> Swin:
+    return shaken(create_backbone(replace(TINY, **changes)), seed).to(dtype).eval()
+
+
+def pictures(height: int, width: int, batch: int = 2, channels: int = 3) -> torch.Tensor:
+    return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(1)).double()
+
+
+def outputs_of_blocks(blocks: list[torch.nn.Module]) -> list[torch.Tensor]:
+    """Filled with what each block gives, as the model runs."""
+    seen: list[torch.Tensor] = []
+    for block in blocks:
+        block.register_forward_hook(
+            lambda module, given, result: seen.append(result[0] if isinstance(result, tuple) else result)
+        )
+    return seen
+
+
+def assert_near(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-6) -> None:
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+
+
+# against transformers
+
+
+def named_as_theirs(ours: dict[str, torch.Tensor], config: SwinConfig) -> dict[str, torch.Tensor]:
+    """A state dict, or gradients by name, under the names of a ``SwinForImageClassification`` in memory."""
+    renamed = {}
+    for name, tensor in ours.items():
+        if ".qkv." in name:
+            for part, each in zip("qkv", tensor.chunk(3)):
+                renamed[theirs_of(name.replace(".qkv.", f".{part}_proj."))] = each
+        else:
+            renamed[theirs_of(name)] = tensor
+    return renamed
+
+
+def theirs_of(name: str) -> str:
+    for ours, theirs in {
+        "head.": "classifier.",
+        "patch_embed.proj": "swin.embeddings.patch_embeddings.projection",
+        "patch_embed.norm": "swin.embeddings.norm",
+        ".norm1.": ".layernorm_before.",
+        ".norm2.": ".layernorm_after.",
+        ".attn.proj.": ".attn.o_proj.",
+        ".attn.relative": ".attn.relative_position_bias.relative",
+        ".attn.": ".attention.",
+    }.items():
+        name = name.replace(ours, theirs)
+    if name.startswith("norm."):
+        return f"swin.layer{name}"
+    if ".downsample." in name:  # at the end of the stage before
+        stage = int(name.split(".")[1])
+        name = name.replace(f"stages.{stage}", f"stages.{stage - 1}")
+    return name.replace("stages.", "swin.encoder.layers.")
+
+
+def with_transformers(**changes) -> tuple[Swin, torch.nn.Module]:
+    """One of ours and theirs with the same weights."""
+    transformers = pytest.importorskip("transformers")
+    ours = make(**changes)
+    config = ours.config
+    theirs = transformers.SwinForImageClassification(
+        transformers.SwinConfig(
+            image_size=config.image_size,
+            patch_size=config.patch_size,
+            num_channels=config.in_channels,
+            embed_dim=config.width,
+            depths=config.depths,
+            num_heads=config.heads,
+            window_size=config.window,
+            mlp_ratio=config.mlp_ratio,
+            qkv_bias=config.qkv_bias,
+            layer_norm_eps=config.norm_eps,
+            num_labels=config.classes,
+            attn_implementation="eager",
+        )
+    )
+    theirs.load_state_dict(named_as_theirs(ours.state_dict(), config))
+    return ours, theirs.double().eval()
+
+
+# square; oblong; filled up to whole windows; to whole patches, and odd maps; a map of just one window's height, unshifted
+SIZES = [(48, 48), (48, 72), (64, 80), (57, 75), (24, 48)]
+OPTIONS = {
+    "three stages": {"depths": (2, 1, 2), "heads": (1, 2, 4)},
+    "even window": {"window": 2},
+    "no bias": {"qkv_bias": False, "in_channels": 1},
+    "oblong patch": {"patch_size": (4, 2)},
+}
+
+
+def assert_is_theirs(ours: Swin, theirs: torch.nn.Module, images: torch.Tensor) -> None:
+    blocks = [
+        [block for stage in stages for block in stage.blocks] for stages in (ours.stages, theirs.swin.encoder.layers)
+    ]
+    found, expected, matrices = *map(outputs_of_blocks, blocks), []
+    for block in blocks[1]:
+        block.attention.register_forward_hook(lambda module, given, result: matrices.append(result[1]))
+    logits, attention = ours.forward_with_attention(images)
+    answer = theirs(images).logits
+    assert_near(logits, answer)
+    for mine, other in zip(found, expected, strict=True):
+        assert_near(mine.flatten(1, 2), other)
+    for mine, other in zip(attention, matrices, strict=True):  # theirs is (B n, H, S, S)
+        assert_near(mine.double(), other.unflatten(0, (len(images), -1)).transpose(1, 2).flatten(2, 3), 1e-5)
+    towards = torch.randn(answer.shape, generator=torch.Generator().manual_seed(2)).double()
+    mine, other = (gradients(model, (each * towards).sum()) for model, each in ((ours, logits), (theirs, answer)))
+    renamed = named_as_theirs(mine, ours.config)
+    assert renamed.keys() == other.keys()
+    for name, gradient in renamed.items():
+        assert gradient.any() or name.endswith("k_proj.bias"), name
+        assert (gradient - other[name]).abs().max() <= 1e-6 * max(1.0, other[name].abs().max()), name
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_blocks_attention_logits_and_gradients_are_transformers(size):
+    assert_is_theirs(*with_transformers(), pictures(*size))
+
+
+@pytest.mark.parametrize("changes", OPTIONS.values(), ids=OPTIONS)
+def test_so_are_those_with_other_options(changes):
+    ours, theirs = with_transformers(**changes)
+    assert_is_theirs(ours, theirs, pictures(56, 64, channels=ours.config.in_channels))
+
+
+# against attention over the whole map
+
+
+def neighbours(height: int, width: int, window: int, *, shifted: bool) -> tuple[int, int, int, list[tuple]]:
+    """Height and width of the map filled up to whole windows of ``side``, and what two of its places have in common
+    that see each other: the window they are moved to and, on each axis, whether they came over the edge.
+    """
+    side = min(height, width, window)
+    shift = window // 2 if shifted and min(height, width) > window else 0
+    tall, wide = math.ceil(height / side) * side, math.ceil(width / side) * side
+
+    def of(place: int, length: int) -> tuple[int, bool]:
+        return (place - shift) % length // side, place < shift
+
+    return tall, wide, side, [(of(y, tall), of(x, wide)) for y in range(tall) for x in range(wide)]
+
+
+def over_the_whole_map(block: Block, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The attention of a block as one masked matrix, the bias looked up pair by pair: its output (B, h, w, D) and the matrix
+    (B, H, N, N) of the places that are no filling.
+    """
+    attn, (batch, height, width, _) = block.attn, x.shape
+    tall, wide, _, groups = neighbours(height, width, attn.window, shifted=block.shifted)
+    x = F.pad(x, (0, 0, 0, wide - width, 0, tall - height)).flatten(1, 2)
+    q, k, v = attn.qkv(x).reshape(batch, tall * wide, 3, attn.heads, -1).permute(2, 0, 3, 1, 4)
+    reach = 2 * attn.window - 1
+    offsets, alone = torch.zeros(tall * wide, tall * wide, dtype=torch.long), torch.zeros(tall * wide, tall * wide)
+    for query in range(tall * wide):
+        for key in range(tall * wide):
+            if groups[query] != groups[key]:
+                alone[query, key] = -math.inf
+                continue
+            down, right = query // wide - key // wide, query % wide - key % wide
+            offsets[query, key] = (down + attn.window - 1) * reach + right + attn.window - 1
+    bias = attn.relative_position_bias_table[offsets].permute(2, 0, 1) + alone
+    weights = (q @ k.mT / math.sqrt(q.shape[-1]) + bias).softmax(-1)
+    answer = attn.proj((weights @ v).transpose(1, 2).flatten(2))
+    real = [y * wide + x for y in range(height) for x in range(width)]
+    return answer[:, real].unflatten(1, (height, width)), weights[:, :, real][:, :, :, real]
+
+
+# whole windows; filled up; one row of windows; narrower than a window; a line; one place
+MAPS = [(6, 9), (7, 8), (3, 7), (5, 2), (1, 4), (1, 1)]
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("window", [3, 4])
+@pytest.mark.parametrize("size", MAPS, ids=str)
+def test_windows_are_attention_over_the_whole_map_with_a_mask_gradients_included(size, window, shifted):
+    config = replace(TINY, window=window)
+    block = shaken(Block(config, 8, 2, 0.0, shifted=shifted)).double()
+    x = torch.randn(2, *size, 8, generator=torch.Generator().manual_seed(3)).double().requires_grad_()
+    answer, dense = over_the_whole_map(block, x)
+    found = block.attn(x, block.windows(*size))
+    torch.testing.assert_close(found, answer)
+    towards = torch.randn(found.shape, generator=torch.Generator().manual_seed(4)).double()
+    wanted = [x, *block.attn.parameters()]
+    for mine, other in zip(*(torch.autograd.grad((each * towards).sum(), wanted) for each in (found, answer))):
+        torch.testing.assert_close(mine, other)
+    # the grid says where each entry of the windows' matrices stands in the dense one
+    matrices, grid = block.attn.weights(x, block.windows(*size)), block.windows(*size).grid(*size)
+    assert (grid.prefix, grid.queries, grid.keys) == (0, size, size)
+    assert matrices.shape[2:] == grid.columns.shape
+    rebuilt = torch.zeros_like(dense)
+    for row, query in enumerate(grid.rows.tolist()):
+        for column, key in enumerate(grid.columns[row].tolist()):
+            if query >= 0 and key >= 0:
+                rebuilt[:, :, query, key] += matrices[:, :, row, column]
+    assert sorted(grid.rows[grid.rows >= 0].tolist()) == list(range(math.prod(size)))
+    torch.testing.assert_close(rebuilt, dense, atol=1e-6, rtol=1e-5)
+
+
+def test_places_that_only_the_shift_brought_together_are_shut_out_wholly():
+    weights = make().forward_with_attention(pictures(48, 48))[1][1]  # 4 x 4 windows of 3 x 3, shifted
+    last = weights[:, :, -9:].reshape(2, 2, 3, 3, 3, 3)
+    assert (last[:, :, 1, 1, 1, 1] > 0).all()
+    assert not last[:, :, 2, :, :2].any()
+    assert not last[:, :, :, 2, :, :2].any()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, 144))
+
+
+def test_the_bias_of_a_pair_by_hand():
+    attn = make(window=4).stages[0].blocks[0].attn
+    table = attn.relative_position_bias_table  # (7 x 7, 2)
+    whole, clamped = (attn.bias(Windows(1, 1, side, 0)) for side in (4, 2))
+    assert whole.shape == (1, 2, 16, 16)
+    assert whole[0, 1, 0 * 4 + 3, 2 * 4 + 1] == table[(3 - 2) * 7 + 3 + 2, 1]  # two up, two to the right
+    assert clamped.shape == (1, 2, 4, 4)
+    assert clamped[0, 0, 0, 3] == table[2 * 7 + 2, 0]  # one up, one to the left
+    assert clamped[0, 0, 2, 2] == table[3 * 7 + 3, 0]
+
+
+def test_four_neighbours_are_merged_column_by_column_and_odd_maps_are_filled_up():
+    merging = shaken(PatchMerging(TINY, 2)).double()
+    x = torch.randn(1, 3, 4, 2, generator=torch.Generator().manual_seed(0)).double()
+    found = merging(x)
+    assert found.shape == (1, 2, 2, 4)
+    nothing = torch.zeros(2).double()
+    four = {
+        (0, 1): [x[0, 0, 2], x[0, 1, 2], x[0, 0, 3], x[0, 1, 3]],
+        (1, 0): [x[0, 2, 0], nothing, x[0, 2, 1], nothing],
+    }
+    for (row, column), places in four.items():
+        y = F.layer_norm(torch.cat(places), (8,), merging.norm.weight, merging.norm.bias, 1e-5)
+        torch.testing.assert_close(found[0, row, column], merging.reduction.weight @ y)
+
+
+# the verbs
+
+
+def test_the_verbs_one_after_another_are_the_model():
+    model, images = make(), pictures(50, 66)
+    patches = model.patchify(images)
+    assert (patches.x.shape, patches.grid) == ((2, 13 * 17, 8), (13, 17))
+    tokens = model.encode(model.place(patches))
+    assert (tokens.x.shape, tokens.grid) == ((2, 7 * 9, 16), (7, 9))
+    assert model.width == 16
+    torch.testing.assert_close(model.pool(tokens), tokens.x.mean(1))
+    assert torch.equal(model.head(model.pool(tokens)), model(images))
+    maps = model.feature_maps(images)
+    assert [each.shape for each in maps] == [(2, 8, 13, 17), (2, 16, 7, 9)]
+    torch.testing.assert_close(model.norm(maps[-1].permute(0, 2, 3, 1)).flatten(1, 2), tokens.x)
+    first = model.stages[0]
+    torch.testing.assert_close(
+        maps[0].permute(0, 2, 3, 1), first.blocks[1](first.blocks[0](patches.x.unflatten(1, (13, 17))))
+    )
+
+
+def test_attention_comes_with_the_same_logits():
+    model, images = make(), pictures(50, 66)
+    logits, attention = model.forward_with_attention(images)
+    assert torch.equal(logits, model(images))
+    grids = model.attention_grids((50, 66))
+    assert [grid.queries for grid in grids] == [(13, 17)] * 2 + [(7, 9)] * 3
+    for matrix, grid in zip(attention, grids, strict=True):
+        assert matrix.shape[2:] == grid.columns.shape
+        assert matrix.dtype == torch.float32
+        torch.testing.assert_close(matrix.sum(-1), torch.ones(matrix.shape[:3]))
+
+
+def test_a_subset_of_the_patches_is_refused():
+    model = make()
+    kept = Patches(torch.zeros(1, 3, 8).double(), (12, 12), torch.tensor([[0, 1, 2]]))
+    for verb in (model.place, model.encode):
+        with pytest.raises(ConfigError, match=r"a Swin Transformer works on the whole grid .* 3 .*\n.*vit"):
+            verb(kept)
+
+
+def test_an_image_is_filled_up_with_zeros_to_whole_patches():
+    model, images = make(), pictures(46, 61)
+    assert torch.equal(model(images), model(F.pad(images, (0, 3, 0, 2))))
+    assert model(pictures(1, 1)).isfinite().all()
+
+
+def test_layers_go_from_the_patches_to_the_head_and_merging_belongs_to_the_stage_before_it():
+    model = make()
+    layers = [list(layer) for layer in model.layers()]
+    assert sorted(name for layer in layers for name in layer) == sorted(dict(model.named_parameters()))
+    assert len(layers) == 5 + 2
+    assert all(name.startswith("patch_embed.") for name in layers[0])
+    for number, block in enumerate(["0.blocks.0", "0.blocks.1", "1.blocks.0", "1.blocks.1", "1.blocks.2"], 1):
+        others = {name for name in layers[number] if not name.startswith(f"stages.{block}.")}
+        assert others == ({f"stages.1.downsample.{end}" for end in MERGING} if number == 2 else set())
+    assert set(layers[-1]) == {"norm.weight", "norm.bias", "head.weight", "head.bias"}
+
+
+MERGING = ("norm.weight", "norm.bias", "reduction.weight")
+
+
+def test_only_kernels_decay():
+    model = make()
+    decayed = dict(model.named_parameters()).keys() - model.no_decay()
+    ends = ("proj.weight", "qkv.weight", "fc1.weight", "fc2.weight", "reduction.weight", "head.weight")
+    assert decayed == {name for name in model.state_dict() if name.endswith(ends)}
+    assert "stages.0.blocks.1.attn.relative_position_bias_table" in model.no_decay()
+
+
+def test_state_dict_names_and_shapes():
+    shapes = {name: tuple(each.shape) for name, each in create_backbone("swin-t", classes=9).state_dict().items()}
+    block = {name.removeprefix("stages.1.blocks.1."): shape for name, shape in shapes.items() if ".1.blocks.1." in name}
+    dense = {"attn.qkv": (576, 192), "attn.proj": (192, 192), "mlp.fc1": (768, 192), "mlp.fc2": (192, 768)}
+    expected = {f"{layer}.weight": shape for layer, shape in dense.items()}
+    expected |= {f"{layer}.bias": shape[:1] for layer, shape in dense.items()}
+    expected |= {f"norm{number}.{kind}": (192,) for number in (1, 2) for kind in ("weight", "bias")}
+    assert block == {**expected, "attn.relative_position_bias_table": (169, 6)}
+    others = {name: shape for name, shape in shapes.items() if ".blocks." not in name}
+    assert others.pop("patch_embed.proj.weight") == (96, 3, 4, 4)
+    for stage, width in ((1, 96), (2, 192), (3, 384)):
+        assert others.pop(f"stages.{stage}.downsample.reduction.weight") == (2 * width, 4 * width)
+        assert others.pop(f"stages.{stage}.downsample.norm.weight") == (4 * width,)
+        assert others.pop(f"stages.{stage}.downsample.norm.bias") == (4 * width,)
+    rest = {"patch_embed.proj.bias": (96,), "norm.weight": (768,), "norm.bias": (768,), "head.bias": (9,)}
+    rest |= {"patch_embed.norm.weight": (96,), "patch_embed.norm.bias": (96,), "head.weight": (9, 768)}
+    assert others == rest
+
+
+def test_a_new_head_is_zero_and_no_classes_give_features():
+    model, images = make(head_bias=2.0), pictures(48, 48)
+    features = model.pool(model.forward_features(images))
+    model.new_head(3)
+    assert torch.equal(model(images), torch.zeros(2, 3).double())
+    assert model.config == replace(TINY, classes=3)
+    torch.testing.assert_close(make(classes=0)(images), make(classes=0).pool(make(classes=0).forward_features(images)))
+    assert features.shape == (2, 16)
+
+
+# numerics
+
+
+@pytest.mark.parametrize("size", [(48, 48), (41, 70)], ids=str)
+def test_both_paths_of_attention_are_equal_gradients_included(size, monkeypatch):
+    found = []
+    for path in ("plain", "fused"):
+        monkeypatch.setattr("vitrail.models.swin.attention_path", lambda *given, path=path, **more: path)
+        model = make()
+        logits = model(pictures(*size))
+        with torch.no_grad():
+            torch.testing.assert_close(model(pictures(*size)), logits)
+        found.append((logits, gradients(model, logits.square().sum())))
+    (plain, of_plain), (fused, of_fused) = found
+    torch.testing.assert_close(fused, plain)
+    for name in of_plain:
+        torch.testing.assert_close(of_fused[name], of_plain[name])
+
+
+def test_checkpointed_blocks_give_the_same_gradients_with_all_randomness_on():
+    found = []
+    for again in (False, True):
+        model = make(checkpoint=again, dropout=0.2, drop_path=0.4, attention_dropout=0.1).train()
+        torch.manual_seed(3)
+        loss = model(pictures(32, 40, batch=8)).square().sum()
+        found.append((loss, gradients(model, loss)))
+    (loss, kept), (loss_again, recomputed) = found
+    assert torch.equal(loss, loss_again)
+    for name in kept:
+        torch.testing.assert_close(kept[name], recomputed[name])
+
+
+def test_dropped_depth_grows_linearly_over_all_stages():
+    drops = [block.drop_path for stage in make(drop_path=0.4).stages for block in stage.blocks]
+    assert drops == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_and_rough_weights_stay_near_fp32(kind):
+    model, images = make(dtype=torch.float32), pictures(41, 70).float()
+    exact = model(images)
+    with torch.autocast("cpu", kind):
+        logits = model(images)
+        with torch.inference_mode():
+            quick = model(images)
+    assert logits.dtype == quick.dtype == torch.float32
+    rough = make(dtype=kind)(images).float()
+    for each in (logits, quick, rough):
+        assert (each - exact).abs().max() < 0.05 * exact.abs().max()
+    logits.square().sum().backward()
+    assert all(parameter.grad.any() for parameter in model.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, as it loads its compiler
+def test_one_graph_takes_maps_of_whole_windows_and_others_and_maps_below_a_window_need_a_second():
+    torch.compiler.reset()
+    model, graphs = make(dtype=torch.float32, depths=(2, 1)), []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=count, dynamic=True, fullgraph=True)
+    sizes = [(48, 64), (40, 33), (64, 32), (56, 56), (29, 41), (45, 90), (64, 80), (33, 57), (80, 47), (16, 40)]
+    for size in sizes:
+        images = pictures(*size).float()
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(images), model(images), atol=1e-5, rtol=1e-4)
+        assert len(graphs) == (2 if size == sizes[-1] else 1)
+
+
+# another window
+
+
+def test_bias_tables_follow_another_window_as_images():
+    old, new = replace(TINY, window=3), replace(TINY, window=5, image_size=80)
+    tensors = make().state_dict()
+    resized = Swin.resized(tensors, old, new)
+    name = "stages.1.blocks.2.attn.relative_position_bias_table"
+    image = tensors[name].mT.reshape(1, 4, 5, 5)
+    expected = F.interpolate(image, (9, 9), mode="bicubic").flatten(2)[0].mT
+    torch.testing.assert_close(resized[name], expected, atol=1e-6, rtol=1e-6)
+    same = [name for name in tensors if torch.equal(resized[name], tensors[name])]
+    assert len(same) == len(tensors) - 5
+    create_backbone(new).load_state_dict(resized)
+    unchanged = Swin.resized(tensors, old, replace(old, image_size=80))
+    assert all(torch.equal(each, tensors[name]) for name, each in unchanged.items())
+
+
+# configs, sizes, first values
+
+
+MISTAKES = {
+    "heads": (dict(heads=(3, 6, 12, 25)), ["heads is (3, 6, 12, 25)", "96, 192, 384, 768"]),
+    "stages": (dict(depths=(2, 2, 6)), ["heads is (3, 6, 12, 24)", "3 stages"]),
+    "no stage": (dict(depths=()), ["depths is ()", "each stage"]),
+    "no block": (dict(depths=(2, 0, 2, 2)), ["depths is (2, 0, 2, 2)"]),
+    "window": (dict(window=0), ["window is 0", "from 1"]),
+    "ratio": (dict(mlp_ratio=0.0), ["mlp_ratio is 0.0", "above 0"]),
+    "patch": (dict(patch_size=0), ["patch_size is 0"]),
+    "gelu": (dict(gelu="none"), ["gelu is 'none'", "exact, tanh"]),
+    "share": (dict(attention_dropout=1.0), ["attention_dropout is 1.0"]),
+    "field": (dict(depth=12), ["depth"]),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_named_with_its_value_and_a_remedy(changes, words):
+    with pytest.raises(ConfigError) as caught:
+        configure("swin-t", **changes)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("name", SWINS)
+def test_a_config_survives_json(name):
+    config = configure(name, drop_path=0.2, patch_size=(4, 8))
+    assert SwinConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+# name: parameters with 1,000 classes, 10^9 multiply-adds
+COSTS = {
+    "swin-t": (28_288_354, 4.491),
+    "swin-s": (49_606_258, 8.741),
+    "swin-b": (87_768_224, 15.431),
+    "swin-l": (196_532_476, 34.476),
+    "swin-b-384": (87_903_584, 47.083),
+    "swin-l-384": (196_735_516, 103.919),
+}
+
+
+def test_every_model_states_its_size():
+    assert COSTS.keys() == SWINS.keys()
+
+
+@pytest.mark.parametrize("name", SWINS)
+def test_parameters_and_multiply_adds_are_the_published_ones(name):
+    cost = cost_of(configure(name))
+    assert (cost.parameters, round(cost.multiply_adds / 1e9, 3)) == COSTS[name]
+    assert cost.tokens == (144 if name.endswith("384") else 49)
+
+
+def test_first_values_are_the_authors():
+    torch.manual_seed(0)
+    weights = dict(
+        create_backbone("swin-t", depths=(1, 1), heads=(3, 6), classes=50, head_bias=-2.0).named_parameters()
+    )
+    limit = math.sqrt(1 / 48)
+    for name, x in weights.items():
+        if name.startswith("patch_embed.proj."):
+            assert limit * 0.9 < x.abs().max() <= limit
+        elif x.ndim > 1:
+            assert abs(x.mean()) < 5 * 0.02 / math.sqrt(x.numel())
+            assert abs(x.std() / 0.02 - 1) < 5 / math.sqrt(2 * x.numel()), name
+        else:
+            value = -2.0 if name == "head.bias" else float(name.endswith("weight"))
+            assert torch.equal(x, torch.full_like(x, value)), name

@@ -1,0 +1,72 @@
+"""PVT v2 against timm's with the same random weights: logits, maps of every stage, features of every block, gradients.
+
+timm's weights load as they are: the names are the same.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.peers.test_vit_oracles import CLASSES, LOGITS, assert_near, pictures, randomise
+from vitrail.models import PVTv2, create_backbone
+
+pytestmark = pytest.mark.peers
+
+SIZES = {"square": (224, 224), "oblong": (96, 160), "odd": (101, 75)}
+
+
+def outputs_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Filled with what each block gives, as the model runs."""
+    seen: list[torch.Tensor] = []
+    for stage in model.stages:
+        for block in stage.blocks:
+            block.register_forward_hook(lambda module, given, result: seen.append(result))
+    return seen
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["", "linear"])
+def with_timm(request) -> tuple[PVTv2, torch.nn.Module]:
+    timm = pytest.importorskip("timm")
+    theirs = randomise(timm.create_model("pvt_v2_b0", num_classes=CLASSES, linear=request.param))
+    ours = create_backbone("pvt-v2-b0", classes=CLASSES, linear=request.param).eval()
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_logits_features_of_every_block_and_maps_are_timms(with_timm, size):
+    ours, theirs = with_timm
+    images = pictures(*size)
+    mine, others = outputs_of(ours), outputs_of(theirs)
+    assert_near(ours(images), theirs(images), LOGITS)
+    assert len(mine) == len(others) == 8
+    for found, expected in zip(mine, others):
+        assert_near(found, expected, LOGITS)
+    expected = theirs.forward_intermediates(images, intermediates_only=True)
+    for found, other in zip(ours.feature_maps(images), expected, strict=True):
+        assert_near(found, other, LOGITS)
+
+
+def test_gradients_are_timms(with_timm):
+    ours, theirs = with_timm
+    images, targets = pictures(101, 75), torch.tensor([3, 7])
+    for model in (ours, theirs):
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), targets).backward()
+    expected = dict(theirs.named_parameters())
+    assert expected.keys() == dict(ours.named_parameters()).keys()
+    for name, parameter in ours.named_parameters():
+        assert_near(parameter.grad, expected[name].grad, LOGITS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["pvt-v2-b1", "pvt-v2-b2", "pvt-v2-b2-li", "pvt-v2-b3", "pvt-v2-b4", "pvt-v2-b5"])
+def test_every_variant_has_timms_names_and_shapes(name):
+    timm = pytest.importorskip("timm")
+    with torch.device("meta"):
+        theirs = timm.create_model(name.replace("-", "_"))
+        ours = create_backbone(name)
+    shapes = [{key: each.shape for key, each in model.state_dict().items()} for model in (ours, theirs)]
+    assert shapes[0] == shapes[1]

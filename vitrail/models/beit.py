@@ -1,0 +1,340 @@
+"""BEiT's encoder (Bao et al. 2022, "BEiT: BERT Pre-Training of Image Transformers"): a ViT with relative position bias.
+
+B images, C channels, H x W pixels, h x w = N patches, T = 1 + N tokens, D width, A heads, E = D / A, R offsets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.models import positions
+from vitrail.models.backbone import AttentionGrid, Backbone
+from vitrail.models.beit_bias import BIAS_RESIZES, bias_index, bias_of, resize_bias, rows_of
+from vitrail.models.config import Config, check_divides, grid_of, is_number
+from vitrail.models.heads import Head
+from vitrail.models.layers import (
+    GELUS,
+    Dense,
+    LayerNorm,
+    Mlp,
+    PatchEmbed,
+    Patches,
+    Tokens,
+    add_branch,
+    attend,
+    attention_path,
+    attention_weights,
+    dense,
+    drop_patches,
+    drop_rates,
+    residual_stream,
+    skips_work,
+    whole_patches,
+    working_dtype,
+)
+from vitrail.models.positions import RESIZES
+
+
+@dataclass(frozen=True, kw_only=True)
+class BEiTConfig(Config):
+    """The fields of a BEiT; the defaults are BEiT-B/16 as it is fine-tuned.
+
+    Args:
+        patch_size: (height, width) in pixels; one number stands for a square.
+        pool: what the head reads: "gap", the mean of the patches and then a norm, or "cls", a norm and then the class token.
+        relative_bias: a table for "every" block, as in fine-tuning, one "shared" by all, as in pre-training, or "none".
+        bias_resize: how these tables follow another image size; one of `beit_bias.BIAS_RESIZES`.
+        positions: learned positions are added at the stem too; BEiT has none.
+        position_resize: how they follow another image size; one of `positions.RESIZES`.
+        gelu: "exact", or "tanh" for the approximation.
+        layer_scale: first value of LayerScale's factors; None is none.
+        drop_path: of the last block; it grows linearly from 0 at the first.
+        patch_dropout: share of patches left out in training, the same number for each image.
+        pad: images need not be whole patches; they are filled up with zeros at the bottom and on the right.
+    """
+
+    architecture: ClassVar[str] = "beit"
+    about: ClassVar[str] = "a BEiT"
+    attention: ClassVar[str] = "N^2"
+    PAIRS: ClassVar = ("image_size", "patch_size")
+    LEAST: ClassVar = {**Config.LEAST, "width": 1, "depth": 1, "heads": 1, "mlp_width": 1}
+    SHARES: ClassVar = ("drop_path", "patch_dropout")
+    POSITIVE: ClassVar = ("norm_eps",)
+    CHOICES: ClassVar = {
+        "pool": ("gap", "cls"),
+        "relative_bias": ("every", "shared", "none"),
+        "bias_resize": BIAS_RESIZES,
+        "position_resize": tuple(RESIZES),
+        "gelu": GELUS,
+    }
+
+    patch_size: tuple[int, int] = (16, 16)
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    mlp_width: int = 3072
+    pool: str = "gap"
+    relative_bias: str = "every"
+    bias_resize: str = "geometric"
+    positions: bool = False
+    position_resize: str = "bicubic"
+    gelu: str = "exact"
+    norm_eps: float = 1e-6
+    layer_scale: float | None = 0.1
+    patch_dropout: float = 0.0
+    pad: bool = False
+
+    def _check_together(self) -> None:
+        scaled = self.layer_scale is None or is_number(self.layer_scale)
+        self._check("layer_scale", scaled, "None or a number, as 0.1")
+        self._check("heads", self.width % self.heads == 0, f"a divisor of width={self.width}")
+        if not self.pad:
+            check_divides(self.image_size, self.patch_size)
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        return ("cls",)
+
+    @property
+    def blocks(self) -> int:
+        return self.depth
+
+
+class RelativeBias(nn.Module):
+    """One table for all blocks."""
+
+    def __init__(self, config: BEiTConfig) -> None:
+        super().__init__()
+        self.relative_position_bias_table = nn.Parameter(torch.empty(rows_of(config.grid), config.heads))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with learned biases of q and v, and a bias of the logits instead of one of k."""
+
+    def __init__(self, config: BEiTConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.qkv = Dense(width, 3 * width, bias=False)
+        self.q_bias = nn.Parameter(torch.empty(width))
+        self.v_bias = nn.Parameter(torch.empty(width))
+        if config.relative_bias == "every":
+            self.relative_position_bias_table = nn.Parameter(torch.empty(rows_of(config.grid), config.heads))
+        self.proj = Dense(width, width)
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """(B, T, D) to (B, T, D), ``bias`` (B or 1, A, T, T)."""
+        q, k, v = self._split(x)
+        path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=x.shape[1])
+        return self.proj(attend(q, k, v, bias=bias, path=path).transpose(1, 2).flatten(2))
+
+    def weights(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """What every token attends to, in fp32: (B, T, D) to (B, A, T, T), rows that sum to one."""
+        q, k, _ = self._split(x)
+        return attention_weights(q.float(), k.float(), None if bias is None else bias.float())
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v: (B, T, D) to (B, A, T, E) each."""
+        bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+        q, k, v = dense(x, self.qkv.weight, bias).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+
+class Block(nn.Module):
+    """z' = gamma_1 attention(LN(z)) + z, z = gamma_2 MLP(LN(z')) + z'."""
+
+    def __init__(self, config: BEiTConfig, drop_path: float) -> None:
+        super().__init__()
+        width, scaled = config.width, config.layer_scale is not None
+        self.drop_path = drop_path
+        self.norm1 = LayerNorm(width, eps=config.norm_eps)
+        self.attn = Attention(config)
+        self.norm2 = LayerNorm(width, eps=config.norm_eps)
+        self.mlp = Mlp(width, config.mlp_width, gelu=config.gelu)
+        self.gamma_1 = nn.Parameter(torch.empty(width)) if scaled else None
+        self.gamma_2 = nn.Parameter(torch.empty(width)) if scaled else None
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """(B, T, D) to (B, T, D), ``bias`` (B or 1, A, T, T)."""
+
+        def attention(x: Tensor) -> Tensor:
+            return _scale(self.attn(self.norm1(x), bias), self.gamma_1)
+
+        def mlp(x: Tensor) -> Tensor:
+            return _scale(self.mlp(self.norm2(x)), self.gamma_2)
+
+        drop = self.drop_path if self.training else 0.0
+        # where each image has its own bias, a subset of the images would need it too
+        skip = skips_work(len(x), drop, x.device.type) and (bias is None or len(bias) == 1)
+        x = add_branch(x, attention, drop=drop, skip=skip)
+        return add_branch(x, mlp, drop=drop, skip=skip)
+
+
+def _scale(x: Tensor, gamma: Tensor | None) -> Tensor:
+    return x if gamma is None else x * gamma.to(x.dtype)
+
+
+class BEiT(Backbone):
+    """A ViT whose positions are biases of attention. With ``pool="gap"`` its tokens have no last norm, their mean has."""
+
+    config: BEiTConfig
+    blocks: Any  # a list of `Block`
+
+    def __init__(self, config: BEiTConfig) -> None:
+        super().__init__(config)
+        width, (rows, columns) = config.width, config.grid
+        self.patch_embed = PatchEmbed(config.in_channels, width, config.patch_size)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.empty(1, 1 + rows * columns, width)) if config.positions else None
+        self.rel_pos_bias = RelativeBias(config) if config.relative_bias == "shared" else None
+        self.blocks = nn.ModuleList(Block(config, drop) for drop in drop_rates(config.drop_path, config.depth))
+        is_mean = config.pool == "gap"
+        self.norm = nn.Identity() if is_mean else LayerNorm(width, eps=config.norm_eps)
+        self.fc_norm = LayerNorm(width, eps=config.norm_eps) if is_mean else nn.Identity()
+        self.head = self._make_head()
+        _initialise(self)
+
+    def _make_head(self) -> nn.Module:
+        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
+
+    @property
+    def width(self) -> int:
+        return self.config.width
+
+    def patchify(self, images: Tensor) -> Patches:
+        """Cuts and projects: (B, C, H, W) to (B, N, D)."""
+        self._check(images)
+        images = whole_patches(images, self.config.patch_size, pad=self.config.pad)
+        return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
+
+    def place(self, patches: Patches) -> Patches:
+        """Adds learned positions where there are any; in training drops patches if asked to."""
+        return drop_patches(self._place_all(patches), self.config.patch_dropout if self.training else 0.0)
+
+    def _place_all(self, patches: Patches) -> Patches:
+        if self.pos_embed is None:
+            return patches
+        x, grid, ids = patches
+        places = positions.resize(self.pos_embed[:, 1:], self.config.grid, grid, self.config.position_resize)
+        return Patches(x + positions.take(places.to(x), ids), grid, ids)
+
+    def encode(self, patches: Patches) -> Tokens:
+        """The class token, all blocks and, with ``pool="cls"``, the norm: (B, K, D) to (B, 1 + K, D)."""
+        x = self._begin(patches)
+        for block, bias in self._layers(patches):
+            x = self._run(block, x, bias)
+        return Tokens(self.norm(x), patches.grid, patches.ids)
+
+    def _begin(self, patches: Patches) -> Tensor:
+        """The class token, with its position, and the patches: (B, T, D)."""
+        token = self.cls_token if self.pos_embed is None else self.cls_token + self.pos_embed[:, :1]
+        x = patches.x
+        return residual_stream(torch.cat([token.to(x.dtype).expand(len(x), -1, -1), x], 1))
+
+    def _layers(self, patches: Patches) -> Iterable[tuple[Any, Tensor | None]]:
+        """Each block with the bias of its logits, (B or 1, A, T, T), which is made when the block's turn comes."""
+        x, grid, ids = patches
+        if self.config.relative_bias == "none":
+            return [(block, None) for block in self.blocks]
+        owners = [block.attn for block in self.blocks] if self.rel_pos_bias is None else [self.rel_pos_bias]
+        tables = torch.stack([owner.relative_position_bias_table for owner in owners])  # (L, R, A)
+        tables = resize_bias(tables, self.config.grid, grid, self.config.bias_resize)
+        tables = tables.to(working_dtype(x, self.cls_token))
+        index = bias_index(grid, ids, x.device)
+        if self.rel_pos_bias is not None:
+            return zip(self.blocks, [bias_of(tables[0], index)] * self.config.depth)
+        return zip(self.blocks, (bias_of(table, index) for table in tables))
+
+    def pool(self, tokens: Tokens) -> Tensor:
+        """The mean of the patches after a norm of its own, or the class token: (B, T, D) to (B, D)."""
+        x = tokens.x
+        return self.fc_norm(x[:, 1:].mean(1) if self.config.pool == "gap" else x[:, 0])
+
+    def heads(self, features: Tensor) -> dict[str, Tensor]:
+        return {self.config.pool: self.head(features)}
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """The patches after each block as images: depth times (B, D, h, w)."""
+        patches = self._place_all(self.patchify(images))
+        x, maps = self._begin(patches), []
+        for block, bias in self._layers(patches):
+            x = block(x, bias)
+            maps.append(x[:, 1:].mT.unflatten(2, patches.grid))
+        return maps
+
+    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Logits (B, K) and what every token attends to in each block, depth times (B, A, T, T) in fp32.
+
+        The logits come the fast way; the attention matrices are computed again from q, k and the bias.
+        """
+        patches = self._place_all(self.patchify(images))
+        x, matrices = self._begin(patches), []
+        for block, bias in self._layers(patches):
+            matrices.append(block.attn.weights(block.norm1(x), bias))
+            x = block(x, bias)
+        return self.head(self.pool(Tokens(self.norm(x), patches.grid))), matrices
+
+    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
+        """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are."""
+        grid = grid_of(size, self.config.patch_size)
+        return [AttentionGrid(1, grid, grid)] * self.config.depth
+
+    def _layer(self, name: str) -> int:
+        part, _, rest = name.partition(".")
+        if part == "blocks":
+            return int(rest.split(".")[0]) + 1
+        return -1 if part in ("norm", "fc_norm", "head") else 0
+
+    @classmethod
+    def resized(cls, tensors: Mapping[str, Tensor], old: BEiTConfig, new: BEiTConfig) -> dict[str, Tensor]:
+        def fit(name: str, table: Tensor) -> Tensor:
+            if not name.endswith("relative_position_bias_table"):
+                return table
+            return resize_bias(table[None], old.grid, new.grid, new.bias_resize)[0]
+
+        fitted = {name: fit(name, table) for name, table in tensors.items()}
+        return positions.resize_tables(fitted, old.grid, new.grid, prefix=1, rule=new.position_resize)
+
+
+@torch.no_grad()
+def _initialise(model: BEiT) -> None:
+    """Fills every parameter in place, as the authors' code does.
+
+    | parameter | first value |
+    |-|-|
+    | dense layers, patch projection, class token, positions | normal, 0.02, cut at +-0.02 |
+    | attention's output and the MLP's in block l, from 1 | the same over sqrt(2 l) |
+    | head | the same times 0.001, bias ``head_bias`` |
+    | relative bias | 0 |
+    | layer norm | 1 and 0 |
+    | LayerScale | ``layer_scale`` |
+    | other biases | 0 |
+    """
+    for name, parameter in model.named_parameters():
+        owner, _, last = name.rpartition(".")
+        if last.startswith("gamma"):
+            assert model.config.layer_scale is not None
+            parameter.fill_(model.config.layer_scale)
+        elif last == "relative_position_bias_table" or last.endswith("bias"):
+            parameter.fill_(model.config.head_bias if name == "head.bias" else 0)
+        elif parameter.ndim == 1:
+            parameter.fill_(1)
+        else:
+            nn.init.trunc_normal_(parameter, std=0.02, a=-0.02, b=0.02)
+            if owner.endswith(("attn.proj", "mlp.fc2")):
+                parameter.div_(math.sqrt(2 * model._layer(name)))
+            elif owner == "head":
+                parameter.mul_(0.001)
+
+
+# the authors' table of fine-tuning on ImageNet
+BEITS: dict[str, Config] = {
+    "beit-b16": BEiTConfig(),
+    "beit-l16": BEiTConfig(width=1024, depth=24, heads=16, mlp_width=4096, layer_scale=1e-5),
+}

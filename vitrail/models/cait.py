@@ -1,0 +1,354 @@
+"""CaiT, class-attention in image Transformers (Touvron et al. 2021, "Going deeper with Image Transformers").
+
+Patches attend to each other through talking heads, without a class token; then the class token alone asks, and patches rest.
+
+B images, C channels, H x W pixels, h x w = N patches, D width, A heads, E = D / A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.models import positions
+from vitrail.models.backbone import AttentionGrid, Backbone
+from vitrail.models.config import Config, check_divides, grid_of
+from vitrail.models.heads import Head
+from vitrail.models.layers import (
+    GELUS,
+    Dense,
+    LayerNorm,
+    Mlp,
+    PatchEmbed,
+    Patches,
+    Tokens,
+    add_branch,
+    attend,
+    attention_path,
+    attention_weights,
+    by_hand,
+    drop_patches,
+    residual_stream,
+    skips_work,
+    whole_patches,
+)
+from vitrail.models.positions import RESIZES
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaiTConfig(Config):
+    """The fields of a CaiT; the defaults are CaiT-XXS24.
+
+    Args:
+        patch_size: (height, width) in pixels; one number stands for a square.
+        depth: blocks in which patches attend to patches.
+        class_depth: blocks after them in which the class token attends to itself and the patches.
+        position_resize: how the table of positions follows another image size; one of `positions.RESIZES`.
+        gelu: "exact", or "tanh" for the approximation.
+        layer_scale: first value of LayerScale's factors, the smaller the deeper (paper, section 2).
+        drop_path: of each block in which patches attend; the class token's drop nothing.
+        patch_dropout: share of patches left out in training, the same number for each image.
+        pad: images need not be whole patches; they are filled up with zeros at the bottom and on the right.
+    """
+
+    architecture: ClassVar[str] = "cait"
+    about: ClassVar[str] = "a CaiT"
+    attention: ClassVar[str] = "N^2"
+    PAIRS: ClassVar = ("image_size", "patch_size")
+    LEAST: ClassVar = {**Config.LEAST, "width": 1, "depth": 1, "class_depth": 1, "heads": 1, "mlp_width": 1}
+    SHARES: ClassVar = ("drop_path", "patch_dropout")
+    NUMBERS: ClassVar = ("head_bias", "layer_scale")
+    POSITIVE: ClassVar = ("norm_eps",)
+    CHOICES: ClassVar = {"position_resize": tuple(RESIZES), "gelu": GELUS}
+
+    patch_size: tuple[int, int] = (16, 16)
+    width: int = 192
+    depth: int = 24
+    class_depth: int = 2
+    heads: int = 4
+    mlp_width: int = 768
+    position_resize: str = "bicubic"
+    gelu: str = "exact"
+    norm_eps: float = 1e-6
+    qkv_bias: bool = True
+    layer_scale: float = 1e-5
+    patch_dropout: float = 0.0
+    pad: bool = False
+
+    def _check_together(self) -> None:
+        self._check("heads", self.width % self.heads == 0, f"a divisor of width={self.width}")
+        if not self.pad:
+            check_divides(self.image_size, self.patch_size)
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        return ("cls",)
+
+    @property
+    def blocks(self) -> int:
+        return self.depth + self.class_depth
+
+
+class TalkingHeads(nn.Module):
+    """Self-attention whose heads are mixed before and after the softmax (Shazeer et al. 2020; paper, section 4).
+
+    No fused kernel does this. The mixing is a product from the left, (A, A) times (A, N N): a dense layer over heads as the
+    last axis, which would copy all matrices twice, takes 2 to 7 times as long on a CPU, in bf16 too.
+    """
+
+    def __init__(self, width: int, heads: int, *, qkv_bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = Dense(width, 3 * width, bias=qkv_bias)
+        self.proj_l = Dense(heads, heads)  # of the logits
+        self.proj_w = Dense(heads, heads)  # of the weights
+        self.proj = Dense(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, D) to (B, N, D)."""
+        q, k, v = self._split(x)
+        with by_hand(q):
+            weights = mix_heads(self._weights(q, k), self.proj_w)  # (B, A, N, N)
+            x = (weights @ v).transpose(1, 2).flatten(2)
+        return self.proj(x)
+
+    def weights(self, x: Tensor) -> Tensor:
+        """The softmax, in fp32, before ``proj_w`` mixes its heads: (B, N, D) to (B, A, N, N), rows that sum to one."""
+        q, k, _ = self._split(x)
+        return self._weights(q.float(), k.float())
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v: (B, N, D) to (B, A, N, E) each."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+    def _weights(self, q: Tensor, k: Tensor) -> Tensor:
+        with by_hand(q):
+            return mix_heads(q * q.shape[-1] ** -0.5 @ k.mT, self.proj_l).softmax(-1)
+
+
+def mix_heads(matrices: Tensor, layer: nn.Linear) -> Tensor:
+    """A dense layer over heads: (B, A, N, N) to (B, A, N, N), in the type of ``matrices``."""
+    weight, bias = layer.weight.to(matrices.dtype), layer.bias.to(matrices.dtype)
+    weight = weight.expand(len(matrices), -1, -1)  # (B, A, A), without a copy
+    return torch.baddbmm(bias[:, None], weight, matrices.flatten(2)).view_as(matrices)
+
+
+class ClassAttention(nn.Module):
+    """The class token asks itself and the patches (paper, section 3, equations 3 to 6)."""
+
+    def __init__(self, width: int, heads: int, *, qkv_bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q = Dense(width, width, bias=qkv_bias)
+        self.k = Dense(width, width, bias=qkv_bias)
+        self.v = Dense(width, width, bias=qkv_bias)
+        self.proj = Dense(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The class token and the patches (B, 1 + N, D) to what the token found (B, 1, D)."""
+        q, k, v = self._split(self.q(x[:, :1])), self._split(self.k(x)), self._split(self.v(x))
+        path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=x.shape[1])
+        return self.proj(attend(q, k, v, path=path).transpose(1, 2).flatten(2))
+
+    def weights(self, x: Tensor) -> Tensor:
+        """What the token attends to, in fp32: (B, 1 + N, D) to (B, A, 1, 1 + N), rows that sum to one."""
+        return attention_weights(self._split(self.q(x[:, :1])).float(), self._split(self.k(x)).float())
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, T, D) to (B, A, T, E)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class Block(nn.Module):
+    """z' = diag(gamma_1) attention(LN(z)) + z, z = diag(gamma_2) MLP(LN(z')) + z' (paper, section 2, equation 2)."""
+
+    def __init__(self, config: CaiTConfig, attention: type[TalkingHeads | ClassAttention], drop_path: float) -> None:
+        super().__init__()
+        width = config.width
+        self.drop_path = drop_path
+        self.norm1 = LayerNorm(width, eps=config.norm_eps)
+        self.attn = attention(width, config.heads, qkv_bias=config.qkv_bias)
+        self.norm2 = LayerNorm(width, eps=config.norm_eps)
+        self.mlp = Mlp(width, config.mlp_width, gelu=config.gelu)
+        self.gamma_1 = nn.Parameter(torch.empty(width))
+        self.gamma_2 = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor, patches: Tensor | None = None) -> Tensor:
+        """Patches (B, N, D), or the class token (B, 1, D) where ``patches`` (B, N, D) rest; of the shape of ``x``."""
+        asked = x if patches is None else torch.cat([x, patches], 1)
+
+        def attention(asked: Tensor) -> Tensor:
+            y = self.attn(self.norm1(asked))
+            return y * self.gamma_1.to(y.dtype)
+
+        def mlp(x: Tensor) -> Tensor:
+            y = self.mlp(self.norm2(x))
+            return y * self.gamma_2.to(y.dtype)
+
+        drop = self.drop_path if self.training else 0.0
+        skip = skips_work(len(x), drop, x.device.type)
+        x = add_branch(asked, attention, drop=drop, skip=skip, queries=x.shape[1])
+        return add_branch(x, mlp, drop=drop, skip=skip)
+
+    def weights(self, x: Tensor, patches: Tensor | None = None) -> Tensor:
+        """What its attention finds of the same, see there."""
+        return self.attn.weights(self.norm1(x if patches is None else torch.cat([x, patches], 1)))
+
+
+class CaiT(Backbone):
+    """Patches through ``blocks``, then the class token through ``blocks_token_only``."""
+
+    config: CaiTConfig
+    blocks: Any  # a list of `Block`, as the other
+    blocks_token_only: Any
+
+    def __init__(self, config: CaiTConfig) -> None:
+        super().__init__(config)
+        rows, columns = config.grid
+        self.patch_embed = PatchEmbed(config.in_channels, config.width, config.patch_size)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, config.width))
+        self.pos_embed = nn.Parameter(torch.empty(1, rows * columns, config.width))
+        self.blocks = nn.ModuleList(Block(config, TalkingHeads, config.drop_path) for _ in range(config.depth))
+        self.blocks_token_only = nn.ModuleList(Block(config, ClassAttention, 0.0) for _ in range(config.class_depth))
+        self.norm = LayerNorm(config.width, eps=config.norm_eps)
+        self.head = self._make_head()
+        _initialise(self)
+
+    def _make_head(self) -> nn.Module:
+        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
+
+    @property
+    def width(self) -> int:
+        return self.config.width
+
+    def patchify(self, images: Tensor) -> Patches:
+        """Cuts and projects: (B, C, H, W) to (B, N, D)."""
+        self._check(images)
+        images = whole_patches(images, self.config.patch_size, pad=self.config.pad)
+        return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
+
+    def place(self, patches: Patches) -> Patches:
+        """Adds positions, those of the kept patches where ``ids`` says which; in training drops patches if asked to."""
+        return drop_patches(self._place_all(patches), self.config.patch_dropout if self.training else 0.0)
+
+    def _place_all(self, patches: Patches) -> Patches:
+        x, grid, ids = patches
+        places = positions.resize(self.pos_embed, self.config.grid, grid, self.config.position_resize)
+        return Patches(x + positions.take(places.to(x), ids), grid, ids)
+
+    def encode(self, patches: Patches) -> Tokens:
+        """All blocks and the norm: (B, K, D) to (B, 1 + K, D), the class token first."""
+        x = residual_stream(patches.x)
+        for block in self.blocks:
+            x = self._run(block, x)
+        token = self._token(x)
+        for block in self.blocks_token_only:
+            token = self._run(block, token, x)
+        return Tokens(self.norm(torch.cat([token, x], 1)), patches.grid, patches.ids)
+
+    def _token(self, patches: Tensor) -> Tensor:
+        """The class token for each image (B, 1, D)."""
+        return self.cls_token.to(patches.dtype).expand(len(patches), -1, -1)
+
+    def pool(self, tokens: Tokens) -> Tensor:
+        """The class token: (B, T, D) to (B, D)."""
+        return tokens.x[:, 0]
+
+    def heads(self, features: Tensor) -> dict[str, Tensor]:
+        return {"cls": self.head(features)}
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """The patches after each block that changes them, before the last norm, as images: depth times (B, D, h, w)."""
+        patches = self._place_all(self.patchify(images))
+        x, maps = residual_stream(patches.x), []
+        for block in self.blocks:
+            x = block(x)
+            maps.append(x.mT.unflatten(2, patches.grid))
+        return maps
+
+    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Logits (B, K) and, computed again from q and k in fp32: for each block the softmax of its talking heads, (B, A, N, N),
+        then for each block of the class token what it attends to, (B, A, 1, 1 + N).
+
+        All rows sum to one. What multiplies v in a block are its heads after ``proj_w`` has mixed them, numbers of
+        either sign that sum to nothing in particular: ``mix_heads(matrix, block.attn.proj_w)``.
+        """
+        patches = self._place_all(self.patchify(images))
+        x, matrices = residual_stream(patches.x), []
+        for block in self.blocks:
+            matrices.append(block.weights(x))
+            x = block(x)
+        token = self._token(x)
+        for block in self.blocks_token_only:
+            matrices.append(block.weights(token, x))
+            token = block(token, x)
+        tokens = Tokens(self.norm(torch.cat([token, x], 1)), patches.grid)
+        return self.head(self.pool(tokens)), matrices
+
+    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
+        """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are."""
+        grid = grid_of(size, self.config.patch_size)
+        of_patches = [AttentionGrid(0, grid, grid)] * self.config.depth
+        return of_patches + [AttentionGrid(1, (0, 0), grid)] * self.config.class_depth
+
+    def _layer(self, name: str) -> int:
+        part, _, rest = name.partition(".")
+        if part in ("blocks", "blocks_token_only"):
+            before = self.config.depth if part == "blocks_token_only" else 0
+            return before + int(rest.split(".")[0]) + 1
+        return -1 if part in ("norm", "head") else 0
+
+    @classmethod
+    def resized(cls, tensors: Mapping[str, Tensor], old: CaiTConfig, new: CaiTConfig) -> dict[str, Tensor]:
+        return positions.resize_tables(tensors, old.grid, new.grid, prefix=0, rule=new.position_resize)
+
+
+@torch.no_grad()
+def _initialise(model: CaiT) -> None:
+    """Fills every parameter in place, as the authors' code does.
+
+    | parameter | first value |
+    |-|-|
+    | dense layers, those over heads too; class token, positions | normal, 0.02 |
+    | patch projection, its bias | uniform, +-sqrt(1 / inputs) |
+    | layer norm | 1 and 0 |
+    | LayerScale | ``layer_scale`` |
+    | head's bias | ``head_bias`` |
+    | other biases | 0 |
+    """
+    for name, parameter in model.named_parameters():
+        owner, _, last = name.rpartition(".")
+        if owner == "patch_embed.proj":
+            bound = model.patch_embed.proj.weight[0].numel() ** -0.5
+            parameter.uniform_(-bound, bound)
+        elif last.startswith("gamma"):
+            parameter.fill_(model.config.layer_scale)
+        elif parameter.ndim > 1:
+            nn.init.trunc_normal_(parameter, std=0.02)
+        elif last == "weight":
+            parameter.fill_(1)
+        else:
+            assert last == "bias", name
+            parameter.fill_(model.config.head_bias if owner == "head" else 0)
+
+
+def _cait(width: int, depth: int, layer_scale: float, image: int) -> CaiTConfig:
+    sizes = {"width": width, "depth": depth, "heads": width // 48, "mlp_width": 4 * width}
+    return CaiTConfig(**sizes, layer_scale=layer_scale, image_size=(image, image))
+
+
+# the paper's table 3; first values of LayerScale and image sizes as the authors' code has them
+CAITS: dict[str, Config] = {
+    "cait-xxs24": _cait(192, 24, 1e-5, 224),
+    "cait-xxs36": _cait(192, 36, 1e-5, 224),
+    "cait-xs24": _cait(288, 24, 1e-5, 384),
+    "cait-s24": _cait(384, 24, 1e-5, 224),
+    "cait-s36": _cait(384, 36, 1e-6, 384),
+    "cait-m36": _cait(768, 36, 1e-6, 384),
+    "cait-m48": _cait(768, 48, 1e-6, 448),
+}

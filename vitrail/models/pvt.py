@@ -1,0 +1,283 @@
+"""The Pyramid Vision Transformer (Wang et al. 2021, "A Versatile Backbone for Dense Prediction without Convolutions").
+
+B images, C channels, H x W pixels, h x w = N places of a stage's map, T tokens, D width of a stage, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.models import positions
+from vitrail.models.backbone import AttentionGrid, Backbone, block_number
+from vitrail.models.config import Config, check_divides
+from vitrail.models.heads import Head
+from vitrail.models.layers import (
+    LayerNorm,
+    Mlp,
+    PatchEmbed,
+    Patches,
+    Tokens,
+    add_branch,
+    drop_rates,
+    residual_stream,
+    skips_work,
+    whole_patches,
+)
+from vitrail.models.spatial_reduction import Grid, PyramidConfig, SpatialReductionAttention, as_map, fill_dense
+
+
+@dataclass(frozen=True, kw_only=True)
+class PVTConfig(PyramidConfig):
+    """The fields of a PVT beside those of `PyramidConfig`; the defaults are PVT-Tiny.
+
+    Args:
+        position_resize: how tables follow another image size; one of `positions.RESIZES`.
+        pad: images need not be whole patches in every stage; images and maps are filled up with zeros at the bottom and on
+            the right.
+    """
+
+    architecture: ClassVar[str] = "pvt"
+    about: ClassVar[str] = "a PVT"
+    CHOICES: ClassVar = {**PyramidConfig.CHOICES, "position_resize": tuple(positions.RESIZES)}
+
+    position_resize: str = "bilinear"
+    pad: bool = False
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        remedy = "1 in the last stage, where the class token is no part of the map"
+        self._check("reductions", self.reductions[-1] == 1, remedy)
+        self.check_size(self.image_size)
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        return ("cls",)
+
+    def prefixes(self, stage: int) -> int:
+        """How many tokens without a place stage 0, 1, ... has."""
+        return len(self.prefix) if stage == len(self.depths) - 1 else 0
+
+    def check_size(self, size: Sequence[int]) -> None:
+        """Raises `ConfigError` for images of (height, width) pixels that some stage cannot work on."""
+        if not self.pad:
+            check_divides(size, [length * 2 ** (len(self.depths) - 1) for length in self.patch_size])
+        self.check_reduces(size)
+
+
+class StageEmbed(PatchEmbed):
+    """Each patch of a map times one matrix, then a norm (section 3.2)."""
+
+    def __init__(self, config: PVTConfig, stage: int) -> None:
+        before = config.widths[stage - 1] if stage else config.in_channels
+        size = (2, 2) if stage else config.patch_size
+        super().__init__(before, config.widths[stage], size)
+        self.size = size
+        self.norm = LayerNorm(config.widths[stage], eps=config.conv_norm_eps)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, h P, w Q) to (B, h w, D)."""
+        return self.norm(super().forward(images))
+
+    def cut(self, images: Tensor, *, pad: bool) -> Patches:
+        """The same for images of any size, where they are whole patches or may be filled up."""
+        images = whole_patches(images, self.size, pad=pad)
+        return Patches(self(images), (images.shape[2] // self.size[0], images.shape[3] // self.size[1]))
+
+
+class Block(nn.Module):
+    """x' = SRA(LN(x)) + x, then MLP(LN(x')) + x' (section 3.3)."""
+
+    def __init__(self, config: PVTConfig, stage: int, drop_path: float) -> None:
+        super().__init__()
+        width = config.widths[stage]
+        hidden = width * config.mlp_ratios[stage]
+        self.drop_path = drop_path
+        self.norm1 = LayerNorm(width, eps=config.norm_eps)
+        self.attn = SpatialReductionAttention(config, stage)
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm2 = LayerNorm(width, eps=config.norm_eps)
+        self.mlp = Mlp(width, hidden, gelu=config.gelu, dropout=config.dropout)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """(B, T, D) to (B, T, D)."""
+        drop = self.drop_path if self.training else 0.0
+        skip = skips_work(len(x), drop, x.device.type)
+        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid)), drop=drop, skip=skip)
+        return add_branch(x, lambda x: self.mlp(self.norm2(x)), drop=drop, skip=skip)
+
+
+class Stage(nn.Module):
+    """The parameters of one stage; the patches of the first are those of the whole model."""
+
+    def __init__(self, config: PVTConfig, stage: int, drops: list[float]) -> None:
+        super().__init__()
+        rows, columns = config.grids(config.image_size)[stage]
+        self.downsample = StageEmbed(config, stage) if stage else None
+        self.pos_embed = nn.Parameter(torch.empty(1, config.prefixes(stage) + rows * columns, config.widths[stage]))
+        self.blocks = nn.ModuleList(Block(config, stage, drop) for drop in drops)
+
+
+class PVT(Backbone):
+    """Four stages, each on a map half as high and wide as the one before; the class token joins in the last."""
+
+    config: PVTConfig
+    stages: Any  # each a Stage
+
+    def __init__(self, config: PVTConfig) -> None:
+        super().__init__(config)
+        drops = iter(drop_rates(config.drop_path, config.blocks))
+        self.patch_embed = StageEmbed(config, 0)
+        self.stages = nn.ModuleList(
+            Stage(config, stage, [next(drops) for _ in range(depth)]) for stage, depth in enumerate(config.depths)
+        )
+        self.cls_token = nn.Parameter(torch.empty(1, 1, self.width))
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm = LayerNorm(self.width, eps=config.norm_eps)
+        self.head = self._make_head()
+        initialise(self, config)
+
+    def _make_head(self) -> nn.Module:
+        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
+
+    @property
+    def width(self) -> int:
+        return self.config.widths[-1]
+
+    def patchify(self, images: Tensor) -> Patches:
+        """Cuts, projects and normalises the patches of stage 1: (B, C, H, W) to (B, N, D)."""
+        self._check(images)
+        self.config.check_size(images.shape[2:])
+        return self.patch_embed.cut(images, pad=self.config.pad)
+
+    def place(self, patches: Patches) -> Patches:
+        """Adds the positions of stage 1; those of the others are added where their maps are made."""
+        self._check_subset(patches)
+        return patches._replace(x=patches.x + self._positions(0, patches.grid)[1].to(patches.x))
+
+    def _positions(self, stage: int, grid: Grid) -> tuple[Tensor, Tensor]:
+        """What is added to the class token, (1, 1, D) in the last stage and else empty, and to the map, (1, N, D)."""
+        config, table = self.config, self.stages[stage].pos_embed
+        prefix, old = config.prefixes(stage), config.grids(config.image_size)[stage]
+        return table[:, :prefix], positions.resize(table[:, prefix:], old, grid, config.position_resize)
+
+    def encode(self, patches: Patches) -> Tokens:
+        """All stages and the last norm: (B, N, D) of stage 1 to (B, 1 + N, D) of the last."""
+        x, grid = self._stages(patches)[-1]
+        return Tokens(self.norm(x), grid)
+
+    def _stages(
+        self, patches: Patches, look: Callable[[Block, Tensor, Grid], None] | None = None
+    ) -> list[tuple[Tensor, Grid]]:
+        """The tokens after each stage, with the grid of its map; ``look`` is shown each block and what it is given."""
+        self._check_subset(patches)
+        x, grid, _ = patches
+        passed: list[tuple[Tensor, Grid]] = []
+        for number, stage in enumerate(self.stages):
+            if number:
+                x, grid, _ = stage.downsample.cut(as_map(x, grid), pad=self.config.pad)
+                x = x + self._positions(number, grid)[1].to(x)
+            if self.config.prefixes(number):
+                token = (self.cls_token + self._positions(number, grid)[0]).to(x)
+                x = torch.cat([token.expand(len(x), -1, -1), x], 1)
+            x = self.dropout(residual_stream(x))
+            for block in stage.blocks:
+                if look:
+                    look(block, x, grid)
+                x = self._run(block, x, grid)
+            passed.append((x, grid))
+        return passed
+
+    def pool(self, tokens: Tokens) -> Tensor:
+        """The class token: (B, T, D) to (B, D)."""
+        return tokens.x[:, 0]
+
+    def heads(self, features: Tensor) -> dict[str, Tensor]:
+        return {"cls": self.head(features)}
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """The maps after each stage, before the last norm and without the class token: (B, D, h, w) of each stage."""
+        passed = self._stages(self.place(self.patchify(images)))
+        return [as_map(x[:, x.shape[1] - grid[0] * grid[1] :], grid) for x, grid in passed]
+
+    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Logits (B, K) and what every token attends to in each block, (B, heads, T, keys) in fp32.
+
+        The logits come the fast way; the attention matrices are computed again from q and k.
+        """
+        matrices: list[Tensor] = []
+
+        def look(block: Block, x: Tensor, grid: Grid) -> None:
+            matrices.append(block.attn.weights(block.norm1(x), grid))
+
+        x, grid = self._stages(self.place(self.patchify(images)), look)[-1]
+        return self.head(self.pool(Tokens(self.norm(x), grid))), matrices
+
+    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
+        """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are.
+
+        A key of a stage with reduction R stands for the R x R places of the map from row R r and column R c on.
+        """
+        return [
+            AttentionGrid(self.config.prefixes(number), grid, block.attn.key_grid(grid))
+            for number, grid in enumerate(self.config.grids(size))
+            for block in self.stages[number].blocks
+        ]
+
+    def _layer(self, name: str) -> int:
+        if name.startswith(("norm.", "head.")):
+            return -1
+        if name.startswith("patch_embed.") or name == "stages.0.pos_embed":
+            return 0
+        if name == "cls_token":
+            return block_number(len(self.stages) - 1, 0, self.config.depths)
+        _, stage, part, *rest = name.split(".")
+        return block_number(int(stage), int(rest[0]) if part == "blocks" else 0, self.config.depths)
+
+    @classmethod
+    def resized(cls, tensors: Mapping[str, Tensor], old: PVTConfig, new: PVTConfig) -> dict[str, Tensor]:
+        found = dict(tensors)
+        for stage, grids in enumerate(zip(old.grids(old.image_size), new.grids(new.image_size))):
+            name = f"stages.{stage}.pos_embed"
+            prefix, table = new.prefixes(stage), {"pos_embed": tensors[name]}
+            found[name] = positions.resize_tables(table, *grids, prefix=prefix, rule=new.position_resize)["pos_embed"]
+        return found
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, config: PVTConfig) -> None:
+    """Fills every parameter in place, from torch's default generator, as the authors' code.
+
+    | parameter | first value |
+    |-|-|
+    | dense layers, head | normal, 0.02; biases 0, of the head ``head_bias`` |
+    | patch projections, reductions | weight and bias uniform, +-sqrt(1 / inputs) |
+    | class token, positions | normal, 0.02 |
+    | layer norm | 1 and 0 |
+    """
+    for name, parameter in model.named_parameters():
+        owner, _, last = name.rpartition(".")
+        is_conv = owner.endswith(("patch_embed.proj", "downsample.proj", "attn.sr"))
+        if is_conv:
+            bound = math.sqrt(1 / model.get_parameter(f"{owner}.weight")[0].numel())
+            parameter.uniform_(-bound, bound)
+        else:
+            fill_dense(owner, last, parameter, config.head_bias)
+
+
+def _pvt(*depths: int) -> PVTConfig:
+    return PVTConfig(depths=depths)
+
+
+# Table 1 of the paper; Large's depths are those of the authors' code
+PVTS: dict[str, Config] = {
+    "pvt-tiny": _pvt(2, 2, 2, 2),
+    "pvt-small": _pvt(3, 4, 6, 3),
+    "pvt-medium": _pvt(3, 4, 18, 3),
+    "pvt-large": _pvt(3, 8, 27, 3),
+}

@@ -1,0 +1,297 @@
+"""The Pyramid Vision Transformer v2 (Wang et al. 2022, "Improved Baselines with Pyramid Vision Transformer").
+
+B images, C channels, H x W pixels, h x w = N places of a stage's map, D width of a stage, M width of an MLP, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.models.backbone import AttentionGrid, Backbone, block_number
+from vitrail.models.config import Config
+from vitrail.models.heads import Head
+from vitrail.models.layers import (
+    Conv,
+    Dense,
+    LayerNorm,
+    Patches,
+    Tokens,
+    activate,
+    add_branch,
+    drop_rates,
+    residual_stream,
+    skips_work,
+)
+from vitrail.models.spatial_reduction import (
+    Grid,
+    PyramidConfig,
+    ReducedAttention,
+    SpatialReductionAttention,
+    as_map,
+    as_tokens,
+    fill_dense,
+)
+
+POOLED = (7, 7)  # rows and columns of the keys of linear attention, whatever the image (section 3.2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PVTv2Config(PyramidConfig):
+    """The fields of a PVT v2 beside those of `PyramidConfig`; the defaults are PVTv2-B1. Images may have any size.
+
+    Args:
+        linear: keys and values are made of the map averaged to 7 x 7 places, and ReLU comes before the depth-wise
+            convolution; ``reductions`` are not read then.
+    """
+
+    architecture: ClassVar[str] = "pvt-v2"
+    about: ClassVar[str] = "a PVT v2"
+
+    linear: bool = False
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        self.check_size(self.image_size)
+
+    def check_size(self, size: Sequence[int]) -> None:
+        """Raises `ConfigError` for images of (height, width) pixels that some stage cannot work on."""
+        if not self.linear:
+            self.check_reduces(size)
+
+
+class OverlapPatchEmbed(nn.Module):
+    """Windows twice as large as the stride less one, padded with zeros, times one matrix; then a norm (section 3.3)."""
+
+    def __init__(self, config: PVTv2Config, stage: int) -> None:
+        super().__init__()
+        before, (p, q) = (config.widths[stage - 1], (2, 2)) if stage else (config.in_channels, config.patch_size)
+        window, padding = (2 * p - 1, 2 * q - 1), (p - 1, q - 1)
+        self.proj = Conv(before, config.widths[stage], window, stride=(p, q), padding=padding)
+        self.norm = LayerNorm(config.widths[stage], eps=config.conv_norm_eps)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """(B, C, h P, w Q) or a little less to (B, h w, D), and the grid."""
+        image = self.proj(images.contiguous(memory_format=torch.channels_last))  # (B, D, h, w)
+        return self.norm(as_tokens(image)), (image.shape[2], image.shape[3])
+
+
+class PooledAttention(ReducedAttention):
+    """Linear SRA (section 3.2): keys and values are made of the map averaged to 7 x 7 places, a matrix, a norm and GELU."""
+
+    def __init__(self, config: PVTv2Config, stage: int) -> None:
+        super().__init__(config, stage)
+        width = config.widths[stage]
+        self.gelu = config.gelu
+        self.sr = Conv(width, width, 1)
+        self.norm = LayerNorm(width, eps=config.conv_norm_eps)
+
+    def reduce(self, x: Tensor, grid: Grid) -> Tensor:
+        return activate(self.norm(as_tokens(self.sr(average(as_map(x, grid), POOLED)))), self.gelu)
+
+    def key_grid(self, grid: Grid) -> Grid:
+        return POOLED
+
+
+def average(image: Tensor, size: Grid) -> Tensor:
+    """A map (B, D, h, w) averaged to ``size``: row r of h' is the mean of rows floor(r h / h') to ceil((r + 1) h / h') - 1.
+
+    In a compiled model two matrix products, one along each axis, which keep one graph for all sizes.
+    """
+    if not torch.compiler.is_compiling():
+        return F.adaptive_avg_pool2d(image, size)
+    of_rows, of_columns = (averaging(*lengths, image) for lengths in zip(image.shape[2:], size))
+    return torch.einsum("yh,bdhw,xw->bdyx", of_rows, image, of_columns)
+
+
+def averaging(old: int, new: int, like: Tensor) -> Tensor:
+    """The matrix (new, old) that averages a line of ``old`` values to ``new`` ones."""
+    cells, places = torch.arange(new, device=like.device)[:, None], torch.arange(old, device=like.device)
+    inside = (places >= cells * old // new) & (places < ((cells + 1) * old + new - 1) // new)  # (new, old)
+    return (inside / inside.sum(1, keepdim=True)).to(like.dtype)
+
+
+class ConvMlp(nn.Module):
+    """Two dense layers, and before the GELU between them a depth-wise 3 x 3 convolution of the map (section 3.4)."""
+
+    def __init__(self, config: PVTv2Config, stage: int) -> None:
+        super().__init__()
+        width = config.widths[stage]
+        hidden = width * config.mlp_ratios[stage]
+        self.gelu, self.linear = config.gelu, config.linear
+        self.fc1 = Dense(width, hidden)
+        self.dwconv = Conv(hidden, hidden, 3, padding=1, groups=hidden)
+        self.fc2 = Dense(hidden, width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """(B, N, D) to (B, N, D)."""
+        y = self.fc1(x)  # (B, N, M)
+        y = y.relu() if self.linear else y
+        y = activate(as_tokens(self.dwconv(as_map(y, grid))), self.gelu)
+        return self.dropout(self.fc2(self.dropout(y)))
+
+
+class Block(nn.Module):
+    """x' = SRA(LN(x)) + x, then MLP(LN(x')) + x'."""
+
+    def __init__(self, config: PVTv2Config, stage: int, drop_path: float) -> None:
+        super().__init__()
+        width = config.widths[stage]
+        self.drop_path = drop_path
+        self.norm1 = LayerNorm(width, eps=config.norm_eps)
+        self.attn = PooledAttention(config, stage) if config.linear else SpatialReductionAttention(config, stage)
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm2 = LayerNorm(width, eps=config.norm_eps)
+        self.mlp = ConvMlp(config, stage)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """(B, N, D) to (B, N, D)."""
+        drop = self.drop_path if self.training else 0.0
+        skip = skips_work(len(x), drop, x.device.type)
+        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid)), drop=drop, skip=skip)
+        return add_branch(x, lambda x: self.mlp(self.norm2(x), grid), drop=drop, skip=skip)
+
+
+class Stage(nn.Module):
+    """The parameters of one stage; the patches of the first are those of the whole model."""
+
+    def __init__(self, config: PVTv2Config, stage: int, drops: list[float]) -> None:
+        super().__init__()
+        self.downsample = OverlapPatchEmbed(config, stage) if stage else None
+        self.blocks = nn.ModuleList(Block(config, stage, drop) for drop in drops)
+        self.norm = LayerNorm(config.widths[stage], eps=config.norm_eps)
+
+
+class PVTv2(Backbone):
+    """Four stages, each on a map half as high and wide as the one before; no positions and no class token."""
+
+    config: PVTv2Config
+    stages: Any  # each a Stage
+
+    def __init__(self, config: PVTv2Config) -> None:
+        super().__init__(config)
+        drops = iter(drop_rates(config.drop_path, config.blocks))
+        self.patch_embed = OverlapPatchEmbed(config, 0)
+        self.stages = nn.ModuleList(
+            Stage(config, stage, [next(drops) for _ in range(depth)]) for stage, depth in enumerate(config.depths)
+        )
+        self.head = self._make_head()
+        initialise(self, config)
+
+    def _make_head(self) -> nn.Module:
+        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
+
+    @property
+    def width(self) -> int:
+        return self.config.widths[-1]
+
+    def patchify(self, images: Tensor) -> Patches:
+        """Projects and normalises the overlapping patches of stage 1: (B, C, H, W) to (B, N, D)."""
+        self._check(images)
+        self.config.check_size(images.shape[2:])
+        return Patches(*self.patch_embed(images))
+
+    def encode(self, patches: Patches) -> Tokens:
+        """All stages, each with a norm of its own: (B, N, D) of stage 1 to (B, N, D) of the last."""
+        return Tokens(*self._stages(patches)[-1])
+
+    def _stages(
+        self, patches: Patches, look: Callable[[Block, Tensor, Grid], None] | None = None
+    ) -> list[tuple[Tensor, Grid]]:
+        """The tokens after each stage, with the grid of its map; ``look`` is shown each block and what it is given."""
+        self._check_subset(patches)
+        x, grid, _ = patches
+        passed: list[tuple[Tensor, Grid]] = []
+        for stage in self.stages:
+            if stage.downsample is not None:
+                x, grid = stage.downsample(as_map(x, grid))
+            x = residual_stream(x)
+            for block in stage.blocks:
+                if look:
+                    look(block, x, grid)
+                x = self._run(block, x, grid)
+            x = stage.norm(x)
+            passed.append((x, grid))
+        return passed
+
+    def pool(self, tokens: Tokens) -> Tensor:
+        """The mean of all places: (B, N, D) to (B, D)."""
+        return tokens.x.mean(1)
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """The maps after each stage and its norm, of which the next stage is made: (B, D, h, w) of each stage."""
+        return [as_map(x, grid) for x, grid in self._stages(self.place(self.patchify(images)))]
+
+    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Logits (B, K) and what every place attends to in each block, (B, heads, N, keys) in fp32.
+
+        The logits come the fast way; the attention matrices are computed again from q and k.
+        """
+        matrices: list[Tensor] = []
+
+        def look(block: Block, x: Tensor, grid: Grid) -> None:
+            matrices.append(block.attn.weights(block.norm1(x), grid))
+
+        tokens = Tokens(*self._stages(self.place(self.patchify(images)), look)[-1])
+        return self.head(self.pool(tokens)), matrices
+
+    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
+        """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are.
+
+        A key of a stage with reduction R stands for the R x R places of the map from row R r and column R c on; one of
+        linear attention for those that `average` averages.
+        """
+        grids = zip(self.stages, self.config.grids(size))
+        return [AttentionGrid(0, grid, block.attn.key_grid(grid)) for stage, grid in grids for block in stage.blocks]
+
+    def _layer(self, name: str) -> int:
+        if name.startswith("patch_embed."):
+            return 0
+        if name.startswith(("head.", f"stages.{len(self.stages) - 1}.norm.")):
+            return -1
+        _, stage, part, *rest = name.split(".")
+        depths = self.config.depths
+        block = {"downsample": 0, "norm": depths[int(stage)] - 1}.get(part)
+        return block_number(int(stage), int(rest[0]) if block is None else block, depths)
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, config: PVTv2Config) -> None:
+    """Fills every parameter in place, from torch's default generator, as the authors' code.
+
+    | parameter | first value |
+    |-|-|
+    | dense layers, head | normal, 0.02; biases 0, of the head ``head_bias`` |
+    | convolutions | normal, sqrt(2 / outputs that one input reaches); biases 0 |
+    | layer norm | 1 and 0 |
+    """
+    for name, parameter in model.named_parameters():
+        owner, _, last = name.rpartition(".")
+        if parameter.ndim == 4:
+            reached = parameter[0, 0].numel() * (1 if owner.endswith("dwconv") else len(parameter))
+            parameter.normal_(std=math.sqrt(2 / reached))
+        else:
+            fill_dense(owner, last, parameter, config.head_bias)
+
+
+def _pvt_v2(*depths: int, **changes) -> PVTv2Config:
+    return PVTv2Config(depths=depths, **changes)
+
+
+# Table 1 of the paper
+PVT_V2S: dict[str, Config] = {
+    "pvt-v2-b0": _pvt_v2(2, 2, 2, 2, widths=(32, 64, 160, 256)),
+    "pvt-v2-b1": _pvt_v2(2, 2, 2, 2),
+    "pvt-v2-b2": _pvt_v2(3, 4, 6, 3),
+    "pvt-v2-b2-li": _pvt_v2(3, 4, 6, 3, linear=True),
+    "pvt-v2-b3": _pvt_v2(3, 4, 18, 3),
+    "pvt-v2-b4": _pvt_v2(3, 8, 27, 3),
+    "pvt-v2-b5": _pvt_v2(3, 6, 40, 3, mlp_ratios=(4, 4, 4, 4)),
+}

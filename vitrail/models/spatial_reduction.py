@@ -1,0 +1,162 @@
+"""What both Pyramid Vision Transformers share: the sizes of their stages, and attention to a map made smaller.
+
+B images, h x w = N places of a map, T tokens, R reduction, K keys, D width, H heads, E = D / H.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.models.config import Config, grid_of
+from vitrail.models.layers import GELUS, Conv, Dense, LayerNorm, attend, attention_path, attention_weights
+
+Grid = tuple[int, int]  # rows, columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class PyramidConfig(Config):
+    """The fields of both Pyramid Vision Transformers; the defaults are those of their second smallest.
+
+    Args:
+        patch_size: (height, width) in pixels of the patches of stage 1; each later stage halves the map.
+        widths, depths, heads, mlp_ratios: of each stage its width, its blocks, their heads, and how many times wider the
+            hidden layer of their MLP is.
+        reductions: R of each stage: keys and values are made of squares of R x R places. What is left over at the bottom
+            and on the right is in no square, as in the authors' code.
+        norm_eps: of the norms in and after the blocks; ``conv_norm_eps`` is that of the norms which follow a convolution,
+            in patch embeddings and reductions.
+        dropout: after every dense layer but q, k, v, and after adding positions; ``attention_dropout`` is that of the
+            attention matrices.
+        drop_path: of the last block; it grows linearly from 0 at the first.
+    """
+
+    attention: ClassVar[str] = "N^2/R^2"
+    PAIRS: ClassVar = ("image_size", "patch_size")
+    STAGES: ClassVar = ("depths", "widths", "heads", "mlp_ratios", "reductions")
+    SHARES: ClassVar = ("dropout", "attention_dropout", "drop_path")
+    POSITIVE: ClassVar = ("norm_eps", "conv_norm_eps")
+    CHOICES: ClassVar = {"gelu": GELUS}
+
+    patch_size: tuple[int, int] = (4, 4)
+    widths: tuple[int, ...] = (64, 128, 320, 512)
+    depths: tuple[int, ...] = (2, 2, 2, 2)
+    heads: tuple[int, ...] = (1, 2, 5, 8)
+    mlp_ratios: tuple[int, ...] = (8, 8, 4, 4)
+    reductions: tuple[int, ...] = (8, 4, 2, 1)
+    gelu: str = "exact"
+    norm_eps: float = 1e-6
+    conv_norm_eps: float = 1e-5
+    qkv_bias: bool = True
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+
+    def _check_together(self) -> None:
+        divide = all(width % heads == 0 for width, heads in zip(self.widths, self.heads))
+        self._check("heads", divide, f"in each stage a divisor of its width, widths={self.widths}")
+
+    @property
+    def blocks(self) -> int:
+        return sum(self.depths)
+
+    def grids(self, size: Sequence[int]) -> list[Grid]:
+        """Rows and columns of the map of each stage for an image of ``size`` (height, width) pixels."""
+        grids = [grid_of(size, self.patch_size)]
+        for _ in self.depths[1:]:
+            grids.append(grid_of(grids[-1], (2, 2)))
+        return grids
+
+    def check_reduces(self, size: Sequence[int]) -> None:
+        """Raises `ConfigError` for an image that leaves a stage without a single square of R x R places to attend to."""
+        for stage, ((rows, columns), reduction) in enumerate(zip(self.grids(size), self.reductions)):
+            if rows < reduction or columns < reduction:
+                height, width = (length * 2**stage * reduction for length in self.patch_size)
+                raise ConfigError(
+                    f"an image of {size[0]}x{size[1]} pixels has {rows}x{columns} places in stage {stage + 1}, "
+                    f"fewer than its reduction of {reduction}x{reduction}",
+                    f"resize to {height}x{width} or more, or set smaller reductions",
+                )
+
+
+def as_map(x: Tensor, grid: Grid) -> Tensor:
+    """Tokens (B, N, D) seen as a map (B, D, h, w) whose channels lie last in memory: convolutions are fastest so."""
+    return x.mT.unflatten(2, grid)
+
+
+def as_tokens(image: Tensor) -> Tensor:
+    """A map (B, D, h, w) as tokens (B, N, D); a view where its channels lie last."""
+    return image.flatten(2).mT
+
+
+class ReducedAttention(nn.Module):
+    """Multi-head attention of all tokens to keys and values from fewer; a subclass says how they are made."""
+
+    def __init__(self, config: PyramidConfig, stage: int) -> None:
+        super().__init__()
+        width = config.widths[stage]
+        self.heads = config.heads[stage]
+        self.dropout = config.attention_dropout
+        self.q = Dense(width, width, bias=config.qkv_bias)
+        self.kv = Dense(width, 2 * width, bias=config.qkv_bias)
+        self.proj = Dense(width, width)
+
+    @abstractmethod
+    def reduce(self, x: Tensor, grid: Grid) -> Tensor:
+        """What keys and values are made of: (B, T, D) to (B, K, D)."""
+
+    @abstractmethod
+    def key_grid(self, grid: Grid) -> Grid:
+        """Rows and columns of the keys on a map of ``grid``."""
+
+    def split(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, T, E), k and v (B, H, K, E)."""
+        q = self.q(x).unflatten(-1, (self.heads, -1))  # (B, T, H, E)
+        k, v = self.kv(self.reduce(x, grid)).unflatten(-1, (2, self.heads, -1)).unbind(2)  # (B, K, H, E) each
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """(B, T, D) to (B, T, D); the last N of the T tokens are the places of ``grid``."""
+        q, k, v = self.split(x, grid)
+        path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2])
+        x = attend(q, k, v, dropout=self.dropout if self.training else 0.0, path=path)
+        return self.proj(x.transpose(1, 2).flatten(2))
+
+    def weights(self, x: Tensor, grid: Grid) -> Tensor:
+        """What every token attends to, in fp32: (B, T, D) to (B, H, T, K), rows that sum to one."""
+        q, k, _ = self.split(x, grid)
+        return attention_weights(q.float(), k.float())
+
+
+class SpatialReductionAttention(ReducedAttention):
+    """SRA (Wang et al. 2021, section 3.3): each key stands for a square of R x R places, through one matrix and a norm.
+
+    With R = 1 it is plain attention, and there may be other tokens before the places.
+    """
+
+    def __init__(self, config: PyramidConfig, stage: int) -> None:
+        super().__init__(config, stage)
+        width, self.reduction = config.widths[stage], config.reductions[stage]
+        if self.reduction > 1:
+            self.sr = Conv(width, width, self.reduction, stride=self.reduction)
+            self.norm = LayerNorm(width, eps=config.conv_norm_eps)
+
+    def reduce(self, x: Tensor, grid: Grid) -> Tensor:
+        return x if self.reduction == 1 else self.norm(as_tokens(self.sr(as_map(x, grid))))
+
+    def key_grid(self, grid: Grid) -> Grid:
+        return grid[0] // self.reduction, grid[1] // self.reduction
+
+
+def fill_dense(owner: str, last: str, parameter: Tensor, head_bias: float) -> None:
+    """The first values that both architectures share: dense layers normal, 0.02, norms 1 and 0, other biases 0."""
+    if last == "bias":
+        parameter.fill_(head_bias if owner == "head" else 0)
+    elif parameter.ndim == 1:
+        parameter.fill_(1)
+    else:
+        nn.init.trunc_normal_(parameter, std=0.02)

@@ -1,0 +1,369 @@
+"""The Swin Transformer (Liu et al. 2021, "Hierarchical Vision Transformer using Shifted Windows"), in the order an image
+travels.
+
+B images, C channels, h x w places of a map, D width of a stage, H heads, E = D / H, n windows of s x s = S places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.models.backbone import AttentionGrid, Backbone, block_number
+from vitrail.models.config import Config, grid_of
+from vitrail.models.heads import Head
+from vitrail.models.layers import (
+    GELUS,
+    Dense,
+    LayerNorm,
+    Mlp,
+    PatchEmbed,
+    Patches,
+    Tokens,
+    add_branch,
+    attend,
+    attention_path,
+    attention_weights,
+    drop_rates,
+    residual_stream,
+    skips_work,
+    whole_patches,
+)
+from vitrail.models.positions import resize
+from vitrail.models.windows import Windows
+
+BIAS_TABLE = "relative_position_bias_table"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwinConfig(Config):
+    """The fields of a Swin Transformer; the defaults are Swin-T as in the paper. Images of any size are taken.
+
+    Args:
+        patch_size: (height, width) in pixels; one number stands for a square.
+        width: of the first stage; each stage doubles it and halves the map.
+        depths: blocks of each stage; every second one shifts its windows.
+        heads: of each stage.
+        window: places along the side of a window, and what the bias tables are made for. A map whose smaller side is not
+            larger is one row of windows of that side, without shift, and reads the middle of the tables.
+        mlp_ratio: width of the MLP by that of its stage.
+        gelu: "exact", as the authors', or "tanh".
+        dropout: after every dense layer but q, k, v, and after the patches; ``attention_dropout`` is that of the
+            attention matrices.
+        drop_path: of the last block; it grows linearly from 0 at the first, over all stages.
+    """
+
+    architecture: ClassVar[str] = "swin"
+    about: ClassVar[str] = "a Swin Transformer"
+    attention: ClassVar[str] = "N"
+    PAIRS: ClassVar = ("image_size", "patch_size")
+    LEAST: ClassVar = {**Config.LEAST, "width": 1, "window": 1}
+    STAGES: ClassVar = ("depths", "heads")
+    SHARES: ClassVar = ("dropout", "attention_dropout", "drop_path")
+    POSITIVE: ClassVar = ("mlp_ratio", "norm_eps")
+    CHOICES: ClassVar = {"gelu": GELUS}
+
+    patch_size: tuple[int, int] = (4, 4)
+    width: int = 96
+    depths: tuple[int, ...] = (2, 2, 6, 2)
+    heads: tuple[int, ...] = (3, 6, 12, 24)
+    window: int = 7
+    mlp_ratio: float = 4.0
+    qkv_bias: bool = True
+    gelu: str = "exact"
+    norm_eps: float = 1e-5
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+
+    def _check_together(self) -> None:
+        divides = all(width % heads == 0 for width, heads in zip(self.widths, self.heads))
+        self._check("heads", divides, f"in each stage a divisor of its width, {', '.join(map(str, self.widths))}")
+
+    @property
+    def blocks(self) -> int:
+        return sum(self.depths)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of the stages."""
+        return tuple(self.width * 2**stage for stage in range(len(self.depths)))
+
+
+def _swin(width: int, third: int, heads: int, size: int = 224, window: int = 7) -> SwinConfig:
+    """Depth of the third stage, heads of the first."""
+    each = (heads, 2 * heads, 4 * heads, 8 * heads)
+    return SwinConfig(width=width, depths=(2, 2, third, 2), heads=each, image_size=(size, size), window=window)
+
+
+# T, S, B, L of the paper's section 3.3; 384 pixels with larger windows: its section 4.1.
+SWINS: dict[str, SwinConfig] = {
+    "swin-t": _swin(96, 6, 3),
+    "swin-s": _swin(96, 18, 3),
+    "swin-b": _swin(128, 18, 4),
+    "swin-l": _swin(192, 18, 6),
+    "swin-b-384": _swin(128, 18, 4, 384, 12),
+    "swin-l-384": _swin(192, 18, 6, 384, 12),
+}
+
+
+class WindowAttention(nn.Module):
+    """W-MSA and SW-MSA: attention inside windows, softmax(q k^T / sqrt(E) + B) v (paper, equation 4)."""
+
+    def __init__(self, config: SwinConfig, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.window = config.window
+        self.dropout = config.attention_dropout
+        self.qkv = Dense(width, 3 * width, bias=config.qkv_bias)
+        self.proj = Dense(width, width)
+        self.relative_position_bias_table = nn.Parameter(torch.empty((2 * config.window - 1) ** 2, heads))
+
+    def split(self, x: Tensor, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v of every window: (B, h, w, D) to (B, n, H, S, E) each."""
+        (batch, _, _, width), (rows, columns, side, _) = x.shape, windows
+        qkv = self.qkv(windows.lay(x))  # (B, rows s, columns s, 3 D)
+        qkv = qkv.reshape(batch, rows, side, columns, side, 3, self.heads, width // self.heads)
+        qkv = qkv.permute(5, 0, 1, 3, 6, 2, 4, 7)  # (3, B, rows, columns, H, s, s, E)
+        q, k, v = qkv.reshape(3, batch, rows * columns, self.heads, side**2, width // self.heads).unbind(0)
+        return q, k, v
+
+    def bias(self, windows: Windows) -> Tensor:
+        """B, with pairs of other regions shut out where windows are shifted: (1 or n, H, S, S)."""
+        side, table = windows.side, self.relative_position_bias_table
+        reach = slice(self.window - side, self.window + side - 1)
+        offsets = table.unflatten(0, (2 * self.window - 1, -1))[reach, reach]  # (2 s - 1, 2 s - 1, H)
+        # query (y, x) sees key (s - 1 - y', s - 1 - x') at offset (y + y', x + x'), counted from the least
+        pairs = offsets.unfold(0, side, 1).unfold(1, side, 1).flip(-2, -1)  # (s, s, H, s, s)
+        bias = pairs.permute(2, 0, 1, 3, 4).reshape(1, self.heads, side**2, side**2)
+        return bias.masked_fill(windows.strangers(table.device)[:, None], -math.inf) if windows.shift else bias
+
+    def forward(self, x: Tensor, windows: Windows) -> Tensor:
+        """(B, h, w, D) to (B, h, w, D)."""
+        (batch, height, width, channels), (rows, columns, side, _) = x.shape, windows
+        q, k, v = self.split(x, windows)
+        bias = self.bias(windows).to(q.dtype).flatten(0, 1)  # (H or n H, S, S)
+        # windows that share their bias count as images, others as heads
+        merged = (1, 2) if windows.shift else (0, 1)
+        q, k, v = (part.flatten(*merged) for part in (q, k, v))
+        path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=side**2)
+        x = attend(q, k, v, bias=bias[None], dropout=self.dropout if self.training else 0.0, path=path)
+        x = x.reshape(batch, rows, columns, self.heads, side, side, channels // self.heads).permute(0, 1, 4, 2, 5, 3, 6)
+        x = x.reshape(batch, rows * side, columns * side, channels)
+        return windows.lift(self.proj(x), height, width)
+
+    def weights(self, x: Tensor, windows: Windows) -> Tensor:
+        """What every place attends to, in fp32: (B, h, w, D) to (B, H, n S, S), rows that sum to one."""
+        q, k, _ = self.split(x, windows)
+        weights = attention_weights(q.float(), k.float(), self.bias(windows).float())  # (B, n, H, S, S)
+        return weights.transpose(1, 2).flatten(2, 3)
+
+
+class Block(nn.Module):
+    """z' = W-MSA(LN(z)) + z, z = MLP(LN(z')) + z', with shifted windows in every second block (paper, equation 3)."""
+
+    def __init__(self, config: SwinConfig, width: int, heads: int, drop_path: float, *, shifted: bool) -> None:
+        super().__init__()
+        self.shifted = shifted
+        self.drop_path = drop_path
+        self.norm1 = LayerNorm(width, eps=config.norm_eps)
+        self.attn = WindowAttention(config, width, heads)
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm2 = LayerNorm(width, eps=config.norm_eps)
+        self.mlp = Mlp(width, int(width * config.mlp_ratio), gelu=config.gelu, dropout=config.dropout)
+
+    def windows(self, height: int, width: int) -> Windows:
+        """Those of a map of (height, width) places."""
+        return Windows.over(height, width, self.attn.window, shifted=self.shifted)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, h, w, D) to (B, h, w, D)."""
+        windows = self.windows(*x.shape[1:3])
+
+        def attention(x: Tensor) -> Tensor:
+            return self.dropout(self.attn(self.norm1(x), windows))
+
+        def mlp(x: Tensor) -> Tensor:
+            return self.mlp(self.norm2(x))
+
+        drop = self.drop_path if self.training else 0.0
+        skip = skips_work(len(x), drop, x.device.type)
+        x = add_branch(x, attention, drop=drop, skip=skip)
+        return add_branch(x, mlp, drop=drop, skip=skip)
+
+    def weights(self, x: Tensor) -> Tensor:
+        """What every place attends to, window by window, in fp32: (B, h, w, D) to (B, H, n S, S)."""
+        return self.attn.weights(self.norm1(x), self.windows(*x.shape[1:3]))
+
+
+class PatchMerging(nn.Module):
+    """Four neighbours become one place: LN and a linear layer from 4 D to 2 D (paper, section 3.1)."""
+
+    def __init__(self, config: SwinConfig, width: int) -> None:
+        super().__init__()
+        self.norm = LayerNorm(4 * width, eps=config.norm_eps)
+        self.reduction = Dense(4 * width, 2 * width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, h, w, D) to (B, h / 2, w / 2, 2 D), odd maps filled up with zeros at the bottom and on the right."""
+        height, width = grid_of(x.shape[1:3], (2, 2))
+        below, right = 2 * height - x.shape[1], 2 * width - x.shape[2]
+        if torch.compiler.is_compiling() or below or right:
+            x = F.pad(x, (0, 0, 0, right, 0, below))
+        # in the order upper left, lower left, upper right, lower right
+        x = (
+            x.reshape(len(x), height, 2, width, 2, x.shape[-1]).permute(0, 1, 3, 4, 2, 5).flatten(3)
+        )  # (B, h/2, w/2, 4 D)
+        return self.reduction(self.norm(x))
+
+
+class Stage(nn.Module):
+    """Patch merging, but before the first stage, and blocks on maps of one size."""
+
+    def __init__(self, config: SwinConfig, stage: int, drops: list[float]) -> None:
+        super().__init__()
+        width, heads = config.widths[stage], config.heads[stage]
+        self.downsample = PatchMerging(config, width // 2) if stage else nn.Identity()
+        blocks = (Block(config, width, heads, drop, shifted=block % 2 == 1) for block, drop in enumerate(drops))
+        self.blocks = nn.ModuleList(blocks)
+
+
+class Stem(PatchEmbed):
+    """Patches, projected and normalised."""
+
+    def __init__(self, config: SwinConfig) -> None:
+        super().__init__(config.in_channels, config.width, config.patch_size)
+        self.norm = LayerNorm(config.width, eps=config.norm_eps)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, h P, w Q) to (B, h w, D)."""
+        return self.norm(super().forward(images))
+
+
+@torch.no_grad()
+def initialise(model: Swin) -> None:
+    """Fills every parameter in place as the authors' code does.
+
+    | parameter | first value |
+    |-|-|
+    | patch projection and its bias | uniform, +-sqrt(1 / inputs) |
+    | other matrices, the head's too, and bias tables | normal, 0.02, cut at +-2 |
+    | layer norm | 1 and 0 |
+    | other biases | 0, the head's ``head_bias`` |
+    """
+    for name, parameter in model.named_parameters():
+        owner, _, last = name.rpartition(".")
+        if owner == "patch_embed.proj":
+            limit = math.sqrt(1 / model.patch_embed.proj.weight[0].numel())
+            parameter.uniform_(-limit, limit)
+        elif parameter.ndim > 1:
+            nn.init.trunc_normal_(parameter, std=0.02)
+        elif last == "weight":
+            parameter.fill_(1)
+        else:
+            parameter.fill_(model.config.head_bias if owner == "head" else 0)
+
+
+class Swin(Backbone):
+    """The paper's backbone. It works on the whole grid, and has no positions but the bias tables of attention.
+
+    A map is filled up to whole windows, an image to whole patches, whatever its size: the filling is zeros after the norm and
+    takes part in attention, as in the authors' code for detection. On maps smaller than a window the authors' rule holds
+    (`Windows.over`); timm clamps and shifts each axis of its own and rolls before it fills up, and transformers
+    fails there.
+    """
+
+    config: SwinConfig
+    stages: Any  # of `Stage`; "layers" in timm, which is a verb here
+
+    def __init__(self, config: SwinConfig) -> None:
+        super().__init__(config)
+        self.patch_embed = Stem(config)
+        self.dropout = nn.Dropout(config.dropout)
+        drops = iter(drop_rates(config.drop_path, config.blocks))
+        self.stages = nn.ModuleList(
+            Stage(config, stage, [next(drops) for _ in range(depth)]) for stage, depth in enumerate(config.depths)
+        )
+        self.norm = LayerNorm(self.width, eps=config.norm_eps)
+        self.head = self._make_head()
+        initialise(self)
+
+    def _make_head(self) -> nn.Module:
+        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
+
+    @property
+    def width(self) -> int:
+        return self.config.widths[-1]
+
+    def patchify(self, images: Tensor) -> Patches:
+        """Cuts, projects and normalises: (B, C, H, W) to (B, N, D)."""
+        self._check(images)
+        images = whole_patches(images, self.config.patch_size, pad=True)
+        return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
+
+    def encode(self, patches: Patches) -> Tokens:
+        """All stages and the norm: (B, N, D) to (B, N', D'), the places of the last map."""
+        return self._finish(self._maps(patches))
+
+    def _finish(self, maps: Iterable[Tensor]) -> Tokens:
+        """The last map after the norm."""
+        *_, x = maps
+        return Tokens(self.norm(x).flatten(1, 2), (x.shape[1], x.shape[2]))
+
+    def _maps(self, patches: Patches, matrices: list[Tensor] | None = None) -> Iterator[Tensor]:
+        """What each stage gives, (B, h, w, D); fills ``matrices`` with the attention of each block where it is given."""
+        self._check_subset(patches)
+        x = self.dropout(residual_stream(patches.x)).unflatten(1, patches.grid)
+        for stage in self.stages:
+            x = stage.downsample(x)
+            for block in stage.blocks:
+                if matrices is not None:
+                    matrices.append(block.weights(x))
+                x = self._run(block, x)
+            yield x
+
+    def pool(self, tokens: Tokens) -> Tensor:
+        """The mean of all places: (B, N', D') to (B, D')."""
+        return tokens.x.mean(1)
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """After each stage, before the last norm, as images: (B, D, h, w) each."""
+        return [x.permute(0, 3, 1, 2) for x in self._maps(self.place(self.patchify(images)))]
+
+    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Logits (B, K) and what every place attends to in each block, (B, H, n S, S) in fp32: the windows one after
+        another, the places of each as rows; its columns are the same places.
+        """
+        matrices: list[Tensor] = []
+        tokens = self._finish(self._maps(self.place(self.patchify(images)), matrices))
+        return self.head(self.pool(tokens)), matrices
+
+    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
+        grids, places = [], grid_of(size, self.config.patch_size)
+        for number, stage in enumerate(self.stages):
+            places = grid_of(places, (2, 2)) if number else places
+            grids += [block.windows(*places).grid(*places) for block in stage.blocks]
+        return grids
+
+    def _layer(self, name: str) -> int:
+        part, *rest = name.split(".")
+        if part == "stages":
+            # merging belongs to the stage before it, at whose end the authors have it
+            stage, block = int(rest[0]), int(rest[2]) if rest[1] == "blocks" else -1
+            return block_number(stage, block, self.config.depths)
+        return 0 if part == "patch_embed" else -1
+
+    @classmethod
+    def resized(cls, tensors: Mapping[str, Tensor], old: SwinConfig, new: SwinConfig) -> dict[str, Tensor]:
+        """Bias tables follow another ``window``, as images, by the bicubic rule of the authors' code."""
+        before, after = 2 * old.window - 1, 2 * new.window - 1
+
+        def fit(table: Tensor) -> Tensor:
+            return resize(table[None], (before, before), (after, after), "bicubic")[0]
+
+        return {name: fit(each) if name.endswith(BIAS_TABLE) else each for name, each in tensors.items()}

@@ -1,0 +1,68 @@
+"""Windows over a map, shifted or not: how it is cut, which pairs may see each other, and where each place lies.
+
+B images, h x w places of a map, D width, n windows of s x s = S places.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.models.backbone import AttentionGrid
+
+
+class Windows(NamedTuple):
+    """``rows`` x ``columns`` windows of ``side`` x ``side`` places over a map, which is filled up with zeros at the bottom
+    and on the right, then rolled by ``shift`` places upwards and to the left (paper, section 3.2).
+    """
+
+    rows: int
+    columns: int
+    side: int
+    shift: int
+
+    @classmethod
+    def over(cls, height: int, width: int, window: int, *, shifted: bool) -> Windows:
+        """The windows of a map of (height, width) places. One whose smaller side is no larger than ``window`` is cut
+        into windows of that side and never shifted, as the authors' code has it.
+        """
+        least = min(height, width)
+        side, shift = (least, 0) if least <= window else (window, window // 2 if shifted else 0)
+        return cls(-(-height // side), -(-width // side), side, shift)
+
+    def lay(self, x: Tensor, fill: int = 0) -> Tensor:
+        """The map filled up and rolled: (B, h, w, D) to (B, rows s, columns s, D)."""
+        below, right = self.rows * self.side - x.shape[1], self.columns * self.side - x.shape[2]
+        if torch.compiler.is_compiling() or below or right:
+            x = F.pad(x, (0, 0, 0, right, 0, below), value=fill)
+        return x.roll((-self.shift, -self.shift), (1, 2)) if self.shift else x
+
+    def lift(self, x: Tensor, height: int, width: int) -> Tensor:
+        """Back from `lay`: (B, rows s, columns s, D) to (B, h, w, D)."""
+        x = (x.roll((self.shift, self.shift), (1, 2)) if self.shift else x)[:, :height, :width]
+        # a compiled model would ask whether anything was cut off, and need a graph for either answer
+        return x.clone(memory_format=torch.contiguous_format) if torch.compiler.is_compiling() else x
+
+    def cut(self, places: Tensor) -> Tensor:
+        """What each window holds of a map that was laid: (rows s, columns s) to (n, S)."""
+        cut = places.reshape(self.rows, self.side, self.columns, self.side).transpose(1, 2)
+        return cut.flatten(2).flatten(0, 1)
+
+    def grid(self, height: int, width: int) -> AttentionGrid:
+        """Which places of a map of (height, width) are the queries and keys, window by window."""
+        places = torch.arange(height * width).reshape(1, height, width, 1)
+        held = self.cut(self.lay(places, fill=-1).flatten(0, 1)[..., 0])  # (n, S)
+        columns = held[:, None].expand(-1, self.side**2, -1).flatten(0, 1)  # (n S, S)
+        return AttentionGrid(0, (height, width), (height, width), held.flatten(), columns)
+
+    def strangers(self, device: torch.device) -> Tensor:
+        """Pairs that only rolling brought into one window: (n, S, S)."""
+        below, right = (
+            torch.arange(count * self.side, device=device) >= count * self.side - self.shift
+            for count in (self.rows, self.columns)
+        )
+        region = self.cut(2 * below[:, None] + right.int())  # (n, S)
+        return region[:, :, None] != region[:, None]
