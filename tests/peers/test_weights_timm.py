@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from vitrail.models import create_backbone
-from vitrail.weights.timm import arguments_of, from_timm, to_timm
+from vitrail.weights.timm.vit import arguments_of, from_timm, to_timm
 
 pytestmark = pytest.mark.peers
 SIZES = {"img_size": 64, "patch_size": 16, "embed_dim": 192, "depth": 3, "num_heads": 3, "num_classes": 7}

@@ -27,8 +27,8 @@ from vitrail.weights.convert import Written, convert
 from vitrail.weights.description import describe
 from vitrail.weights.difference import compare, equal_bits
 from vitrail.weights.native import save_model
-from vitrail.weights.timm import architecture_of, arguments_of
-from vitrail.weights.timm_config import as_timm, preprocessing_of
+from vitrail.weights.timm import as_timm, preprocessing_of
+from vitrail.weights.timm.vit import architecture_of, arguments_of
 
 SMALL: dict[str, Any] = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 2, "heads": 2, "mlp_width": 41}
 DEIT3 = {"layer_scale": 0.1, "prefix_positions": False, "gelu": "exact", "position_resize": "bicubic"}

@@ -18,8 +18,8 @@ from vitrail.errors import CheckpointError
 from vitrail.models import create_backbone
 from vitrail.tasks import metrics
 from vitrail.weights import load
-from vitrail.weights.timm import arguments_of, from_timm, to_timm
-from vitrail.weights.timm_config import preprocessing_of
+from vitrail.weights.timm import preprocessing_of
+from vitrail.weights.timm.vit import arguments_of, from_timm, to_timm
 
 WHERE = Path("weights.safetensors")
 WIDTH, HEADS, DEPTH, PATCH, SIDE, CLASSES = 192, 3, 2, 4, 3, 5

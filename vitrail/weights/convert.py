@@ -31,7 +31,7 @@ from vitrail.weights.layout import Log
 from vitrail.weights.native import as_file, as_folder
 from vitrail.weights.read import read
 from vitrail.weights.tensors import read_tensors
-from vitrail.weights.timm_config import as_timm
+from vitrail.weights.timm import as_timm
 
 FAULT = "nothing was written; this is a fault of vitrail, please report it"
 TOLERANCE = 1e-5  # of the largest output

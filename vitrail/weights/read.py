@@ -12,7 +12,7 @@ from vitrail.weights.layout import Loaded, Log, Weights
 from vitrail.weights.native import from_single_file, load_model
 from vitrail.weights.pickled import read_pickle
 from vitrail.weights.tensors import read_json, read_tensors
-from vitrail.weights.timm_config import read_timm
+from vitrail.weights.timm import read_timm
 
 
 def read(found: Found, log: Log, *, named: bool = False, alone: bool = False) -> Loaded:

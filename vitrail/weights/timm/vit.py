@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models import Config, ViTConfig
+from vitrail.models import ViTConfig
 from vitrail.weights.tensors import AGAIN
+from vitrail.weights.timm.family import COMMON, Family, refuse
 
 # width -> heads of the published sizes: 64 wide up to B and in L, 72 in So400m, 80 in H, 88 in g, 104 in G, 112 in e
 HEADS = {
@@ -74,7 +75,7 @@ def from_timm(
             classes=0 if head is None else len(head),
             width=width,
             depth=1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks.")),
-            heads=told.get("num_heads") or _heads(width, where),
+            heads=told.get("num_heads") or heads_of(width, where),
             mlp_width=len(state["blocks.0.mlp.fc1.weight"]),
             prefix=prefix,
             registers=registers,
@@ -93,13 +94,13 @@ def from_timm(
     return config, renamed
 
 
-def to_timm(config: Config, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_timm(config: ViTConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `from_timm`: tensors by timm's names, for the model that `arguments_of` makes.
 
     Raises:
         CheckpointError: the model has a part that timm's plain ViT has not.
     """
-    config = _writable(config)
+    check(config)
     names = {ours: theirs for theirs, ours in TWO_HEADS.items()}
     renamed = {names.get(name, name): tensor for name, tensor in state.items()}
     if config.registers and config.prefix_slots:
@@ -110,9 +111,9 @@ def to_timm(config: Config, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def arguments_of(config: Config) -> dict[str, Any]:
+def arguments_of(config: ViTConfig) -> dict[str, Any]:
     """The arguments with which timm's ``VisionTransformer`` is the model of ``config``. Raises as `to_timm`."""
-    config = _writable(config)
+    check(config)
     told = {
         "img_size": list(config.image_size),
         "patch_size": list(config.patch_size),
@@ -120,7 +121,7 @@ def arguments_of(config: Config) -> dict[str, Any]:
         "embed_dim": config.width,
         "depth": config.depth,
         "num_heads": config.heads,
-        "mlp_ratio": _ratio(config.mlp_width, config.width),
+        "mlp_ratio": ratio_of(config.mlp_width, config.width),
         "qkv_bias": config.qkv_bias,
         "class_token": bool(config.prefix),
         "reg_tokens": config.registers,
@@ -142,36 +143,27 @@ def architecture_of(config: ViTConfig) -> str:
     return f"vit_{size}_patch{patch}_224"
 
 
-def _ratio(mlp_width: int, width: int) -> float:
+def ratio_of(mlp_width: int, width: int) -> float:
     """What timm multiplies the width with, and cuts, to get the width of the MLP."""
     ratio = mlp_width / width
     return ratio if int(width * ratio) == mlp_width else math.nextafter(ratio, math.inf)
 
 
-def _writable(config: Config) -> ViTConfig:
-    """The config, of a model that timm's plain ViT can be. Raises `CheckpointError`."""
-    if not isinstance(config, ViTConfig):
-        raise CheckpointError(
-            f"timm's layout of {config.about} is not known here", "keep it in vitrail's format: --to native"
-        )
+def check(config: ViTConfig) -> None:
+    """Raises `CheckpointError` for a part that timm's plain ViT has not."""
+    alone = config.pool == "cls" and not config.registers and config.prefix_positions
+    whole = all(side % patch == 0 for side, patch in zip(config.image_size, config.patch_size))
+    learned = (config.positions, config.positions_at) == ("learned", "stem")
     wrong = {
         "a hidden layer in the head": config.pre_logits,
-        f"{config.positions} positions, {config.positions_at}": (config.positions, config.positions_at)
-        != ("learned", "stem"),
+        f"{config.positions} positions, {config.positions_at}": not learned,
         f"pooling by {config.pool}": config.pool not in POOLS.values(),
         "layers without skips": not config.skips,
-        "a distillation token that is not read, beside registers or without a position": "dist" in config.prefix
-        and (config.pool != "cls" or config.registers > 0 or not config.prefix_positions),
-        "images that are not whole patches": any(
-            side % patch for side, patch in zip(config.image_size, config.patch_size)
-        ),
+        "a second token that is not read, beside registers or without a position": "dist" in config.prefix
+        and not alone,
+        "images that are not whole patches": not whole,
     }
-    for part, there in wrong.items():
-        if there:
-            raise CheckpointError(
-                f"timm's ViT has no counterpart of {part}", "keep it in vitrail's format: --to native"
-            )
-    return config
+    refuse("ViT", wrong)
 
 
 def _by_our_names(state: Mapping[str, Tensor], *, prefix: int, registers: int) -> dict[str, Tensor]:
@@ -251,7 +243,7 @@ def _side(patches: int) -> int | None:
     return side if side and side * side == patches else None
 
 
-def _heads(width: int, where: Path) -> int:
+def heads_of(width: int, where: Path) -> int:
     if width not in HEADS:
         known = ", ".join(f"{width} ({heads})" for width, heads in HEADS.items())
         what = f"{where} is {width} wide, and no shape shows its number of attention heads"
@@ -261,3 +253,18 @@ def _heads(width: int, where: Path) -> int:
             value=f"the widths (heads) that are known: {known}",
         )
     return HEADS[width]
+
+
+VIT = Family(
+    config=ViTConfig,
+    mark="blocks.0.attn.qkv.weight",
+    told=frozenset(
+        {"num_heads", "act_layer", "global_pool", "img_size", "no_embed_class", "init_values", "pool_include_prefix"}
+    ),
+    shown=COMMON | {"class_token", "reg_tokens", "fc_norm", "pre_norm", "qk_norm", "fix_init", "dynamic_img_size"},
+    read=from_timm,
+    check=check,
+    write=to_timm,
+    arguments=arguments_of,
+    architecture=architecture_of,
+)

@@ -12,13 +12,18 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.data.images import Preprocessing
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Config
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.description import config_of
 from vitrail.weights.layout import Weights
 from vitrail.weights.tensors import AGAIN, printable
-from vitrail.weights.timm import ACTIVATIONS, architecture_of, arguments_of, from_timm, to_timm
+from vitrail.weights.timm.beit import BEIT
+from vitrail.weights.timm.cait import CAIT
+from vitrail.weights.timm.family import KEEP, Family
+from vitrail.weights.timm.pvt_v2 import PVT_V2
+from vitrail.weights.timm.swin import SWIN
+from vitrail.weights.timm.vit import ACTIVATIONS, VIT
 
 # what the names of some of timm's models say and no tensor shows, as `from_timm` is told it
 SAID_BY_NAME: dict[str, dict[str, Any]] = {
@@ -29,13 +34,8 @@ SAID_BY_NAME: dict[str, dict[str, Any]] = {
 }
 # tensors of the same names and shapes, of blocks that compute something else: their norms come after attention and MLP
 OTHER_BLOCKS = re.compile(r"_rpn_")
-# arguments that tensors show, and those that only training heeds
-SHOWN = {
-    "num_classes", "in_chans", "patch_size", "embed_dim", "depth", "mlp_ratio", "qkv_bias", "class_token", "reg_tokens",
-    "fc_norm", "pre_norm", "qk_norm", "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate",
-    "drop_path_rate", "weight_init", "fix_init", "dynamic_img_size",
-}  # fmt: skip
-TOLD = {"num_heads", "act_layer", "global_pool", "img_size", "no_embed_class", "init_values", "pool_include_prefix"}
+# told apart by their marks, in this order: a plain ViT has the fewest names of its own
+FAMILIES = (SWIN, CAIT, PVT_V2, BEIT, VIT)
 
 
 def read_timm(
@@ -50,11 +50,18 @@ def read_timm(
     Raises:
         CheckpointError: as `from_timm` and `preprocessing_of`; a model or arguments of timm's that are not known here.
     """
+    family = next((each for each in FAMILIES if each.mark in tensors), VIT)
     if description is None:
-        told = told_by(described, path)
+        told = told_by(described, family, path)
     else:
-        told = arguments_of(config_of(description, path))
-    config, state = from_timm(tensors, path, told)
+        config = config_of(description, path)
+        told = _sized(family_of(config).arguments(config), config.image_size, path)
+    try:
+        config, state = family.read(tensors, path, told)
+    except (ConfigError, KeyError, ValueError, IndexError, TypeError, ZeroDivisionError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else printable(error, 300)
+        what = f"{path} is of no {family.config.about.partition(' ')[2]} that can be built: {reason}"
+        raise CheckpointError(what, AGAIN) from error
     preprocessing, assumed = preprocessing_of(described, config, path)
     names = described.get("label_names")
     if "act_layer" not in told:
@@ -70,26 +77,36 @@ def read_timm(
     )
 
 
-def told_by(described: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """What a ``config.json`` says that no tensor shows, by `from_timm`'s words."""
+def told_by(described: Mapping[str, Any], family: Family, path: Path) -> dict[str, Any]:
+    """What a ``config.json`` says that no tensor shows, by the words of timm's class.
+
+    Raises:
+        CheckpointError: a model or an argument that is not known here.
+    """
     arguments, name = described.get("model_args") or {}, str(described.get("architecture", ""))
     if OTHER_BLOCKS.search(name):
         what = f"{path} is {printable(name)}, whose blocks compute something else than those of a ViT"
         raise CheckpointError(what, "such models cannot be built here")
-    known = SHOWN | TOLD | {"norm_layer"}
+    known = family.told | family.shown | {"norm_layer"}
     unknown = sorted(set(arguments) - known) if isinstance(arguments, Mapping) else ["no object"]
     if unknown or arguments.get("norm_layer") not in (None, "layernorm"):
         what = f"{path} has model_args that are not known here: {printable(arguments, 200)}"
-        raise CheckpointError(what, "a plain ViT with LayerNorm is known, and " + ", ".join(sorted(TOLD)))
+        raise CheckpointError(what, "LayerNorm is known, and " + ", ".join(sorted(family.told)))
     if str(arguments.get("act_layer") or "gelu") not in ACTIVATIONS:
         what = f"{path} has the act_layer {printable(arguments['act_layer'])}"
         raise CheckpointError(what, f"act_layer may be {' or '.join(ACTIVATIONS)}")
     told: dict[str, Any] = {"global_pool": described.get("global_pool")}
     for pattern, said in SAID_BY_NAME.items():
         told |= said if re.match(pattern, name) else {}
-    told |= {key: value for key, value in arguments.items() if key in TOLD}
-    told["img_size"] = _pair(told.get("img_size"), path)
-    return told
+    told |= {key: value for key, value in arguments.items() if key in family.told}
+    stated = described.get("pretrained_cfg")
+    size = stated.get("input_size") if isinstance(stated, Mapping) else None
+    return _sized(told, size[1:] if isinstance(size, list) else None, path)
+
+
+def _sized(told: Mapping[str, Any], size: Any, path: Path) -> dict[str, Any]:
+    """With (height, width) of images as the model is made for them, and as its pictures are cropped to."""
+    return {**told, "img_size": _pair(told.get("img_size"), path), "input_size": _pair(size, path)}
 
 
 def _pair(size: Any, path: Path) -> tuple[int, int] | None:
@@ -140,18 +157,27 @@ def preprocessing_of(described: Mapping[str, Any], config: Config, where: Path) 
     return preprocessing, assumed
 
 
+def family_of(config: Config) -> Family:
+    """Raises `CheckpointError` for an architecture that timm has not, or that is not known here."""
+    for family in FAMILIES:
+        if isinstance(config, family.config):
+            return family
+    raise CheckpointError(f"timm's layout of {config.about} is not known here", KEEP)
+
+
 def as_timm(classifier: Classifier) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors by timm's names, and the ``config.json`` from which timm makes the model (``timm.create_model`` with
     ``local-dir:FOLDER`` or ``hf-hub:owner/name``). Raises `CheckpointError` as `to_timm`.
     """
-    config = classifier.config
-    tensors, told = to_timm(config, classifier.backbone.state_dict()), arguments_of(config)
-    heads = ["head", "head_dist"] if "head_dist.weight" in tensors else "head"
+    config, family = classifier.config, family_of(classifier.config)
+    family.check(config)
+    tensors, told = family.write(config, classifier.backbone.state_dict()), family.arguments(config)
+    heads = [name for name in (*family.head, "head_dist") if f"{name}.weight" in tensors]
     return tensors, {
-        "architecture": architecture_of(config),
+        "architecture": family.architecture(config),
         "num_classes": config.classes,
-        "num_features": config.width,
-        "global_pool": told["global_pool"],
+        "num_features": classifier.width,
+        "global_pool": told.get("global_pool", "token" if classifier.prefix else "avg"),
         "label_names": list(classifier.classes),
         "model_args": told,
         "pretrained_cfg": {
@@ -162,7 +188,7 @@ def as_timm(classifier: Classifier) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "num_classes": config.classes,
             "pool_size": None,
             "first_conv": classifier.backbone.first_layer.removesuffix(".weight"),
-            "classifier": heads,
+            "classifier": heads if len(heads) > 1 else family.head[0],
         },
     }
 
