@@ -20,7 +20,7 @@ from vitrail.tasks.classification import Classifier, create_model
 from vitrail.weights import load
 from vitrail.weights.convert import convert
 from vitrail.weights.native import save_model
-from vitrail.weights.timm import told_by
+from vitrail.weights.timm import family_of, read_timm, told_by
 from vitrail.weights.timm.vit import VIT, from_timm
 
 pytestmark = pytest.mark.peers
@@ -46,8 +46,31 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def a_model(**changes: Any) -> Classifier:
-    model = create_model("vit-ti16", classes=["ant", "bee", "cat"], **{**SMALL, **changes})
+UNTUNED = {"relative_bias": "shared", "pool": "cls", "positions": True}
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Swin": ("swin-t", {"image_size": 64, "width": 12, "depths": (2, 1, 2), "heads": (1, 2, 4), "window": 4}),
+    "Swin on an oblong": (
+        "swin-t",
+        {"image_size": (64, 128), "width": 12, "depths": (2, 2, 1), "heads": (1, 2, 4), "window": 4},
+    ),
+    "Swin without biases": (
+        "swin-b-384",
+        {"image_size": 96, "width": 16, "depths": (2,), "heads": (4,), "window": 12, "qkv_bias": False},
+    ),
+    "CaiT": ("cait-xxs24", {"image_size": 48, "patch_size": 8, "depth": 2, "class_depth": 1, "mlp_width": 401}),
+    "CaiT on an oblong": ("cait-s36", {"image_size": (32, 48), "patch_size": 16, "depth": 3, "in_channels": 1}),
+    "PVT v2": ("pvt-v2-b0", {"image_size": (64, 96), "depths": (1, 2, 1, 1), "in_channels": 5}),
+    "linear PVT v2": ("pvt-v2-b2-li", {"image_size": 64, "widths": (8, 16, 40, 64), "depths": (1, 1, 1, 1)}),
+    "BEiT": ("beit-b16", {"image_size": 48, "width": 192, "depth": 2, "heads": 3, "mlp_width": 401}),
+    "BEiT before fine-tuning": (
+        "beit-l16",
+        {"image_size": (32, 48), "width": 128, "depth": 2, "heads": 4, **UNTUNED},
+    ),
+}
+
+
+def a_model(name: str = "vit-ti16", small: dict[str, Any] = SMALL, **changes: Any) -> Classifier:
+    model = create_model(name, classes=["ant", "bee", "cat"], **{**small, **changes})
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -67,6 +90,45 @@ def test_timm_makes_the_same_model_of_the_folder(kind, tmp_path: Path):
     assert list(theirs.pretrained_cfg["label_names"]) == ["ant", "bee", "cat"]
     state = load_file(folder / "model.safetensors")
     assert state.keys() == theirs.state_dict().keys()
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_timm_makes_the_same_model_of_every_architecture_that_it_has(kind, tmp_path: Path):
+    name, changes = OTHERS[kind]
+    model = a_model(name, small={}, **changes)
+    folder = convert(save_model(tmp_path / "source", model), tmp_path / "timm", "timm").path
+    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    images = torch.randn(
+        2, model.config.in_channels, *model.config.image_size, generator=torch.Generator().manual_seed(1)
+    )
+    torch.testing.assert_close(theirs(images), model(images), atol=1e-5, rtol=1e-5)
+    timm.models.save_for_hf(theirs, tmp_path / "again", safe_serialization=True)
+    again = load(tmp_path / "again", log=lambda line: None)
+    assert torch.equal(again(images), model(images))
+    assert again.classes == model.classes
+    assert again.config.image_size == model.config.image_size
+
+
+@pytest.mark.parametrize(
+    "name", ["swin_tiny_patch4_window7_224", "swin_large_patch4_window12_384", "cait_xxs24_224", "cait_m48_448", "pvt_v2_b0",
+             "pvt_v2_b2_li", "pvt_v2_b5", "beit_base_patch16_224", "beit_large_patch16_512", "beitv2_base_patch16_224"],
+)  # fmt: skip
+def test_timms_own_names_and_shapes_show_their_models(name):
+    """And what we would name them when we wrote them."""
+    with torch.device("meta"):
+        theirs = timm.create_model(name)
+    state = {each: torch.zeros(()).expand(tensor.shape) for each, tensor in theirs.state_dict().items()}
+    described = {"architecture": name, "pretrained_cfg": {"input_size": list(theirs.pretrained_cfg["input_size"])}}
+    held = read_timm(state, described, Path(name))
+    ours = sketch(held.config).state_dict()
+    assert {each: tensor.shape for each, tensor in ours.items()} == {
+        each: tensor.shape for each, tensor in held.tensors.items()
+    }
+    assert list(held.config.image_size) == described["pretrained_cfg"]["input_size"][1:]
+    named = family_of(held.config).architecture(held.config)
+    assert named.split("_")[:2] == name.replace("beitv2", "beit").split("_")[:2]
+    block = next(each for each in theirs.modules() if hasattr(each, "norm1") and hasattr(each, "attn"))
+    assert held.config.norm_eps == block.norm1.eps
 
 
 @pytest.mark.parametrize("size", [48, (32, 48)])

@@ -63,7 +63,9 @@ def read_timm(
         what = f"{path} is of no {family.config.about.partition(' ')[2]} that can be built: {reason}"
         raise CheckpointError(what, AGAIN) from error
     preprocessing, assumed = preprocessing_of(described, config, path)
-    names = described.get("label_names")
+    stated = described.get("pretrained_cfg")
+    # a model that timm loaded and saved again has them in the second place
+    names = described.get("label_names") or (stated.get("label_names") if isinstance(stated, Mapping) else None)
     if "act_layer" not in told:
         assumed.insert(0, "exact GELU")
     return Weights(
