@@ -89,7 +89,7 @@ def told_by(described: Mapping[str, Any], family: Family, path: Path) -> dict[st
     if OTHER_BLOCKS.search(name):
         what = f"{path} is {printable(name)}, whose blocks compute something else than those of a ViT"
         raise CheckpointError(what, "such models cannot be built here")
-    known = family.told | family.shown | {"norm_layer"}
+    known = family.told | family.shown | {"norm_layer", "global_pool"}
     unknown = sorted(set(arguments) - known) if isinstance(arguments, Mapping) else ["no object"]
     if unknown or arguments.get("norm_layer") not in (None, "layernorm"):
         what = f"{path} has model_args that are not known here: {printable(arguments, 200)}"
@@ -97,7 +97,11 @@ def told_by(described: Mapping[str, Any], family: Family, path: Path) -> dict[st
     if str(arguments.get("act_layer") or "gelu") not in ACTIVATIONS:
         what = f"{path} has the act_layer {printable(arguments['act_layer'])}"
         raise CheckpointError(what, f"act_layer may be {' or '.join(ACTIVATIONS)}")
-    told: dict[str, Any] = {"global_pool": described.get("global_pool")}
+    pool = arguments.get("global_pool") or described.get("global_pool")
+    if family.pool is not None and pool not in (None, family.pool):
+        what = f"{path} pools by {printable(pool)!r}"
+        raise CheckpointError(what, f"{family.config.about} pools by {family.pool} here")
+    told: dict[str, Any] = {"global_pool": pool}
     for pattern, said in SAID_BY_NAME.items():
         told |= said if re.match(pattern, name) else {}
     told |= {key: value for key, value in arguments.items() if key in family.told}
@@ -185,7 +189,7 @@ def as_timm(classifier: Classifier) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "pretrained_cfg": {
             "custom_load": False,
             "input_size": [config.in_channels, *config.image_size],
-            "fixed_input_size": True,
+            "fixed_input_size": "img_size" in told,
             **_stated(classifier.preprocessing),
             "num_classes": config.classes,
             "pool_size": None,

@@ -78,6 +78,7 @@ CAIT = Family(
     mark="blocks_token_only.0.attn.q.weight",
     told=frozenset(["img_size", "init_values"]),
     shown=COMMON | {"num_heads", "depth_token_only", "mlp_ratio_token_only"},
+    pool="token",
     read=read,
     check=check,
     write=lambda config, state: dict(state),

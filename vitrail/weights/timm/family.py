@@ -25,6 +25,7 @@ class Family:
         mark: a tensor that only this architecture has.
         told: arguments of timm's class that no tensor shows.
         shown: those that tensors show, and those that only training heeds.
+        pool: the only ``global_pool`` that is known here; None where there are several.
         head: names of the layers that timm makes anew for other classes.
         read: a state dict, the file for messages, and what it was told, to our config and the tensors by our names. Raises
             `CheckpointError`, or what a value that cannot be meant raises.
@@ -38,6 +39,7 @@ class Family:
     mark: str
     told: frozenset[str]
     shown: frozenset[str]
+    pool: str | None = None
     head: tuple[str, ...] = ("head",)
     read: Callable[[Mapping[str, Tensor], Path, Mapping[str, Any]], tuple[Any, State]]
     check: Callable[[Any], None]

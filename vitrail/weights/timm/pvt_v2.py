@@ -71,6 +71,7 @@ PVT_V2 = Family(
     mark="stages.0.blocks.0.attn.kv.weight",
     told=frozenset(["num_heads", "sr_ratios"]),
     shown=COMMON | {"embed_dims", "depths", "mlp_ratios", "linear"},
+    pool="avg",
     read=read,
     check=check,
     write=lambda config, state: dict(state),

@@ -84,6 +84,7 @@ SWIN = Family(
     mark=TABLE,
     told=frozenset(["img_size"]),
     shown=COMMON | {"depths", "num_heads", "window_size"},
+    pool="avg",
     head=("head.fc",),
     read=read,
     check=check,
