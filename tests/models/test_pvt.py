@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from tests.models.conftest import gradients, shaken
 from vitrail.errors import ConfigError
-from vitrail.models import PVT, AttentionGrid, Patches, PVTConfig, configure, cost_of, create_backbone
-from vitrail.models.pvt import PVTS
+from vitrail.models import AttentionGrid, Patches, configure, cost_of, create_backbone
+from vitrail.models.pvt import PVT, PVTS, PVTConfig
 
 TINY = PVTConfig(
     image_size=64,

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 from tests.models.conftest import gradients, shaken
 from vitrail.errors import ConfigError
-from vitrail.models import Patches, Swin, SwinConfig, configure, cost_of, create_backbone
-from vitrail.models.swin import SWINS, Block, PatchMerging
+from vitrail.models import Patches, configure, cost_of, create_backbone
+from vitrail.models.swin import SWINS, Block, PatchMerging, Swin, SwinConfig
 from vitrail.models.windows import Windows
 
 TINY = SwinConfig(image_size=48, classes=5, width=8, depths=(2, 3), heads=(2, 4), window=3, mlp_ratio=2.0)

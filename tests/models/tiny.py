@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from vitrail.models import Config, PVTConfig, PVTv2Config, SwinConfig, ViTConfig
+from dataclasses import replace
+from typing import Any
+
+from vitrail.models import Config, ViTConfig
+from vitrail.models.axial import AxialConfig
 from vitrail.models.beit import BEiTConfig
 from vitrail.models.cait import CaiTConfig
+from vitrail.models.pvt import PVTConfig
+from vitrail.models.pvt_v2 import PVTv2Config
+from vitrail.models.resnet import ResNetConfig
+from vitrail.models.swin import SwinConfig
 
 SMALL = {"image_size": 32, "classes": 7}
 THREE_HEADS = {**SMALL, "patch_size": 8, "width": 12, "depth": 2, "heads": 3, "mlp_width": 20}
@@ -20,6 +28,7 @@ PYRAMID = {
 
 TINY: dict[str, Config] = {
     "vit": ViTConfig(**SMALL, patch_size=8, width=16, depth=3, heads=2, mlp_width=24),
+    "axial": AxialConfig(**SMALL, patch_size=8, width=16, depth=2, heads=2, mlp_width=24),
     # maps of 8 x 8 and 4 x 4, filled up to windows of 3 x 3, every second one shifted
     "swin": SwinConfig(**SMALL, width=8, depths=(2, 2), heads=(1, 2), window=3, mlp_ratio=2.0),
     # maps of 9 x 7, 5 x 4, 3 x 2: odd, filled up, and at last smaller than a window
@@ -29,9 +38,35 @@ TINY: dict[str, Config] = {
     "cait": CaiTConfig(**THREE_HEADS),
     "beit": BEiTConfig(**THREE_HEADS),
     "beit, one table": BEiTConfig(**THREE_HEADS, relative_bias="shared", positions=True, pool="cls"),
+    "vit, root": ViTConfig(**SMALL, patch_size=8, stem=(), stem_width=32, width=16, depth=2, heads=2, mlp_width=24),
+    "vit, stem": ViTConfig(
+        **SMALL, patch_size=16, stem=(1, 2), stem_width=32, width=16, depth=2, heads=2, mlp_width=24
+    ),
+    "bit": ResNetConfig(**SMALL, depths=(1, 2)),
+    # maps of 9 x 7, 5 x 4, 3 x 2
+    "bit, odd map": ResNetConfig(**{**SMALL, "image_size": (34, 27)}, depths=(1, 1, 1)),
     "pvt": PVTConfig(**SMALL, **PYRAMID),
     # maps of 9 x 7, 5 x 4 and 3 x 2: filled up, and left over by the reductions
     "pvt, odd map": PVTConfig(**{**SMALL, "image_size": (34, 27)}, **PYRAMID, pad=True),
     "pvt v2": PVTv2Config(**SMALL, **PYRAMID),
     "pvt v2, linear": PVTv2Config(**{**SMALL, "image_size": (34, 27)}, **PYRAMID, linear=True),
+}
+
+# the least of each architecture in which every part of it is traced once
+TWO_STAGES: dict[str, Any] = {
+    "widths": (8, 12),
+    "depths": (1, 1),
+    "heads": (1, 2),
+    "mlp_ratios": (3, 2),
+    "reductions": (4, 1),
+}
+SHALLOW: dict[str, Config] = {
+    "vit": replace(TINY["vit"], depth=1),
+    "axial": replace(TINY["axial"], depth=1),
+    "swin": replace(TINY["swin"], depths=(2,), heads=(2,)),
+    "cait": replace(TINY["cait"], depth=1, class_depth=1),
+    "beit": replace(TINY["beit"], depth=1),
+    "pvt": replace(TINY["pvt"], **TWO_STAGES),
+    "pvt v2": replace(TINY["pvt v2"], **TWO_STAGES),
+    "bit": replace(TINY["bit"], depths=(1, 1)),
 }

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.peers.test_vit_oracles import CLASSES, LOGITS, assert_near, pictures, randomise
-from vitrail.models import PVTv2, create_backbone
+from vitrail.models import create_backbone
+from vitrail.models.pvt_v2 import PVTv2
 
 pytestmark = pytest.mark.peers
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.peers.test_vit_oracles import CLASSES, FEATURES, LOGITS, assert_near, pictures, randomise
-from vitrail.models import Swin, create_backbone
+from vitrail.models import create_backbone
+from vitrail.models.swin import Swin
 
 pytestmark = pytest.mark.peers
 

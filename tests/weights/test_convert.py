@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.models.tiny import TINY
 from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError, VitrailError
 from vitrail.models import MODELS, ViTConfig
@@ -397,7 +398,27 @@ def test_a_model_is_made_to_fit_on_the_way(tmp_path, saved):
     assert load(tmp_path / "named.npz").classes == ("one", "two", "three")
 
 
-@pytest.mark.parametrize("name", sorted(name for name, config in MODELS.items() if isinstance(config, ViTConfig)))
+@pytest.mark.parametrize("layout", ["google", "timm", "huggingface"])
+@pytest.mark.parametrize("name", TINY)
+def test_every_architecture_is_written_and_read_again_or_refused_in_words(tmp_path, name, layout):
+    torch.manual_seed(0)
+    source = save_model(tmp_path / "source", create_model(TINY[name], classes=7))
+    target = tmp_path / ("copy.npz" if layout == "google" else "copy")
+    written = {"google": {"vit"}, "huggingface": {"vit"}}
+    written["timm"] = {"vit", "cait", "beit", "beit, one table", "pvt v2", "pvt v2, linear"}
+    if name in written[layout]:
+        assert convert(source, target, layout).alone == pytest.approx(0, abs=1e-6)
+        assert_same(source, target)
+        return
+    with pytest.raises(CheckpointError, match=r"no counterpart of|is not known here|shifts other windows"):
+        convert(source, target, layout, force=True)
+    assert [each.name for each in tmp_path.iterdir()] == ["source"]
+
+
+PLAIN = sorted(name for name, config in MODELS.items() if isinstance(config, ViTConfig) and config.stem is None)
+
+
+@pytest.mark.parametrize("name", PLAIN)
 def test_every_published_vit_has_a_name_of_timms(name):
     """Of its own size, or of another from which the arguments make it."""
     config = MODELS[name]

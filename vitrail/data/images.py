@@ -176,6 +176,7 @@ INTERPOLATIONS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 # only a long thin strip has more pixels than this once resized; of it no more than the crop is computed
+MOST_SIDE = 16_384  # pixels of a model's input: no model sees more, but weights from strangers may say so
 WHOLE_PIXELS = 16_000_000
 
 
@@ -214,13 +215,16 @@ class Preprocessing:
         for name, names in allowed.items():
             if getattr(self, name) not in names:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}", nearest(str(getattr(self, name)), names))
-        if len(self.size) != 2 or min(self.size) < 1:
-            raise ConfigError(f"size is {self.size}", "give (height, width) in pixels")
+        sides = (*self.size, *([] if self.resize_to is None else [self.resize_to]))
+        if len(self.size) != 2 or not all(isinstance(side, int) and 1 <= side <= MOST_SIDE for side in sides):
+            fact = f"size is {self.size}" + (f", resize_to {self.resize_to}" if len(sides) > 2 else "")
+            raise ConfigError(fact, f"give (height, width) in pixels, whole numbers up to {MOST_SIDE:,}")
         scaled = self.resize == "short" or (self.resize == "squash" and self.resize_to is not None)
         if scaled and (self.resize_to or 0) < min(self.size):
             fact = f"resize_to is {self.resize_to}, under the {min(self.size)} pixels of the crop"
             raise ConfigError(fact, f"set it to {min(self.size)} or more")
-        if len(self.mean) != len(self.std) or min(self.std, default=0) <= 0:
+        finite = all(map(math.isfinite, (*self.mean, *self.std)))
+        if len(self.mean) != len(self.std) or not finite or min(self.std, default=0) <= 0:
             fact = f"mean {self.mean} and std {self.std}"
             raise ConfigError(fact, "give one mean and one positive std for each channel")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Literal
 
 import torch
@@ -11,10 +11,11 @@ import torch
 from vitrail.data.sources import Source
 from vitrail.data.stream import TrainStream
 from vitrail.engine.machine import cores
+from vitrail.engine.recipes import RECIPES
 from vitrail.engine.run import Run, largest_divisor
 from vitrail.engine.smallest import model_for_images
 from vitrail.errors import ConfigError
-from vitrail.models import activation_bytes
+from vitrail.models import Config, activation_bytes
 from vitrail.tasks.classification import Classifier
 
 Say = Callable[[str], None]
@@ -26,6 +27,21 @@ def choose_model(run: Run, size: tuple[int, int], images: int) -> Run:
         return run
     name, changes = model_for_images(size, images=images)
     return replace(run, model=replace(run.model, name=name, changes={**changes, **run.model.changes}))
+
+
+def without_foreign_changes(run: Run, config: Config, say: Say) -> Run:
+    """``run`` without what its recipe changes in a ViT and the network of ``config`` has no field for.
+
+    What a person asked for stays, and is refused by name where it cannot be meant.
+    """
+    of_recipe = RECIPES[run.recipe].run.model.changes if run.recipe in RECIPES else {}
+    known, changes = {field.name for field in fields(config)}, run.model.changes
+    foreign = [name for name, value in changes.items() if name not in known and of_recipe.get(name) == value]
+    if not foreign:
+        return run
+    say(f"recipe   {run.recipe} changes {', '.join(foreign)}, which {config.about} does not have: left out")
+    kept = {name: value for name, value in changes.items() if name not in foreign}
+    return replace(run, model=replace(run.model, changes=kept))
 
 
 def settle(run: Run, classifier: Classifier, train: Source, device: torch.device, say: Say) -> Run:

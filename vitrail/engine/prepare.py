@@ -15,7 +15,7 @@ from vitrail.data.loader import Batch, train_batches
 from vitrail.data.memory import keep_decoded
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, Splits, open_data
-from vitrail.engine.choices import choose_model, find_device, len_in_steps, settle
+from vitrail.engine.choices import choose_model, find_device, len_in_steps, settle, without_foreign_changes
 from vitrail.engine.judge import quick_figures
 from vitrail.engine.machine import keep_large_buffers
 from vitrail.engine.optim import Average, Optimiser, trainable
@@ -52,7 +52,7 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
 
     Raises `ConfigError`, `DataError` or `CheckpointError` before any training memory is used.
     """
-    check_model(run)
+    run = check_model(run, say)
     keep_large_buffers()
     device = find_device(run.compute.device)
     run, start = load_start(run, say)
@@ -73,14 +73,20 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     return Prepared(assemble(run, classifier, splits, folder, device, bad, transform, say), splits, bad)
 
 
-def check_model(run: Run) -> None:
-    """Refuses an impossible network before anything is read. Raises `ConfigError`."""
+def check_model(run: Run, say: Say) -> Run:
+    """The run with the changes that its network can have; refuses an impossible one before anything is read.
+
+    Raises `ConfigError`.
+    """
     if run.model.init is None:
-        configure(run.model.name or "vit-s16", **run.model.changes)
+        name = run.model.name or "vit-s16"
+        run = without_foreign_changes(run, configure(name), say)
+        configure(name, **run.model.changes)
     elif run.model.name is not None:
         raise ConfigError(
             f"both --init {run.model.init} and --model {run.model.name} name a network", "give one of them"
         )
+    return run
 
 
 def load_start(run: Run, say: Say) -> tuple[Run, Classifier | None]:
@@ -88,7 +94,9 @@ def load_start(run: Run, say: Say) -> tuple[Run, Classifier | None]:
     if run.model.init is None:
         return run, None
     path = find(run.model.init).path.resolve()
-    return replace(run, model=replace(run.model, init=str(path))), weights.load(path, log=say)
+    start = weights.load(path, log=say)
+    run = replace(run, model=replace(run.model, init=str(path)))
+    return without_foreign_changes(run, start.config, say), start
 
 
 def decoded(splits: Splits, bad: BadImages, channels: int | None) -> Splits:

@@ -13,11 +13,5 @@ from vitrail.models.family import create_backbone as create_backbone
 from vitrail.models.family import sketch as sketch
 from vitrail.models.layers import Patches as Patches
 from vitrail.models.layers import Tokens as Tokens
-from vitrail.models.pvt import PVT as PVT
-from vitrail.models.pvt import PVTConfig as PVTConfig
-from vitrail.models.pvt_v2 import PVTv2 as PVTv2
-from vitrail.models.pvt_v2 import PVTv2Config as PVTv2Config
-from vitrail.models.swin import Swin as Swin
-from vitrail.models.swin import SwinConfig as SwinConfig
 from vitrail.models.vit import ViT as ViT
 from vitrail.models.vit_config import ViTConfig as ViTConfig

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import ConfigError
-from vitrail.models.config import Config, changed
-from vitrail.models.layers import Patches, Tokens
+from vitrail.models.config import Config, changed, grid_of
+from vitrail.models.heads import Head
+from vitrail.models.layers import Patches, Tokens, whole_patches
 
 TAKE_SUBSETS = ("vit", "beit", "cait")  # architectures whose `place` and `encode` take patches with ``ids``
 
@@ -44,8 +45,8 @@ class Backbone(nn.Module):
         ConfigError: from every verb that takes images, for a size or a number of channels that cannot be.
     """
 
-    first_layer: ClassVar[str] = "patch_embed.proj.weight"  # (D, C, P, Q), the parameter that sees the channels
     config: Any
+    patch_embed: Any
     head: nn.Module
 
     def __init__(self, config: Config) -> None:
@@ -53,13 +54,18 @@ class Backbone(nn.Module):
         self.config = config
 
     @property
-    @abstractmethod
     def width(self) -> int:
         """Of the tokens that `encode` gives."""
+        return self.config.width
 
     @property
     def prefix(self) -> tuple[str, ...]:
         return self.config.prefix
+
+    @property
+    def first_layer(self) -> str:
+        """Name of the parameter, (D, C, P, Q), that sees the channels of the image."""
+        return "patch_embed.proj.weight"
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images (B, C, H, W) to logits (B, K)."""
@@ -69,9 +75,11 @@ class Backbone(nn.Module):
         """Every token after the last norm."""
         return self.encode(self.place(self.patchify(images)))
 
-    @abstractmethod
     def patchify(self, images: Tensor) -> Patches:
         """Cuts and projects: (B, C, H, W) to (B, N, D)."""
+        self._check(images)
+        images = whole_patches(images, self.config.patch_size, pad=self.config.pad)
+        return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
 
     def place(self, patches: Patches) -> Patches:
         """Adds positions, where there are any that are added to patches."""
@@ -128,9 +136,9 @@ class Backbone(nn.Module):
             nn.init.zeros_(parameter)
         self.head = head
 
-    @abstractmethod
     def _make_head(self) -> nn.Module:
         """The head that the config asks for, its memory not filled yet."""
+        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
 
     @classmethod
     def resized(cls, tensors: Mapping[str, Tensor], old: Any, new: Any) -> dict[str, Tensor]:

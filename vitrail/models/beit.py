@@ -17,7 +17,6 @@ from vitrail.models import positions
 from vitrail.models.backbone import AttentionGrid, Backbone
 from vitrail.models.beit_bias import BIAS_RESIZES, bias_index, bias_of, resize_bias, rows_of
 from vitrail.models.config import Config, check_divides, grid_of, is_number
-from vitrail.models.heads import Head
 from vitrail.models.layers import (
     GELUS,
     Dense,
@@ -35,7 +34,6 @@ from vitrail.models.layers import (
     drop_rates,
     residual_stream,
     skips_work,
-    whole_patches,
     working_dtype,
 )
 from vitrail.models.positions import RESIZES
@@ -171,7 +169,7 @@ class Block(nn.Module):
 
         drop = self.drop_path if self.training else 0.0
         # where each image has its own bias, a subset of the images would need it too
-        skip = skips_work(len(x), drop, x.device.type) and (bias is None or len(bias) == 1)
+        skip = skips_work(x.shape[0], drop, x.device.type) and (bias is None or bias.shape[0] == 1)
         x = add_branch(x, attention, drop=drop, skip=skip)
         return add_branch(x, mlp, drop=drop, skip=skip)
 
@@ -200,19 +198,6 @@ class BEiT(Backbone):
         self.head = self._make_head()
         _initialise(self)
 
-    def _make_head(self) -> nn.Module:
-        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
-
-    @property
-    def width(self) -> int:
-        return self.config.width
-
-    def patchify(self, images: Tensor) -> Patches:
-        """Cuts and projects: (B, C, H, W) to (B, N, D)."""
-        self._check(images)
-        images = whole_patches(images, self.config.patch_size, pad=self.config.pad)
-        return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
-
     def place(self, patches: Patches) -> Patches:
         """Adds learned positions where there are any; in training drops patches if asked to."""
         return drop_patches(self._place_all(patches), self.config.patch_dropout if self.training else 0.0)
@@ -235,7 +220,7 @@ class BEiT(Backbone):
         """The class token, with its position, and the patches: (B, T, D)."""
         token = self.cls_token if self.pos_embed is None else self.cls_token + self.pos_embed[:, :1]
         x = patches.x
-        return residual_stream(torch.cat([token.to(x.dtype).expand(len(x), -1, -1), x], 1))
+        return residual_stream(torch.cat([token.to(x.dtype).expand(x.shape[0], -1, -1), x], 1))
 
     def _layers(self, patches: Patches) -> Iterable[tuple[Any, Tensor | None]]:
         """Each block with the bias of its logits, (B or 1, A, T, T), which is made when the block's turn comes."""

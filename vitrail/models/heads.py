@@ -5,11 +5,15 @@ B images, T tokens, D width, H heads, E = D / H, K classes.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from vitrail.models.layers import Dense, LayerNorm, Mlp, attend, attention_path, by_hand, dense
-from vitrail.models.vit_config import ViTConfig
+
+if TYPE_CHECKING:
+    from vitrail.models.vit_config import ViTConfig
 
 
 class AttentionPool(nn.Module):

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.config import check_divides, grid_of
+from vitrail.models.config import check_divides
 
 
 class Patches(NamedTuple):
@@ -47,6 +47,7 @@ class Tokens(NamedTuple):
 
 
 GELUS = ("tanh", "exact")  # the approximation of the paper's code, and the definition
+ALGORITHMS = {"tanh": "tanh", "exact": "none"}  # oneDNN's words for them
 
 
 def is_autocast(x: Tensor) -> bool:
@@ -89,7 +90,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: str | None = Non
     """`Dense` as a function: (..., D) to (..., D')."""
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if can_fuse_dense(x, weight):
-        algorithm = {"tanh": "tanh", "exact": "none", None: ""}[gelu]
+        algorithm = ALGORITHMS[gelu] if gelu else ""
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "gelu" if gelu else "none", [], algorithm)
     y = F.linear(x, weight, bias)
     return activate(y, gelu) if gelu else y
@@ -116,21 +117,30 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Conv(nn.Conv2d):
-    """A convolution in autocast's type where that is on, else in that of the images. Parameters are filled by the model."""
+    """A convolution in autocast's type where that is on, else in that of the images; then GELU where ``gelu`` names one.
+
+    As in `Dense` both are one call where nothing needs a gradient. Parameters are filled by the model.
+    """
 
     def reset_parameters(self) -> None:
         """Leaves the memory as it is, as `Dense` does."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, gelu: str | None = None) -> Tensor:
         """(B, C, H, W) to (B, D, h, w)."""
-        return self.apply_kernel(input, self.weight)
+        return self.apply_kernel(input, self.weight, gelu)
 
-    def apply_kernel(self, x: Tensor, weight: Tensor) -> Tensor:
+    def apply_kernel(self, x: Tensor, weight: Tensor, gelu: str | None = None) -> Tensor:
         """The same with another kernel of the same shape."""
+        dtype = working_dtype(x, self.weight)
         with by_hand(x):
-            x = x.to(working_dtype(x, self.weight))
+            x = x.to(dtype)
             bias = None if self.bias is None else self.bias.to(x.dtype)
-            return self._conv_forward(x, weight.to(x.dtype), bias)
+            weight = weight.to(x.dtype)
+            if gelu and can_fuse_dense(x, weight):
+                given = (self.padding, self.stride, self.dilation, self.groups)
+                return torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *given, "gelu", [], ALGORITHMS[gelu])
+            y = self._conv_forward(x, weight, bias)
+            return activate(y, gelu) if gelu else y
 
 
 def whole_patches(images: Tensor, patch_size: tuple[int, int], *, pad: bool) -> Tensor:
@@ -141,11 +151,10 @@ def whole_patches(images: Tensor, patch_size: tuple[int, int], *, pad: bool) -> 
     if not pad:
         check_divides(images.shape[2:], patch_size)
         return images
-    grid = grid_of(images.shape[2:], patch_size)
-    below, right = (count * patch - length for count, patch, length in zip(grid, patch_size, images.shape[2:]))
-    if torch.compiler.is_compiling() or below or right:  # a compiled model keeps one graph for all sizes
-        return F.pad(images, (0, right, 0, below))
-    return images
+    whole = (-(-length // patch) * patch for length, patch in zip(images.shape[2:], patch_size))
+    below, right = (full - length for full, length in zip(whole, images.shape[2:]))
+    fills = torch.compiler.is_compiling() or below or right  # one graph for all sizes
+    return F.pad(images, (0, right, 0, below)) if fills else images
 
 
 def residual_stream(x: Tensor) -> Tensor:
@@ -328,4 +337,5 @@ def skips_work(samples: int, drop: float, device: str) -> bool:
     A compiled model masks: its graph has one shape.
     """
     least_samples, least_drop = SKIPS_FROM.get(device, (0, 1.0))
-    return samples >= least_samples and drop >= least_drop and not torch.compiler.is_compiling()
+    # the samples last: a graph that looked at them would hold for some batches only
+    return drop >= least_drop and not torch.compiler.is_compiling() and samples >= least_samples

@@ -108,10 +108,10 @@ def resampling(old: int, new: int, rule: str, device: torch.device) -> Tensor:
     half_width, sharpness, aligned, antialias = RESIZES[rule]
     places = torch.arange(new, device=device, dtype=torch.float32)
     if aligned:
-        centres = places * ((old - 1) / max(new - 1, 1))
+        centres = places * (old - 1) / max(new - 1, 1)
     else:
-        centres = (places + 0.5) * (old / new) - 0.5
-    stretch = max(old / new, 1.0) if antialias else 1.0
+        centres = (places + 0.5) * old / new - 0.5
+    stretch = max(old, new) / new if antialias else 1.0
     border = 0 if antialias else half_width  # beyond the ends their values go on, or nothing counts
     reach = torch.arange(-border, old + border, device=device)
     weights = _kernel((reach - centres[:, None]) / stretch, half_width, sharpness)  # (new, old + 2 border)

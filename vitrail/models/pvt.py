@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from vitrail.models import positions
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config, check_divides
-from vitrail.models.heads import Head
 from vitrail.models.layers import (
     LayerNorm,
     Mlp,
@@ -141,9 +140,6 @@ class PVT(Backbone):
         self.norm = LayerNorm(self.width, eps=config.norm_eps)
         self.head = self._make_head()
         initialise(self, config)
-
-    def _make_head(self) -> nn.Module:
-        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
 
     @property
     def width(self) -> int:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config
-from vitrail.models.heads import Head
 from vitrail.models.layers import (
     Conv,
     Dense,
@@ -134,7 +133,7 @@ class ConvMlp(nn.Module):
         """(B, N, D) to (B, N, D)."""
         y = self.fc1(x)  # (B, N, M)
         y = y.relu() if self.linear else y
-        y = activate(as_tokens(self.dwconv(as_map(y, grid))), self.gelu)
+        y = as_tokens(self.dwconv(as_map(y, grid), self.gelu))
         return self.dropout(self.fc2(self.dropout(y)))
 
 
@@ -184,9 +183,6 @@ class PVTv2(Backbone):
         )
         self.head = self._make_head()
         initialise(self, config)
-
-    def _make_head(self) -> nn.Module:
-        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
 
     @property
     def width(self) -> int:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config, grid_of
-from vitrail.models.heads import Head
 from vitrail.models.layers import (
     GELUS,
     Dense,
@@ -33,7 +32,6 @@ from vitrail.models.layers import (
     drop_rates,
     residual_stream,
     skips_work,
-    whole_patches,
 )
 from vitrail.models.positions import resize
 from vitrail.models.windows import Windows
@@ -61,6 +59,7 @@ class SwinConfig(Config):
 
     architecture: ClassVar[str] = "swin"
     about: ClassVar[str] = "a Swin Transformer"
+    pad: ClassVar[bool] = True
     attention: ClassVar[str] = "N"
     PAIRS: ClassVar = ("image_size", "patch_size")
     LEAST: ClassVar = {**Config.LEAST, "width": 1, "window": 1}
@@ -151,8 +150,11 @@ class WindowAttention(nn.Module):
         # windows that share their bias count as images, others as heads
         merged = (1, 2) if windows.shift else (0, 1)
         q, k, v = (part.flatten(*merged) for part in (q, k, v))
+        # With 7 x 7 places and a bias, plain attention measures 1.1 times faster in bf16 on a CPU without AMX.
+        rough = x.device.type == "cpu" and q.dtype == torch.bfloat16
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=side**2)
-        x = attend(q, k, v, bias=bias[None], dropout=self.dropout if self.training else 0.0, path=path)
+        dropout = self.dropout if self.training else 0.0
+        x = attend(q, k, v, bias=bias[None], dropout=dropout, path="plain" if rough else path)
         x = x.reshape(batch, rows, columns, self.heads, side, side, channels // self.heads).permute(0, 1, 4, 2, 5, 3, 6)
         x = x.reshape(batch, rows * side, columns * side, channels)
         return windows.lift(self.proj(x), height, width)
@@ -293,18 +295,9 @@ class Swin(Backbone):
         self.head = self._make_head()
         initialise(self)
 
-    def _make_head(self) -> nn.Module:
-        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
-
     @property
     def width(self) -> int:
         return self.config.widths[-1]
-
-    def patchify(self, images: Tensor) -> Patches:
-        """Cuts, projects and normalises: (B, C, H, W) to (B, N, D)."""
-        self._check(images)
-        images = whole_patches(images, self.config.patch_size, pad=True)
-        return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
 
     def encode(self, patches: Patches) -> Tokens:
         """All stages and the norm: (B, N, D) to (B, N', D'), the places of the last map."""

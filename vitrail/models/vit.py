@@ -17,6 +17,7 @@ from vitrail.models import positions
 from vitrail.models.backbone import AttentionGrid, Backbone
 from vitrail.models.config import changed, grid_of
 from vitrail.models.heads import AttentionPool, Head, Heads
+from vitrail.models.hybrid import HybridEmbed
 from vitrail.models.initialise import initialise
 from vitrail.models.layers import (
     Attention,
@@ -67,7 +68,7 @@ class Block(nn.Module):
         drop = self.drop_path if self.training else 0.0
         # where each image has an index of its own, a subset of the images would need a subset of it too
         own_index = relative is not None and relative.index.ndim == 3
-        skip = skips_work(len(x), drop, x.device.type) and not own_index
+        skip = skips_work(x.shape[0], drop, x.device.type) and not own_index
         x = add_branch(x, attention, drop=drop, skip=skip, queries=queries)
         return add_branch(x, mlp, drop=drop, skip=skip)
 
@@ -80,7 +81,10 @@ class ViT(Backbone):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         width, depth = config.width, config.depth
-        self.patch_embed = PatchEmbed(config.in_channels, width, config.patch_size)
+        if config.stem is None:
+            self.patch_embed = PatchEmbed(config.in_channels, width, config.patch_size)
+        else:
+            self.patch_embed = HybridEmbed(config)
         for name in config.prefix:
             self.register_parameter(f"{name}_token", nn.Parameter(torch.empty(1, 1, width)))
         if config.registers:
@@ -105,8 +109,10 @@ class ViT(Backbone):
         return Heads({name: make() for name in self.prefix}) if two else make()
 
     @property
-    def width(self) -> int:
-        return self.config.width
+    def first_layer(self) -> str:
+        if self.config.stem is None:
+            return super().first_layer
+        return "patch_embed.backbone.stem.conv.weight" if self.config.stem else "patch_embed.backbone.conv.weight"
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images (B, C, H, W) to logits (B, K). The last block does only what pooling reads."""
@@ -122,7 +128,9 @@ class ViT(Backbone):
         """Cuts and projects, x_p E of equation (1): (B, C, H, W) to (B, N, D)."""
         self._check(images)
         images = whole_patches(images, self.config.patch_size, pad=self.config.pad)
-        return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
+        hybrid = isinstance(self.patch_embed, HybridEmbed)
+        x = self.patch_embed(images, self._run) if hybrid else self.patch_embed(images)
+        return Patches(x, grid_of(images.shape[2:], self.config.patch_size))
 
     def place(self, patches: Patches) -> Patches:
         """Adds E_pos, those of the kept patches where ``ids`` says which; in training drops patches if asked to."""
@@ -168,7 +176,7 @@ class ViT(Backbone):
             before = [torch.cat(before, 1) + self._embeddings(0, patches.grid, x)[0]]
         if self.config.registers:
             before.append(self.reg_token.to(x.dtype))
-        x = torch.cat([*(each.expand(len(x), -1, -1) for each in before), x], 1)
+        x = torch.cat([*(each.expand(x.shape[0], -1, -1) for each in before), x], 1)
         return self.dropout(residual_stream(x))
 
     def _layers(self, patches: Patches) -> list[tuple[Any, Tensor | None, Relative | None]]:
@@ -190,7 +198,7 @@ class ViT(Backbone):
         """The embeddings of a table for the whole sequence, zero for registers: (B or 1, T, D)."""
         prefix, places = self._embeddings(table, patches.grid, patches.x)
         places = positions.take(places, patches.ids)
-        prefix = F.pad(prefix, (0, 0, 0, self.config.registers)).expand(len(places), -1, -1)
+        prefix = F.pad(prefix, (0, 0, 0, self.config.registers)).expand(places.shape[0], -1, -1)
         return torch.cat([prefix, places], 1)
 
     def pool(self, tokens: Tokens) -> Tensor:

@@ -42,9 +42,12 @@ class Windows(NamedTuple):
 
     def lift(self, x: Tensor, height: int, width: int) -> Tensor:
         """Back from `lay`: (B, rows s, columns s, D) to (B, h, w, D)."""
-        x = (x.roll((self.shift, self.shift), (1, 2)) if self.shift else x)[:, :height, :width]
-        # a compiled model would ask whether anything was cut off, and need a graph for either answer
-        return x.clone(memory_format=torch.contiguous_format) if torch.compiler.is_compiling() else x
+        if torch.compiler.is_compiling():
+            # of a view it would ask whether anything was cut off, and need a graph for either answer
+            for axis, length in ((1, height), (2, width)):
+                x = x.index_select(axis, (torch.arange(length, device=x.device) - self.shift) % x.shape[axis])
+            return x
+        return (x.roll((self.shift, self.shift), (1, 2)) if self.shift else x)[:, :height, :width]
 
     def cut(self, places: Tensor) -> Tensor:
         """What each window holds of a map that was laid: (rows s, columns s) to (n, S)."""

@@ -5,6 +5,7 @@ B images, C channels, H and W their size, K classes, D width. Figures from answe
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ class Classifier(nn.Module):
                 f"the preprocessing has {preprocessing.channels} channels, the model {backbone.config.in_channels}",
                 "give one mean and one std for each channel of the model",
             )
-        if not temperature > 0:
+        if not 0 < temperature < math.inf:
             raise ConfigError(f"temperature is {temperature}", "give a number above 0; 1 leaves the logits as they are")
         self.backbone = backbone
         self.preprocessing = preprocessing

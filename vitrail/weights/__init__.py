@@ -49,10 +49,21 @@ def load(
         ConfigError: there is nothing of that name; names that do not fit.
         CheckpointError: damaged or foreign weights; says which tensors do not fit, or which formats are read.
     """
-    loaded = read(find(model), log, named=classes_file is not None)
+    found = find(model)
+    loaded = read(found, log, named=classes_file is not None)
+    _warn_of_broken(loaded.classifier, found.path, log)
     classifier = adapted(
         loaded.classifier, classes_file, image_size=image_size, in_channels=in_channels, classes=classes
     )
     if preprocessing:
         classifier.preprocessing = classifier.preprocessing.stated(**preprocessing)
     return classifier.eval()
+
+
+def _warn_of_broken(classifier: Classifier, path: Path, log: Log) -> None:
+    """Says where numbers are none: such weights are whole and can be looked into, but not used."""
+    broken = [name for name, tensor in classifier.backbone.state_dict().items() if not tensor.isfinite().all()]
+    if broken:
+        log(
+            f"warning  {path.name}: NaN or infinity in {len(broken)} tensors, such as {broken[0]}: answers mean nothing"
+        )

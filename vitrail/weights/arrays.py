@@ -58,7 +58,8 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> np.n
         shape, by_columns, kind = read_header(file)
         if kind.hasobject:
             raise CheckpointError(
-                f"{path}: {printable(member.filename)} holds objects, not numbers", "vitrail never unpickles"
+                f"{path}: {printable(member.filename)} holds objects, not numbers",
+                "objects are never unpickled; give the .npz of a ViT",
             )
         content = file.read()
         if min(shape, default=1) < 0 or math.prod(shape) * kind.itemsize != len(content):

@@ -16,7 +16,7 @@ from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ARCHITECTURES, Config
 from vitrail.tasks.classification import Classifier
-from vitrail.weights.tensors import AGAIN, filled_backbone, read_json
+from vitrail.weights.tensors import AGAIN, filled_backbone, printable, read_json
 
 FORMAT_VERSION = 1
 KEY = "vitrail"  # under which it stands among what others wrote
@@ -49,10 +49,11 @@ def check_version(description: Mapping[str, Any], where: Path | str) -> None:
     """Refuses a description of a format that this vitrail does not read. Raises `CheckpointError`."""
     version = description.get("format_version")
     if version != FORMAT_VERSION:
-        what = f"{where} has format version {version!r}; this vitrail reads {FORMAT_VERSION}"
+        what = f"{where} has format version {printable(repr(version))}; this vitrail reads {FORMAT_VERSION}"
         raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
-    if (architecture := description.get("architecture")) not in ARCHITECTURES:
-        what = f"{where} is of the architecture {architecture!r}; this vitrail knows {', '.join(ARCHITECTURES)}"
+    if (architecture := str(description.get("architecture"))) not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        what = f"{where} is of the architecture {printable(architecture)!r}; this vitrail knows {known}"
         raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
 
 
@@ -60,7 +61,7 @@ def config_of(description: Mapping[str, Any], where: Path | str) -> Config:
     """The config in a description of a version that is read. Raises `CheckpointError`."""
     try:
         return ARCHITECTURES[description["architecture"]].from_dict(description["config"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _useless(where, error) from error
 
 
@@ -74,9 +75,11 @@ def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
     try:
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         classes = list(description["classes"])
+        if not isinstance(description["classes"], list) or not all(isinstance(name, str) for name in classes):
+            raise ValueError("its class names are no list of words")
         multi_label, temperature = bool(description["multi_label"]), float(description["temperature"])
         provenance = dict(description.get("provenance") or {})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _useless(where, error) from error
     backbone = filled_backbone(config, tensors, where)
     try:
@@ -89,7 +92,7 @@ def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
 
 
 def _useless(where: Path | str, error: Exception) -> CheckpointError:
-    reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
     return CheckpointError(f"the description in {where} cannot be used: {reason}", AGAIN)
 
 

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from vitrail.data.images import Preprocessing
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import CheckpointError
 from vitrail.models import Config, ViTConfig
 from vitrail.weights.description import config_of
 from vitrail.weights.layout import Weights
-from vitrail.weights.tensors import AGAIN, MOST_TENSORS
+from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable
 
 Arrays = dict[str, np.ndarray]
+KEEP = "keep it in vitrail's format: --to native"
 
 # our module -> Google's, by the later names, and how its kernel lies there
 BLOCK = {
@@ -79,11 +80,11 @@ def from_google(
         left = _later_names(arrays, where)
         config = _config(left) if config is None else _checked(config, left)
         state = _joined(dict(_tensors(left, config)))
-    except (KeyError, ValueError, IndexError, TypeError, RuntimeError, ConfigError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    except (KeyError, ValueError, IndexError, TypeError, RuntimeError, ArithmeticError) as error:
+        reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
         raise CheckpointError(f"{where} is of no ViT that can be built: {reason}", AGAIN) from error
     if left:
-        what = f"{where} holds {len(left)} arrays that a plain ViT has no use for: {', '.join(sorted(left)[:5])}"
+        what = f"{where} holds {len(left)} arrays that a plain ViT has no use for: {printable(', '.join(sorted(left)[:5]), 200)}"
         raise CheckpointError(what, "plain ViTs are read; hybrids and two-tower models are not yet")
     return config, state
 
@@ -106,7 +107,7 @@ def read_google(arrays: Mapping[str, np.ndarray], path: Path, description: Mappi
     )
 
 
-def to_google(config: ViTConfig, state: Mapping[str, Tensor]) -> Arrays:
+def to_google(config: Config, state: Mapping[str, Tensor]) -> Arrays:
     """The inverse of `from_google`: by the first names, or those of big_vision where only that has such a model.
 
     The numerics, GELU's kind among them, stand nowhere in such a file.
@@ -114,7 +115,7 @@ def to_google(config: ViTConfig, state: Mapping[str, Tensor]) -> Arrays:
     Raises:
         CheckpointError: the model has a part that Google's ViT has not.
     """
-    _check_writable(config)
+    config = _writable(config)
     state = _parted(state)
     arrays: Arrays = {}
     for ours, (theirs, kind) in _modules(config).items():
@@ -133,7 +134,7 @@ def _later_names(arrays: Mapping[str, np.ndarray], where: Path) -> Arrays:
     """The model's own arrays by the names of big_vision, each block apart, positions without what is around them."""
     inner = [name for name in arrays if name.endswith("embedding/kernel") and "posembed" not in name]
     if not inner:
-        held = ", ".join(list(arrays)[:4]) or "nothing"
+        held = printable(", ".join(list(arrays)[:4]), 200) or "nothing"
         raise CheckpointError(f"{where} is no ViT as Google saves it: it holds {held}", "give the .npz of a ViT")
     around = min(inner, key=len).removesuffix("embedding/kernel")  # "", "params/", "params/img/", "opt/target/"
     later = {first: name for name, first in FIRST_NAMES.items()}
@@ -188,9 +189,7 @@ def _config(arrays: Arrays) -> ViTConfig:
 def _checked(config: Config, arrays: Arrays) -> ViTConfig:
     """A description's config, of which the shapes show all but the numerics. Raises `CheckpointError` where they differ."""
     heads = arrays[f"{_block(0)}MultiHeadDotProductAttention_0/query/kernel"].shape[1]
-    if not isinstance(config, ViTConfig):
-        raise ValueError(f"it is described as {config.about}")
-    _check_writable(config)
+    config = _writable(config)
     if config.heads != heads:
         raise ValueError(f"it has {heads} heads, and is described with {config.heads}")
     return config
@@ -289,13 +288,17 @@ def _last_two(name: str) -> tuple[str, str, str]:
     return owner, part, last
 
 
-def _check_writable(config: ViTConfig) -> None:
+def _writable(config: Config) -> ViTConfig:
+    """The config, of a model that Google's ViT can be. Raises `CheckpointError`."""
+    if not isinstance(config, ViTConfig):
+        raise CheckpointError(f"Google's layout of {config.about} is not known here", KEEP)
     wrong = {
         f"the prefix {config.prefix}": config.prefix not in ((), ("cls",)),
         "a class token that is not read": config.pool != "cls" and config.prefix != (),
         "registers": config.registers > 0,
         "a norm after pooling": config.pool_norm,
         "layers without skips": not config.skips,
+        "a stem of convolutions": config.stem is not None,
         "LayerScale": config.layer_scale is not None,
         "no bias of q, k and v": not config.qkv_bias,
         f"{config.positions} positions, {config.positions_at}": (config.positions, config.positions_at)
@@ -306,9 +309,12 @@ def _check_writable(config: ViTConfig) -> None:
             raise CheckpointError(
                 f"Google's ViT has no counterpart of {part}", "keep it in vitrail's format: --to native"
             )
+    return config
 
 
 def _tensor(array: np.ndarray) -> Tensor:
+    if array.dtype.kind != "f":
+        raise ValueError(f"an array of {array.dtype} stands where weights belong")
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32).copy())
 
 

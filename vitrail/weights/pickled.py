@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -42,16 +41,16 @@ def read_pickle(path: Path, *, log: Callable[[str], None]) -> dict[str, Tensor]:
             what = f"the tensors of {path} need {size:,} bytes in {place}, which has {free_bytes(place):,}"
             raise CheckpointError(what, "free some space there, or let TMPDIR name another folder")
         with tempfile.TemporaryDirectory(prefix="vitrail-unpickled-") as folder:
-            answer = _answer(path, Path(folder).resolve(), size)
-            tensors, _ = read_tensors(Path(folder) / "model.safetensors")
+            _open_aside(path, Path(folder).resolve(), size)
+            tensors, took = _left_in(Path(folder), path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}", AGAIN) from error
-    log(f"read     {path.name}: {printable(answer.get('took'), 400)}")
+    log(f"read     {path.name}: {took}")
     return tensors
 
 
-def _answer(path: Path, folder: Path, size: int) -> dict[str, Any]:
-    """What the process says that it took. Raises `CheckpointError` where it took nothing, however it ended."""
+def _open_aside(path: Path, folder: Path, size: int) -> None:
+    """Lets `unpickler` leave what it found in ``folder``. Raises `CheckpointError` where it did not come to its end."""
     seconds = LEAST_SECONDS + size // BYTES_PER_SECOND
     told = {
         "source": str(path.absolute()),
@@ -69,10 +68,18 @@ def _answer(path: Path, folder: Path, size: int) -> dict[str, Any]:
     if code != 0 or not (folder / "answer.json").is_file():
         end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         raise CheckpointError(f"{path} ended the process that read it ({end})", DISTRUST)
-    answer = read_json(folder / "answer.json")
+
+
+def _left_in(folder: Path, path: Path) -> tuple[dict[str, Tensor], str]:
+    """The tensors, and in words which they are. Raises `CheckpointError` with the reason where there are none."""
+    try:
+        answer = read_json(folder / "answer.json")
+        tensors = {} if "what" in answer else read_tensors(folder / "model.safetensors")[0]
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} made its reader leave nonsense: {error.what}", DISTRUST) from error
     if "what" in answer:
         raise CheckpointError(f"{path} {printable(answer['what'], 400)}", printable(answer.get("remedy"), 400))
-    return answer
+    return tensors, printable(answer.get("took"), 400)
 
 
 def run_alone(told: str, *, folder: Path, seconds: int) -> int:

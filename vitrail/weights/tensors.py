@@ -112,8 +112,8 @@ def filled_backbone(config: Config, tensors: Mapping[str, Tensor], path: str | P
         raise CheckpointError(what, "give the weights of this architecture and size")
     try:
         backbone = sketch(config)
-    except (RuntimeError, TypeError, OverflowError) as error:  # of sizes beyond what torch can count
-        what = f"{path} describes a model larger than any: {printable(error, 200)}"
+    except (RuntimeError, TypeError, OverflowError) as error:  # tensors of 2^63 elements and more
+        what = f"{path} does not fit the model, which would be too large: {printable(error, 200)}"
         raise CheckpointError(what, "give the weights of this architecture and size") from error
     check_fit(backbone.state_dict(), tensors, path)
     backbone.load_state_dict(
@@ -166,8 +166,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def printable(text: object, most: int = 80) -> str:
     """Text from a stranger for a message: one short line that moves no cursor."""
-    shown = "".join(each if each.isprintable() else "?" for each in str(text)[:most])
-    return shown if len(str(text)) <= most else f"{shown}..."
+    words = " ".join(str(text)[: 4 * most].split())
+    shown = "".join(each if each.isprintable() else "?" for each in words[:most])
+    return shown if len(words) <= most else f"{shown}..."
 
 
 def _shape(tensor: Tensor) -> str:

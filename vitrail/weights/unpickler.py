@@ -73,23 +73,18 @@ def rewrite(source: Path, folder: Path, *, most_tensors: int, spare_bytes: int) 
     torch.serialization.add_safe_globals([Namespace])  # the arguments of many a training program; holds what it is told
     loaded = torch.load(source, weights_only=True, map_location="cpu")
     found = search(loaded)
-    if found is None:
-        raise Refusal(f"holds no tensors by name but {described(loaded)}", "give a checkpoint that has a state dict")
-    way, held = found
+    way, held = found or ((), {})
     names = [name for name, value in held.items() if isinstance(name, str) and isinstance(value, torch.Tensor)]
     if any(name.startswith("module.") for name in names):
         names = [name for name in names if name != COUNTER]
+    if not names:
+        raise Refusal(f"holds no tensors by name but {described(loaded)}", "give a checkpoint that has a state dict")
     if len(names) > most_tensors:
         raise Refusal(f"holds {len(names):,} tensors", f"up to {most_tensors:,} are read")
     prefix = shared_prefix(names)
-    tensors, total = {}, 0
-    for name in names:
-        total += held[name].numel() * held[name].element_size()
-        if total > MOST_SWOLLEN * size:
-            what = f"has {size:,} bytes, and its tensors up to {name[:80]!r} would take {total:,}"
-            raise Refusal(what, "no weights swell so; fetch the file from a source you trust")
-        tensors[name.removeprefix(prefix)] = plain(held[name], name)
-    save_file(tensors, folder / "model.safetensors")
+    tensors = {name.removeprefix(prefix): held[name] for name in names}
+    check_size(tensors, size)
+    save_file({name: plain(tensor, name) for name, tensor in tensors.items()}, folder / "model.safetensors")
     beside = [name for name in WRAPPERS if way and isinstance(loaded.get(name), dict) and name != way[0]]
     return ", ".join(
         [
@@ -119,6 +114,15 @@ def shared_prefix(names: list[str]) -> str:
     while added := next((each for each in PREFIXES if all(name.startswith(prefix + each) for name in names)), ""):
         prefix += added
     return prefix
+
+
+def check_size(tensors: dict[str, Any], size: int) -> None:
+    """Refuses views that stand for far more numbers than the file has."""
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if total > MOST_SWOLLEN * size:
+        largest = max(tensors, key=lambda name: tensors[name].numel())
+        what = f"has {size:,} bytes; its tensors, such as {largest[:80]!r}, would take {total:,}"
+        raise Refusal(what, "no weights swell so; fetch the file from a source you trust")
 
 
 def plain(tensor: Any, name: str) -> Any:
@@ -184,10 +188,9 @@ def reason(error: Exception) -> Refusal:
         return Refusal(f"wants {wanted[1][:100]!r} called when it is opened, and only tensors are read", remedy)
     if isinstance(error, MemoryError) or "can't allocate memory" in text:
         return Refusal("takes more memory than a file of its size can need", "fetch it from a source you trust")
-    line = next((line for line in text.splitlines() if "Please file an issue" not in line), "")
-    if isinstance(error, pickle.UnpicklingError):
-        line = text.partition("WeightsUnpickler error:")[2].strip().partition("\n")[0] or line
-    return Refusal(f"is no sound checkpoint: {line[:200] or type(error).__name__}")
+    if isinstance(error, pickle.UnpicklingError):  # torch's advice to trust the file comes before the reason
+        text = text.partition("WeightsUnpickler error:")[2].strip() or text
+    return Refusal(f"is no sound checkpoint: {text.partition(chr(10))[0][:200] or type(error).__name__}")
 
 
 def described(value: Any) -> str:

@@ -121,9 +121,10 @@ def _family(described: Mapping[str, Any], path: Path) -> Family:
 
 def _model_type_of(config: Config) -> str:
     match config:
-        case ViTConfig():
+        case ViTConfig(stem=None):
             return vit.model_type_of(config)
-    raise CheckpointError(f"transformers has no counterpart of {config.about}", "keep it in vitrail's format")
+    part = "a hybrid" if isinstance(config, ViTConfig) else config.about
+    raise CheckpointError(f"transformers has no counterpart of {part}", "keep it in vitrail's format")
 
 
 def _classes(labels: Any, outputs: int) -> tuple[tuple[str, ...] | None, list[str]]:

@@ -58,7 +58,7 @@ def read_timm(
         told = _sized(family_of(config).arguments(config), config.image_size, path)
     try:
         config, state = family.read(tensors, path, told)
-    except (ConfigError, KeyError, ValueError, IndexError, TypeError, ZeroDivisionError) as error:
+    except (ConfigError, KeyError, ValueError, IndexError, TypeError, ArithmeticError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else printable(error, 300)
         what = f"{path} is of no {family.config.about.partition(' ')[2]} that can be built: {reason}"
         raise CheckpointError(what, AGAIN) from error
@@ -73,7 +73,7 @@ def read_timm(
         config=config,
         tensors=state,
         preprocessing=preprocessing,
-        classes=tuple(map(str, names)) if isinstance(names, list) and len(names) == config.classes else None,
+        classes=_names(names, config.classes),
         assumed=(*assumed, f"LayerNorm eps {config.norm_eps:g}", f"{config.heads} heads"),
         description=description,
     )
@@ -144,6 +144,8 @@ def preprocessing_of(described: Mapping[str, Any], config: Config, where: Path) 
         fraction = float(value["crop_pct"])
         if not 0.1 <= fraction <= 1:
             raise ValueError(f"crop_pct is {fraction}")
+        if len(value["mean"]) != config.in_channels:
+            raise ValueError(f"{len(value['mean'])} means for {config.in_channels} channels")
         preprocessing = Preprocessing.timm(
             config.image_size,
             crop_fraction=fraction,
@@ -151,16 +153,23 @@ def preprocessing_of(described: Mapping[str, Any], config: Config, where: Path) 
             mean=tuple(map(float, value["mean"])),
             std=tuple(map(float, value["std"])),
         )
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"the preprocessing in {where} cannot be used: {error}", AGAIN) from error
+    except (TypeError, ValueError, OverflowError) as error:
+        what = f"the preprocessing in {where} cannot be used: {printable(error, 300)}"
+        raise CheckpointError(what, AGAIN) from error
     if value["crop_mode"] == "squash" and stated.get("crop_pct") in (None, 1, 1.0):
         preprocessing = replace(preprocessing, resize="squash", resize_to=None)
     elif value["crop_mode"] != "center":
-        what = f"{where} asks for the crop mode {value['crop_mode']!r} of {fraction:g}"
+        what = f"{where} asks for the crop mode {printable(value['crop_mode'])!r} of {fraction:g}"
         raise CheckpointError(
             what, "center, and squash of 1, are known here; set crop_mode and crop_pct to one of them"
         )
     return preprocessing, assumed
+
+
+def _names(names: object, classes: int) -> tuple[str, ...] | None:
+    """The names, where they can be those of so many classes: words that stand once each."""
+    words = tuple(names) if isinstance(names, list) and all(isinstance(each, str) for each in names) else ()
+    return words if len(words) == len(set(words)) == classes else None
 
 
 def family_of(config: Config) -> Family:

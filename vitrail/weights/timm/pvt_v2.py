@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.models import PVTv2Config
+from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.weights.timm.family import COMMON, Family, State, numbered, outputs, refuse
 
 HEADS = (1, 2, 5, 8)  # of the published sizes; no tensor shows them

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.errors import CheckpointError
-from vitrail.models import SwinConfig
 from vitrail.models.config import grid_of
+from vitrail.models.swin import SwinConfig
 from vitrail.weights.timm.family import COMMON, KEEP, Family, State, numbered, outputs
 
 TABLE = "layers.0.blocks.0.attn.relative_position_bias_table"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ViTConfig
-from vitrail.weights.tensors import AGAIN
+from vitrail.weights.tensors import AGAIN, printable
 from vitrail.weights.timm.family import COMMON, Family, refuse
 
 # width -> heads of the published sizes: 64 wide up to B and in L, 72 in So400m, 80 in H, 88 in g, 104 in G, 112 in e
@@ -89,8 +89,9 @@ def from_timm(
             qkv_bias="blocks.0.attn.qkv.bias" in state,
             layer_scale=(told.get("init_values") or 1e-5) if "blocks.0.ls1.gamma" in state else None,
         )
-    except (ConfigError, ValueError) as error:
-        raise CheckpointError(f"the tensors of {where} are of no ViT that can be built: {error}", AGAIN) from error
+    except (ConfigError, ValueError, TypeError, IndexError) as error:
+        what = f"the tensors of {where} are of no ViT that can be built: {printable(error, 300)}"
+        raise CheckpointError(what, AGAIN) from error
     return config, renamed
 
 
@@ -159,6 +160,7 @@ def check(config: ViTConfig) -> None:
         f"{config.positions} positions, {config.positions_at}": not learned,
         f"pooling by {config.pool}": config.pool not in POOLS.values(),
         "layers without skips": not config.skips,
+        "a stem of convolutions": config.stem is not None,
         "a second token that is not read, beside registers or without a position": "dist" in config.prefix
         and not alone,
         "images that are not whole patches": not whole,
@@ -210,7 +212,7 @@ def _pool(
     averaged = not prefix or "fc_norm.weight" in state
     pool = told.get("global_pool") or ("map" if "attn_pool.latent" in state else "avg" if averaged else "token")
     if not isinstance(pool, str) or pool not in POOLS:
-        raise CheckpointError(f"{where} pools by {pool!r}", f"{', '.join(POOLS)} are known here")
+        raise CheckpointError(f"{where} pools by {printable(pool)!r}", f"{', '.join(POOLS)} are known here")
     if (prefix or registers) and pool != "token" and bool(told.get("pool_include_prefix")) != (pool == "map"):
         tokens = "with" if pool == "avg" else "without"
         what = f"{where} pools by {pool} {tokens} the tokens before the patches"
@@ -222,7 +224,7 @@ def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
     needed = {"patch_embed.proj.weight": 4, "blocks.0.attn.qkv.weight": 2, "blocks.0.mlp.fc1.weight": 2}
     for name, axes in needed.items():
         if name not in state or state[name].ndim != axes:
-            held = ", ".join(list(state)[:3]) or "nothing"
+            held = printable(", ".join(list(state)[:3]), 200) or "nothing"
             what = f"{where} is no plain ViT in timm's layout: it has no {name!r} of {axes} axes; it holds {held}, ..."
             raise CheckpointError(what, "plain ViTs by timm's names are read, and vitrail's own files")
     width = len(state["patch_embed.proj.weight"])

@@ -1,0 +1,51 @@
+"""The files of the tests of weights that others made, and a process that spares them the import of torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vitrail.weights import pickled
+
+WARM = """
+import json, os, runpy, sys
+sys.path[:] = json.loads(sys.argv[2])
+import safetensors.torch, torch
+for told in sys.stdin:
+    if (child := os.fork()) == 0:
+        sys.argv = [sys.argv[1], told]
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def warm_process() -> Iterator[subprocess.Popen]:
+    """A process that has imported torch, and runs the program that opens pickles in a child of its own each time."""
+    paths = json.dumps([entry for entry in sys.path if os.path.isabs(entry)])
+    command = [sys.executable, "-I", "-c", WARM, pickled.unpickler.__file__, paths]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def fast(warm_process, monkeypatch) -> None:
+    """Spares the second that each new process takes to import torch."""
+
+    def run_alone(told: str, *, folder: Path, seconds: int) -> int:
+        warm_process.stdin.write(f"{told}\n")
+        warm_process.stdin.flush()
+        return int(warm_process.stdout.readline())
+
+    monkeypatch.setattr(pickled, "run_alone", run_alone)

@@ -1,0 +1,93 @@
+"""Models of the hub by name: what is fetched is a folder like any other, and what cannot be fetched is told at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+
+from tests.weights.strangers import sharded, sound, timm_folder
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.weights import load
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch) -> list[dict]:
+    """What the hub was asked for; whatever that is, it gives the folder ``fetched``."""
+    calls: list[dict] = []
+
+    def snapshot_download(name: str, **told: object) -> str:
+        calls.append({"name": name, **told})
+        return str(tmp_path / "fetched")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    (tmp_path / "fetched").mkdir()
+    return calls
+
+
+def test_a_name_of_the_hub_is_fetched_and_read_as_a_folder(asked, tmp_path):
+    timm_folder()(tmp_path / "fetched")
+    model = load("hf:owner/name@v1.0", log=lambda line: None)
+    assert torch.equal(model.backbone.state_dict()["norm.weight"], sound()["norm.weight"])
+    assert [(call["name"], call["revision"]) for call in asked] == [("owner/name", "v1.0")]
+
+
+def test_shards_are_read_through_the_links_of_the_hubs_cache(asked, tmp_path, monkeypatch):
+    blobs, folder = tmp_path / "cache" / "blobs", tmp_path / "cache" / "snapshots" / "abc"
+    blobs.mkdir(parents=True)
+    folder.mkdir(parents=True)
+    for path in list(sharded()(tmp_path / "fetched").iterdir()):
+        (folder / path.name).symlink_to(path.rename(blobs / path.name))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **told: str(folder))
+    model = load("hf:owner/name", log=lambda line: None)
+    assert torch.equal(model.backbone.state_dict()["norm.weight"], sound()["norm.weight"])
+
+
+def test_no_code_is_fetched_and_a_pickle_only_where_there_is_nothing_else(asked, tmp_path):
+    with pytest.raises(CheckpointError, match="is no model"):
+        load("hf:owner/name")
+    first, second = asked
+    assert first["allow_patterns"] == ["*.json", "model*.safetensors"]
+    assert second["allow_patterns"] == ["*.json", "pytorch_model.bin"]
+    assert first["ignore_patterns"] == second["ignore_patterns"] == ["*/*"]
+
+
+@pytest.mark.parametrize(
+    "name", ["hf:", "hf:name", "hf:a/b/c", "hf:../x", "hf:a/..", "hf:a/b@../c", "hf:a b/c", "hf:a/b@"]
+)
+def test_what_is_no_name_of_the_hub_is_refused_before_it_is_asked(asked, name):
+    with pytest.raises(ConfigError, match="is no name of a model on the hub"):
+        load(name)
+    assert asked == []
+
+
+def test_without_the_package_the_way_to_it_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match=r"pip install 'vitrail\[hub\]'"):
+        load("hf:owner/name")
+
+
+def test_a_model_that_the_hub_has_not_is_a_mistake_of_the_command(monkeypatch):
+    def snapshot_download(name: str, **told: object) -> str:
+        raise huggingface_hub.errors.HFValidationError("no such name\nand more")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(ConfigError, match="the hub gives no hf:owner/name: no such name") as caught:
+        load("hf:owner/name")
+    assert "and more" not in str(caught.value)
+
+
+def test_offline_and_not_fetched_before_is_one_message(tmp_path):
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "vitrail", "predict", "hf:owner/name", str(Path(__file__))]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 4, found.stderr
+    assert found.stderr.startswith("error: hf:owner/name is not in the hub's cache here and could not be fetched")
+    assert "HF_HUB_OFFLINE" in found.stderr
+    assert "Traceback" not in found.stderr
+    assert len(found.stderr.splitlines()) <= 3

@@ -1,0 +1,231 @@
+"""The axial ViT (Dosovitskiy et al. 2021, appendix D.6), whose attention along rows, then columns, is that of Ho et al. 2019
+("Axial Attention in Multidimensional Transformers") and Wang et al. 2020 ("Axial-DeepLab"); in the order an image travels.
+
+The paper does not say how a class token would lie on the grid, so there is none: the head reads the mean of the patches.
+Its attention layers also see no relative positions, which Wang et al. add to theirs: all else is the ViT's.
+
+B images, C channels, H x W pixels, h x w = N patches, L lines (rows or columns) of T tokens, D width, A heads, E = D / A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.models.backbone import AttentionGrid, Backbone
+from vitrail.models.config import Config, check_divides, grid_of
+from vitrail.models.initialise import fill_as_paper
+from vitrail.models.layers import (
+    GELUS,
+    Attention,
+    LayerNorm,
+    Mlp,
+    PatchEmbed,
+    Patches,
+    Tokens,
+    add_branch,
+    drop_rates,
+    residual_stream,
+    skips_work,
+)
+from vitrail.models.positions import RESIZES, resize, resize_tables, sincos2d
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxialConfig(Config):
+    """The fields of an axial ViT; the defaults are Axial-ViT-B/16.
+
+    Args:
+        patch_size: (height, width) in pixels; one number stands for a square.
+        depth: global blocks, each of two layers: attention along the rows and an MLP, attention along the columns and an MLP.
+        positions: "learned", one vector a patch as the ViT's; "sincos2d", fixed sines and cosines; or "none".
+        position_resize: how the learned table follows another image size; one of `positions.RESIZES`.
+        gelu: "tanh", the approximation of the paper's code, or "exact".
+        dropout: after every dense layer but q, k, v, and after adding positions.
+        drop_path: of both layers of the last block; it grows linearly from 0 at the first block.
+        pad: images need not be whole patches; they are filled up with zeros at the bottom and on the right.
+    """
+
+    architecture: ClassVar[str] = "axial"
+    about: ClassVar[str] = "an axial ViT"
+    attention: ClassVar[str] = "N (h + w)"
+    PAIRS: ClassVar = ("image_size", "patch_size")
+    LEAST: ClassVar = {**Config.LEAST, "width": 1, "depth": 1, "heads": 1, "mlp_width": 1}
+    SHARES: ClassVar = ("dropout", "drop_path")
+    POSITIVE: ClassVar = ("norm_eps",)
+    CHOICES: ClassVar = {
+        "positions": ("learned", "sincos2d", "none"),
+        "position_resize": tuple(RESIZES),
+        "gelu": GELUS,
+    }
+
+    patch_size: tuple[int, int] = (16, 16)
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    mlp_width: int = 3072
+    positions: str = "learned"
+    position_resize: str = "paper"
+    gelu: str = "tanh"
+    norm_eps: float = 1e-6
+    dropout: float = 0.0
+    pad: bool = False
+
+    def _check_together(self) -> None:
+        self._check("heads", self.width % self.heads == 0, f"a divisor of width={self.width}")
+        what = "a multiple of 4, for positions='sincos2d'"
+        self._check("width", self.width % 4 == 0 or self.positions != "sincos2d", what)
+        if not self.pad:
+            check_divides(self.image_size, self.patch_size)
+
+    @property
+    def blocks(self) -> int:
+        return self.depth
+
+
+class Layer(nn.Module):
+    """Equations (2) and (3) of the ViT on lines of tokens: each attends to those of its own line."""
+
+    def __init__(self, config: AxialConfig, drop_path: float) -> None:
+        super().__init__()
+        self.drop_path = drop_path
+        self.norm1 = LayerNorm(config.width, eps=config.norm_eps)
+        self.attn = Attention(config.width, config.heads)
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm2 = LayerNorm(config.width, eps=config.norm_eps)
+        self.mlp = Mlp(config.width, config.mlp_width, gelu=config.gelu, dropout=config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, L, T, D) to (B, L, T, D)."""
+
+        def attention(x: Tensor) -> Tensor:
+            return self.dropout(self.attn(self._lines(x))).view_as(x)
+
+        def mlp(x: Tensor) -> Tensor:
+            return self.mlp(self.norm2(x))
+
+        drop = self.drop_path if self.training else 0.0
+        skip = skips_work(len(x), drop, x.device.type)
+        return add_branch(add_branch(x, attention, drop=drop, skip=skip), mlp, drop=drop, skip=skip)
+
+    def weights(self, x: Tensor) -> Tensor:
+        """What every token attends to on its line, in fp32: (B, L, T, D) to (B, A, L, T, T), rows that sum to one."""
+        return self.attn.weights(self._lines(x)).unflatten(0, x.shape[:2]).transpose(1, 2)
+
+    def _lines(self, x: Tensor) -> Tensor:
+        """The normalised tokens, each line a sequence of its own: (B L, T, D)."""
+        return self.norm1(x).flatten(0, 1)
+
+
+class Block(nn.Module):
+    """A global block of the ViT, made axial: a layer on the rows of the grid, then one on its columns (appendix D.6)."""
+
+    def __init__(self, config: AxialConfig, drop_path: float) -> None:
+        super().__init__()
+        self.row = Layer(config, drop_path)
+        self.column = Layer(config, drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, h, w, D) to (B, h, w, D)."""
+        # no copy: columns are a view of the rows' memory, which norms read and sums write in the order they find
+        return self.column(self.row(x).transpose(1, 2)).transpose(1, 2)
+
+
+class AxialViT(Backbone):
+    """A ViT with axial attention, whose cost grows with N (h + w) instead of N^2."""
+
+    config: AxialConfig
+    blocks: Any  # the list of `Block`
+
+    def __init__(self, config: AxialConfig) -> None:
+        super().__init__(config)
+        rows, columns = config.grid
+        self.patch_embed = PatchEmbed(config.in_channels, config.width, config.patch_size)
+        if config.positions == "learned":
+            self.pos_embed = nn.Parameter(torch.empty(1, rows * columns, config.width))
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config, drop) for drop in drop_rates(config.drop_path, config.depth))
+        self.norm = LayerNorm(config.width, eps=config.norm_eps)
+        self.head = self._make_head()
+        fill_as_paper(self, head_bias=config.head_bias)
+
+    def place(self, patches: Patches) -> Patches:
+        """Adds E_pos, or sines and cosines, if asked to. Raises `ConfigError` for a subset of the patches."""
+        self._check_subset(patches)
+        config, (x, grid, _) = self.config, patches
+        if config.positions == "none":
+            return patches
+        if config.positions == "learned":
+            places = resize(self.pos_embed, config.grid, grid, config.position_resize)  # (1, N, D)
+        else:
+            places = sincos2d(grid, config.width, x.device)  # (N, D)
+        return Patches(x + places.to(x.dtype), grid)
+
+    def encode(self, patches: Patches) -> Tokens:
+        """Blocks and the last norm: (B, N, D) to (B, N, D). Raises `ConfigError` for a subset of the patches."""
+        x = self._begin(patches)
+        for block in self.blocks:
+            x = self._run(block, x)
+        return self._end(x)
+
+    def _begin(self, patches: Patches) -> Tensor:
+        """z_0 of equation (1), without a class token, on the grid, after dropout: (B, N, D) to (B, h, w, D)."""
+        self._check_subset(patches)
+        return self.dropout(residual_stream(patches.x)).unflatten(1, patches.grid)
+
+    def _end(self, x: Tensor) -> Tokens:
+        return Tokens(self.norm(x).flatten(1, 2), (x.shape[1], x.shape[2]))
+
+    def pool(self, tokens: Tokens) -> Tensor:
+        """The mean of the patches: (B, N, D) to (B, D)."""
+        return tokens.x.mean(1)
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """The patches after each global block, before the last norm, as images: depth times (B, D, h, w)."""
+        x, maps = self._begin(self.place(self.patchify(images))), []
+        for block in self.blocks:
+            x = block(x)
+            maps.append(x.permute(0, 3, 1, 2))
+        return maps
+
+    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Logits (B, K) and what every patch attends to: of each global block (B, A, N, w) of its row, and (B, A, N, h) of
+        its column, in fp32.
+
+        The logits come the fast way; the attention matrices are computed again from q and k.
+        """
+        x, matrices = self._begin(self.place(self.patchify(images))), []
+        for block in self.blocks:
+            of_rows = block.row.weights(x)  # (B, A, h, w, w)
+            x = block.row(x).transpose(1, 2)
+            of_columns = block.column.weights(x)  # (B, A, w, h, h)
+            x = block.column(x).transpose(1, 2)
+            matrices += [of_rows.flatten(2, 3), of_columns.transpose(2, 3).flatten(2, 3)]
+        return self.head(self.pool(self._end(x))), matrices
+
+    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
+        """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are."""
+        rows, columns = grid = grid_of(size, self.config.patch_size)
+        places = torch.arange(rows * columns).unflatten(0, grid)  # (h, w)
+        of_row = places[:, None].expand(-1, columns, -1).flatten(0, 1)  # (N, w)
+        of_column = places.mT.expand(rows, -1, -1).flatten(0, 1)  # (N, h)
+        both = [AttentionGrid(0, grid, grid, columns=each) for each in (of_row, of_column)]
+        return both * self.config.depth
+
+    def _layer(self, name: str) -> int:
+        part, _, rest = name.partition(".")
+        if part == "blocks":
+            return int(rest.split(".")[0]) + 1
+        return -1 if part in ("norm", "head") else 0
+
+    @classmethod
+    def resized(cls, tensors: Mapping[str, Tensor], old: AxialConfig, new: AxialConfig) -> dict[str, Tensor]:
+        return resize_tables(tensors, old.grid, new.grid, prefix=0, rule=new.position_resize)
+
+
+# the paper's two, with its table 1's ViT-B
+AXIALS: dict[str, Config] = {"axial-b32": AxialConfig(patch_size=(32, 32)), "axial-b16": AxialConfig()}
