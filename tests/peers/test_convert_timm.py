@@ -132,7 +132,10 @@ def test_timms_own_names_and_shapes_show_their_models(name):
 
 
 @pytest.mark.parametrize("size", [48, (32, 48)])
-@pytest.mark.parametrize("changes", [{}, {"resize": "short", "resize_to": 55, "interpolation": "bicubic"}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"resize": "short", "resize_to": 55, "interpolation": "bicubic"}, {"resize": "squash", "resize_to": 60}],
+)
 def test_timm_makes_the_same_pictures_of_files(size, changes, tmp_path: Path):
     model = a_model(image_size=size)
     shape = model.config.image_size

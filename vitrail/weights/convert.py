@@ -40,7 +40,6 @@ DRAWS, IMAGES = 3, 2  # how often outputs are compared, and on how many images a
 # fields of a config that only training heeds
 TRAINING_ONLY = {"initial", "head_bias", "layer_scale", "checkpoint"}
 TRAINING_ONLY |= {"drop_path", "dropout", "attention_dropout", "patch_dropout"}
-OF_A_CROP = {"rounding", "crop_rounding"}  # parts of the preprocessing that a picture squashed to size has no use for
 
 
 @dataclass(frozen=True)
@@ -259,8 +258,10 @@ def _read_alone(classifier: Classifier, copy: Found) -> tuple[tuple[str, ...], t
         return (f"without its description the copy cannot be read: {error.what}",), (), None
     facts, seen = _facts(classifier), _facts(alone)
     missed = {name for name in facts if facts[name] != seen.get(name)}
-    if classifier.preprocessing.resize != "short":
-        missed -= {f"preprocessing.{name}" for name in OF_A_CROP}
+    if classifier.preprocessing.resize == "squash":
+        # no side is left to round; and without a crop there is no corner
+        missed -= {"preprocessing.rounding"}
+        missed -= {"preprocessing.crop_rounding"} if classifier.preprocessing.resize_to is None else set()
     difference = compare_outputs(classifier, alone)
     heavy = {name for name in missed if name.startswith("preprocessing.")}
     if difference > TOLERANCE:

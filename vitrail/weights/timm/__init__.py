@@ -156,13 +156,13 @@ def preprocessing_of(described: Mapping[str, Any], config: Config, where: Path) 
     except (TypeError, ValueError, OverflowError) as error:
         what = f"the preprocessing in {where} cannot be used: {printable(error, 300)}"
         raise CheckpointError(what, AGAIN) from error
-    if value["crop_mode"] == "squash" and stated.get("crop_pct") in (None, 1, 1.0):
-        preprocessing = replace(preprocessing, resize="squash", resize_to=None)
+    if value["crop_mode"] == "squash":
+        # what is not stated is no crop: timm's models for 384 pixels see the whole picture
+        cropped = stated.get("crop_pct") is not None and fraction < 1
+        preprocessing = replace(preprocessing, resize="squash", resize_to=preprocessing.resize_to if cropped else None)
     elif value["crop_mode"] != "center":
-        what = f"{where} asks for the crop mode {printable(value['crop_mode'])!r} of {fraction:g}"
-        raise CheckpointError(
-            what, "center, and squash of 1, are known here; set crop_mode and crop_pct to one of them"
-        )
+        what = f"{where} asks for the crop mode {printable(value['crop_mode'])!r}"
+        raise CheckpointError(what, "center and squash are known here; set crop_mode to one of them")
     return preprocessing, assumed
 
 
@@ -211,8 +211,7 @@ def as_timm(classifier: Classifier) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _stated(preprocessing: Preprocessing) -> dict[str, Any]:
     """What `preprocessing_of` reads; timm has no word for another rounding, nor for pictures that are not resized."""
     side, fraction = min(preprocessing.size), 1.0
-    if preprocessing.resize == "short":
-        assert preprocessing.resize_to is not None
+    if preprocessing.resize_to is not None:
         fraction = side / preprocessing.resize_to
         while math.floor(side / fraction) < preprocessing.resize_to:
             fraction = math.nextafter(fraction, 0)
