@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from vitrail.tasks.classification import Classifier as Classifier
     from vitrail.tasks.classification import create_model as create_model
     from vitrail.weights import load as load
+    from vitrail.weights.convert import convert as convert
 
 _HOMES = {
     "Classifier": "vitrail.tasks.classification",
     "MODELS": "vitrail.models",
+    "convert": "vitrail.weights.convert",
     "create_model": "vitrail.tasks.classification",
     "evaluate": "vitrail.engine.evaluate",
     "load": "vitrail.weights",
     "train": "vitrail.engine.api",
 }
-__all__ = ["MODELS", "Classifier", "create_model", "evaluate", "load", "train"]
+__all__ = ["MODELS", "Classifier", "convert", "create_model", "evaluate", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:

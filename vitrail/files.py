@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,35 @@ def replace_file(path: Path, content: str | bytes) -> None:
             sync_folder(path.parent)
         finally:
             beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def written_aside(place: Path, files: Mapping[str, bytes]) -> Iterator[Path]:
+    """A new folder beside ``place`` that holds ``files`` by name, synced; afterwards it is gone, unless it was moved."""
+    aside = place.with_name(f".{place.name}.writing-{os.getpid()}")
+    with disk_errors(place):
+        try:
+            aside.mkdir(parents=True)
+            for name, content in files.items():
+                write_bytes(aside / name, content)
+            sync_folder(aside)
+            yield aside
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def replace_folder(folder: Path, new: Path) -> None:
+    """Puts ``new``, which `written_aside` made, in the place of ``folder``: one or the other is there, whatever happens."""
+    old = folder.with_name(f".{folder.name}.replaced-{os.getpid()}")
+    try:
+        if folder.is_dir():
+            os.rename(folder, old)
+        os.rename(new, folder)
+        sync_folder(folder.parent)
+    finally:
+        if old.is_dir() and not folder.is_dir():
+            os.rename(old, folder)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def dump_json(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -78,6 +79,14 @@ def future_model(folder: Path) -> None:
     config = json.loads((whole / "config.json").read_text())
     (later / "config.json").write_text(json.dumps({**config, "format_version": 99}))
     (later / "model.safetensors").write_bytes((whole / "model.safetensors").read_bytes())
+
+
+def unresized(folder: Path) -> None:
+    shutil.copytree(folder / "done" / "model", folder / "unresized")
+    config = folder / "unresized" / "config.json"
+    told = json.loads(config.read_text())
+    told["preprocessing"] |= {"resize": "none"}
+    config.write_text(json.dumps(told))
 
 
 def bad_yaml(folder: Path) -> None:
@@ -156,6 +165,16 @@ MISTAKES: dict[str, Mistake] = {
     "a crop that the patch does not divide": ("evaluate done digits --crop 9", nothing, 2, "10"),
     "a mistyped kind of preprocessing": (TRAIN + "--set model.preprocessing.meen=[0.5]", nothing, 2, "mean"),
     "a table of an unknown kind": ("predict done photos --out labels.xls", nothing, 2, "csv"),
+    "a conversion into no layout": ("convert done copy", nothing, 2, "--to native, google"),
+    "a mistyped layout": ("convert done copy --to gogle", nothing, 2, "gogle"),
+    "a conversion onto itself": ("convert done done/model --to native", nothing, 2, "the source itself"),
+    "a conversion onto other things": ("convert done photos --to native", nothing, 2, "is no model folder"),
+    "a name that is none of Google's": ("convert done copy --to google", nothing, 2, ".npz"),
+    "names of classes that are not there": ("convert done copy --to native --classes no.txt", nothing, 2, "no.txt"),
+    "a size that is none": ("convert done copy --to native --size big", nothing, 2, "big"),
+    "pictures that timm has no words for": ("convert unresized copy --to timm", unresized, 4, "resize none"),
+    "a comparison with more flags": ("convert --diff done done --force", nothing, 2, "leave the other flags out"),
+    "a comparison with nothing": ("convert --diff done don", nothing, 2, "did you mean 'done'"),
     "an output folder that cannot be made": (TRAIN + "--out file-not-folder/run", unwritable, 6, "--out"),
 }
 

@@ -73,6 +73,14 @@ def test_the_papers_preprocessing_squashes():
     np.testing.assert_array_equal(picture, np.asarray(squashed).transpose(2, 0, 1))
 
 
+def test_what_is_squashed_may_be_larger_than_the_crop():
+    array = noise(30, 50)
+    declared = Preprocessing(size=(16, 24), resize="squash", resize_to=20)
+    squashed = Image.fromarray(array).resize((30, 20), Image.Resampling.BICUBIC).crop((3, 2, 27, 18))
+    np.testing.assert_array_equal(declared.picture(array), np.asarray(squashed).transpose(2, 0, 1))
+    assert declared.at((32, 48)).resized(9, 9) == (40, 60)
+
+
 @pytest.mark.parametrize(
     ("height", "width", "resized"),
     [(100, 100, (60, 60)), (100, 40, (75, 30)), (120, 60, (60, 30)), (50, 100, (60, 120))],
@@ -172,6 +180,7 @@ def test_it_survives_json():
         ({"size": [0, 4]}, "size is"),
         ({"size": [4, 4], "resize": "short"}, "resize_to is None"),
         ({"size": [4, 4], "resize": "short", "resize_to": 3}, "under the 4 pixels"),
+        ({"size": [4, 4], "resize": "squash", "resize_to": 3}, "under the 4 pixels"),
         ({"size": [4, 4], "mean": [0.5]}, "one mean and one positive std"),
         ({"size": [4, 4], "std": [0.5, 0.5, 0.0]}, "one mean and one positive std"),
     ],

@@ -230,6 +230,21 @@ def test_weights_are_fine_tuned_at_another_resolution_from_a_zero_head(
     assert "finetune" in (result.folder / "config.yaml").read_text()
 
 
+@pytest.mark.parametrize(("channels", "kind"), [(1, np.uint8), (5, np.float32)])
+def test_weights_for_colour_are_fine_tuned_on_images_of_any_channel_count(
+    trained: Result, tmp_path: Path, channels: int, kind: type
+) -> None:
+    images = np.random.default_rng(1).random((40, 32, 32, channels)) * (1 if kind is np.float32 else 255)
+    data = (images.astype(kind), np.arange(40) % 2)
+    result = vitrail.train(data, init=trained.folder, steps=2, batch=8, out=tmp_path / "run", quiet=True)
+    model, start = result.load(), vitrail.load(trained.folder, log=silent)
+    assert model.config.in_channels == model.preprocessing.channels == channels
+    before, after = (each.backbone.get_parameter("patch_embed.proj.weight").sum(1) for each in (start, model))
+    assert (after - before).abs().max() < 0.05, "two steps from the start's sum over its channels"
+    assert f"channels {channels}, where the weights have 3" in (result.folder / "log.txt").read_text()
+    assert evaluate(model, data, reading=QUIET, say=silent).figures["images"] > 0
+
+
 def test_only_the_head_moves_when_the_rest_is_frozen(trained: Result, tmp_path: Path, photos: Path) -> None:
     result = vitrail.train(photos, init=trained.folder, head_only=True, steps=3, batch=8, out=tmp_path / "run", quiet=True,
                            settings=["data.max_bad=0.1"])  # fmt: skip

@@ -30,6 +30,20 @@ def test_the_class_token_stands_beside_the_mean(make, pictures):
     assert model.head.weight.shape == (3, 32)
 
 
+def test_the_class_token_may_be_read_alone_though_a_second_one_takes_part(make, pictures):
+    alone, both, images = make(prefix=("cls", "dist"), pool="cls-only"), make(prefix=("cls", "dist")), pictures()
+    state = {name: each for name, each in both.state_dict().items() if not name.startswith("head.")}
+    head = both.head["cls"]
+    alone.load_state_dict({**state, "head.weight": head.weight, "head.bias": head.bias})
+    wanted = both.heads(both.pool(both.forward_features(images)))["cls"]
+    features = alone.pool(alone.forward_features(images))
+    for logits in (alone(images), alone.heads(features)["cls"], alone.forward_with_attention(images)[0]):
+        torch.testing.assert_close(logits, wanted)
+    assert all(gradient.any() for gradient in gradients(alone, alone(images).square().sum()).values())
+    alone.new_head(3)
+    assert alone(images).shape == (2, 3)
+
+
 @pytest.mark.parametrize("positions", ["learned", "learned2d", "sincos2d", "relative"])
 @pytest.mark.parametrize("at", ["stem", "every", "shared"])
 def test_without_a_position_the_class_token_is_as_with_one_of_zeros(make, pictures, positions, at):

@@ -1,12 +1,10 @@
-"""The ViT against timm's and transformers' with the same random weights: logits, features of every block, gradients.
+"""The ViT against timm's with the same random weights: logits, features of every block, gradients.
 
 Every tensor gets numbers of deviation 0.1, so that nothing which starts at zero or one hides a mistake. timm's weights
 load as they are: the names are the same.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import pytest
 import torch
@@ -112,78 +110,3 @@ def test_positions_resized_with_antialiasing_are_timms():
     for size in ((384, 384), (96, 160)):
         images = pictures(*size)
         assert_near(ours(images), theirs(images), LOGITS)
-
-
-def huggingface_state(state: Mapping[str, torch.Tensor], depth: int) -> dict[str, torch.Tensor]:
-    """Our names for what ``save_pretrained`` of a ``ViTForImageClassification`` writes: the layout of its files."""
-    names = {
-        "layernorm_before": "norm1",
-        "attention.output.dense": "attn.proj",
-        "layernorm_after": "norm2",
-        "intermediate.dense": "mlp.fc1",
-        "output.dense": "mlp.fc2",
-    }
-    renamed = {
-        "cls_token": state["vit.embeddings.cls_token"],
-        "pos_embed": state["vit.embeddings.position_embeddings"],
-    }
-    for kind in ("weight", "bias"):
-        renamed[f"patch_embed.proj.{kind}"] = state[f"vit.embeddings.patch_embeddings.projection.{kind}"]
-        renamed[f"norm.{kind}"], renamed[f"head.{kind}"] = state[f"vit.layernorm.{kind}"], state[f"classifier.{kind}"]
-        for layer in range(depth):
-            theirs, ours = f"vit.encoder.layer.{layer}", f"blocks.{layer}"
-            parts = [state[f"{theirs}.attention.attention.{part}.{kind}"] for part in ("query", "key", "value")]
-            renamed[f"{ours}.attn.qkv.{kind}"] = torch.cat(parts)
-            for their_name, name in names.items():
-                renamed[f"{ours}.{name}.{kind}"] = state[f"{theirs}.{their_name}.{kind}"]
-    return renamed
-
-
-@pytest.fixture(scope="module")
-def with_huggingface(tmp_path_factory) -> tuple[ViT, torch.nn.Module]:
-    transformers = pytest.importorskip("transformers")
-    from safetensors.torch import load_file
-
-    config = transformers.ViTConfig(
-        hidden_size=192,
-        num_hidden_layers=12,
-        num_attention_heads=3,
-        intermediate_size=768,
-        layer_norm_eps=1e-6,
-        num_labels=CLASSES,
-        attn_implementation="eager",
-    )
-    theirs = randomise(transformers.ViTForImageClassification(config))
-    folder = tmp_path_factory.mktemp("huggingface")
-    theirs.save_pretrained(folder)
-    options = {"classes": CLASSES, "gelu": "exact", "position_resize": "bicubic"}
-    ours = create_backbone("vit-ti16", **options).eval()
-    ours.load_state_dict(huggingface_state(load_file(folder / "model.safetensors"), depth=12))
-    return ours, theirs
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("size", [(224, 224), (96, 160)], ids=["square", "oblong"])
-def test_logits_features_and_attention_are_huggingfaces(with_huggingface, size):
-    ours, theirs = with_huggingface
-    images = pictures(*size)
-    answer = theirs(images, output_hidden_states=True, output_attentions=True, interpolate_pos_encoding=True)
-    logits, attention = ours.forward_with_attention(images)
-    assert_near(ours(images), answer.logits, LOGITS)
-    assert_near(logits, answer.logits, LOGITS)
-    grid = (size[0] // 16, size[1] // 16)
-    # hidden_states[0] is the embedding; the last may have been normalised, which the blocks before tell apart
-    for mine, other in zip(ours.feature_maps(images)[:-1], answer.hidden_states[1:-1], strict=True):
-        assert_near(mine, other[:, 1:].mT.unflatten(2, grid), FEATURES)
-    for mine, other in zip(attention, answer.attentions, strict=True):
-        assert_near(mine, other, FEATURES)
-
-
-def test_gradients_are_huggingfaces(with_huggingface):
-    ours, theirs = with_huggingface
-    images, targets = pictures(224, 224).requires_grad_(), torch.tensor([3, 7])
-    found = []
-    for logits in (ours(images), theirs(images).logits):
-        found.append(torch.autograd.grad(torch.nn.functional.cross_entropy(logits, targets), images)[0])
-    mine, other = found
-    assert (mine - other).abs().max() <= LOGITS * other.abs().max()

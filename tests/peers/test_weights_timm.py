@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from vitrail.models import create_backbone
-from vitrail.weights.timm import from_timm, to_timm
+from vitrail.weights.timm.vit import arguments_of, from_timm, to_timm
 
 pytestmark = pytest.mark.peers
 SIZES = {"img_size": 64, "patch_size": 16, "embed_dim": 192, "depth": 3, "num_heads": 3, "num_classes": 7}
@@ -21,9 +21,16 @@ KINDS = {
     "DeiT III": {"no_embed_class": True, "init_values": 1e-5},
     "registers without slots": {"reg_tokens": 4, "no_embed_class": True, "init_values": 1e-5},
     "registers with slots": {"reg_tokens": 2},
+    "a picture that is no square": {"img_size": (48, 64)},
     "mean of patches": {"class_token": False, "global_pool": "avg", "fc_norm": False},
     "mean of patches beside a class token": {"global_pool": "avg", "fc_norm": False},
+    "norm after the mean of patches": {"class_token": False, "global_pool": "avg"},
+    "norm after the mean beside a class token": {"global_pool": "avg", "no_embed_class": True},
     "attention pooling": {"class_token": False, "global_pool": "map"},
+    "attention pooling of all tokens": {"global_pool": "map", "pool_include_prefix": True},
+    "an odd MLP": {"mlp_ratio": 4304 / 1152},
+    "tanh GELU": {"act_layer": "gelu_tanh"},
+    "registers alone": {"class_token": False, "reg_tokens": 2, "global_pool": "avg", "no_embed_class": True},
 }
 
 
@@ -36,23 +43,23 @@ def shaken(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-@pytest.fixture(scope="module")
-def images() -> torch.Tensor:
-    return torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+@pytest.fixture
+def images(request: pytest.FixtureRequest) -> torch.Tensor:
+    kind = getattr(request.node, "callspec", None)
+    size = KINDS[kind.params["kind"]].get("img_size", (64, 64)) if kind else (64, 64)
+    return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_timms_weights_give_timms_logits_there_and_back(kind, images):
-    theirs = shaken(VisionTransformer(**SIZES, **KINDS[kind]))
-    config, tensors = from_timm(theirs.state_dict(), Path("timm"), pool=KINDS[kind].get("global_pool"))
+    theirs = shaken(VisionTransformer(**{**SIZES, **KINDS[kind]}))
+    config, tensors = from_timm(theirs.state_dict(), Path("timm"), KINDS[kind])
     ours = create_backbone(config)
     ours.load_state_dict(tensors)
     torch.testing.assert_close(ours.eval()(images), theirs(images), atol=1e-5, rtol=1e-5)
 
-    state, told = to_timm(config, tensors)
-    kept = {name: told[name] for name in ("no_embed_class", "num_heads", "global_pool")}
-    again = VisionTransformer(**{**SIZES, **KINDS[kind], **kept})
-    again.load_state_dict(state)
+    again = VisionTransformer(**{**arguments_of(config), "num_classes": 7})
+    again.load_state_dict(to_timm(config, tensors))
     torch.testing.assert_close(again.eval()(images), theirs(images), atol=1e-5, rtol=1e-5)
 
 
@@ -63,5 +70,5 @@ def test_the_distilled_model_averages_its_two_heads(images):
     ours.load_state_dict(tensors)
     torch.testing.assert_close(ours.eval()(images), theirs(images), atol=1e-5, rtol=1e-5)
     again = VisionTransformerDistilled(**SIZES)
-    again.load_state_dict(to_timm(config, tensors)[0])
+    again.load_state_dict(to_timm(config, tensors))
     torch.testing.assert_close(again.eval()(images), theirs(images), atol=1e-5, rtol=1e-5)

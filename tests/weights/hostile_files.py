@@ -260,7 +260,10 @@ FOLDERS: dict[str, tuple[Maker, str]] = {
     "an activation of a program": (told(act_layer="os.system"), "act_layer may be gelu"),
     "a pool of a number": (timm_folder(global_pool=5), "pools by '5'"),
     "a pool in a dict": (timm_folder(global_pool={"a": 1}), "pools by"),
-    "a pool that was not trained": (timm_folder(global_pool="map"), "missing     attn_pool.latent"),
+    "a pool that was not trained": (
+        timm_folder(global_pool="map"),
+        "pools by map without the tokens before the patches",
+    ),
     "preprocessing in a list": (timm_folder(pretrained_cfg=[1]), "describes no preprocessing"),
     "a mean in words": (seen(mean="abc"), "cannot be used"),
     "a mean of a million": (seen(mean=[0.5] * 100_000), "100000 means for 3"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +112,7 @@ def test_a_file_that_cannot_be_read_is_refused_without_opening_it(tmp_path, name
     ("config", "words"),
     [
         (None, "is no model: it holds notes.txt"),
-        ({"model_type": "vit", "architectures": ["ViT"]}, "Hugging Face transformers, not read yet"),
+        ({"model_type": "vit", "architectures": ["ViT"]}, "model.safetensors cannot be read: No such file"),
         ({"colour": "blue"}, "describes no model"),
         ({"architecture": "vit_tiny"}, "model.safetensors cannot be read: No such file"),
         ({"format_version": 1, "architecture": "vit"}, "model.safetensors cannot be read: No such file"),
@@ -201,6 +202,41 @@ def test_what_is_adapted_is_a_model_of_its_own_ready_to_train(model):
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
     assert model.config.drop_path == 0
     assert model.classes == ("ant", "bee", "cat")
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 5, 6, 7])
+def test_an_image_of_equal_channels_is_seen_as_before_whatever_their_number(model, channels):
+    grey = torch.randn(2, 1, 32, 32, generator=torch.Generator().manual_seed(1))
+    other = adapt(model, in_channels=channels).eval()
+    assert other.config.in_channels == other.preprocessing.channels == channels
+    expected = model(grey.expand(-1, 3, -1, -1))
+    torch.testing.assert_close(other(grey.expand(-1, channels, -1, -1)), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("channels", "mean"),
+    [(1, (0.4,)), (2, (0.5, 0.2)), (3, (0.1, 0.2, 0.9)), (5, (0.1, 0.2, 0.9, 0.1, 0.2))],
+)
+def test_channels_are_dealt_round_and_mean_and_std_with_them(model, channels, mean):
+    std = tuple(1 - each for each in (0.1, 0.2, 0.9))
+    model.preprocessing = replace(model.preprocessing, mean=(0.1, 0.2, 0.9), std=std)
+    red, green, blue = model.backbone.get_parameter("patch_embed.proj.weight").detach().unbind(1)
+    hands = {1: [red + green + blue], 2: [red + blue, green], 3: [red, green, blue]}
+    hands[5] = [red / 2, green / 2, blue, red / 2, green / 2]
+    other = adapt(model, in_channels=channels)
+    torch.testing.assert_close(
+        other.backbone.get_parameter("patch_embed.proj.weight").detach(), torch.stack(hands[channels], 1)
+    )
+    assert other.preprocessing.mean == pytest.approx(mean)
+    assert other.preprocessing.std == pytest.approx(tuple(1 - each for each in mean))
+
+
+def test_weights_are_loaded_for_other_channels_and_their_number_must_be_one(tmp_path, model):
+    folder = save_model(tmp_path / "model", model)
+    assert load(folder, in_channels=5)(torch.randn(1, 5, 32, 32)).shape == (1, 3)
+    assert torch.equal(load(folder, in_channels=3)(torch.ones(1, 3, 32, 32)), model(torch.ones(1, 3, 32, 32)))
+    with pytest.raises(ConfigError, match="in_channels is 0"):
+        load(folder, in_channels=0)
 
 
 def test_changes_that_need_other_tensors_are_refused_with_their_names(model):

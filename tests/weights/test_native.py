@@ -16,6 +16,7 @@ from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
 from vitrail.tasks.classification import Classifier, create_model
 from vitrail.weights import native
+from vitrail.weights.description import FORMAT_VERSION
 from vitrail.weights.native import load_model, save_model, set_temperature
 
 SMALL = {"image_size": (16, 24), "patch_size": 8, "width": 24, "depth": 2, "heads": 2, "mlp_width": 40}
@@ -107,10 +108,7 @@ def test_a_folder_with_other_things_in_it_is_never_replaced(tmp_path, model):
 @pytest.mark.parametrize(
     ("name", "step"),
     [
-        *(
-            ("model", step)
-            for step in ("weights.native.write_bytes", "weights.native.os.rename", "weights.native.sync_folder")
-        ),
+        *(("model", step) for step in ("files.write_bytes", "files.os.rename", "files.sync_folder")),
         *(("model.safetensors", step) for step in ("files.write_bytes", "files.os.replace", "files.sync_folder")),
     ],
 )
@@ -170,7 +168,7 @@ def changed(folder: Path, **changes: object) -> Path:
     [
         ({"format_version": 2}, "format version 2; this vitrail reads 1"),
         ({"format_version": None}, "format version None"),
-        ({"architecture": "swin"}, "architecture 'swin'"),
+        ({"architecture": "swim"}, "architecture 'swim'"),
         ({"classes": ["a", "b"]}, "2 class names for 3 outputs"),
         ({"classes": ["a", "b", "a"]}, "repeat"),
         ({"classes": "gone"}, "it has no 'classes'"),
@@ -229,4 +227,4 @@ def test_every_released_format_is_still_read(version):
 
 
 def test_the_format_that_is_written_has_its_fixture():
-    assert (OLD / f"version-{native.FORMAT_VERSION}").is_dir()
+    assert (OLD / f"version-{FORMAT_VERSION}").is_dir()

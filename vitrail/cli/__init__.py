@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from vitrail.cli import data, doctor, evaluate, models, predict, train
+from vitrail.cli import convert, data, doctor, evaluate, models, predict, train
 from vitrail.errors import VitrailError
 
 
@@ -24,6 +24,7 @@ def build_app() -> App:
     app.command(evaluate.evaluate)
     app.command(predict.predict)
     app.command(predict.embed)
+    app.command(convert.convert)
     app.command(models.models)
     group = App(name="data", help="Look at a data set before it is used.")
     group.command(data.check, name="check")
@@ -51,8 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(tokens: Sequence[str], *, debug: bool = False) -> int:
     """The exit code of one command; an error is told on stderr without a traceback unless ``debug``."""
     try:
-        build_app()(tokens, exit_on_error=False, print_error=False, result_action="return_value")
-        return 0
+        return build_app()(tokens, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except VitrailError as error:
         if debug:
             raise

@@ -187,9 +187,9 @@ class Preprocessing:
     Args:
         size: (height, width) that the model takes.
         resize: `short` scales the shorter side to `resize_to` and keeps the shape (where `size` is not square: to the
-            smallest picture that covers `size` x `resize_to` / its shorter side); `squash` scales to `size` whatever
-            the shape; `none` leaves the picture.
-        resize_to: pixels of the shorter side for `short`; at least the shorter side of `size`.
+            smallest picture that covers `size` x `resize_to` / its shorter side); `squash` scales whatever the shape, to
+            `size` or, where `resize_to` is given, to that larger picture; `none` leaves the picture.
+        resize_to: pixels of the shorter side before the centre crop; at least the shorter side of `size`.
         rounding: of the longer side after `short`: `floor` (timm, torchvision) or `round` (big_vision).
         crop_rounding: of the centre crop's corner (W - w) / 2: `even`, a half goes to the even neighbour (timm,
             torchvision), or `floor` (TensorFlow). A picture smaller than the crop gets a black border.
@@ -219,7 +219,8 @@ class Preprocessing:
         if len(self.size) != 2 or not all(isinstance(side, int) and 1 <= side <= MOST_SIDE for side in sides):
             fact = f"size is {self.size}" + (f", resize_to {self.resize_to}" if len(sides) > 2 else "")
             raise ConfigError(fact, f"give (height, width) in pixels, whole numbers up to {MOST_SIDE:,}")
-        if self.resize == "short" and (self.resize_to or 0) < min(self.size):
+        scaled = self.resize == "short" or (self.resize == "squash" and self.resize_to is not None)
+        if scaled and (self.resize_to or 0) < min(self.size):
             fact = f"resize_to is {self.resize_to}, under the {min(self.size)} pixels of the crop"
             raise ConfigError(fact, f"set it to {min(self.size)} or more")
         finite = all(map(math.isfinite, (*self.mean, *self.std)))
@@ -237,10 +238,22 @@ class Preprocessing:
         mean: tuple[float, ...] = (0.5, 0.5, 0.5),
         std: tuple[float, ...] = (0.5, 0.5, 0.5),
     ) -> Preprocessing:
-        """timm's evaluation transform (timm/data/transforms_factory.py): for 224, shorter side 248, centre crop 224."""
-        size = (size, size) if isinstance(size, int) else size
-        shorter = math.floor(min(size) / crop_fraction)
-        return cls(size=size, resize="short", resize_to=shorter, interpolation=interpolation, mean=mean, std=std)
+        """timm's evaluation transform (timm/data/transforms_factory.py): for 224, shorter side 248, centre crop 224.
+
+        Where ``size`` is no square it resizes with a function of its own, which rounds.
+        """
+        height, width = (size, size) if isinstance(size, int) else size
+        shorter = math.floor(min(height, width) / crop_fraction)
+        rounding = "floor" if height == width else "round"
+        return cls(
+            size=(height, width),
+            resize="short",
+            resize_to=shorter,
+            rounding=rounding,
+            interpolation=interpolation,
+            mean=mean,
+            std=std,
+        )
 
     @classmethod
     def paper(cls, size: int | tuple[int, int] = 224, *, channels: int = 3) -> Preprocessing:
@@ -313,11 +326,11 @@ class Preprocessing:
         """(height, width) to which a picture of that size is scaled before the crop."""
         if self.resize == "none":
             return height, width
-        if self.resize == "squash":
-            return self.size
-        assert self.resize_to is not None
+        shorter = min(self.size) if self.resize_to is None else self.resize_to
         rounded = math.floor if self.rounding == "floor" else round
-        cover_height, cover_width = (self.resize_to * side // min(self.size) for side in self.size)
+        cover_height, cover_width = (shorter * side // min(self.size) for side in self.size)
+        if self.resize == "squash":
+            return cover_height, cover_width
         if width * cover_height <= height * cover_width:
             return rounded(cover_width * height / width), cover_width
         return cover_height, rounded(cover_height * width / height)

@@ -65,7 +65,7 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     splits = decoded(splits, bad, channels)
     train = check_data(splits)
     say(describe_data(splits))
-    run, classifier = build(run, train, start)
+    run, classifier = build(run, train, start, say)
     classifier = classifier.to(device)
     classifier.preprocessing = classifier.preprocessing.stated(**run.model.preprocessing)
     run = settle(run, classifier, train, device, say)
@@ -131,17 +131,27 @@ def describe_data(splits: Splits) -> str:
     return f"data     {splits.layout}: {sizes}{held}\nclasses  {len(splits.classes)}: {shown}"
 
 
-def build(run: Run, train: Source, start: Classifier | None) -> tuple[Run, Classifier]:
-    """The network of the run on the classes of the data, fresh or from given weights with a zero head; and the run that
-    says which it is."""
-    if start is not None:
-        size, changes = run.model.size or start.preprocessing.size, run.model.changes
-        adapted = weights.adapt(start, classes=train.classes, image_size=size, multi_label=train.multi_label, **changes)
-        return run, adapted
+def build(run: Run, train: Source, start: Classifier | None, say: Say) -> tuple[Run, Classifier]:
+    """The network of the run on the classes and channels of the data, fresh or from given weights with a zero head; and the
+    run that says which it is."""
     content = train.read(0).content
-    native = content.shape[:2] if isinstance(content, np.ndarray) else None
-    size = run.model.size or native or (224, 224)
-    channels = run.data.channels or (content.shape[2] if isinstance(content, np.ndarray) else 3)
+    native, own = (content.shape[:2], content.shape[2]) if isinstance(content, np.ndarray) else (None, None)
+    if start is not None:
+        channels = run.data.channels or own or start.config.in_channels
+        if channels != start.config.in_channels:
+            say(
+                f"channels {channels}, where the weights have {start.config.in_channels}: their first layer is dealt round"
+            )
+        adapted = weights.adapt(
+            start,
+            classes=train.classes,
+            image_size=run.model.size or start.preprocessing.size,
+            in_channels=channels,
+            multi_label=train.multi_label,
+            **run.model.changes,
+        )
+        return run, adapted
+    size, channels = run.model.size or native or (224, 224), run.data.channels or own or 3
     run = choose_model(run, size, len(train))
     assert run.model.name is not None
     torch.manual_seed(run.seed)

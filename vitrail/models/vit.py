@@ -105,8 +105,8 @@ class ViT(Backbone):
             return nn.Identity()
         width = self.width * (2 if config.pool == "cls+gap" else 1)
         make = partial(Head, width, config.classes, pre_logits=config.pre_logits)
-        read = self.prefix if config.pool == "cls" else ()
-        return Heads({name: make() for name in read}) if len(read) > 1 else make()
+        two = config.pool == "cls" and len(self.prefix) > 1
+        return Heads({name: make() for name in self.prefix}) if two else make()
 
     @property
     def first_layer(self) -> str:
@@ -122,7 +122,7 @@ class ViT(Backbone):
     @property
     def _reads(self) -> int | None:
         """How many of the first tokens pooling reads; None is all."""
-        return len(self.prefix) if self.config.pool == "cls" else None
+        return {"cls": len(self.prefix), "cls-only": 1}.get(self.config.pool)
 
     def patchify(self, images: Tensor) -> Patches:
         """Cuts and projects, x_p E of equation (1): (B, C, H, W) to (B, N, D)."""
@@ -208,15 +208,15 @@ class ViT(Backbone):
         x, pool = tokens.x, self.config.pool
         if self.attn_pool is not None:
             return self.attn_pool(x)
-        if pool == "cls":
-            return x[:, : len(self.prefix)].flatten(1)
+        if self._reads is not None:
+            return x[:, : self._reads].flatten(1)
         mean = x[:, len(self.prefix) + self.config.registers :].mean(1)
         return self.fc_norm(mean) if pool == "gap" else torch.cat([x[:, 0], mean], 1)
 
     def heads(self, features: Tensor) -> dict[str, Tensor]:
         if isinstance(self.head, Heads):
             return self.head.each(features)
-        return {self.config.pool: self.head(features)}
+        return {"cls" if self.config.pool == "cls-only" else self.config.pool: self.head(features)}
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """The patches after each block, before the last norm, as images: depth times (B, D, h, w)."""

@@ -27,8 +27,8 @@ class ViTConfig(Config):
         group_norm_eps: added to the variance in each group norm of the stem.
         prefix: learned tokens before the patches: none, the class token, or also DeiT's distillation token.
         registers: further learned tokens, without position and never read (Darcet et al. 2024).
-        pool: what the head reads: the prefix tokens, the mean of the patches, the class token beside that mean (DINOv2), or
-            attention with a learned query.
+        pool: what the head reads: the prefix tokens ("cls"), of two the class token alone ("cls-only"), the mean of the
+            patches, the class token beside that mean (DINOv2), or attention with a learned query.
         pool_norm: the last norm comes after the mean of the patches, not before (MAE's fine-tuning).
         positions: see `vitrail.models.positions`.
         positions_at: added at the stem, at every layer from a table of its own, or at every layer from one table
@@ -64,7 +64,7 @@ class ViTConfig(Config):
     SHARES: ClassVar = ("dropout", "attention_dropout", "drop_path", "patch_dropout")
     POSITIVE: ClassVar = ("norm_eps", "group_norm_eps")
     CHOICES: ClassVar = {
-        "pool": ("cls", "gap", "cls+gap", "map"),
+        "pool": ("cls", "cls-only", "gap", "cls+gap", "map"),
         "positions": KINDS,
         "positions_at": PLACES,
         "position_resize": tuple(RESIZES),
@@ -121,6 +121,8 @@ class ViTConfig(Config):
         self._check("prefix", self.prefix in PREFIXES, "one of " + ", ".join(map(str, PREFIXES)))
         what = "('cls',), which pool='cls' reads; or take pool='gap'"
         self._check("prefix", self.prefix != () or self.pool not in ("cls", "cls+gap"), what)
+        what = "'cls', unless there is a second token, which the head leaves unread"
+        self._check("pool", self.pool != "cls-only" or len(self.prefix) > 1, what)
         what = "False, or pool = 'gap': it is the norm of the patches' mean"
         self._check("pool_norm", not self.pool_norm or self.pool == "gap", what)
         what = "0 without skips: a dropped branch would leave nothing"

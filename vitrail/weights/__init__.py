@@ -7,18 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import ConfigError
-from vitrail.tasks.classification import Classifier, check_classes
+from vitrail.tasks.classification import Classifier
 from vitrail.weights.adapt import adapt as adapt
-from vitrail.weights.arrays import read_npz
-from vitrail.weights.find import Found, find
-from vitrail.weights.folders import read_folder
-from vitrail.weights.google import read_google
-from vitrail.weights.layout import Log, Weights
-from vitrail.weights.native import KEY, from_single_file, load_model
-from vitrail.weights.pickled import read_pickle
-from vitrail.weights.tensors import read_json, read_tensors
-from vitrail.weights.timm import read_timm
+from vitrail.weights.adapt import adapted
+from vitrail.weights.find import find
+from vitrail.weights.layout import Log
+from vitrail.weights.read import read
 
 
 def to_stderr(line: str) -> None:
@@ -30,6 +24,7 @@ def load(
     *,
     classes_file: str | Path | None = None,
     image_size: int | tuple[int, int] | None = None,
+    in_channels: int | None = None,
     classes: Sequence[str] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
     log: Log = to_stderr,
@@ -38,11 +33,14 @@ def load(
 
     Args:
         model: a run directory, a ``model/`` folder, a ``.safetensors`` file of vitrail or in timm's layout, a folder as
-            timm's ``save_for_hf`` writes it, ``hf:owner/name`` or ``hf:owner/name@revision`` for such a folder on the
-            Hugging Face hub, an ``.npz`` as Google saves ViTs, a pickled checkpoint (.pt, .pth, .bin) in timm's layout,
-            which a process of its own opens, or ``latest``: the newest finished run under ``./runs``.
+            timm's ``save_for_hf`` or the ``save_pretrained`` of transformers writes it, ``hf:owner/name`` or
+            ``hf:owner/name@revision`` for such a folder on the Hugging Face hub, an ``.npz`` as Google saves ViTs, a
+            pickled checkpoint (.pt, .pth, .bin) in timm's layout, which a process of its own opens, or ``latest``: the
+            newest finished run under ``./runs``. What vitrail wrote beside a file of a foreign layout, in ``NAME.json``,
+            holds.
         classes_file: a text file that names the outputs, one a line; for weights that carry no names.
         image_size: pixels, or (height, width), to use it at; positions are resized by the config's rule.
+        in_channels: of other images than it was trained on; see `vitrail.weights.adapt.for_channels`.
         classes: other classes to train it for; the head is then one linear layer of zeros.
         preprocessing: what is known better than the weights tell, as `Preprocessing.stated` takes it.
         log: takes each line on what the weights do not say and was assumed.
@@ -52,33 +50,14 @@ def load(
         CheckpointError: damaged or foreign weights; says which tensors do not fit, or which formats are read.
     """
     found = find(model)
-    held = _read(found, log)
-    named = classes_file is not None
-    classifier = held.classifier(found.path, log, named=named) if isinstance(held, Weights) else held
-    _warn_of_broken(classifier, found.path, log)
-    if classes_file is not None:
-        classifier.classes = read_classes(Path(classes_file), outputs=len(classifier.classes))
-    if classes is not None or image_size is not None:
-        classifier = adapt(classifier, classes=classes, image_size=image_size)
+    loaded = read(found, log, named=classes_file is not None)
+    _warn_of_broken(loaded.classifier, found.path, log)
+    classifier = adapted(
+        loaded.classifier, classes_file, image_size=image_size, in_channels=in_channels, classes=classes
+    )
     if preprocessing:
         classifier.preprocessing = classifier.preprocessing.stated(**preprocessing)
     return classifier.eval()
-
-
-def _read(found: Found, log: Log) -> Classifier | Weights:
-    """A model of our own, or what a foreign layout holds."""
-    path = found.path
-    match found.layout:
-        case "native folder":
-            return load_model(path)
-        case "timm folder":
-            return read_timm(read_folder(path, log=log), read_json(path / "config.json"), path)
-        case "pickled file":
-            return read_timm(read_pickle(path, log=log), {}, path)
-        case "google file":
-            return read_google(read_npz(path), path)
-    tensors, metadata = read_tensors(path)
-    return from_single_file(tensors, metadata, path) if KEY in metadata else read_timm(tensors, {}, path)
 
 
 def _warn_of_broken(classifier: Classifier, path: Path, log: Log) -> None:
@@ -88,14 +67,3 @@ def _warn_of_broken(classifier: Classifier, path: Path, log: Log) -> None:
         log(
             f"warning  {path.name}: NaN or infinity in {len(broken)} tensors, such as {broken[0]}: answers mean nothing"
         )
-
-
-def read_classes(file: Path, *, outputs: int) -> tuple[str, ...]:
-    """The names in a text file, one a line, in the order of the outputs. Raises `ConfigError` where they do not fit."""
-    try:
-        names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the class names in {file} cannot be read: {error}", "give a text file, one name a line"
-        ) from error
-    return check_classes([name for name in names if name], outputs=outputs)

@@ -10,19 +10,18 @@ from typing import Literal
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import MODELS
-from vitrail.weights.folders import CONFIG, INDEX, PICKLED, WHOLE
+from vitrail.weights.folders import CONFIG, OF_A_FOLDER
 from vitrail.weights.hub import REMOTE, fetch
 from vitrail.weights.tensors import printable, read_json
 
 READABLE = (
     "a run directory, a model folder, a .safetensors file (of vitrail or in timm's layout) or a pickled one (.pt, .pth, "
-    ".bin), a folder as timm saves it, hf:owner/name, a Google .npz, or 'latest'"
+    ".bin), a folder as timm or Hugging Face transformers save it, hf:owner/name, a Google .npz, or 'latest'"
 )
-OF_A_FOLDER = (CONFIG, WHOLE, INDEX, PICKLED)
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".th", ".tar")
 LATER = {".onnx": "ONNX", ".h5": "Keras .h5", ".msgpack": "Flax .msgpack", ".gguf": "GGUF"}
 
-Layout = Literal["native folder", "timm folder", "google file", "pickled file", "file"]
+Layout = Literal["native folder", "timm folder", "huggingface folder", "google file", "pickled file", "file"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def _find_in_folder(folder: Path) -> Found:
     if "pretrained_cfg" in described or isinstance(described.get("architecture"), str):
         return Found(folder, "timm folder")
     if "model_type" in described or "architectures" in described:
-        raise CheckpointError(f"{folder} is a folder of Hugging Face transformers, not read yet", f"give {READABLE}")
+        return Found(folder, "huggingface folder")
     raise CheckpointError(f"{config} describes no model that is known here", f"give {READABLE}")
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.weights.pickled import read_pickle
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable, read_json, read_tensors
 
 CONFIG = "config.json"
 WHOLE, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+OF_A_FOLDER = (CONFIG, WHOLE, INDEX, PICKLED)
 MOST_SHARDS = 1_000
 
 
@@ -97,3 +98,15 @@ def _inside(folder: Path, name: str) -> Path:
         what = f"{path} is a link that leaves its folder, to {path.resolve()}"
         raise CheckpointError(what, "fetch the folder from a source you trust")
     return path
+
+
+def check_replaceable(folder: Path, names: Collection[str] = (WHOLE, CONFIG)) -> None:
+    """Refuses to replace a folder that holds anything but the files of a model. Raises `ConfigError`.
+
+    Args:
+        names: of those files.
+    """
+    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if held - set(names) or folder.is_file():
+        other = ", ".join(sorted(held - set(names))[:5]) or "it is a file"
+        raise ConfigError(f"{folder} is there and is no model folder ({other})", "choose a folder that is new or empty")

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +21,13 @@ from torch import Tensor
 
 from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.models import ViTConfig
+from vitrail.models import Config, ViTConfig
+from vitrail.weights.description import config_of
 from vitrail.weights.layout import Weights
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable
 
 Arrays = dict[str, np.ndarray]
+KEEP = "keep it in vitrail's format: --to native"
 
 # our module -> Google's, by the later names, and how its kernel lies there
 BLOCK = {
@@ -62,15 +65,20 @@ DEFAULT_SIDE = 224  # pixels, where positions are computed and no shape tells th
 FIRST_POSITIONS = "Transformer/posembed_input/pos_embedding"
 
 
-def from_google(arrays: Mapping[str, np.ndarray], where: Path) -> tuple[ViTConfig, dict[str, Tensor]]:
+def from_google(
+    arrays: Mapping[str, np.ndarray], where: Path, config: Config | None = None
+) -> tuple[ViTConfig, dict[str, Tensor]]:
     """The config that the shapes show, with the numerics of Google's code, and the tensors by our names.
 
+    Args:
+        config: a description's, which then holds.
+
     Raises:
-        CheckpointError: it is no plain ViT, or something in it has no counterpart here.
+        CheckpointError: it is no plain ViT, or something in it has no counterpart here, or it is none of ``config``.
     """
     try:
         left = _later_names(arrays, where)
-        config = _config(left)
+        config = _config(left) if config is None else _checked(config, left)
         state = _joined(dict(_tensors(left, config)))
     except (KeyError, ValueError, IndexError, TypeError, RuntimeError, ArithmeticError) as error:
         reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
@@ -81,16 +89,25 @@ def from_google(arrays: Mapping[str, np.ndarray], where: Path) -> tuple[ViTConfi
     return config, state
 
 
-def read_google(arrays: Mapping[str, np.ndarray], path: Path) -> Weights:
-    """What the arrays hold, which is nothing but the weights: all else is as in the paper's code. Raises as `from_google`."""
-    config, tensors = from_google(arrays, path)
+def read_google(arrays: Mapping[str, np.ndarray], path: Path, description: Mapping[str, Any] | None = None) -> Weights:
+    """What the arrays hold, which is nothing but the weights: all else is as in the paper's code, or as ``description``,
+    from the file beside them, says. Raises as `from_google`.
+    """
+    config, tensors = from_google(arrays, path, None if description is None else config_of(description, path))
     size = "x".join(map(str, config.image_size))
     assumed = ("tanh GELU", f"LayerNorm eps {config.norm_eps:g}", f"images of {size} scaled to [-1, 1]")
     preprocessing = Preprocessing.paper(config.image_size, channels=config.in_channels)
-    return Weights(layout="Google", config=config, tensors=tensors, preprocessing=preprocessing, assumed=assumed)
+    return Weights(
+        layout="Google",
+        config=config,
+        tensors=tensors,
+        preprocessing=preprocessing,
+        assumed=assumed,
+        description=description,
+    )
 
 
-def to_google(config: ViTConfig, state: Mapping[str, Tensor]) -> Arrays:
+def to_google(config: Config, state: Mapping[str, Tensor]) -> Arrays:
     """The inverse of `from_google`: by the first names, or those of big_vision where only that has such a model.
 
     The numerics, GELU's kind among them, stand nowhere in such a file.
@@ -98,14 +115,14 @@ def to_google(config: ViTConfig, state: Mapping[str, Tensor]) -> Arrays:
     Raises:
         CheckpointError: the model has a part that Google's ViT has not.
     """
-    _check_writable(config)
+    config = _writable(config)
     state = _parted(state)
     arrays: Arrays = {}
     for ours, (theirs, kind) in _modules(config).items():
         arrays[_kernel(theirs, kind)] = _kernel_of(state.pop(f"{ours}.weight"), kind, config.heads)
         bias = _array(state.pop(f"{ours}.bias"))
         arrays[f"{theirs}/bias"] = bias.reshape(config.heads, -1) if kind == "into heads" else bias
-    first = config.pool == "cls" and config.positions == "learned"
+    first = config.pool == "cls" and config.positions == "learned" and config.prefix_positions
     names = {"cls_token": "cls", "pos_embed": FIRST_POSITIONS if first else "pos_embedding", "attn_pool.latent": PROBE}
     arrays |= {names[ours]: _array(tensor) for ours, tensor in state.items()}
     if not first:
@@ -147,6 +164,7 @@ def _config(arrays: Arrays) -> ViTConfig:
     prefix = ("cls",) if "cls" in arrays else ()
     table = arrays.get("pos_embedding")  # (1, S, D)
     side = DEFAULT_SIDE // patch[0] if table is None else _side(table.shape[1], len(prefix))
+    slotted = table is None or not prefix or table.shape[1] > side**2
     head = arrays.get("head/kernel")
     depth = 1 + max(int(found[1]) for name in arrays if (found := re.search(r"/encoderblock_(\d+)/", name)))
     if depth > len(arrays):
@@ -163,8 +181,18 @@ def _config(arrays: Arrays) -> ViTConfig:
         prefix=prefix,
         pool="map" if PROBE in arrays else "cls" if prefix else "gap",
         positions="sincos2d" if table is None else "learned",
+        prefix_positions=slotted,
         pre_logits="pre_logits/kernel" in arrays,
     )
+
+
+def _checked(config: Config, arrays: Arrays) -> ViTConfig:
+    """A description's config, of which the shapes show all but the numerics. Raises `CheckpointError` where they differ."""
+    heads = arrays[f"{_block(0)}MultiHeadDotProductAttention_0/query/kernel"].shape[1]
+    config = _writable(config)
+    if config.heads != heads:
+        raise ValueError(f"it has {heads} heads, and is described with {config.heads}")
+    return config
 
 
 def _side(slots: int, prefix: int) -> int:
@@ -207,9 +235,7 @@ def _tensors(arrays: Arrays, config: ViTConfig) -> Iterator[tuple[str, Tensor]]:
     if config.pool == "map":
         yield "attn_pool.latent", _tensor(arrays.pop(PROBE))
     if config.positions == "learned":
-        table = _tensor(arrays.pop("pos_embedding"))
-        slots = len(config.prefix) + math.prod(config.grid) - table.shape[1]
-        yield "pos_embed", torch.cat([table.new_zeros(1, slots, config.width), table], 1)
+        yield "pos_embed", _tensor(arrays.pop("pos_embedding"))
 
 
 def _weight_of(kernel: np.ndarray, kind: str) -> Tensor:
@@ -262,11 +288,17 @@ def _last_two(name: str) -> tuple[str, str, str]:
     return owner, part, last
 
 
-def _check_writable(config: ViTConfig) -> None:
+def _writable(config: Config) -> ViTConfig:
+    """The config, of a model that Google's ViT can be. Raises `CheckpointError`."""
+    if not isinstance(config, ViTConfig):
+        raise CheckpointError(f"Google's layout of {config.about} is not known here", KEEP)
     wrong = {
         f"the prefix {config.prefix}": config.prefix not in ((), ("cls",)),
         "a class token that is not read": config.pool != "cls" and config.prefix != (),
         "registers": config.registers > 0,
+        "a norm after pooling": config.pool_norm,
+        "layers without skips": not config.skips,
+        "a stem of convolutions": config.stem is not None,
         "LayerScale": config.layer_scale is not None,
         "no bias of q, k and v": not config.qkv_bias,
         f"{config.positions} positions, {config.positions_at}": (config.positions, config.positions_at)
@@ -274,7 +306,10 @@ def _check_writable(config: ViTConfig) -> None:
     }
     for part, there in wrong.items():
         if there:
-            raise CheckpointError(f"Google's ViT has no counterpart of {part}", "keep it in vitrail's format")
+            raise CheckpointError(
+                f"Google's ViT has no counterpart of {part}", "keep it in vitrail's format: --to native"
+            )
+    return config
 
 
 def _tensor(array: np.ndarray) -> Tensor:

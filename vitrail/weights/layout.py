@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from vitrail.data.images import Preprocessing
 from vitrail.models import Config
 from vitrail.tasks.classification import Classifier
+from vitrail.weights.description import described
 from vitrail.weights.tensors import filled_backbone
 
 Log = Callable[[str], None]
@@ -25,8 +27,10 @@ class Weights:
         layout: whose it is, in a word.
         tensors: by our names, exactly those of a model of ``config``.
         classes: names of the outputs; None where the file carries none.
+        multi_label, temperature: as `Classifier` has them.
         assumed: each numeric or step of preprocessing that the file does not state, with the value it was given.
         unused: foreign names of tensors that have no place in the model, such as the decoder of an autoencoder.
+        description: what vitrail wrote beside them, which holds instead of all that is assumed.
     """
 
     layout: str
@@ -34,8 +38,11 @@ class Weights:
     tensors: dict[str, Tensor]
     preprocessing: Preprocessing
     classes: tuple[str, ...] | None = None
+    multi_label: bool = False
+    temperature: float = 1.0
     assumed: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    description: Mapping[str, Any] | None = None
 
     def classifier(self, path: Path, log: Log, *, named: bool) -> Classifier:
         """The model, saying what was assumed and left out.
@@ -47,6 +54,8 @@ class Weights:
         Raises:
             CheckpointError: lists the tensors that do not fit.
         """
+        if self.description is not None:
+            return described(self.description, self.tensors, path)
         backbone = filled_backbone(self.config, self.tensors, path)
         if self.classes is None and self.config.classes and not named:
             log(
@@ -59,4 +68,20 @@ class Weights:
             log(f"unused   {len(self.unused)} tensors: {', '.join(self.unused[:MOST_NAMED])}{more}")
         names = self.classes or [str(number) for number in range(self.config.classes)]
         provenance = {"weights": path.name, "layout": self.layout}
-        return Classifier(backbone, names, self.preprocessing, provenance=provenance)
+        return Classifier(
+            backbone,
+            names,
+            self.preprocessing,
+            multi_label=self.multi_label,
+            temperature=self.temperature,
+            provenance=provenance,
+        )
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A classifier, the layout it came in, and the names of tensors there that it has no use for."""
+
+    classifier: Classifier
+    layout: str
+    unused: tuple[str, ...] = ()

@@ -1,0 +1,111 @@
+"""ViTs against those of transformers, which come through files: logits, features of every block, attention, gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.models.theirs import THEIRS, build, saved
+from vitrail.tasks.classification import Classifier
+from vitrail.weights import load
+from vitrail.weights.folders import read_folder
+from vitrail.weights.huggingface import FAMILIES
+
+NEAR = 1e-5  # of the largest absolute value that is compared, in fp32
+SIZES = [(32, 32), (48, 48), (24, 40), (16, 64)]
+
+
+def silent(line: str) -> None:
+    """Takes what `load` says."""
+
+
+@pytest.fixture(scope="module", params=THEIRS)
+def pair(request, tmp_path_factory) -> tuple[Any, Classifier]:
+    """A model of transformers, and ours of its files."""
+    theirs = build(request.param)
+    return theirs, load(saved(theirs, tmp_path_factory.mktemp("theirs")), log=silent)
+
+
+def pictures(model: Classifier, size: tuple[int, int]) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, model.config.in_channels, *size, generator=generator)
+
+
+def answer(theirs: Any, images: Tensor) -> Any:
+    """All that transformers gives for the images, of an autoencoder that of its encoder, in which nothing is hidden."""
+    seen = {"output_hidden_states": True, "output_attentions": True}
+    model_type = theirs.config.model_type
+    if not model_type.startswith("dinov2"):
+        seen["interpolate_pos_encoding"] = True
+    if model_type == "vit_mae":
+        patches = images.shape[2] // 8 * (images.shape[3] // 8)
+        return getattr(theirs, "vit", theirs)(images, noise=torch.arange(float(patches)).expand(2, -1), **seen)
+    return (theirs.vit if hasattr(theirs, "decoder") else theirs)(images, **seen)
+
+
+def outputs(theirs: Any, given: Any) -> Tensor:
+    """Logits, or of a bare model the first tokens that ours pools."""
+    if "logits" in given:
+        return given.logits
+    tokens = 2 if theirs.config.model_type == "deit" else 1
+    return given.last_hidden_state[:, :tokens].flatten(1)
+
+
+def assert_near(ours: Tensor, theirs: Tensor) -> None:
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max() <= NEAR * theirs.abs().max()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_logits_features_and_attention_are_those_of_transformers(pair, size):
+    theirs, ours = pair
+    images = pictures(ours, size)
+    given = answer(theirs, images)
+    logits, attention = ours.forward_with_attention(images)
+    assert_near(ours(images), outputs(theirs, given))
+    assert_near(logits, outputs(theirs, given))
+    grid = (size[0] // 8, size[1] // 8)
+    before = len(ours.config.prefix) + ours.config.registers
+    for mine, other in zip(ours.feature_maps(images), given.hidden_states[1:], strict=True):
+        assert_near(mine, other[:, before:].mT.unflatten(2, grid))
+    for mine, other in zip(attention, given.attentions, strict=True):
+        assert_near(mine, other)
+
+
+def test_gradients_are_those_of_transformers(pair, tmp_path):
+    """Their gradients take the place of their weights and come through a file, which gives them our names."""
+    theirs, ours = pair
+    images = pictures(ours, (24, 40))
+    targets = torch.linspace(-1, 1, ours(images).numel()).view(2, -1)
+    for model in (ours, theirs):
+        for parameter in model.parameters():
+            parameter.requires_grad_().grad = None
+    (ours(images) * targets).sum().backward()
+    (outputs(theirs, answer(theirs, images)) * targets).sum().backward()
+    weights = {name: parameter.detach().clone() for name, parameter in theirs.named_parameters()}
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        tensors = read_folder(saved(theirs, tmp_path), log=silent)
+        for name, parameter in theirs.named_parameters():
+            parameter.copy_(weights[name])
+    expected, _ = FAMILIES[theirs.config.model_type].ours(tensors)
+    found = {name: parameter.grad for name, parameter in ours.backbone.named_parameters()}
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        assert gradient is not None
+        assert_near(gradient, expected[name])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["vit", "deit", "distilled deit", "bare vit"])
+def test_a_table_of_an_oblong_image_is_read_row_by_row(kind, tmp_path):
+    theirs = build(kind, image_size=[24, 40])
+    ours = load(saved(theirs, tmp_path), log=silent)
+    assert ours.config.grid == (3, 5)
+    images = pictures(ours, (24, 40))
+    assert_near(ours(images), outputs(theirs, theirs(images)))

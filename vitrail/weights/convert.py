@@ -1,0 +1,323 @@
+"""From one layout of weights into another: written aside, read back, compared output by output, and only then put in place.
+
+B images, C channels, K classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from vitrail.errors import CheckpointError, ConfigError, nearest
+from vitrail.files import disk_errors, dump_json, replace_folder, sync_folder, written_aside
+from vitrail.tasks.classification import Classifier
+from vitrail.weights.adapt import adapted
+from vitrail.weights.arrays import to_npz
+from vitrail.weights.description import KEY, describe, read_sidecar, sidecar
+from vitrail.weights.difference import equal_bits, facts_of
+from vitrail.weights.find import Found, find
+from vitrail.weights.folders import CONFIG, OF_A_FOLDER, WHOLE, check_replaceable
+from vitrail.weights.google import to_google
+from vitrail.weights.huggingface import PROCESSOR, to_huggingface
+from vitrail.weights.layout import Log
+from vitrail.weights.native import as_file, as_folder
+from vitrail.weights.read import read
+from vitrail.weights.tensors import read_tensors
+from vitrail.weights.timm import as_timm
+
+FAULT = "nothing was written; this is a fault of vitrail, please report it"
+TOLERANCE = 1e-5  # of the largest output
+SMALLEST = 1e-30
+DRAWS, IMAGES = 3, 2  # how often outputs are compared, and on how many images at a time
+# fields of a config that only training heeds
+TRAINING_ONLY = {"initial", "head_bias", "layer_scale", "checkpoint"}
+TRAINING_ONLY |= {"drop_path", "dropout", "attention_dropout", "patch_dropout"}
+
+
+@dataclass(frozen=True)
+class Written:
+    """A model in some layout: the content of each file by name, and whether one of them is vitrail's own sidecar.
+
+    A destination that is a folder has these files; one that is a file has them beside each other, itself last.
+    """
+
+    files: Mapping[str, bytes]
+    sidecar: bool = False
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written, and how it was proved.
+
+    Args:
+        path: where it lies.
+        source, layout: the layouts from which and into which.
+        model: its architecture and size in words.
+        tensors, parameters: how many.
+        unused: names of the tensors in the source that the model has no use for.
+        difference: between outputs of source and copy, the largest of all, as a share of the largest output.
+        unsaid: numerics and steps of preprocessing that the layout has no words for.
+        notes: further facts that it has no words for, which change no output at the model's own size.
+        alone: the same difference where the copy is read without what vitrail wrote beside it; None where that is
+            impossible, or where there is nothing beside it.
+    """
+
+    path: Path
+    source: str
+    layout: str
+    model: str
+    tensors: int
+    parameters: int
+    unused: tuple[str, ...]
+    difference: float
+    unsaid: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    alone: float | None = None
+
+
+def as_native(classifier: Classifier, path: Path) -> Written:
+    """A model folder, or a file with the description in its header."""
+    description = describe(classifier)
+    if path.suffix == ".safetensors":
+        return Written({path.name: as_file(classifier, description)})
+    return Written(as_folder(classifier, description))
+
+
+def as_google(classifier: Classifier, path: Path) -> Written:
+    """An .npz as Google's code writes it, and all that it cannot say in a file beside it."""
+    if path.suffix != ".npz":
+        raise ConfigError(f"{path} is no name for Google's layout", "give one that ends in .npz")
+    content = to_npz(to_google(classifier.config, classifier.backbone.state_dict()))
+    return _beside(classifier, path, content)
+
+
+def in_timms_layout(classifier: Classifier, path: Path) -> Written:
+    """A folder as timm's ``save_for_hf`` writes it; or the tensors alone, and all that they cannot say beside them."""
+    tensors, config = as_timm(classifier)
+    content = to_bytes({name: each.contiguous() for name, each in tensors.items()}, {"format": "pt"})
+    if path.suffix == ".safetensors":
+        return _beside(classifier, path, content)
+    return Written({WHOLE: content, CONFIG: dump_json({**config, KEY: describe(classifier)}).encode()})
+
+
+def in_transformers_layout(classifier: Classifier, path: Path) -> Written:
+    """A folder as transformers' ``save_pretrained`` writes it."""
+    told = to_huggingface(classifier)
+    content = to_bytes(told.tensors, {"format": "pt"})
+    described = {CONFIG: told.config, PROCESSOR: told.preprocessor}
+    return Written({WHOLE: content, **{name: dump_json(value).encode() for name, value in described.items()}})
+
+
+def _beside(classifier: Classifier, path: Path, content: bytes) -> Written:
+    # the description comes first: with weights that are not its own it is refused, weights without it would not be
+    description = {**describe(classifier), "sha256": hashlib.sha256(content).hexdigest()}
+    return Written({sidecar(path).name: dump_json(description).encode(), path.name: content}, sidecar=True)
+
+
+WRITERS: dict[str, Callable[[Classifier, Path], Written]] = {
+    "native": as_native,
+    "google": as_google,
+    "timm": in_timms_layout,
+    "huggingface": in_transformers_layout,
+}
+
+
+def convert(
+    source: str | Path,
+    destination: str | Path,
+    to: str,
+    *,
+    force: bool = False,
+    classes_file: str | Path | None = None,
+    log: Log = lambda line: None,
+    **changes: Any,
+) -> Converted:
+    """Writes the model ``source`` in the layout ``to``, proved before it is put in its place.
+
+    Args:
+        source: what `vitrail.load` takes.
+        destination: a folder, or a file where the name ends in .safetensors or .npz. What is there is replaced if it is an
+            empty folder or a model in the same layout.
+        to: one of `WRITERS`.
+        force: write it though the layout cannot say some of the numerics, so that others compute something else.
+        classes_file: a text file that names the outputs, one a line.
+        log: takes each line on what the source does not say and was assumed.
+        changes: what `adapt` takes: ``image_size``, ``in_channels``, ``classes`` for another head.
+
+    Raises:
+        ConfigError: a layout or destination that cannot be meant.
+        CheckpointError: the source cannot be read; the layout has no counterpart of a part of the model, or no words for
+            its numerics; or the outputs of the copy are not those of the source. Nothing is left behind.
+        DiskError: the disk is full or refuses.
+    """
+    if to not in WRITERS:
+        raise ConfigError(f"there is no layout {to!r}", nearest(to, WRITERS))
+    found, path = find(source), Path(destination).expanduser()
+    _check_destination(path, to, found)
+    loaded = read(found, log, named=classes_file is not None)
+    classifier = adapted(loaded.classifier, classes_file, **changes).eval()
+    written = WRITERS[to](classifier, path)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with written_aside(path, written.files) as aside:
+        copy = find(aside / path.name if path.name in written.files else aside)
+        difference = _prove(classifier, copy)
+        unsaid, notes, alone = ((), (), None) if to == "native" else _read_alone(classifier, copy)
+        if unsaid and not (force or written.sidecar):
+            what = f"the {to} layout has no words for {len(unsaid)} of the model's numerics"
+            remedy = "--force writes it all the same; what reads it without vitrail then computes something else"
+            raise CheckpointError(what, remedy, value="\n".join(unsaid))
+        _put(aside, path, written)
+    return Converted(
+        path=path,
+        source=loaded.layout,
+        layout=to,
+        model=_model(classifier),
+        tensors=len(classifier.backbone.state_dict()),
+        parameters=sum(each.numel() for each in classifier.parameters()),
+        unused=loaded.unused,
+        difference=difference,
+        unsaid=unsaid,
+        notes=notes,
+        alone=alone,
+    )
+
+
+def _check_destination(path: Path, to: str, source: Found) -> None:
+    """Refuses to write over anything but a model in the same layout, and over the source. Raises `ConfigError`."""
+    if path.resolve() == source.path.resolve():
+        raise ConfigError(f"{path} is the source itself", "give another destination")
+    if path.name in OF_A_FOLDER and (path.parent / CONFIG).is_file():
+        raise ConfigError(f"{path} is a part of the model folder {path.parent}", "give a folder, or another name")
+    if path.is_dir():
+        check_replaceable(path, (*OF_A_FOLDER, PROCESSOR))
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        if sidecar(path).is_file() and path.suffix in (".npz", ".safetensors") and to in ("google", "timm"):
+            raise ConfigError(f"{sidecar(path)} is there without {path.name}", "remove it, or choose another name")
+        return
+    held = find(path)
+    layout = held.layout.split()[0]
+    if layout == "file":
+        layout = "native" if KEY in read_tensors(path)[1] else "timm"
+    if layout != to:
+        raise ConfigError(f"{path} is there, in the {layout} layout", f"choose another name, or --to {layout}")
+    if layout != "native" and path.is_file() and sidecar(path).is_file() and read_sidecar(path) is None:
+        raise ConfigError(f"{sidecar(path)} is there and is not vitrail's", "move it away, or choose another name")
+
+
+def _put(aside: Path, path: Path, written: Written) -> None:
+    if path.name not in written.files:
+        replace_folder(path, aside)
+        return
+    for name in written.files:
+        os.replace(aside / name, path.with_name(name))
+    sync_folder(path.parent)
+
+
+def _prove(classifier: Classifier, copy: Found) -> float:
+    """The difference of outputs between ``classifier`` and its copy, which is zero or very small.
+
+    Raises:
+        CheckpointError: a tensor, a fact or an output of the copy is another one; says which, and by how much.
+    """
+    again = read(copy, _unheard).classifier
+    facts, copied = _facts(classifier), _facts(again)
+    wrong = [name for name in facts if facts[name] != copied[name]]
+    tensors, same = classifier.backbone.state_dict(), again.backbone.state_dict()
+    if tensors.keys() == same.keys():
+        wrong += [name for name in tensors if not equal_bits(tensors[name], same[name])]
+        difference = compare_outputs(classifier, again)
+    else:
+        wrong, difference = sorted(tensors.keys() ^ same.keys()), float("nan")
+    if wrong or not difference <= TOLERANCE:
+        what = (
+            f"the copy is not the source: outputs differ by {difference:.2g} of the largest, {TOLERANCE:g} is allowed"
+        )
+        shown = f"{len(wrong)} of its parts differ: {', '.join(wrong[:5])}" if wrong else ""
+        raise CheckpointError(what, FAULT, value=shown)
+    return difference
+
+
+def _read_alone(classifier: Classifier, copy: Found) -> tuple[tuple[str, ...], tuple[str, ...], float | None]:
+    """What a reader misses who does not know vitrail: of the numerics, of all else; and how far its outputs are off.
+
+    Raises:
+        CheckpointError: its outputs are off though nothing is missing.
+    """
+    try:
+        alone = read(copy, _unheard, alone=True).classifier
+    except CheckpointError as error:
+        return (f"without its description the copy cannot be read: {error.what}",), (), None
+    facts, seen = _facts(classifier), _facts(alone)
+    missed = {name for name in facts if facts[name] != seen.get(name)}
+    if classifier.preprocessing.resize == "squash":
+        # no side is left to round; and without a crop there is no corner
+        missed -= {"preprocessing.rounding"}
+        missed -= {"preprocessing.crop_rounding"} if classifier.preprocessing.resize_to is None else set()
+    difference = compare_outputs(classifier, alone)
+    heavy = {name for name in missed if name.startswith("preprocessing.")}
+    if difference > TOLERANCE:
+        # which of them it is that changes outputs is not known; how tables follow another size never does at this one
+        heavy |= {name for name in missed if name.startswith("config.")} - {
+            "config.position_resize",
+            "config.bias_resize",
+        }
+    words = {name: f"{name.rpartition('.')[2]} {facts[name]}, read as {seen.get(name)}" for name in sorted(missed)}
+    words |= {"classes": "the names of the classes"} if "classes" in missed else {}
+    unsaid = tuple(words[name] for name in words if name in heavy)
+    if not difference <= TOLERANCE and not unsaid:
+        what = (
+            f"the layout says all of the model, and yet outputs read from it differ by {difference:.2g} of the largest"
+        )
+        raise CheckpointError(what, FAULT)
+    return unsaid, tuple(words[name] for name in words if name not in heavy), difference
+
+
+def _facts(classifier: Classifier) -> dict[str, Any]:
+    """All of a description that matters once a model is trained, flat."""
+    told = facts_of(describe(classifier))
+    return {name: value for name, value in told.items() if name.removeprefix("config.") not in TRAINING_ONLY}
+
+
+@torch.inference_mode()
+def compare_outputs(one: Classifier, other: Classifier) -> float:
+    """The largest difference between the outputs for random images at the size of ``one``, as a share of the largest output.
+
+    Outputs are the logits and, since those of a new head are all zero, the features that the head reads.
+
+    Raises:
+        CheckpointError: those of ``one`` are no finite numbers.
+    """
+    size, worst = (IMAGES, one.config.in_channels, *one.config.image_size), 0.0
+    for seed in range(DRAWS):
+        images = torch.randn(size, generator=torch.Generator().manual_seed(seed))  # (B, C, H, W)
+        for expected, found in zip(_outputs(one, images), _outputs(other, images)):
+            if not expected.isfinite().all():
+                raise CheckpointError("the outputs of the model are no finite numbers", "convert a model that works")
+            share = float((expected - found).abs().max() / expected.abs().max().clamp(min=SMALLEST))
+            worst = share if share > worst or share != share else worst
+    return worst
+
+
+def _outputs(classifier: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (B, K) and what the head reads (B, F)."""
+    return classifier(images), classifier.backbone.pool(classifier.forward_features(images))
+
+
+def _model(classifier: Classifier) -> str:
+    config = classifier.config
+    size, patch = ("x".join(map(str, each)) for each in (config.image_size, config.patch_size))
+    return (
+        f"{config.architecture} of {config.blocks} blocks, {classifier.width} wide, {size} pixels in patches of {patch}"
+    )
+
+
+def _unheard(line: str) -> None: ...

@@ -1,0 +1,132 @@
+"""What the tensors of a model do not say, as plain values for JSON: its config with the numerics, its preprocessing, its
+classes. It stands in a ``config.json``, in the header of a file, or in a file beside weights of a foreign layout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.data.images import Preprocessing
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.models import ARCHITECTURES, Config
+from vitrail.tasks.classification import Classifier
+from vitrail.weights.tensors import AGAIN, filled_backbone, printable, read_json
+
+FORMAT_VERSION = 1
+KEY = "vitrail"  # under which it stands among what others wrote
+
+
+def describe(
+    classifier: Classifier, *, metrics: Mapping[str, float] | None = None, provenance: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The description of ``classifier``.
+
+    Args:
+        metrics: figures of its judgement.
+        provenance: plain facts on where the weights come from; by default those it was loaded with.
+    """
+    return {
+        "format_version": FORMAT_VERSION,
+        "architecture": classifier.config.architecture,
+        "config": classifier.config.to_dict(),
+        "preprocessing": classifier.preprocessing.to_dict(),
+        "classes": list(classifier.classes),
+        "multi_label": classifier.multi_label,
+        "temperature": classifier.temperature,
+        # JSON has no NaN
+        "metrics": {name: value if math.isfinite(value) else None for name, value in (metrics or {}).items()},
+        "provenance": dict(classifier.provenance if provenance is None else provenance),
+    }
+
+
+def check_version(description: Mapping[str, Any], where: Path | str) -> None:
+    """Refuses a description of a format that this vitrail does not read. Raises `CheckpointError`."""
+    version = description.get("format_version")
+    if version != FORMAT_VERSION:
+        what = f"{where} has format version {printable(repr(version))}; this vitrail reads {FORMAT_VERSION}"
+        raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
+    if (architecture := str(description.get("architecture"))) not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        what = f"{where} is of the architecture {printable(architecture)!r}; this vitrail knows {known}"
+        raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
+
+
+def config_of(description: Mapping[str, Any], where: Path | str) -> Config:
+    """The config in a description of a version that is read. Raises `CheckpointError`."""
+    try:
+        return ARCHITECTURES[description["architecture"]].from_dict(description["config"])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _useless(where, error) from error
+
+
+def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Path | str) -> Classifier:
+    """The classifier of a description of a version that is read, with ``tensors`` by our names, ready to predict.
+
+    Raises:
+        CheckpointError: it cannot be meant, or the tensors are not exactly those of its config.
+    """
+    config = config_of(description, where)
+    try:
+        preprocessing = Preprocessing.from_dict(description["preprocessing"])
+        classes = list(description["classes"])
+        if not isinstance(description["classes"], list) or not all(isinstance(name, str) for name in classes):
+            raise ValueError("its class names are no list of words")
+        multi_label, temperature = bool(description["multi_label"]), float(description["temperature"])
+        provenance = dict(description.get("provenance") or {})
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _useless(where, error) from error
+    backbone = filled_backbone(config, tensors, where)
+    try:
+        classifier = Classifier(
+            backbone, classes, preprocessing, multi_label=multi_label, temperature=temperature, provenance=provenance
+        )
+    except ConfigError as error:
+        raise CheckpointError(f"the description in {where} cannot be used: {error.what}", AGAIN) from error
+    return classifier.eval()
+
+
+def _useless(where: Path | str, error: Exception) -> CheckpointError:
+    reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
+    return CheckpointError(f"the description in {where} cannot be used: {reason}", AGAIN)
+
+
+def sidecar(weights: Path) -> Path:
+    """Where the description of ``NAME.npz`` or ``NAME.safetensors`` of a foreign layout stands: ``NAME.json``."""
+    return weights.with_suffix(".json")
+
+
+def read_sidecar(weights: Path) -> dict[str, Any] | None:
+    """The description beside a file of weights, or None where there is none, or a JSON file that is not vitrail's.
+
+    Raises:
+        CheckpointError: it is damaged, of another version, or belongs to other weights.
+    """
+    beside = sidecar(weights)
+    if not beside.is_file():
+        return None
+    description = read_json(beside)
+    if "format_version" not in description:
+        return None
+    check_version(description, beside)
+    if description.get("sha256") != sha256_of(weights):
+        what = f"{beside} describes other weights than those in {weights.name}"
+        raise CheckpointError(
+            what, f"put the two back together, or remove {beside.name}: the layout's own rules then hold"
+        )
+    return description
+
+
+def sha256_of(path: Path) -> str:
+    """Raises `CheckpointError` where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        what = f"{path} cannot be read: {error.strerror}"
+        raise CheckpointError(what, "check the path and its permissions") from error

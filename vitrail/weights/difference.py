@@ -1,0 +1,145 @@
+"""Two checkpoints compared, tensor by tensor and fact by fact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import CheckpointError
+from vitrail.weights.arrays import read_npz
+from vitrail.weights.description import describe
+from vitrail.weights.find import Found, find
+from vitrail.weights.folders import read_folder
+from vitrail.weights.layout import Log
+from vitrail.weights.pickled import read_pickle
+from vitrail.weights.read import read
+from vitrail.weights.tensors import read_tensors
+
+SMALLEST = 1e-30
+ABSENT = "-"
+
+
+@dataclass(frozen=True)
+class Differing:
+    """A tensor that both have: the largest difference of a number, and the same as a share of the largest number."""
+
+    name: str
+    absolute: float
+    relative: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What two checkpoints have in common and what not.
+
+    Args:
+        as_models: both could be read as models, so that tensors go by our names and facts are known.
+        equal: tensors that are equal bit for bit.
+        differing: tensors of one shape that are not, the most different first.
+        shapes: tensors of two shapes, or of two types, by name.
+        only_first, only_second: names that the other has not.
+        facts: config, preprocessing, classes and the like where they differ.
+    """
+
+    as_models: bool
+    equal: int
+    differing: tuple[Differing, ...]
+    shapes: Mapping[str, tuple[str, str]]
+    only_first: tuple[str, ...]
+    only_second: tuple[str, ...]
+    facts: Mapping[str, tuple[Any, Any]]
+
+    @property
+    def is_none(self) -> bool:
+        return not (self.differing or self.shapes or self.only_first or self.only_second or self.facts)
+
+
+def compare(first: str | Path, second: str | Path, *, log: Log = lambda line: None) -> Difference:
+    """Compares two of what `vitrail.load` takes: as models if both can be read as such, else by the names in the files.
+
+    Args:
+        log: takes each line on what the weights do not say and was assumed.
+
+    Raises:
+        ConfigError: there is nothing of that name.
+        CheckpointError: a file that cannot be read at all.
+    """
+    places = (find(first), find(second))
+    try:
+        models = [read(place, log, named=True).classifier for place in places]
+        (one, other), facts = (
+            (model.backbone.state_dict() for model in models),
+            [facts_of(describe(model)) for model in models],
+        )
+    except CheckpointError as error:
+        log(f"raw      compared by the names in the files, not as models: {error.what}")
+        (one, other), facts = (_raw(place, log) for place in places), [{}, {}]
+    shared = [name for name in one if name in other]
+    alike = [name for name in shared if one[name].shape == other[name].shape and one[name].dtype == other[name].dtype]
+    differing = [_differing(name, one[name], other[name]) for name in alike if not equal_bits(one[name], other[name])]
+    return Difference(
+        as_models=bool(facts[0]),
+        equal=len(alike) - len(differing),
+        differing=tuple(
+            sorted(differing, key=lambda each: (each.relative == each.relative, -each.relative, each.name))
+        ),
+        shapes={name: (_kind(one[name]), _kind(other[name])) for name in shared if name not in alike},
+        only_first=tuple(name for name in one if name not in other),
+        only_second=tuple(name for name in other if name not in one),
+        facts=_unequal(*facts),
+    )
+
+
+def equal_bits(one: Tensor, other: Tensor) -> bool:
+    """Equal in shape, type and every bit; so that -0 is not 0, and NaN is itself."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return torch.equal(*(each.contiguous().flatten().view(torch.uint8) for each in (one, other)))
+
+
+def _differing(name: str, one: Tensor, other: Tensor) -> Differing:
+    one, other = one.double(), other.double()
+    absolute = (one - other).abs().max()
+    return Differing(name, float(absolute), float(absolute / one.abs().max().clamp(min=SMALLEST)))
+
+
+def _raw(found: Found, log: Log) -> dict[str, Tensor]:
+    """The tensors of a place by the names that stand there."""
+    match found.layout:
+        case "file":
+            return read_tensors(found.path)[0]
+        case "pickled file":
+            return read_pickle(found.path, log=log)
+        case "google file":
+            return {name: torch.from_numpy(array.copy()) for name, array in read_npz(found.path).items()}
+    return read_folder(found.path, log=log)
+
+
+def facts_of(description: Mapping[str, Any]) -> dict[str, Any]:
+    """A description flat: ``config.gelu``, ``preprocessing.mean``, ``classes``; without where it comes from."""
+    flat: dict[str, Any] = {}
+    for name, value in description.items():
+        if name in ("config", "preprocessing"):
+            flat |= {f"{name}.{key}": each for key, each in value.items()}
+        elif name not in ("metrics", "provenance", "format_version"):
+            flat[name] = value
+    return flat
+
+
+def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    names = dict.fromkeys([*one, *other])
+    return {
+        name: (one.get(name, ABSENT), other.get(name, ABSENT))
+        for name in names
+        if one.get(name, ABSENT) != other.get(name, ABSENT)
+    }
+
+
+def _kind(tensor: Tensor) -> str:
+    shape = "x".join(map(str, tensor.shape)) or "scalar"
+    return f"{shape} {str(tensor.dtype).removeprefix('torch.')}"

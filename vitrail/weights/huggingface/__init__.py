@@ -1,0 +1,142 @@
+"""Folders of transformers: config.json, tensors by its names, preprocessor_config.json; read, and written.
+
+What tensors cannot say (heads, the kind of GELU, eps) stands in config.json, or is as transformers has it by default. Each
+architecture has a table of names and two functions, in a file of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import CheckpointError
+from vitrail.models import Config, ViTConfig
+from vitrail.tasks.classification import Classifier
+from vitrail.weights.description import KEY
+from vitrail.weights.huggingface import own, vit
+from vitrail.weights.huggingface.family import Family
+from vitrail.weights.huggingface.processor import from_processor, to_processor
+from vitrail.weights.layout import Weights
+from vitrail.weights.tensors import AGAIN, printable
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in vit.FAMILIES}
+PROCESSOR = "preprocessor_config.json"
+MULTI_LABEL = "multi_label_classification"
+
+
+class Folder(NamedTuple):
+    """What a folder of transformers holds: tensors by its names, config.json, preprocessor_config.json; and notes on what
+    these cannot say, for a person.
+    """
+
+    tensors: dict[str, Tensor]
+    config: dict[str, Any]
+    preprocessor: dict[str, Any]
+    notes: list[str]
+
+
+def read_huggingface(
+    tensors: dict[str, Tensor], described: Mapping[str, Any], preprocessor: Mapping[str, Any], path: Path
+) -> Weights:
+    """What a folder of transformers holds.
+
+    Args:
+        described: its config.json.
+        preprocessor: its preprocessor_config.json, ``{}`` where there is none.
+        path: for messages.
+
+    Raises:
+        CheckpointError: another architecture, or a value that is not known here or cannot be meant.
+    """
+    family = _family(described, path)
+    state, unused = family.ours(tensors)
+    fields = {**family.defaults, **{name: each for name, each in described.items() if each is not None}}
+    try:
+        config = family.read(fields, state)
+        classes, renamed = _classes(described.get("id2label"), config.classes)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.what}", error.remedy) from error
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        what = f"config.json of {path} is of no model that can be built: {printable(error, 300)}"
+        raise CheckpointError(what, AGAIN) from error
+    preprocessing, assumed = from_processor(preprocessor, family.processor, config, path)
+    held = Weights(
+        layout="Hugging Face",
+        config=config,
+        tensors=state,
+        preprocessing=preprocessing,
+        classes=classes,
+        multi_label=described.get("problem_type") == MULTI_LABEL,
+        assumed=(*assumed, *renamed),
+        unused=unused,
+    )
+    if KEY not in described:
+        return held
+    return own.believed(described[KEY], tensors, held, family, processed=bool(preprocessor), path=path)
+
+
+def to_huggingface(classifier: Classifier) -> Folder:
+    """The inverse of `read_huggingface`; transformers' own classes give the same logits from it.
+
+    Raises:
+        CheckpointError: the model has a part that transformers has no counterpart of, or a preprocessing.
+    """
+    family = FAMILIES[_model_type_of(classifier.config)]
+    name, fields, notes = family.write(family.spell(classifier.config))
+    state = {name: each.detach().cpu() for name, each in classifier.backbone.state_dict().items()}
+    state = family.spell_state(classifier.config, state)
+    tensors = family.theirs(state, has_body=bool(classifier.classes))
+    tensors = {name: each.clone(memory_format=torch.contiguous_format) for name, each in tensors.items()}
+    processor, more = to_processor(classifier.preprocessing)
+    labels = {
+        "id2label": {str(place): name for place, name in enumerate(classifier.classes)},
+        "label2id": {name: place for place, name in enumerate(classifier.classes)},
+    }
+    config = {
+        "architectures": [name],
+        "model_type": family.model_type,
+        **fields,
+        **(labels if classifier.classes else {}),
+        **({"problem_type": MULTI_LABEL} if classifier.multi_label else {}),
+        KEY: own.described(classifier, tensors),
+    }
+    if classifier.temperature != 1:
+        more.append(f"the temperature {classifier.temperature:g} is not applied there")
+    return Folder(tensors, config, processor, notes + more)
+
+
+def _family(described: Mapping[str, Any], path: Path) -> Family:
+    model_type = described.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        told = printable(repr(model_type or described.get("architectures")))
+        what = f"{path} is a folder of Hugging Face transformers, of the model type {told}"
+        raise CheckpointError(what, f"{', '.join(FAMILIES)} are read")
+    return FAMILIES[model_type]
+
+
+def _model_type_of(config: Config) -> str:
+    match config:
+        case ViTConfig(stem=None):
+            return vit.model_type_of(config)
+    part = "a hybrid" if isinstance(config, ViTConfig) else config.about
+    raise CheckpointError(f"transformers has no counterpart of {part}", "keep it in vitrail's format")
+
+
+def _classes(labels: Any, outputs: int) -> tuple[tuple[str, ...] | None, list[str]]:
+    """The names of ``id2label``, and a line on those that had to change; None where it is no more than numbers.
+
+    ImageNet has two cranes: a name that stands again gets its number.
+    """
+    if not isinstance(labels, Mapping) or labels.keys() != {str(place) for place in range(outputs)}:
+        return None, []
+    names = [str(labels[str(place)]) for place in range(outputs)]
+    if not outputs or names == [f"LABEL_{place}" for place in range(outputs)]:
+        return None, []
+    twice = {name for name, count in Counter(names).items() if count > 1}
+    told = [f"{name} ({place})" if name in twice else name for place, name in enumerate(names)]
+    return tuple(told), [f"numbers after the {len(twice)} class names that stand twice"] if twice else []

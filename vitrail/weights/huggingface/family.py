@@ -1,0 +1,162 @@
+"""What is known of one model type of transformers, and tables of names that are used both ways.
+
+The names are those of files, which `save_pretrained` writes and the hub holds; in memory transformers has others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import CheckpointError
+from vitrail.models import Config
+from vitrail.weights.tensors import printable
+
+# transformers' hidden_act -> ours
+GELUS = {
+    "gelu": "exact",
+    "gelu_python": "exact",
+    "gelu_pytorch_tanh": "tanh",
+    "gelu_python_tanh": "tanh",
+    "gelu_new": "tanh",
+    "gelu_fast": "tanh",
+    "gelu_accurate": "tanh",
+}
+
+State = dict[str, Tensor]
+Names = Mapping[str, str]  # our name of a parameter, or of a module with weight and bias, to theirs; {} is a number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One model type of transformers in our terms.
+
+    Args:
+        body: what their names begin with where there is a head, which stands outside of the body.
+        names, heads: our names to theirs, without ``body``.
+        unused, unused_heads: modules and parameters of theirs that have no place here, inside of the body and outside.
+        parts: projections that are one of ours and several of theirs.
+        defaults: the fields of config.json that are read, as transformers has them where they are not stated.
+        processor: their image processor, see `processor.PROCESSORS`.
+        read: the fields and the tensors by our names to our config. Raises `CheckpointError`, or whatever a value that
+            cannot be meant raises.
+        write: the inverse: the class that has such a model, the fields, and notes on what is otherwise there. Raises
+            `CheckpointError` for what they cannot express.
+        spell, spell_state: say a model of ours in those of our terms that they have too, where the answers stay the same.
+        restore: the tensors as they were before `spell_state`, for the config as it was.
+    """
+
+    model_type: str
+    body: str
+    names: Names
+    heads: Names
+    unused: tuple[str, ...] = ()
+    unused_heads: tuple[str, ...] = ()
+    parts: Sequence[str] = ("q", "k", "v")
+    defaults: Mapping[str, Any]
+    processor: str
+    read: Callable[[Mapping[str, Any], State], Config]
+    write: Callable[[Any], tuple[str, dict[str, Any], list[str]]]
+    spell: Callable[[Any], Config] = lambda config: config
+    spell_state: Callable[[Any, State], State] = lambda config, state: state
+    restore: Callable[[Any, State], State] = lambda config, state: state
+
+    def ours(self, tensors: State) -> tuple[State, tuple[str, ...]]:
+        """Their tensors by our names, and the names of those without a place; what is not known keeps its name."""
+        has_body = any(name.startswith(f"{self.body}.") for name in tensors)
+        inside = f"{self.body}." if has_body else ""
+        idle = (*(inside + name for name in self.unused), *self.unused_heads)
+        unused = tuple(name for name in sorted(tensors) if any(f"{name}.".startswith(f"{each}.") for each in idle))
+        table = {theirs: ours for ours, theirs in self.table(has_body).items()}
+        renamed = rename({name: each for name, each in tensors.items() if name not in unused}, table)
+        return join(renamed, self.parts), unused
+
+    def theirs(self, state: State, *, has_body: bool) -> State:
+        """The inverse of `ours`."""
+        return rename(part(state, self.parts), self.table(has_body))
+
+    def table(self, has_body: bool) -> dict[str, str]:
+        inside = f"{self.body}." if has_body else ""
+        return {**{ours: inside + theirs for ours, theirs in self.names.items()}, **self.heads}
+
+
+def rename(tensors: State, names: Names) -> State:
+    """The tensors by other names; those that the table does not know, or whose new name is taken, keep theirs."""
+    patterns = [
+        (re.compile(re.escape(old).replace(r"\{\}", r"(\d+)") + r"(\.weight|\.bias)?"), new)
+        for old, new in names.items()
+    ]
+    renamed: State = {}
+    for name, tensor in tensors.items():
+        found = next(((match, new) for old, new in patterns if (match := old.fullmatch(name))), None)
+        other = name
+        if found is not None:
+            *numbers, kind = found[0].groups()
+            other = found[1].format(*numbers) + (kind or "")
+        renamed[name if other in renamed else other] = tensor
+    return renamed
+
+
+def join(state: State, parts: Sequence[str]) -> State:
+    """q, k and v of each attention as one; parts that do not fit each other stay as they are."""
+    joined: State = {}
+    for name, tensor in state.items():
+        owner, own, kind = _split(name)
+        group = [state.get(f"{owner}.{each}.{kind}") for each in parts]
+        if own not in parts or not _fit(group):
+            joined[name] = tensor
+        elif own == parts[0]:
+            joined[f"{owner}.{''.join(parts)}.{kind}"] = torch.cat([each for each in group if each is not None])
+    return joined
+
+
+def part(state: State, parts: Sequence[str]) -> State:
+    """The inverse of `join`."""
+    parted: State = {}
+    for name, tensor in state.items():
+        owner, own, kind = _split(name)
+        if own == "".join(parts):
+            parted |= {f"{owner}.{each}.{kind}": piece for each, piece in zip(parts, tensor.chunk(len(parts)))}
+        else:
+            parted[name] = tensor
+    return parted
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """The module, its part, and what of that: ("blocks.0.attn", "q", "weight")."""
+    owner, _, kind = name.rpartition(".")
+    owner, _, own = owner.rpartition(".")
+    return owner, own, kind
+
+
+def _fit(group: Sequence[Tensor | None]) -> bool:
+    kinds = {(each.shape[1:], each.dtype) for each in group if each is not None and each.ndim}
+    return len(kinds) == 1 and all(each is not None and each.ndim for each in group)
+
+
+def outputs_of(state: State) -> int:
+    """Rows of the head, by our names; 0 without one."""
+    head = state.get("head.weight", state.get("head.cls.weight"))
+    return len(head) if head is not None and head.ndim else 0
+
+
+def gelu_of(act: Any) -> str:
+    """Our word for ``hidden_act``. Raises `CheckpointError` for what is no GELU."""
+    if not isinstance(act, str) or act not in GELUS:
+        raise CheckpointError(f"it has hidden_act {printable(repr(act))}", f"{', '.join(GELUS)} are known here")
+    return GELUS[act]
+
+
+def act_of(gelu: str) -> str:
+    """The inverse of `gelu_of`."""
+    return next(act for act, ours in GELUS.items() if ours == gelu)
+
+
+def side_or_pair(size: tuple[int, int]) -> int | list[int]:
+    """A size as config.json has it: one number where it is square."""
+    return size[0] if size[0] == size[1] else list(size)

@@ -1,0 +1,189 @@
+"""preprocessor_config.json of transformers to our `Preprocessing`, and back.
+
+Their image processors resize, crop, rescale and normalise; they differ in what they do where the file is silent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vitrail.data.images import Interpolation, Preprocessing
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.models import Config
+from vitrail.weights.tensors import printable
+
+HALF, IMAGENET = (0.5, 0.5, 0.5), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+ALWAYS = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+SQUARE = {"height": 224, "width": 224}
+
+
+def _silent(
+    size: Mapping[str, int], resample: int, mean: Sequence[float], std: Sequence[float], *, crop: bool = False
+) -> dict[str, Any]:
+    normal = {"resample": resample, "image_mean": mean, "image_std": std}
+    return {**ALWAYS, **normal, "size": size, "do_center_crop": crop, "crop_size": SQUARE}
+
+
+# what each does where nothing is said; with Bit, one number as the size is the shorter side
+PROCESSORS = {
+    "ViT": _silent(SQUARE, 2, HALF, HALF),
+    "DeiT": _silent({"height": 256, "width": 256}, 3, HALF, HALF, crop=True),
+    "Beit": _silent(SQUARE, 3, HALF, HALF),
+    "Pvt": _silent(SQUARE, 3, *IMAGENET),
+    "Bit": _silent({"shortest_edge": 224}, 3, *CLIP, crop=True),
+}
+ENDS = ("FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessorPil")
+FILTERS: dict[int, Interpolation] = {
+    0: "nearest",
+    1: "lanczos",
+    2: "bilinear",
+    3: "bicubic",
+    4: "box",
+}  # Pillow's numbers
+
+
+def from_processor(
+    stated: Mapping[str, Any], kind: str, config: Config, where: Path
+) -> tuple[Preprocessing, list[str]]:
+    """The preprocessing that the file states, with what was assumed.
+
+    Args:
+        stated: preprocessor_config.json; ``{}`` where there is none: the processor's own values at the size of the model.
+        kind: one of `PROCESSORS`, for a file that does not name its processor.
+        where: for messages.
+
+    Raises:
+        CheckpointError: it asks for something that cannot be done here, or cannot be meant.
+    """
+    kind = _kind(stated, where) or kind
+    silent = PROCESSORS[kind] if config.in_channels == 3 else {**PROCESSORS[kind], "image_mean": 0.5, "image_std": 0.5}
+    value = {**silent, **{name: each for name, each in stated.items() if each is not None}}
+    try:
+        preprocessing, assumed = _framing(value, config, square=kind != "Bit")
+        mean, std = _normal(value, config.in_channels)
+        preprocessing = replace(preprocessing, interpolation=FILTERS[value["resample"]], mean=mean, std=std)
+        preprocessing = preprocessing if stated else preprocessing.at(config.image_size)
+    except (ConfigError, KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        what = f"the preprocessing in {where} cannot be used: {printable(reason, 200)}"
+        raise CheckpointError(
+            what, "correct preprocessor_config.json, or remove it and state --mean, --std, --resize"
+        ) from error
+    if stated:
+        return preprocessing, assumed
+    if preprocessing.resize == "short" and config.image_size[0] != config.image_size[1]:  # which they cannot say
+        preprocessing = replace(preprocessing, resize="squash", resize_to=None)
+    to = "x".join(map(str, preprocessing.size))
+    way = (
+        preprocessing.resize if preprocessing.resize_to is None else f"{preprocessing.resize} {preprocessing.resize_to}"
+    )
+    told = {"mean": preprocessing.mean, "std": preprocessing.std, "resize": way, "crop": to}
+    told["interpolation"] = preprocessing.interpolation
+    return preprocessing, [f"{name} {list(each) if isinstance(each, tuple) else each}" for name, each in told.items()]
+
+
+def to_processor(preprocessing: Preprocessing) -> tuple[dict[str, Any], list[str]]:
+    """The inverse of `from_processor`: what preprocessor_config.json states, and notes on what it cannot.
+
+    Raises:
+        CheckpointError: no image processor makes such a picture.
+    """
+    size, way, to = preprocessing.size, preprocessing.resize, preprocessing.resize_to
+    if way == "short" and size[0] != size[1]:
+        what = f"transformers has no counterpart of a shorter side of {to} pixels before a crop of {size[0]}x{size[1]}"
+        raise CheckpointError(what, "squash instead, with `stated(resize='squash')`, or take a square image size")
+    crop = {"height": size[0], "width": size[1]}
+    crops = way != "squash" or to is not None
+    # older versions of transformers crop in these two only; DeiT's takes no shorter side there
+    kind = "ViT" if not crops else "DeiT" if way == "squash" else "Bit"
+    larger = dict(zip(crop, preprocessing.resized(*size))) if way == "squash" else {"shortest_edge": to or min(size)}
+    fields = {
+        "image_processor_type": f"{kind}ImageProcessor",
+        "do_resize": way != "none",
+        "size": larger,
+        "resample": next(number for number, name in FILTERS.items() if name == preprocessing.interpolation),
+        "do_center_crop": crops,
+        "crop_size": crop,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(preprocessing.mean),
+        "image_std": list(preprocessing.std),
+        "do_convert_rgb": preprocessing.channels == 3,
+    }
+    notes = []
+    if way == "short" and preprocessing.rounding != "floor":
+        notes.append("the longer side is rounded down there, and to the nearest here")
+    if crops and preprocessing.crop_rounding != "floor":
+        notes.append("where half a pixel is left beside the centre crop, it is rounded down there, and to even here")
+    return fields, notes
+
+
+def _kind(stated: Mapping[str, Any], where: Path) -> str:
+    """Which of `PROCESSORS` a file names; "" where it names none."""
+    name = stated.get("image_processor_type") or stated.get("feature_extractor_type") or ""
+    known = {f"{kind}{end}": kind for kind in PROCESSORS for end in ENDS}
+    if name and (not isinstance(name, str) or name not in known):
+        what = f"the preprocessing in {where} is that of {printable(repr(name))}"
+        raise CheckpointError(what, f"the image processors of {', '.join(PROCESSORS)} are known here")
+    return known[name] if name else ""
+
+
+def _framing(value: Mapping[str, Any], config: Config, *, square: bool) -> tuple[Preprocessing, list[str]]:
+    """Resize and crop, with a crop that was assumed where the processor would give pictures of any size."""
+    crop = _size(value["crop_size"], square=True) if value["do_center_crop"] else None
+    size = _size(value["size"], square=square) if value["do_resize"] else None
+    assumed = []
+    if crop is None and not isinstance(size, tuple):
+        crop = config.image_size if size is None else (size, size)
+        assumed.append(f"a centre crop of {crop[0]}x{crop[1]}")
+    if isinstance(crop, int):
+        raise ValueError(f"crop_size is {crop}")
+    if isinstance(size, tuple) and crop in (None, size):
+        return Preprocessing(size=size), assumed
+    assert crop is not None
+    if size is None:
+        return Preprocessing(size=crop, resize="none", crop_rounding="floor"), assumed
+    if isinstance(size, int):
+        if crop[0] != crop[1]:
+            raise ValueError(f"a shorter side of {size} before a crop that is not square, {crop}")
+        return Preprocessing(size=crop, resize="short", resize_to=size, crop_rounding="floor"), assumed
+    squashed = Preprocessing(size=crop, resize="squash", resize_to=min(size), crop_rounding="floor")
+    if squashed.resized(*size) != size:
+        raise ValueError(f"the size {size} has not the shape of the crop {crop}")
+    return squashed, assumed
+
+
+def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
+    """(height, width), or the shorter side alone."""
+    stated = {name: each for name, each in size.items() if each is not None} if isinstance(size, Mapping) else size
+    if isinstance(stated, dict):
+        lengths = [stated[name] for name in (["shortest_edge"] if "shortest_edge" in stated else ["height", "width"])]
+        known = len(stated) == len(lengths)
+    else:
+        lengths = [stated] if isinstance(stated, int) else list(stated)
+        lengths *= 2 if len(lengths) == 1 and square else 1
+        known = len(lengths) <= 2
+    if not known or not all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in lengths):
+        raise ValueError(f"a size of {size}")
+    return (lengths[0], lengths[1]) if len(lengths) == 2 else lengths[0]
+
+
+def _normal(value: Mapping[str, Any], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of values in [0, 1], for a processor that multiplies those in [0, 255] by some factor first."""
+    scale = 255 * float(value["rescale_factor"] if value["do_rescale"] else 1)
+    mean, std = (value["image_mean"], value["image_std"]) if value["do_normalize"] else (0.0, 1.0)
+    found = []
+    for numbers in (mean, std):
+        each = list(numbers) if isinstance(numbers, Sequence) else [numbers] * channels
+        if len(each) != channels:
+            raise ValueError(f"mean {mean} and std {std} for {channels} channels")
+        found.append(tuple(float(number) / scale for number in each))
+    if not all(map(math.isfinite, found[0] + found[1])):
+        raise ValueError(f"mean {mean} and std {std}")
+    return found[0], found[1]

@@ -1,0 +1,276 @@
+"""ViT, DeiT, ViT-MAE and DINOv2 in transformers: names, config.json, and what of a ViT of ours can be said there.
+
+D width, N patches, P prefix tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from vitrail.errors import CheckpointError
+from vitrail.models import ViTConfig, positions
+from vitrail.weights.huggingface.family import Family, State, act_of, gelu_of, outputs_of, side_or_pair
+
+AROUND = {
+    "cls_token": "embeddings.cls_token",
+    "pos_embed": "embeddings.position_embeddings",
+    "patch_embed.proj": "embeddings.patch_embeddings.projection",
+    "norm": "layernorm",
+}
+ATTENTION = {
+    "blocks.{}.attn.q": "encoder.layer.{}.attention.attention.query",
+    "blocks.{}.attn.k": "encoder.layer.{}.attention.attention.key",
+    "blocks.{}.attn.v": "encoder.layer.{}.attention.attention.value",
+    "blocks.{}.attn.proj": "encoder.layer.{}.attention.output.dense",
+}
+OF_VIT = {
+    **AROUND,
+    **ATTENTION,
+    "blocks.{}.norm1": "encoder.layer.{}.layernorm_before",
+    "blocks.{}.norm2": "encoder.layer.{}.layernorm_after",
+    "blocks.{}.mlp.fc1": "encoder.layer.{}.intermediate.dense",
+    "blocks.{}.mlp.fc2": "encoder.layer.{}.output.dense",
+}
+OF_DINOV2 = {
+    **AROUND,
+    **ATTENTION,
+    "blocks.{}.norm1": "encoder.layer.{}.norm1",
+    "blocks.{}.norm2": "encoder.layer.{}.norm2",
+    "blocks.{}.mlp.fc1": "encoder.layer.{}.mlp.fc1",
+    "blocks.{}.mlp.fc2": "encoder.layer.{}.mlp.fc2",
+    "blocks.{}.ls1.gamma": "encoder.layer.{}.layer_scale1.lambda1",
+    "blocks.{}.ls2.gamma": "encoder.layer.{}.layer_scale2.lambda1",
+}
+DEFAULTS = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "image_size": 224,
+    "patch_size": 16,
+    "num_channels": 3,
+    "qkv_bias": True,
+}
+DEFAULTS_OF_VIT = {**DEFAULTS, "intermediate_size": 3072, "layer_norm_eps": 1e-12}
+DEFAULTS_OF_DINOV2 = {
+    **DEFAULTS,
+    "mlp_ratio": 4,
+    "layer_norm_eps": 1e-6,
+    "layerscale_value": 1.0,
+    "drop_path_rate": 0.0,
+    "use_swiglu_ffn": False,
+}
+RULES = {"dinov2_with_registers": "bicubic-antialias"}  # how positions are resized; the others do without antialiasing
+POOLS = {"vit": ("cls",), "deit": ("cls", "cls-only"), "dinov2": ("cls+gap",), "dinov2_with_registers": ("cls+gap",)}
+REFUSED = "keep it in vitrail's format"
+
+
+def read(model_type: str, fields: Mapping[str, Any], state: State) -> ViTConfig:
+    """The config of a model whose tensors are ``state`` and whose config.json states ``fields``.
+
+    Bare models of transformers have no head, and what they pool is the class token; of DeiT's both tokens.
+    """
+    if fields.get("use_swiglu_ffn"):
+        raise CheckpointError("it has SwiGLU layers (use_swiglu_ffn), as DINOv2's giant", "models with an MLP are read")
+    of_dino = model_type.startswith("dinov2")
+    classes = outputs_of(state)
+    pool = "cls-only" if model_type == "deit" and "head.weight" in state else "cls"
+    return ViTConfig(
+        image_size=fields["image_size"],
+        patch_size=fields["patch_size"],
+        in_channels=fields["num_channels"],
+        classes=classes,
+        width=fields["hidden_size"],
+        depth=fields["num_hidden_layers"],
+        heads=fields["num_attention_heads"],
+        mlp_width=int(fields["hidden_size"] * float(fields["mlp_ratio"])) if of_dino else fields["intermediate_size"],
+        prefix=("cls", "dist") if model_type == "deit" else ("cls",),
+        registers=fields.get("num_register_tokens", 0),
+        pool="cls+gap" if of_dino and classes else pool,
+        position_resize=RULES.get(model_type, "bicubic"),
+        gelu=gelu_of(fields["hidden_act"]),
+        norm_eps=fields["layer_norm_eps"],
+        qkv_bias=fields["qkv_bias"],
+        layer_scale=fields["layerscale_value"] if of_dino else None,
+        dropout=fields["hidden_dropout_prob"],
+        attention_dropout=fields["attention_probs_dropout_prob"],
+        drop_path=fields.get("drop_path_rate", 0.0),
+    )
+
+
+def model_type_of(config: ViTConfig) -> str:
+    """The model type that comes nearest."""
+    if "dist" in config.prefix:
+        return "deit"
+    if config.registers:
+        return "dinov2_with_registers"
+    return "vit" if config.layer_scale is None else "dinov2"
+
+
+def write(model_type: str, config: ViTConfig) -> tuple[str, dict[str, Any], list[str]]:
+    """The class, the fields of config.json and notes for a config whose positions are `spelled`."""
+    _check_writable(model_type, config)
+    fields = {
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "hidden_act": act_of(config.gelu),
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "layer_norm_eps": config.norm_eps,
+        "image_size": side_or_pair(config.image_size),
+        "patch_size": side_or_pair(config.patch_size),
+        "num_channels": config.in_channels,
+        "qkv_bias": config.qkv_bias,
+    }
+    if config.layer_scale is None:
+        fields |= {"intermediate_size": config.mlp_width}
+        name = "ViT" if model_type == "vit" else "DeiT"
+    else:
+        fields |= {
+            "mlp_ratio": config.mlp_width // config.width,
+            "layerscale_value": config.layer_scale,
+            "drop_path_rate": config.drop_path,
+            "use_swiglu_ffn": False,
+        }
+        fields |= {"num_register_tokens": config.registers} if config.registers else {}
+        name = "Dinov2WithRegisters" if config.registers else "Dinov2"
+    end = "ForImageClassification" if config.classes else "Model"
+    end += "WithTeacher" if config.classes and name == "DeiT" and config.pool == "cls" else ""
+    return name + end, fields, _notes(model_type, config)
+
+
+def _check_writable(model_type: str, config: ViTConfig) -> None:
+    of_dino = model_type.startswith("dinov2")
+    pools = POOLS[model_type] if config.classes else ("cls", *POOLS[model_type])
+    remainder = any(length % patch for length, patch in zip(config.image_size, config.patch_size))
+    wrong = {
+        f"the prefix {config.prefix}": config.prefix != (("cls", "dist") if model_type == "deit" else ("cls",)),
+        f"pool={config.pool!r}": config.pool not in pools,
+        "registers": config.registers > 0 and not of_dino,
+        "LayerScale": config.layer_scale is not None and not of_dino,
+        "registers without LayerScale": config.layer_scale is None and of_dino,
+        f"an MLP {config.mlp_width} wide, no multiple of {config.width},": of_dino
+        and config.mlp_width % config.width > 0,
+        f"{config.positions} positions, {config.positions_at}": (config.positions, config.positions_at)
+        != ("learned", "stem"),
+        "a hidden layer in the head": config.pre_logits,
+        "blocks without skips": not config.skips,
+        "padding": remainder,
+    }
+    for what, there in wrong.items():
+        if there:
+            raise CheckpointError(f"transformers' {model_type!r} has no counterpart of {what}", REFUSED)
+
+
+def _notes(model_type: str, config: ViTConfig) -> list[str]:
+    notes = []
+    rule = RULES.get(model_type, "bicubic")
+    if config.position_resize != rule:
+        notes.append(
+            f"at other image sizes positions are resized by {rule!r} there, by {config.position_resize!r} here"
+        )
+    if config.pad:
+        notes.append("of an image that is not whole patches the rest is left out there, and filled up with zeros here")
+    if not config.classes and model_type in ("vit", "deit"):
+        notes.append("the pooler of the bare model has no weights: take last_hidden_state, not pooler_output")
+    return notes
+
+
+def spelled(config: ViTConfig) -> ViTConfig:
+    """The same with positions at the stem as one learned table, where they can be said so."""
+    at_stem = config.positions in ("learned", "sincos2d") and config.positions_at == "stem"
+    if not at_stem and config.positions != "none":
+        return config
+    return replace(config, positions="learned", positions_at="stem", prefix_positions=True)
+
+
+def spelled_state(config: ViTConfig, state: State) -> State:
+    """The tensors for what `spelled` gives: a table (1, P + N, D), with zeros where a prefix token has no position."""
+    patches = math.prod(config.grid)
+    if config.positions == "sincos2d":
+        table = positions.sincos2d(config.grid, config.width)[None]
+    else:
+        table = state.get("pos_embed", torch.zeros(1, patches, config.width))
+    nowhere = table.new_zeros(1, len(config.prefix) + patches - table.shape[1], config.width)
+    return {**state, "pos_embed": torch.cat([nowhere, table], 1)}
+
+
+def restored(config: ViTConfig, state: State) -> State:
+    """The inverse of `spelled_state`."""
+    others = {name: tensor for name, tensor in state.items() if name != "pos_embed"}
+    if config.positions != "learned":
+        return others
+    return {**others, "pos_embed": state["pos_embed"][:, len(config.prefix) - config.prefix_slots :]}
+
+
+def _family(model_type: str, body: str | None = None, **fields: Any) -> Family:
+    return Family(
+        model_type=model_type,
+        body=body or model_type,
+        read=partial(read, model_type),
+        write=partial(write, model_type),
+        spell=spelled,
+        spell_state=spelled_state,
+        restore=restored,
+        **fields,
+    )
+
+
+FAMILIES = (
+    _family(
+        "vit",
+        names=OF_VIT,
+        heads={"head": "classifier"},
+        unused=("embeddings.mask_token", "pooler"),
+        unused_heads=("decoder",),
+        defaults=DEFAULTS_OF_VIT,
+        processor="ViT",
+    ),
+    _family(
+        "deit",
+        names={**OF_VIT, "dist_token": "embeddings.distillation_token"},
+        heads={
+            "head": "classifier",
+            "head.cls": "cls_classifier",
+            "head.dist": "distillation_classifier",
+        },
+        unused=("embeddings.mask_token", "pooler"),
+        unused_heads=("decoder",),
+        defaults=DEFAULTS_OF_VIT,
+        processor="DeiT",
+    ),
+    _family(
+        "vit_mae",
+        body="vit",
+        names=OF_VIT,
+        heads={},
+        unused_heads=("decoder",),
+        defaults=DEFAULTS_OF_VIT,
+        processor="ViT",
+    ),
+    _family(
+        "dinov2",
+        names=OF_DINOV2,
+        heads={"head": "classifier"},
+        unused=("embeddings.mask_token",),
+        defaults={**DEFAULTS_OF_DINOV2, "patch_size": 14},
+        processor="Bit",
+    ),
+    _family(
+        "dinov2_with_registers",
+        names={**OF_DINOV2, "reg_token": "embeddings.register_tokens"},
+        heads={"head": "classifier"},
+        unused=("embeddings.mask_token",),
+        defaults={**DEFAULTS_OF_DINOV2, "num_register_tokens": 4},
+        processor="Bit",
+    ),
+)

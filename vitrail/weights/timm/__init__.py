@@ -1,0 +1,224 @@
+"""timm's ``config.json`` both ways: which model it is, what it was told, how its pictures are made."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.data.images import Preprocessing
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.models import Config
+from vitrail.tasks.classification import Classifier
+from vitrail.weights.description import config_of
+from vitrail.weights.layout import Weights
+from vitrail.weights.tensors import AGAIN, printable
+from vitrail.weights.timm.beit import BEIT
+from vitrail.weights.timm.cait import CAIT
+from vitrail.weights.timm.family import KEEP, Family
+from vitrail.weights.timm.pvt_v2 import PVT_V2
+from vitrail.weights.timm.swin import SWIN
+from vitrail.weights.timm.vit import ACTIVATIONS, VIT
+
+# what the names of some of timm's models say and no tensor shows, as `from_timm` is told it
+SAID_BY_NAME: dict[str, dict[str, Any]] = {
+    r"vit_base_patch16_gap_": {"num_heads": 16},
+    r"vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip_": {"act_layer": "gelu_tanh"},
+    r"vit_large_patch16_siglip_(gap_)?512": {"act_layer": "gelu_tanh"},
+    r"beit3_|vit_.*_clip_": {"norm_eps": 1e-5},
+}
+# tensors of the same names and shapes, of blocks that compute something else: their norms come after attention and MLP
+OTHER_BLOCKS = re.compile(r"_rpn_")
+# told apart by their marks, in this order: a plain ViT has the fewest names of its own
+FAMILIES = (SWIN, CAIT, PVT_V2, BEIT, VIT)
+
+
+def read_timm(
+    tensors: dict[str, Tensor], described: Mapping[str, Any], path: Path, description: Mapping[str, Any] | None = None
+) -> Weights:
+    """What tensors in timm's layout hold.
+
+    Args:
+        described: timm's ``config.json`` beside them, ``{}`` for a bare file.
+        description: vitrail's own, which then holds.
+
+    Raises:
+        CheckpointError: as `from_timm` and `preprocessing_of`; a model or arguments of timm's that are not known here.
+    """
+    family = next((each for each in FAMILIES if each.mark in tensors), VIT)
+    if description is None:
+        told = told_by(described, family, path)
+    else:
+        config = config_of(description, path)
+        told = _sized(family_of(config).arguments(config), config.image_size, path)
+    try:
+        config, state = family.read(tensors, path, told)
+    except (ConfigError, KeyError, ValueError, IndexError, TypeError, ArithmeticError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else printable(error, 300)
+        what = f"{path} is of no {family.config.about.partition(' ')[2]} that can be built: {reason}"
+        raise CheckpointError(what, AGAIN) from error
+    preprocessing, assumed = preprocessing_of(described, config, path)
+    stated = described.get("pretrained_cfg")
+    # a model that timm loaded and saved again has them in the second place
+    names = described.get("label_names") or (stated.get("label_names") if isinstance(stated, Mapping) else None)
+    if "act_layer" not in told:
+        assumed.insert(0, "exact GELU")
+    return Weights(
+        layout="timm",
+        config=config,
+        tensors=state,
+        preprocessing=preprocessing,
+        classes=_names(names, config.classes),
+        assumed=(*assumed, f"LayerNorm eps {config.norm_eps:g}", f"{config.heads} heads"),
+        description=description,
+    )
+
+
+def told_by(described: Mapping[str, Any], family: Family, path: Path) -> dict[str, Any]:
+    """What a ``config.json`` says that no tensor shows, by the words of timm's class.
+
+    Raises:
+        CheckpointError: a model or an argument that is not known here.
+    """
+    arguments, name = described.get("model_args") or {}, str(described.get("architecture", ""))
+    if OTHER_BLOCKS.search(name):
+        what = f"{path} is {printable(name)}, whose blocks compute something else than those of a ViT"
+        raise CheckpointError(what, "such models cannot be built here")
+    known = family.told | family.shown | {"norm_layer", "global_pool"}
+    unknown = sorted(set(arguments) - known) if isinstance(arguments, Mapping) else ["no object"]
+    if unknown or arguments.get("norm_layer") not in (None, "layernorm"):
+        what = f"{path} has model_args that are not known here: {printable(arguments, 200)}"
+        raise CheckpointError(what, "LayerNorm is known, and " + ", ".join(sorted(family.told)))
+    if str(arguments.get("act_layer") or "gelu") not in ACTIVATIONS:
+        what = f"{path} has the act_layer {printable(arguments['act_layer'])}"
+        raise CheckpointError(what, f"act_layer may be {' or '.join(ACTIVATIONS)}")
+    pool = arguments.get("global_pool") or described.get("global_pool")
+    if family.pool is not None and pool not in (None, family.pool):
+        what = f"{path} pools by {printable(pool)!r}"
+        raise CheckpointError(what, f"{family.config.about} pools by {family.pool} here")
+    told: dict[str, Any] = {"global_pool": pool}
+    for pattern, said in SAID_BY_NAME.items():
+        told |= said if re.match(pattern, name) else {}
+    told |= {key: value for key, value in arguments.items() if key in family.told}
+    stated = described.get("pretrained_cfg")
+    size = stated.get("input_size") if isinstance(stated, Mapping) else None
+    return _sized(told, size[1:] if isinstance(size, list) else None, path)
+
+
+def _sized(told: Mapping[str, Any], size: Any, path: Path) -> dict[str, Any]:
+    """With (height, width) of images as the model is made for them, and as its pictures are cropped to."""
+    return {**told, "img_size": _pair(told.get("img_size"), path), "input_size": _pair(size, path)}
+
+
+def _pair(size: Any, path: Path) -> tuple[int, int] | None:
+    pair = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list) else size
+    if pair is not None and (len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair)):
+        raise CheckpointError(f"{path} has the img_size {printable(size)}", "give pixels, or [height, width]")
+    return pair
+
+
+def preprocessing_of(described: Mapping[str, Any], config: Config, where: Path) -> tuple[Preprocessing, list[str]]:
+    """The preprocessing that timm's ``config.json`` states, with what of it was assumed; ``{}`` for a bare file.
+
+    Raises:
+        CheckpointError: it states something that is not known here.
+    """
+    stated = described.get("pretrained_cfg", described)
+    defaults: dict[str, Any] = {
+        "mean": [0.5] * config.in_channels,
+        "std": [0.5] * config.in_channels,
+        "interpolation": "bicubic",
+        "crop_pct": 0.9,
+        "crop_mode": "center",
+    }
+    if not isinstance(stated, Mapping):
+        raise CheckpointError(f"{where} describes no preprocessing", AGAIN)
+    assumed = [f"{name} {value}" for name, value in defaults.items() if stated.get(name) is None]
+    value = {name: default if stated.get(name) is None else stated[name] for name, default in defaults.items()}
+    try:
+        fraction = float(value["crop_pct"])
+        if not 0.1 <= fraction <= 1:
+            raise ValueError(f"crop_pct is {fraction}")
+        if len(value["mean"]) != config.in_channels:
+            raise ValueError(f"{len(value['mean'])} means for {config.in_channels} channels")
+        preprocessing = Preprocessing.timm(
+            config.image_size,
+            crop_fraction=fraction,
+            interpolation=value["interpolation"],
+            mean=tuple(map(float, value["mean"])),
+            std=tuple(map(float, value["std"])),
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        what = f"the preprocessing in {where} cannot be used: {printable(error, 300)}"
+        raise CheckpointError(what, AGAIN) from error
+    if value["crop_mode"] == "squash":
+        # what is not stated is no crop: timm's models for 384 pixels see the whole picture
+        cropped = stated.get("crop_pct") is not None and fraction < 1
+        preprocessing = replace(preprocessing, resize="squash", resize_to=preprocessing.resize_to if cropped else None)
+    elif value["crop_mode"] != "center":
+        what = f"{where} asks for the crop mode {printable(value['crop_mode'])!r}"
+        raise CheckpointError(what, "center and squash are known here; set crop_mode to one of them")
+    return preprocessing, assumed
+
+
+def _names(names: object, classes: int) -> tuple[str, ...] | None:
+    """The names, where they can be those of so many classes: words that stand once each."""
+    words = tuple(names) if isinstance(names, list) and all(isinstance(each, str) for each in names) else ()
+    return words if len(words) == len(set(words)) == classes else None
+
+
+def family_of(config: Config) -> Family:
+    """Raises `CheckpointError` for an architecture that timm has not, or that is not known here."""
+    for family in FAMILIES:
+        if isinstance(config, family.config):
+            return family
+    raise CheckpointError(f"timm's layout of {config.about} is not known here", KEEP)
+
+
+def as_timm(classifier: Classifier) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors by timm's names, and the ``config.json`` from which timm makes the model (``timm.create_model`` with
+    ``local-dir:FOLDER`` or ``hf-hub:owner/name``). Raises `CheckpointError` as `to_timm`.
+    """
+    config, family = classifier.config, family_of(classifier.config)
+    family.check(config)
+    tensors, told = family.write(config, classifier.backbone.state_dict()), family.arguments(config)
+    heads = [name for name in (*family.head, "head_dist") if f"{name}.weight" in tensors]
+    return tensors, {
+        "architecture": family.architecture(config),
+        "num_classes": config.classes,
+        "num_features": classifier.width,
+        "global_pool": told.get("global_pool", "token" if classifier.prefix else "avg"),
+        "label_names": list(classifier.classes),
+        "model_args": told,
+        "pretrained_cfg": {
+            "custom_load": False,
+            "input_size": [config.in_channels, *config.image_size],
+            "fixed_input_size": "img_size" in told,
+            **_stated(classifier.preprocessing),
+            "num_classes": config.classes,
+            "pool_size": None,
+            "first_conv": classifier.backbone.first_layer.removesuffix(".weight"),
+            "classifier": heads if len(heads) > 1 else family.head[0],
+        },
+    }
+
+
+def _stated(preprocessing: Preprocessing) -> dict[str, Any]:
+    """What `preprocessing_of` reads; timm has no word for another rounding, nor for pictures that are not resized."""
+    side, fraction = min(preprocessing.size), 1.0
+    if preprocessing.resize_to is not None:
+        fraction = side / preprocessing.resize_to
+        while math.floor(side / fraction) < preprocessing.resize_to:
+            fraction = math.nextafter(fraction, 0)
+    return {
+        "interpolation": preprocessing.interpolation,
+        "crop_pct": fraction,
+        "crop_mode": "squash" if preprocessing.resize == "squash" else "center",
+        "mean": list(preprocessing.mean),
+        "std": list(preprocessing.std),
+    }

@@ -1,0 +1,91 @@
+"""timm's layout of BEiT, whose names are those of `vitrail.models.beit`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.models.beit import BEiTConfig
+from vitrail.weights.timm.family import COMMON, Family, State, numbered, outputs, refuse
+from vitrail.weights.timm.vit import heads_of, ratio_of
+
+TABLE = "relative_position_bias_table"
+SHARED = f"rel_pos_bias.{TABLE}"
+
+
+def read(state: Mapping[str, Tensor], where: Path, told: Mapping[str, Any]) -> tuple[BEiTConfig, State]:
+    """The config; the image is a square unless it is told."""
+    width, channels, *patch = state["patch_embed.proj.weight"].shape  # (D, C, P, Q)
+    own, shared = state.get(f"blocks.0.attn.{TABLE}"), state.get(SHARED)
+    table = own if own is not None else shared
+    config = BEiTConfig(
+        image_size=told.get("img_size") or _square(table, state.get("pos_embed"), patch),
+        patch_size=(patch[0], patch[1]),
+        in_channels=channels,
+        classes=outputs(state, "head.weight"),
+        width=width,
+        depth=numbered(state, "blocks."),
+        heads=heads_of(width, where) if table is None else table.shape[1],
+        mlp_width=len(state["blocks.0.mlp.fc1.weight"]),
+        pool="gap" if "fc_norm.weight" in state else "cls",
+        relative_bias="every" if own is not None else "none" if shared is None else "shared",
+        positions="pos_embed" in state,
+        position_resize="bicubic-antialias",
+        layer_scale=(told.get("init_values") or 0.1) if "blocks.0.gamma_1" in state else None,
+    )
+    return config, dict(state)
+
+
+def _square(table: Tensor | None, places: Tensor | None, patch: list[int]) -> tuple[int, int]:
+    """The image of as many patches as positions, or as offsets: (2 h - 1)^2, and three of the class token."""
+    if places is not None:
+        side = math.isqrt(places.shape[1] - 1)
+    elif table is not None:
+        side = (math.isqrt(len(table) - 3) + 1) // 2
+    else:
+        raise ValueError("neither positions nor their bias show the size of its images")
+    return side * patch[0], side * patch[1]
+
+
+def check(config: BEiTConfig) -> None:
+    whole = all(side % patch == 0 for side, patch in zip(config.image_size, config.patch_size))
+    wrong = {"images that are not whole patches": not whole, "blocks without LayerScale": config.layer_scale is None}
+    refuse("BEiT", wrong)
+
+
+def arguments(config: BEiTConfig) -> dict[str, Any]:
+    return {
+        "img_size": list(config.image_size),
+        "patch_size": list(config.patch_size),
+        "in_chans": config.in_channels,
+        "global_pool": "avg" if config.pool == "gap" else "token",
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        "mlp_ratio": ratio_of(config.mlp_width, config.width),
+        "init_values": config.layer_scale,
+        "use_abs_pos_emb": config.positions,
+        "use_rel_pos_bias": config.relative_bias == "every",
+        "use_shared_rel_pos_bias": config.relative_bias == "shared",
+    }
+
+
+def architecture(config: BEiTConfig) -> str:
+    return f"beit_{'large' if config.width == 1024 else 'base'}_patch16_224"
+
+
+BEIT = Family(
+    config=BEiTConfig,
+    mark="blocks.0.attn.q_bias",
+    told=frozenset(["img_size", "init_values"]),
+    shown=COMMON | {"global_pool", "num_heads", "use_abs_pos_emb", "use_rel_pos_bias", "use_shared_rel_pos_bias"},
+    read=read,
+    check=check,
+    write=lambda config, state: dict(state),
+    arguments=arguments,
+    architecture=architecture,
+)

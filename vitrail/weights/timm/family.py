@@ -1,0 +1,71 @@
+"""What is known of one of timm's architectures, and what reading them has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.errors import CheckpointError
+from vitrail.models import Config
+
+State = dict[str, Tensor]
+KEEP = "keep it in vitrail's format: --to native"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One architecture of timm's in our terms.
+
+    Args:
+        config: the type of its configs here.
+        mark: a tensor that only this architecture has.
+        told: arguments of timm's class that no tensor shows.
+        shown: those that tensors show, and those that only training heeds.
+        pool: the only ``global_pool`` that is known here; None where there are several.
+        head: names of the layers that timm makes anew for other classes.
+        read: a state dict, the file for messages, and what it was told, to our config and the tensors by our names. Raises
+            `CheckpointError`, or what a value that cannot be meant raises.
+        check: raises `CheckpointError` for a config that timm's class cannot be.
+        write: the tensors of such a config by timm's names.
+        arguments: what timm's class must be told to be such a model.
+        architecture: the name of one of its models, of this size or of one from which the arguments make it.
+    """
+
+    config: type[Config]
+    mark: str
+    told: frozenset[str]
+    shown: frozenset[str]
+    pool: str | None = None
+    head: tuple[str, ...] = ("head",)
+    read: Callable[[Mapping[str, Tensor], Path, Mapping[str, Any]], tuple[Any, State]]
+    check: Callable[[Any], None]
+    write: Callable[[Any, Mapping[str, Tensor]], State]
+    arguments: Callable[[Any], dict[str, Any]]
+    architecture: Callable[[Any], str]
+
+
+# arguments that are tensors' shapes in all of them, or that only training heeds
+COMMON = frozenset(
+    {"num_classes", "in_chans", "patch_size", "embed_dim", "depth", "mlp_ratio", "qkv_bias", "weight_init", "drop_rate"}
+    | {"pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"}
+)
+
+
+def numbered(state: Mapping[str, Tensor], before: str) -> int:
+    """How many modules there are whose names are ``before`` and a number."""
+    return 1 + max((int(name[len(before) :].split(".")[0]) for name in state if name.startswith(before)), default=-1)
+
+
+def outputs(state: Mapping[str, Tensor], head: str) -> int:
+    return len(state[head]) if head in state else 0
+
+
+def refuse(about: str, wrong: Mapping[str, bool]) -> None:
+    """Raises `CheckpointError` for the first part of a model that is there and has no counterpart."""
+    for part, there in wrong.items():
+        if there:
+            raise CheckpointError(f"timm's {about} has no counterpart of {part}", KEEP)

@@ -1,0 +1,272 @@
+"""timm's layout of a plain ViT: its names are those of `vitrail.models.vit` but for a few, and what no tensor shows is told
+in the words of timm's ``VisionTransformer``.
+
+D width, N patches, P prefix tokens, R registers, S slots of the position table, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.models import ViTConfig
+from vitrail.weights.tensors import AGAIN, printable
+from vitrail.weights.timm.family import COMMON, Family, refuse
+
+# width -> heads of the published sizes: 64 wide up to B and in L, 72 in So400m, 80 in H, 88 in g, 104 in G, 112 in e
+HEADS = {
+    192: 3, 256: 4, 320: 5, 384: 6, 512: 8, 640: 10, 768: 12, 832: 13, 896: 14,
+    1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16, 1792: 16,
+}  # fmt: skip
+# timm's name -> ours, where there is a head for each of two tokens
+TWO_HEADS = {
+    f"head{end}.{part}": f"head.{token}.{part}"
+    for end, token in (("", "cls"), ("_dist", "dist"))
+    for part in ("weight", "bias")
+}
+POOLS = {"token": "cls", "avg": "gap", "map": "map"}
+ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}
+# (width, depth) -> timm's word for the size, and the patches of which it has such a model
+SIZES = {
+    (192, 12): ("tiny", (16,)),
+    (384, 12): ("small", (8, 16, 32)),
+    (768, 12): ("base", (8, 16, 32)),
+    (1024, 24): ("large", (14, 16, 32)),
+    (1280, 32): ("huge", (14,)),
+    (1408, 40): ("giant", (14,)),
+    (1664, 48): ("gigantic", (14,)),
+}
+DISTILLED = {192: "tiny", 384: "small", 768: "base"}
+
+
+def from_timm(
+    state: Mapping[str, Tensor], where: Path, told: Mapping[str, Any] | None = None
+) -> tuple[ViTConfig, dict[str, Tensor]]:
+    """The config of a timm state dict, and its tensors by our names.
+
+    Args:
+        where: the file, for messages.
+        told: what no tensor shows, as timm's ``VisionTransformer`` takes it: ``num_heads``, by default those of the
+            published model of that width; ``act_layer``; ``global_pool``, by default the class token where there is one,
+            else the mean; ``img_size``, by default a square; ``no_embed_class``; and ``norm_eps``.
+
+    Raises:
+        CheckpointError: it is not a plain ViT, or something in it has no counterpart here.
+    """
+    told = dict(told or {})
+    _check_plain(state, where)
+    width, channels, *patch = state["patch_embed.proj.weight"].shape  # (D, C, height, width of a patch)
+    prefix = tuple(token for token in ("cls", "dist") if f"{token}_token" in state)
+    registers = state["reg_token"].shape[1] if "reg_token" in state else 0
+    grid, slotted = _grid(state, told, patch, before=len(prefix) + registers, registers=registers, where=where)
+    renamed = _by_our_names(state, prefix=len(prefix), registers=registers if slotted else 0)
+    head = state.get("head.weight")
+    try:
+        config = ViTConfig(
+            image_size=(grid[0] * patch[0], grid[1] * patch[1]),
+            patch_size=(patch[0], patch[1]),
+            in_channels=channels,
+            classes=0 if head is None else len(head),
+            width=width,
+            depth=1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks.")),
+            heads=told.get("num_heads") or heads_of(width, where),
+            mlp_width=len(state["blocks.0.mlp.fc1.weight"]),
+            prefix=prefix,
+            registers=registers,
+            pool=_pool(state, told, prefix, registers, where),
+            pool_norm="fc_norm.weight" in state,
+            positions="learned",
+            prefix_positions=slotted or not prefix,
+            position_resize="bicubic-antialias",
+            gelu=ACTIVATIONS[told.get("act_layer") or "gelu"],
+            norm_eps=told.get("norm_eps", 1e-6),
+            qkv_bias="blocks.0.attn.qkv.bias" in state,
+            layer_scale=(told.get("init_values") or 1e-5) if "blocks.0.ls1.gamma" in state else None,
+        )
+    except (ConfigError, ValueError, TypeError, IndexError) as error:
+        what = f"the tensors of {where} are of no ViT that can be built: {printable(error, 300)}"
+        raise CheckpointError(what, AGAIN) from error
+    return config, renamed
+
+
+def to_timm(config: ViTConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `from_timm`: tensors by timm's names, for the model that `arguments_of` makes.
+
+    Raises:
+        CheckpointError: the model has a part that timm's plain ViT has not.
+    """
+    check(config)
+    names = {ours: theirs for theirs, ours in TWO_HEADS.items()}
+    renamed = {names.get(name, name): tensor for name, tensor in state.items()}
+    if config.registers and config.prefix_slots:
+        # where timm's prefix tokens have slots, registers have too
+        table, prefix = renamed["pos_embed"], config.prefix_slots
+        none = table.new_zeros(1, config.registers, config.width)
+        renamed["pos_embed"] = torch.cat([table[:, :prefix], none, table[:, prefix:]], 1)
+    return renamed
+
+
+def arguments_of(config: ViTConfig) -> dict[str, Any]:
+    """The arguments with which timm's ``VisionTransformer`` is the model of ``config``. Raises as `to_timm`."""
+    check(config)
+    told = {
+        "img_size": list(config.image_size),
+        "patch_size": list(config.patch_size),
+        "in_chans": config.in_channels,
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        "mlp_ratio": ratio_of(config.mlp_width, config.width),
+        "qkv_bias": config.qkv_bias,
+        "class_token": bool(config.prefix),
+        "reg_tokens": config.registers,
+        "no_embed_class": not config.prefix_slots,
+        "global_pool": next(theirs for theirs, ours in POOLS.items() if ours == config.pool),
+        "pool_include_prefix": config.pool == "map",
+        "fc_norm": config.pool_norm,
+        "act_layer": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.gelu),
+    }
+    return told if config.layer_scale is None else {**told, "init_values": config.layer_scale}
+
+
+def architecture_of(config: ViTConfig) -> str:
+    """A name of timm's for a model of this size, or the name from which its arguments make one."""
+    if "dist" in config.prefix:
+        return f"deit_{DISTILLED.get(config.width, 'base')}_distilled_patch16_224"
+    size, patches = SIZES.get((config.width, config.depth), ("base", ()))
+    patch = config.patch_size[0] if config.patch_size[0] in patches else patches[0] if patches else 16
+    return f"vit_{size}_patch{patch}_224"
+
+
+def ratio_of(mlp_width: int, width: int) -> float:
+    """What timm multiplies the width with, and cuts, to get the width of the MLP."""
+    ratio = mlp_width / width
+    return ratio if int(width * ratio) == mlp_width else math.nextafter(ratio, math.inf)
+
+
+def check(config: ViTConfig) -> None:
+    """Raises `CheckpointError` for a part that timm's plain ViT has not."""
+    alone = config.pool == "cls" and not config.registers and config.prefix_positions
+    whole = all(side % patch == 0 for side, patch in zip(config.image_size, config.patch_size))
+    learned = (config.positions, config.positions_at) == ("learned", "stem")
+    wrong = {
+        "a hidden layer in the head": config.pre_logits,
+        f"{config.positions} positions, {config.positions_at}": not learned,
+        f"pooling by {config.pool}": config.pool not in POOLS.values(),
+        "layers without skips": not config.skips,
+        "a stem of convolutions": config.stem is not None,
+        "a second token that is not read, beside registers or without a position": "dist" in config.prefix
+        and not alone,
+        "images that are not whole patches": not whole,
+    }
+    refuse("ViT", wrong)
+
+
+def _by_our_names(state: Mapping[str, Tensor], *, prefix: int, registers: int) -> dict[str, Tensor]:
+    """The tensors, without the slots of ``registers``: what they add to a register goes into the register itself."""
+    renamed = dict(state)
+    if "head_dist.weight" in state:
+        renamed = {TWO_HEADS.get(name, name): tensor for name, tensor in state.items()}
+    if registers:
+        table = state["pos_embed"]
+        added = table[:, prefix : prefix + registers]
+        renamed["pos_embed"] = torch.cat([table[:, :prefix], table[:, prefix + registers :]], 1)
+        if added.any():
+            renamed["reg_token"] = state["reg_token"] + added
+    return renamed
+
+
+def _grid(
+    state: Mapping[str, Tensor], told: Mapping[str, Any], patch: list[int], *, before: int, registers: int, where: Path
+) -> tuple[tuple[int, int], bool]:
+    """Rows and columns of patches, and whether the ``before`` tokens before them have slots in timm's table (1, S, D)."""
+    if "pos_embed" not in state:
+        raise CheckpointError(f"{where} has no 'pos_embed', from which its image size follows", "it cannot be read")
+    slots, size = state["pos_embed"].shape[1], told.get("img_size")
+    if size is not None:
+        rows, columns = (max(side // length, 1) for side, length in zip(size, patch))
+        if slots in (rows * columns, rows * columns + before):
+            return (rows, columns), slots > rows * columns
+        what = f"{where} has {slots} positions, images of {size[0]}x{size[1]} have {rows * columns} patches"
+        raise CheckpointError(what, f"they have as many positions, or {before} more for other tokens")
+    bare, slotted = _side(slots), _side(slots - before)
+    # where both would be squares: published models with registers have slots for patches only
+    if bare is not None and (registers or slotted is None or told.get("no_embed_class")):
+        return (bare, bare), False
+    if slotted is not None:
+        return (slotted, slotted), before > 0
+    what = f"{where} has {slots} positions, which is no square grid beside {before} other tokens"
+    raise CheckpointError(what, "models for other images are read from a folder whose config.json gives img_size")
+
+
+def _pool(
+    state: Mapping[str, Tensor], told: Mapping[str, Any], prefix: tuple[str, ...], registers: int, where: Path
+) -> str:
+    """Our word for how it pools. Raises `CheckpointError` for a way that is not known here."""
+    averaged = not prefix or "fc_norm.weight" in state
+    pool = told.get("global_pool") or ("map" if "attn_pool.latent" in state else "avg" if averaged else "token")
+    if not isinstance(pool, str) or pool not in POOLS:
+        raise CheckpointError(f"{where} pools by {printable(pool)!r}", f"{', '.join(POOLS)} are known here")
+    if (prefix or registers) and pool != "token" and bool(told.get("pool_include_prefix")) != (pool == "map"):
+        tokens = "with" if pool == "avg" else "without"
+        what = f"{where} pools by {pool} {tokens} the tokens before the patches"
+        raise CheckpointError(what, "avg without and map with them are known here (pool_include_prefix)")
+    return POOLS[pool]
+
+
+def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
+    needed = {"patch_embed.proj.weight": 4, "blocks.0.attn.qkv.weight": 2, "blocks.0.mlp.fc1.weight": 2}
+    for name, axes in needed.items():
+        if name not in state or state[name].ndim != axes:
+            held = printable(", ".join(list(state)[:3]), 200) or "nothing"
+            what = f"{where} is no plain ViT in timm's layout: it has no {name!r} of {axes} axes; it holds {held}, ..."
+            raise CheckpointError(what, "plain ViTs by timm's names are read, and vitrail's own files")
+    width = len(state["patch_embed.proj.weight"])
+    for name in ("cls_token", "dist_token", "reg_token", "pos_embed"):
+        tensor = state.get(name)
+        if tensor is None:
+            continue
+        if tensor.ndim != 3 or tensor.shape[::2] != (1, width) or not tensor.is_floating_point():
+            what = f"{where} has {name!r} of shape {tuple(tensor.shape)}, {tensor.dtype}"
+            raise CheckpointError(what, f"in a model {width} wide it is (1, n, {width}), of floats")
+    if "norm_pre.weight" in state:
+        what = f"{where} has 'norm_pre': it normalises before the first block, as CLIP's models do"
+        raise CheckpointError(what, "such models cannot be built here")
+
+
+def _side(patches: int) -> int | None:
+    side = math.isqrt(max(patches, 0))
+    return side if side and side * side == patches else None
+
+
+def heads_of(width: int, where: Path) -> int:
+    if width not in HEADS:
+        known = ", ".join(f"{width} ({heads})" for width, heads in HEADS.items())
+        what = f"{where} is {width} wide, and no shape shows its number of attention heads"
+        raise CheckpointError(
+            what,
+            'put it in a folder with a config.json that has "model_args": {"num_heads": ...}',
+            value=f"the widths (heads) that are known: {known}",
+        )
+    return HEADS[width]
+
+
+VIT = Family(
+    config=ViTConfig,
+    mark="blocks.0.attn.qkv.weight",
+    told=frozenset(
+        {"num_heads", "act_layer", "global_pool", "img_size", "no_embed_class", "init_values", "pool_include_prefix"}
+    ),
+    shown=COMMON | {"class_token", "reg_tokens", "fc_norm", "pre_norm", "qk_norm", "fix_init", "dynamic_img_size"},
+    read=from_timm,
+    check=check,
+    write=to_timm,
+    arguments=arguments_of,
+    architecture=architecture_of,
+)
