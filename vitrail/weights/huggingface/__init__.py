@@ -17,14 +17,16 @@ from torch import Tensor
 from vitrail.errors import CheckpointError
 from vitrail.models import Config, ViTConfig
 from vitrail.tasks.classification import Classifier
-from vitrail.weights.huggingface import own, vit
+from vitrail.weights.huggingface import beit, own, pvt, swin, vit
 from vitrail.weights.huggingface.family import Family
 from vitrail.weights.huggingface.processor import from_processor, to_processor
 from vitrail.weights.layout import Weights
 from vitrail.weights.native import KEY
 from vitrail.weights.tensors import AGAIN, printable
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in vit.FAMILIES}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for family in (*vit.FAMILIES, swin.SWIN, beit.BEIT, pvt.PVT, pvt.PVT_V2)
+}
 PROCESSOR = "preprocessor_config.json"
 MULTI_LABEL = "multi_label_classification"
 
@@ -120,10 +122,12 @@ def _family(described: Mapping[str, Any], path: Path) -> Family:
 
 
 def _model_type_of(config: Config) -> str:
-    match config:
-        case ViTConfig():
-            return vit.model_type_of(config)
-    raise CheckpointError(f"transformers has no counterpart of {config.about}", "keep it in vitrail's format")
+    if isinstance(config, ViTConfig):
+        return vit.model_type_of(config)
+    model_type = config.architecture.replace("-", "_")
+    if model_type not in FAMILIES:
+        raise CheckpointError(f"transformers has no counterpart of {config.about}", "keep it in vitrail's format")
+    return model_type
 
 
 def _classes(labels: Any, outputs: int) -> tuple[tuple[str, ...] | None, list[str]]:

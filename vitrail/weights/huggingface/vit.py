@@ -15,7 +15,7 @@ import torch
 
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig, positions
-from vitrail.weights.huggingface.family import Family, State, act_of, gelu_of, outputs_of, side_or_pair
+from vitrail.weights.huggingface.family import Family, State, act_of, check_said, gelu_of, outputs_of, side_or_pair
 
 AROUND = {
     "cls_token": "embeddings.cls_token",
@@ -70,7 +70,6 @@ DEFAULTS_OF_DINOV2 = {
 }
 RULES = {"dinov2_with_registers": "bicubic-antialias"}  # how positions are resized; the others do without antialiasing
 POOLS = {"vit": ("cls",), "deit": ("cls", "cls-only"), "dinov2": ("cls+gap",), "dinov2_with_registers": ("cls+gap",)}
-REFUSED = "keep it in vitrail's format"
 
 
 def read(model_type: str, fields: Mapping[str, Any], state: State) -> ViTConfig:
@@ -166,9 +165,7 @@ def _check_writable(model_type: str, config: ViTConfig) -> None:
         "blocks without skips": not config.skips,
         "padding": remainder,
     }
-    for what, there in wrong.items():
-        if there:
-            raise CheckpointError(f"transformers' {model_type!r} has no counterpart of {what}", REFUSED)
+    check_said(model_type, wrong)
 
 
 def _notes(model_type: str, config: ViTConfig) -> list[str]:
