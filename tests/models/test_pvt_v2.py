@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from tests.models.conftest import gradients, shaken
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, Patches, PVTv2, PVTv2Config, configure, cost_of, create_backbone
+from vitrail.models.layers import Conv, activate
 from vitrail.models.pvt_v2 import PVT_V2S, average
 
 TINY = PVTv2Config(
@@ -155,6 +156,24 @@ def test_each_key_of_linear_attention_averages_its_part_of_the_map_by_hand():
     """Of 16 rows to 7, row 2 is the mean of rows floor(32 / 7) = 4 to ceil(48 / 7) - 1 = 6."""
     image = torch.randn(1, 2, 16, 9, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(average(image, (7, 7))[0, :, 2, 6], image[0, :, 4:7, 7:9].mean((1, 2)))
+
+
+# paths
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("gelu", ["tanh", "exact"])
+@pytest.mark.parametrize("batch", [0, 3])
+def test_the_convolution_with_gelu_without_gradients_is_the_one_with_them(dtype, gelu, batch):
+    layer = shaken(Conv(6, 6, 3, padding=1, groups=6)).to(dtype)
+    image = torch.randn(batch, 5, 7, 6, generator=torch.Generator().manual_seed(0)).to(dtype).permute(0, 3, 1, 2)
+    slow = layer(image, gelu)
+    assert slow.requires_grad
+    with torch.inference_mode():
+        fast = layer(image, gelu)
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
+    torch.testing.assert_close(fast, slow.detach(), **tolerance)
+    torch.testing.assert_close(slow, activate(layer(image), gelu))
 
 
 # verbs

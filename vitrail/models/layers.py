@@ -47,6 +47,7 @@ class Tokens(NamedTuple):
 
 
 GELUS = ("tanh", "exact")  # the approximation of the paper's code, and the definition
+ALGORITHMS = {"tanh": "tanh", "exact": "none"}  # oneDNN's words for them
 
 
 def is_autocast(x: Tensor) -> bool:
@@ -89,7 +90,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: str | None = Non
     """`Dense` as a function: (..., D) to (..., D')."""
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if can_fuse_dense(x, weight):
-        algorithm = {"tanh": "tanh", "exact": "none", None: ""}[gelu]
+        algorithm = ALGORITHMS[gelu] if gelu else ""
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "gelu" if gelu else "none", [], algorithm)
     y = F.linear(x, weight, bias)
     return activate(y, gelu) if gelu else y
@@ -116,21 +117,29 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Conv(nn.Conv2d):
-    """A convolution in autocast's type where that is on, else in that of the images. Parameters are filled by the model."""
+    """A convolution in autocast's type where that is on, else in that of the images; then GELU where ``gelu`` names one.
+
+    As in `Dense` both are one call where nothing needs a gradient. Parameters are filled by the model.
+    """
 
     def reset_parameters(self) -> None:
         """Leaves the memory as it is, as `Dense` does."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, gelu: str | None = None) -> Tensor:
         """(B, C, H, W) to (B, D, h, w)."""
-        return self.apply_kernel(input, self.weight)
+        return self.apply_kernel(input, self.weight, gelu)
 
-    def apply_kernel(self, x: Tensor, weight: Tensor) -> Tensor:
+    def apply_kernel(self, x: Tensor, weight: Tensor, gelu: str | None = None) -> Tensor:
         """The same with another kernel of the same shape."""
         with by_hand(x):
             x = x.to(working_dtype(x, self.weight))
             bias = None if self.bias is None else self.bias.to(x.dtype)
-            return self._conv_forward(x, weight.to(x.dtype), bias)
+            weight = weight.to(x.dtype)
+            if gelu and can_fuse_dense(x, weight):
+                given = (self.padding, self.stride, self.dilation, self.groups)
+                return torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *given, "gelu", [], ALGORITHMS[gelu])
+            y = self._conv_forward(x, weight, bias)
+            return activate(y, gelu) if gelu else y
 
 
 def whole_patches(images: Tensor, patch_size: tuple[int, int], *, pad: bool) -> Tensor:

@@ -134,7 +134,7 @@ class ConvMlp(nn.Module):
         """(B, N, D) to (B, N, D)."""
         y = self.fc1(x)  # (B, N, M)
         y = y.relu() if self.linear else y
-        y = activate(as_tokens(self.dwconv(as_map(y, grid))), self.gelu)
+        y = as_tokens(self.dwconv(as_map(y, grid), self.gelu))
         return self.dropout(self.fc2(self.dropout(y)))
 
 
