@@ -259,6 +259,19 @@ def test_two_graphs_serve_ten_sizes():
     assert len(graphs) <= 2
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_one_exported_program_serves_any_batch_and_size():
+    model = make(torch.float32, depth=1)
+    batch, rows, columns = (torch.export.Dim(name, min=1, max=9) for name in ("batch", "rows", "columns"))
+    shapes = ({0: batch, 2: 8 * rows, 3: 8 * columns},)
+    program = torch.export.export(model, (pictures(2, 3, 40, 48).float(),), dynamic_shapes=shapes).module()
+    for size in ((3, 3, 32, 32), (1, 3, 24, 64), (8, 3, 72, 32)):
+        torch.testing.assert_close(
+            program(pictures(*size).float()), model(pictures(*size).float()), atol=1e-4, rtol=1e-4
+        )
+
+
 def test_parameters_lie_in_layers_by_depth():
     layers = make().layers()
     assert len(layers) == 3 + 2 + 2

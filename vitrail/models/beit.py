@@ -171,7 +171,7 @@ class Block(nn.Module):
 
         drop = self.drop_path if self.training else 0.0
         # where each image has its own bias, a subset of the images would need it too
-        skip = skips_work(len(x), drop, x.device.type) and (bias is None or len(bias) == 1)
+        skip = skips_work(x.shape[0], drop, x.device.type) and (bias is None or bias.shape[0] == 1)
         x = add_branch(x, attention, drop=drop, skip=skip)
         return add_branch(x, mlp, drop=drop, skip=skip)
 
@@ -235,7 +235,7 @@ class BEiT(Backbone):
         """The class token, with its position, and the patches: (B, T, D)."""
         token = self.cls_token if self.pos_embed is None else self.cls_token + self.pos_embed[:, :1]
         x = patches.x
-        return residual_stream(torch.cat([token.to(x.dtype).expand(len(x), -1, -1), x], 1))
+        return residual_stream(torch.cat([token.to(x.dtype).expand(x.shape[0], -1, -1), x], 1))
 
     def _layers(self, patches: Patches) -> Iterable[tuple[Any, Tensor | None]]:
         """Each block with the bias of its logits, (B or 1, A, T, T), which is made when the block's turn comes."""

@@ -54,7 +54,7 @@ def resize_bias(tables: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
     The progression (BEiT's code) keeps near offsets apart by a patch whatever the size, and lets far ones mean more and
     more patches: 0, 1, 1 + q, 1 + q + q^2, ..., with the q between 1.01 and 1.5 whose last offset is the last of ``new``.
     """
-    if old == new and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and old == new:
         return tables
     of_patches, of_class = tables[:, :-CLASS_ROWS], tables[:, -CLASS_ROWS:]
     old, new = ((2 * rows - 1, 2 * columns - 1) for rows, columns in (old, new))

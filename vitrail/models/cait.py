@@ -97,7 +97,7 @@ class TalkingHeads(nn.Module):
     """Self-attention whose heads are mixed before and after the softmax (Shazeer et al. 2020; paper, section 4).
 
     No fused kernel does this. The mixing is a product from the left, (A, A) times (A, N N): a dense layer over heads as the
-    last axis, which would copy all matrices twice, takes 2 to 7 times as long on a CPU, in bf16 too.
+    last axis would copy all matrices twice, and measured 2 to 7 times slower on a CPU, 1.5 to 2.3 times with its gradient.
     """
 
     def __init__(self, width: int, heads: int, *, qkv_bias: bool) -> None:
@@ -134,7 +134,7 @@ class TalkingHeads(nn.Module):
 def mix_heads(matrices: Tensor, layer: nn.Linear) -> Tensor:
     """A dense layer over heads: (B, A, N, N) to (B, A, N, N), in the type of ``matrices``."""
     weight, bias = layer.weight.to(matrices.dtype), layer.bias.to(matrices.dtype)
-    weight = weight.expand(len(matrices), -1, -1)  # (B, A, A), without a copy
+    weight = weight.expand(matrices.shape[0], -1, -1)  # (B, A, A), without a copy
     return torch.baddbmm(bias[:, None], weight, matrices.flatten(2)).view_as(matrices)
 
 
@@ -191,7 +191,7 @@ class Block(nn.Module):
             return y * self.gamma_2.to(y.dtype)
 
         drop = self.drop_path if self.training else 0.0
-        skip = skips_work(len(x), drop, x.device.type)
+        skip = skips_work(x.shape[0], drop, x.device.type)
         x = add_branch(asked, attention, drop=drop, skip=skip, queries=x.shape[1])
         return add_branch(x, mlp, drop=drop, skip=skip)
 
@@ -253,7 +253,7 @@ class CaiT(Backbone):
 
     def _token(self, patches: Tensor) -> Tensor:
         """The class token for each image (B, 1, D)."""
-        return self.cls_token.to(patches.dtype).expand(len(patches), -1, -1)
+        return self.cls_token.to(patches.dtype).expand(patches.shape[0], -1, -1)
 
     def pool(self, tokens: Tokens) -> Tensor:
         """The class token: (B, T, D) to (B, D)."""

@@ -337,4 +337,5 @@ def skips_work(samples: int, drop: float, device: str) -> bool:
     A compiled model masks: its graph has one shape.
     """
     least_samples, least_drop = SKIPS_FROM.get(device, (0, 1.0))
-    return samples >= least_samples and drop >= least_drop and not torch.compiler.is_compiling()
+    # the samples last: a graph that looked at them would hold for some batches only
+    return drop >= least_drop and not torch.compiler.is_compiling() and samples >= least_samples

@@ -67,7 +67,7 @@ class Block(nn.Module):
         drop = self.drop_path if self.training else 0.0
         # where each image has an index of its own, a subset of the images would need a subset of it too
         own_index = relative is not None and relative.index.ndim == 3
-        skip = skips_work(len(x), drop, x.device.type) and not own_index
+        skip = skips_work(x.shape[0], drop, x.device.type) and not own_index
         x = add_branch(x, attention, drop=drop, skip=skip, queries=queries)
         return add_branch(x, mlp, drop=drop, skip=skip)
 
@@ -168,7 +168,7 @@ class ViT(Backbone):
             before = [torch.cat(before, 1) + self._embeddings(0, patches.grid, x)[0]]
         if self.config.registers:
             before.append(self.reg_token.to(x.dtype))
-        x = torch.cat([*(each.expand(len(x), -1, -1) for each in before), x], 1)
+        x = torch.cat([*(each.expand(x.shape[0], -1, -1) for each in before), x], 1)
         return self.dropout(residual_stream(x))
 
     def _layers(self, patches: Patches) -> list[tuple[Any, Tensor | None, Relative | None]]:
@@ -190,7 +190,7 @@ class ViT(Backbone):
         """The embeddings of a table for the whole sequence, zero for registers: (B or 1, T, D)."""
         prefix, places = self._embeddings(table, patches.grid, patches.x)
         places = positions.take(places, patches.ids)
-        prefix = F.pad(prefix, (0, 0, 0, self.config.registers)).expand(len(places), -1, -1)
+        prefix = F.pad(prefix, (0, 0, 0, self.config.registers)).expand(places.shape[0], -1, -1)
         return torch.cat([prefix, places], 1)
 
     def pool(self, tokens: Tokens) -> Tensor:
