@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitrail.models import Config, PVTConfig, PVTv2Config, SwinConfig, ViTConfig
+from vitrail.models import Config, PVTConfig, PVTv2Config, ResNetConfig, SwinConfig, ViTConfig
 from vitrail.models.beit import BEiTConfig
 from vitrail.models.cait import CaiTConfig
 
@@ -34,4 +34,11 @@ TINY: dict[str, Config] = {
     "pvt, odd map": PVTConfig(**{**SMALL, "image_size": (34, 27)}, **PYRAMID, pad=True),
     "pvt v2": PVTv2Config(**SMALL, **PYRAMID),
     "pvt v2, linear": PVTv2Config(**{**SMALL, "image_size": (34, 27)}, **PYRAMID, linear=True),
+    "vit, root": ViTConfig(**SMALL, patch_size=8, stem=(), stem_width=32, width=16, depth=2, heads=2, mlp_width=24),
+    "vit, stem": ViTConfig(
+        **SMALL, patch_size=16, stem=(1, 2), stem_width=32, width=16, depth=2, heads=2, mlp_width=24
+    ),
+    "bit": ResNetConfig(**SMALL, depths=(1, 2)),
+    # maps of 9 x 7, 5 x 4, 3 x 2
+    "bit, odd map": ResNetConfig(**{**SMALL, "image_size": (34, 27)}, depths=(1, 1, 1)),
 }

@@ -17,6 +17,8 @@ from vitrail.models.pvt import PVT as PVT
 from vitrail.models.pvt import PVTConfig as PVTConfig
 from vitrail.models.pvt_v2 import PVTv2 as PVTv2
 from vitrail.models.pvt_v2 import PVTv2Config as PVTv2Config
+from vitrail.models.resnet import ResNet as ResNet
+from vitrail.models.resnet import ResNetConfig as ResNetConfig
 from vitrail.models.swin import Swin as Swin
 from vitrail.models.swin import SwinConfig as SwinConfig
 from vitrail.models.vit import ViT as ViT

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,6 @@ class Backbone(nn.Module):
         ConfigError: from every verb that takes images, for a size or a number of channels that cannot be.
     """
 
-    first_layer: ClassVar[str] = "patch_embed.proj.weight"  # (D, C, P, Q), the parameter that sees the channels
     config: Any
     head: nn.Module
 
@@ -60,6 +59,11 @@ class Backbone(nn.Module):
     @property
     def prefix(self) -> tuple[str, ...]:
         return self.config.prefix
+
+    @property
+    def first_layer(self) -> str:
+        """Name of the parameter, (D, C, P, Q), that sees the channels of the image."""
+        return "patch_embed.proj.weight"
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images (B, C, H, W) to logits (B, K)."""

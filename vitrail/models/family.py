@@ -13,11 +13,12 @@ from vitrail.models.cait import CAITS, CaiT, CaiTConfig
 from vitrail.models.config import Config, changed
 from vitrail.models.pvt import PVT, PVTS, PVTConfig
 from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config
+from vitrail.models.resnet import RESNETS, ResNet, ResNetConfig
 from vitrail.models.swin import SWINS, Swin, SwinConfig
 from vitrail.models.vit import ViT
-from vitrail.models.vit_config import DEITS, VITS, ViTConfig
+from vitrail.models.vit_config import DEITS, HYBRIDS, VITS, ViTConfig
 
-MODELS: dict[str, Config] = {**VITS, **DEITS, **SWINS, **PVTS, **PVT_V2S, **CAITS, **BEITS}
+MODELS: dict[str, Config] = {**VITS, **DEITS, **HYBRIDS, **SWINS, **PVTS, **PVT_V2S, **CAITS, **BEITS, **RESNETS}
 BACKBONES: dict[type[Config], type[Backbone]] = {
     ViTConfig: ViT,
     SwinConfig: Swin,
@@ -25,6 +26,7 @@ BACKBONES: dict[type[Config], type[Backbone]] = {
     PVTv2Config: PVTv2,
     CaiTConfig: CaiT,
     BEiTConfig: BEiT,
+    ResNetConfig: ResNet,
 }
 ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config in BACKBONES}
 

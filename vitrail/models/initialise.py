@@ -9,6 +9,8 @@
 | class and distillation token | 0 |
 | registers, positions | normal, 0.02 |
 | layer norm | 1 and 0 |
+| kernels of a stem | LeCun normal |
+| group norm of a stem | 1 and 0, the last one of each branch 0 and 0 |
 | LayerScale | ``layer_scale`` |
 | query of attention pooling | Xavier uniform of a (1, D) matrix |
 | head | weight 0, bias ``head_bias`` |
@@ -58,7 +60,7 @@ def initialise(model: nn.Module, config: ViTConfig) -> None:
         elif last == "weight" and parameter.ndim > 1:
             _fill_weight(owner, parameter)
         elif last == "weight":
-            parameter.fill_(1)
+            parameter.fill_(0 if owner.endswith("norm3") else 1)
         elif last == "bias":
             _fill_bias(owner, parameter, config.head_bias)
         else:
@@ -118,15 +120,20 @@ def _factors(noise: float, diagonal: float, like: Tensor) -> tuple[Tensor, Tenso
 
 
 def _fill_weight(owner: str, weight: Tensor) -> None:
-    if owner.endswith(("patch_embed.proj", "pre_logits")):
-        sigma = math.sqrt(1 / weight[0].numel()) / CUT
-        nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)
+    if owner.startswith("patch_embed") or owner.endswith("pre_logits"):
+        fill_lecun_normal(weight)
     elif is_head(owner):
         weight.zero_()
     else:
         parts = 3 if owner.endswith("qkv") else 2 if owner.endswith("kv") else 1
         for matrix in weight.chunk(parts):
             nn.init.xavier_uniform_(matrix)
+
+
+def fill_lecun_normal(weight: Tensor) -> None:
+    """The default of flax, whose first axis is here that of the outputs."""
+    sigma = math.sqrt(1 / weight[0].numel()) / CUT
+    nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)
 
 
 def _fill_bias(owner: str, bias: Tensor, head_bias: float) -> None:

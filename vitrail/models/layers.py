@@ -131,8 +131,9 @@ class Conv(nn.Conv2d):
 
     def apply_kernel(self, x: Tensor, weight: Tensor, gelu: str | None = None) -> Tensor:
         """The same with another kernel of the same shape."""
+        dtype = working_dtype(x, self.weight)
         with by_hand(x):
-            x = x.to(working_dtype(x, self.weight))
+            x = x.to(dtype)
             bias = None if self.bias is None else self.bias.to(x.dtype)
             weight = weight.to(x.dtype)
             if gelu and can_fuse_dense(x, weight):

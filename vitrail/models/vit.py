@@ -17,6 +17,7 @@ from vitrail.models import positions
 from vitrail.models.backbone import AttentionGrid, Backbone
 from vitrail.models.config import changed, grid_of
 from vitrail.models.heads import AttentionPool, Head, Heads
+from vitrail.models.hybrid import HybridEmbed
 from vitrail.models.initialise import initialise
 from vitrail.models.layers import (
     Attention,
@@ -80,7 +81,10 @@ class ViT(Backbone):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         width, depth = config.width, config.depth
-        self.patch_embed = PatchEmbed(config.in_channels, width, config.patch_size)
+        if config.stem is None:
+            self.patch_embed = PatchEmbed(config.in_channels, width, config.patch_size)
+        else:
+            self.patch_embed = HybridEmbed(config)
         for name in config.prefix:
             self.register_parameter(f"{name}_token", nn.Parameter(torch.empty(1, 1, width)))
         if config.registers:
@@ -108,6 +112,12 @@ class ViT(Backbone):
     def width(self) -> int:
         return self.config.width
 
+    @property
+    def first_layer(self) -> str:
+        if self.config.stem is None:
+            return super().first_layer
+        return "patch_embed.backbone.stem.conv.weight" if self.config.stem else "patch_embed.backbone.conv.weight"
+
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images (B, C, H, W) to logits (B, K). The last block does only what pooling reads."""
         patches = self.place(self.patchify(images))
@@ -122,7 +132,9 @@ class ViT(Backbone):
         """Cuts and projects, x_p E of equation (1): (B, C, H, W) to (B, N, D)."""
         self._check(images)
         images = whole_patches(images, self.config.patch_size, pad=self.config.pad)
-        return Patches(self.patch_embed(images), grid_of(images.shape[2:], self.config.patch_size))
+        hybrid = isinstance(self.patch_embed, HybridEmbed)
+        x = self.patch_embed(images, self._run) if hybrid else self.patch_embed(images)
+        return Patches(x, grid_of(images.shape[2:], self.config.patch_size))
 
     def place(self, patches: Patches) -> Patches:
         """Adds E_pos, those of the kept patches where ``ids`` says which; in training drops patches if asked to."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from vitrail.models.config import Config, check_divides, is_number
+from vitrail.models.config import Config, check_divides, is_number, is_whole
 from vitrail.models.layers import GELUS
 from vitrail.models.positions import KINDS, PLACES, RESIZES
+from vitrail.models.standardise import GROUPS, STANDARDISATIONS
 
 INITIALS = ("paper", "truncated", "mimetic", "identity")
 PREFIXES = ((), ("cls",), ("cls", "dist"))
@@ -18,7 +19,12 @@ class ViTConfig(Config):
     """The fields of a ViT; the defaults are ViT-B/16 as in the paper.
 
     Args:
-        patch_size: (height, width) in pixels; one number stands for a square.
+        patch_size: (height, width) in pixels of the image; one number stands for a square.
+        stem: blocks of each stage of a ResNet whose map the patches are cut from, see `vitrail.models.hybrid`. The map has
+            a stride of 4 with (), the root alone, or with one stage, and twice that with each further stage. None: no stem.
+        stem_width: channels of the root; a stage's are 4, 8, 16 ... times as many.
+        standardise: how the stem's kernels are standardised, one of `standardise.STANDARDISATIONS`.
+        group_norm_eps: added to the variance in each group norm of the stem.
         prefix: learned tokens before the patches: none, the class token, or also DeiT's distillation token.
         registers: further learned tokens, without position and never read (Darcet et al. 2024).
         pool: what the head reads: the prefix tokens ("cls"), of two the class token alone ("cls-only"), the mean of the
@@ -46,9 +52,17 @@ class ViTConfig(Config):
     about: ClassVar[str] = "a ViT"
     attention: ClassVar[str] = "N^2"
     PAIRS: ClassVar = ("image_size", "patch_size")
-    LEAST: ClassVar = {**Config.LEAST, "width": 1, "depth": 1, "heads": 1, "mlp_width": 1, "registers": 0}
+    LEAST: ClassVar = {
+        **Config.LEAST,
+        "width": 1,
+        "depth": 1,
+        "heads": 1,
+        "mlp_width": 1,
+        "registers": 0,
+        "stem_width": 1,
+    }
     SHARES: ClassVar = ("dropout", "attention_dropout", "drop_path", "patch_dropout")
-    POSITIVE: ClassVar = ("norm_eps",)
+    POSITIVE: ClassVar = ("norm_eps", "group_norm_eps")
     CHOICES: ClassVar = {
         "pool": ("cls", "cls-only", "gap", "cls+gap", "map"),
         "positions": KINDS,
@@ -56,9 +70,14 @@ class ViTConfig(Config):
         "position_resize": tuple(RESIZES),
         "gelu": GELUS,
         "initial": INITIALS,
+        "standardise": tuple(STANDARDISATIONS),
     }
 
     patch_size: tuple[int, int] = (16, 16)
+    stem: tuple[int, ...] | None = None
+    stem_width: int = 64
+    standardise: str = "vit"
+    group_norm_eps: float = 1e-6
     width: int = 768
     depth: int = 12
     heads: int = 12
@@ -85,6 +104,10 @@ class ViTConfig(Config):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prefix", tuple(self.prefix))
+        if self.stem is not None:
+            listed = isinstance(self.stem, tuple | list) and all(is_whole(each, 1) for each in self.stem)
+            self._check("stem", listed, "None, or the blocks of each stage, such as (3, 4, 9)")
+            object.__setattr__(self, "stem", tuple(self.stem))
         super().__post_init__()
 
     def _check_together(self) -> None:
@@ -106,6 +129,10 @@ class ViTConfig(Config):
         self._check("drop_path", self.skips or self.drop_path == 0, what)
         what = "False: with classes=0 there is no head for a hidden layer"
         self._check("pre_logits", not self.pre_logits or self.classes > 0, what)
+        if self.stem is not None:
+            self._check("stem_width", self.stem_width % GROUPS == 0, f"a multiple of {GROUPS}, the groups of its norms")
+            divides = all(length % self.stem_stride == 0 for length in self.patch_size)
+            self._check("patch_size", divides, f"multiples of {self.stem_stride}, the stride of stem={self.stem}")
         if not self.pad:
             check_divides(self.image_size, self.patch_size)
 
@@ -117,6 +144,11 @@ class ViTConfig(Config):
     @property
     def blocks(self) -> int:
         return self.depth
+
+    @property
+    def stem_stride(self) -> int:
+        """Pixels of the image from one cell of the map that patches are cut from to the next."""
+        return 1 if self.stem is None else 4 * 2 ** max(len(self.stem) - 1, 0)
 
     @property
     def head_width(self) -> int:
@@ -172,4 +204,15 @@ DEITS: dict[str, ViTConfig] = {
     "deit3-b16": _deit("vit-b16", layer_scale=1e-4, prefix_positions=False),
     "deit3-l16": _deit("vit-l16", layer_scale=1e-4, prefix_positions=False),
     "deit3-h14": _deit("vit-h14", layer_scale=1e-4, prefix_positions=False),
+}
+
+# R50 (3, 4, 9) has its fourth stage's blocks in the third (paper, section 4.1); R26, and R, the root alone, are AugReg's
+# (Steiner et al. 2022), whose R+Ti/16 has patches of 32 pixels all the same: the root has a stride of 4, not of 2.
+HYBRIDS: dict[str, Config] = {
+    "r-vit-ti16": replace(VITS["vit-ti16"], stem=(), patch_size=(32, 32)),
+    "r26-vit-s32": replace(VITS["vit-s32"], stem=(2, 2, 2, 2)),
+    "r26-vit-b32": replace(VITS["vit-b32"], stem=(2, 2, 2, 2)),
+    "r50-vit-b16": replace(VITS["vit-b16"], stem=(3, 4, 9)),
+    "r50-vit-b32": replace(VITS["vit-b32"], stem=(3, 4, 6, 3)),
+    "r50-vit-l32": replace(VITS["vit-l32"], stem=(3, 4, 6, 3)),
 }

@@ -1,0 +1,329 @@
+"""BiT's ResNet against transformers', its standardised kernels and group norms by hand, its verbs and its sizes."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.models.conftest import gradients, shaken
+from vitrail.errors import ConfigError
+from vitrail.models import Patches, ResNet, ResNetConfig, configure, cost_of, create_backbone
+from vitrail.models.layers import drop_rates
+from vitrail.models.resnet import RESNETS
+from vitrail.models.standardise import STANDARDISATIONS, GroupNorm, standardise
+
+TINY = ResNetConfig(image_size=32, classes=5, depths=(1, 2))
+
+
+def make(dtype: torch.dtype = torch.float64, **changes) -> ResNet:
+    return shaken(create_backbone(replace(TINY, **changes))).to(dtype).eval()
+
+
+def pictures(height: int, width: int, batch: int = 2, channels: int = 3) -> torch.Tensor:
+    return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(1)).double()
+
+
+def outputs_of(modules) -> list[torch.Tensor]:
+    """Filled with what each module gives, as the model runs."""
+    seen: list[torch.Tensor] = []
+    for module in modules:
+        module.register_forward_hook(lambda module, given, result: seen.append(result))
+    return seen
+
+
+def assert_near(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-9) -> None:
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+
+
+# against transformers, whose rule is timm's
+
+
+def theirs_of(name: str) -> str:
+    """The name of a tensor in a ``BitForImageClassification``, in memory and in its files."""
+    name = name.replace("stem.conv.", "embedder.convolution.").replace("stages.", "encoder.stages.")
+    return (
+        name.replace("head.", "classifier.1.")
+        if name.startswith("head.")
+        else f"bit.{name.replace('blocks', 'layers')}"
+    )
+
+
+def with_transformers(**changes) -> tuple[ResNet, torch.nn.Module]:
+    """One of ours and theirs with the same weights."""
+    transformers = pytest.importorskip("transformers")
+    ours = make(standardise="timm", **changes)
+    config = ours.config
+    widths = [256 * config.width_factor * 2**stage for stage in range(len(config.depths))]
+    theirs = transformers.BitForImageClassification(
+        transformers.BitConfig(
+            num_channels=config.in_channels,
+            embedding_size=64 * config.width_factor,
+            hidden_sizes=widths,
+            depths=list(config.depths),
+            layer_type="preactivation",
+            global_padding=None,
+            num_labels=config.classes,
+        )
+    )
+    theirs.load_state_dict({theirs_of(name): each for name, each in ours.state_dict().items()})
+    return ours, theirs.double().eval()
+
+
+OPTIONS = {
+    "three stages": {"depths": (1, 2, 1)},
+    "wide, grey": {"depths": (2, 1), "width_factor": 2, "in_channels": 1},
+}
+
+
+@pytest.mark.parametrize("size", [(32, 32), (48, 64), (37, 51)], ids=str)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_blocks_logits_and_gradients_are_transformers(options, size):
+    ours, theirs = with_transformers(**options)
+    images = pictures(*size, channels=ours.config.in_channels)
+    blocks = outputs_of(block for stage in ours.stages for block in stage.blocks)
+    expected = outputs_of(block for stage in theirs.bit.encoder.stages for block in stage.layers)
+    logits, answer = ours(images), theirs(images, output_hidden_states=True)
+    assert len(blocks) == len(expected) == ours.config.blocks
+    for mine, other in zip(blocks, expected):
+        assert_near(mine, other)
+    for mine, other in zip(ours.feature_maps(images), answer.hidden_states[1:], strict=True):
+        assert_near(mine, other)
+    tokens = ours.forward_features(images)
+    assert_near(tokens.x.mT.unflatten(2, tokens.grid), theirs.bit(images).last_hidden_state)
+    assert_near(logits, answer.logits)
+    mine, other = (gradients(model, each.square().sum()) for model, each in ((ours, logits), (theirs, answer.logits)))
+    assert len(mine) == len(other)
+    for name, gradient in mine.items():
+        assert gradient.any()
+        assert_near(gradient, other[theirs_of(name)], 1e-8)
+
+
+# by hand
+
+
+def by_hand(kernel: np.ndarray, rule: str) -> np.ndarray:
+    centred = kernel - kernel.mean()
+    variance = (centred**2).mean()
+    return {
+        "bit": centred / np.sqrt(variance + 1e-10),
+        "timm": centred / np.sqrt(variance + 1e-8),
+        "vit": centred / (np.sqrt(variance) + 1e-5),
+    }[rule]
+
+
+@pytest.mark.parametrize("rule", STANDARDISATIONS)
+def test_each_kernel_is_standardised_by_its_rule(rule):
+    """Small enough that the rules differ in the first digits."""
+    weight = torch.randn(4, 3, 5, 2, generator=torch.Generator().manual_seed(0)).double() * 1e-4 + 1e-3
+    found = standardise(weight, rule)
+    expected = torch.from_numpy(np.stack([by_hand(kernel, rule) for kernel in weight.numpy()]))
+    torch.testing.assert_close(found, expected, atol=0, rtol=1e-9)
+    assert not torch.allclose(found, standardise(weight, "vit" if rule != "vit" else "bit"), rtol=1e-3)
+    assert torch.autograd.gradcheck(lambda x: standardise(x * 1e-3, rule), (weight.requires_grad_() * 1e3,))
+
+
+@pytest.mark.parametrize("rule", STANDARDISATIONS)
+def test_kernels_are_standardised_in_fp32_whatever_they_are_kept_in(rule):
+    weight = (torch.randn(2, 64, 3, 3, generator=torch.Generator().manual_seed(0)) * 0.01 + 1).bfloat16()
+    found = standardise(weight, rule)
+    assert found.dtype == torch.float32
+    assert (found - standardise(weight.double(), rule)).abs().max() < 1e-4
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(standardise(weight.float(), rule), found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_group_norm_is_over_places_and_a_32nd_of_the_channels_then_relu(dtype):
+    norm = shaken(GroupNorm(64, eps=0.25))
+    x = (torch.randn(2, 64, 3, 5, generator=torch.Generator().manual_seed(0)).double() + 20).to(dtype)
+    groups = x.double().numpy().reshape(2, 32, -1)
+    normal = (groups - groups.mean(2, keepdims=True)) / np.sqrt(groups.var(2, keepdims=True) + 0.25)
+    weight, bias = (each.detach().double()[:, None, None] for each in (norm.weight, norm.bias))
+    expected = torch.from_numpy(normal.reshape(2, 64, 3, 5)) * weight + bias
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    found = norm.to(dtype)(x)
+    assert found.dtype == dtype
+    assert_near(found.double(), expected.clamp(min=0), tolerance)
+    norm.relu = False
+    assert_near(norm(x).double(), expected, tolerance)
+
+
+def test_the_stem_pads_its_maximum_with_zeros():
+    model = make()
+    images = pictures(20, 12)
+    x = F.conv2d(images, standardise(model.stem.conv.weight, "bit"), stride=2, padding=3)
+    x[:, 0] = -1.0  # below the zeros
+    expected = F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)
+    model.stem.conv.register_forward_hook(lambda module, given, result: x)
+    torch.testing.assert_close(model.stem(images), expected)
+    assert torch.equal(expected[:, 0, 0], torch.zeros(2, 3).double())
+    assert torch.equal(expected[:, 0, 1:, 1:], -torch.ones(2, 4, 2).double())
+
+
+# verbs
+
+
+def test_tokens_are_cells_of_maps_of_images_of_any_size():
+    model = make()
+    for height, width in ((32, 48), (33, 30), (9, 200)):
+        images = pictures(height, width)
+        patches = model.patchify(images)
+        rows, columns = math.ceil(height / 4), math.ceil(width / 4)
+        assert patches.grid == (rows, columns)
+        assert patches.x.shape == (2, rows * columns, 64)
+        tokens = model.encode(model.place(patches))
+        assert tokens.grid == (math.ceil(rows / 2), math.ceil(columns / 2))
+        assert tokens.x.shape == (2, math.prod(tokens.grid), model.width)
+        features = model.pool(tokens)
+        torch.testing.assert_close(features, tokens.x.mean(1))
+        torch.testing.assert_close(model.head(features), model(images))
+        first, last = model.feature_maps(images)
+        assert first.shape == (2, 256, rows, columns)
+        torch.testing.assert_close(model.norm(last).flatten(2).mT, tokens.x)
+    assert TINY.grid == (8, 8)
+    assert configure(TINY, image_size=(33, 30)).grid == (9, 8)
+
+
+def test_there_is_no_attention_and_asking_for_it_says_what_there_is():
+    model = make()
+    assert model.attention_grids((32, 32)) == []
+    assert cost_of(TINY).attention == 0
+    with pytest.raises(ConfigError, match=r"a BiT ResNet has no attention\n.*feature_maps.*vit-b16"):
+        model.forward_with_attention(pictures(32, 32))
+
+
+def test_a_subset_of_the_cells_is_refused():
+    model = make()
+    x, grid, _ = model.patchify(pictures(32, 32))
+    subset = Patches(x[:, :5], grid, torch.arange(5).expand(2, -1))
+    for verb in (model.place, model.encode):
+        with pytest.raises(ConfigError, match=r"whole grid.*5 of them\b.*\n.*vit"):
+            verb(subset)
+
+
+def test_channels_last_and_checkpointing_change_nothing():
+    model, images = make(), pictures(32, 48)
+    torch.testing.assert_close(model(images.contiguous(memory_format=torch.channels_last)), model(images))
+    again = make(checkpoint=True).train()
+    runs = outputs_of(stage.blocks[-1].norm2 for stage in again.stages)
+    mine, other = (gradients(each, each(images).square().sum()) for each in (model, again))
+    assert len(runs) == 4
+    for name, gradient in mine.items():
+        torch.testing.assert_close(gradient, other[name])
+
+
+def test_layers_follow_the_depth():
+    model = make()
+    stem, first, second, third, last = model.layers()
+    assert list(stem) == [model.first_layer] == ["stem.conv.weight"]
+    assert {name.split(".conv")[0] for name in first} >= {"stages.0.blocks.0", "stages.0.blocks.0.downsample"}
+    assert "stages.1.blocks.0.conv2.weight" in second
+    assert "stages.1.blocks.1.norm1.bias" in third
+    assert set(last) == {"norm.weight", "norm.bias", "head.weight", "head.bias"}
+    kernels = {name for name, each in model.named_parameters() if each.ndim > 1}
+    assert model.no_decay() == {name for name, _ in model.named_parameters()} - kernels
+
+
+# numerics
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_maps_are_added_in_fp32_where_they_would_overflow(dtype):
+    model, images = make(torch.float32), pictures(32, 32).float()
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        maps, logits = model.feature_maps(images), model(images)
+    assert {each.dtype for each in maps} == {torch.float32 if dtype == torch.float16 else dtype}
+    assert logits.dtype == torch.float32
+    assert_near(logits, model(images), 0.05)
+
+
+def test_dropped_branches_leave_the_shortcut():
+    model = make(depths=(1, 3), drop_path=0.6).train()
+    assert [block.drop_path for stage in model.stages for block in stage.blocks] == drop_rates(0.6, 4)
+    block, x = (
+        model.stages[1].blocks[2],
+        torch.randn(64, 512, 2, 2, generator=torch.Generator().manual_seed(0)).double(),
+    )
+    torch.manual_seed(0)
+    dropped, kept = block(x), x + (block.eval()(x) - x) / 0.4
+    is_dropped = (dropped == x).flatten(1).all(1)
+    assert 20 < is_dropped.sum() < 56  # of 64, 38 expected
+    torch.testing.assert_close(dropped[~is_dropped], kept[~is_dropped])
+
+
+def test_first_values_are_the_authors():
+    torch.manual_seed(0)
+    named = dict(create_backbone(TINY, head_bias=-3.0).named_parameters())
+    for name, x in named.items():
+        if name.startswith("head"):
+            assert torch.equal(x, torch.full_like(x, -3.0 if name == "head.bias" else 0.0))
+        elif x.ndim == 1:
+            assert torch.equal(x, torch.full_like(x, float(name.endswith("weight"))))
+        else:
+            sigma = math.sqrt(1 / x[0].numel())
+            assert x.abs().max() <= 2 * sigma / 0.87962566
+            assert abs(x.mean()) < 5 * sigma / math.sqrt(x.numel())
+            assert abs(x.std() / sigma - 1) < 5 / math.sqrt(2 * x.numel())
+
+
+# config and sizes
+
+MISTAKES = {
+    "no stage": (dict(depths=()), ["depths is ()", "for each stage"]),
+    "empty stage": (dict(depths=(3, 0)), ["depths is (3, 0)"]),
+    "width": (dict(width_factor=0), ["width_factor is 0", "from 1"]),
+    "half a width": (dict(width_factor=1.5), ["width_factor is 1.5", "whole number"]),
+    "rule": (dict(standardise="jax"), ["standardise is 'jax'", "bit, timm, vit"]),
+    "eps": (dict(group_norm_eps=0), ["group_norm_eps is 0", "above 0"]),
+    "channels": (dict(in_channels=0), ["in_channels is 0"]),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_named_with_its_value_and_a_remedy(changes, words):
+    with pytest.raises(ConfigError) as caught:
+        ResNetConfig(**changes)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_a_config_survives_json(name):
+    config = configure(name, image_size=(160, 128), standardise="timm", drop_path=0.1)
+    assert ResNetConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+SIZES = {  # parameters with 1,000 classes, 10^9 multiply-adds at 224 pixels
+    "bit-r50x1": (25_549_352, 4.089),
+    "bit-r50x3": (217_319_080, 36.082),
+    "bit-r101x1": (44_541_480, 7.801),
+    "bit-r101x3": (387_934_888, 69.492),
+    "bit-r152x2": (236_335_208, 45.814),
+    "bit-r152x4": (936_533_224, 182.777),
+}
+
+
+def test_every_model_states_its_size():
+    assert SIZES.keys() == RESNETS.keys()
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_parameters_and_multiply_adds_are_the_published_ones(name):
+    cost = cost_of(configure(name))
+    assert (cost.parameters, round(cost.multiply_adds / 1e9, 3)) == SIZES[name]
+    assert cost.tokens == 49
+
+
+def test_multiply_adds_count_by_hand():
+    """16 x 24 pixels: maps of 4 x 6 and 2 x 3 cells after the stem's 8 x 12."""
+    stem = 8 * 12 * 49 * 3 * 64
+    first = 24 * (64 * 64 + 9 * 64 * 64 + 64 * 256 + 64 * 256)
+    second = 24 * 256 * 128 + 6 * (9 * 128 * 128 + 128 * 512 + 256 * 512)
+    third = 6 * (512 * 128 + 9 * 128 * 128 + 128 * 512)
+    assert cost_of(configure(TINY, image_size=(16, 24))).multiply_adds == stem + first + second + third + 512 * 5

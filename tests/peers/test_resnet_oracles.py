@@ -1,0 +1,95 @@
+"""BiT's ResNet and the hybrids against timm's with the same random weights: logits, maps after every block, gradients.
+
+In fp64: in fp32 another rounding switches some of the ReLUs, and gradients jump by a hundredth. timm's names are ours, but
+for the head of a ResNet alone: a convolution, one deeper.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.peers.test_vit_oracles import CLASSES, LOGITS, assert_near, pictures, randomise
+from vitrail.models import Backbone, create_backbone
+
+pytestmark = pytest.mark.peers
+
+NEAR = 1e-9  # of the largest value that is compared
+TIMMS = {"standardise": "timm", "group_norm_eps": 1e-5, "gelu": "exact"}
+
+
+def named_as_ours(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
+        name.replace("head.fc", "head"): each.squeeze() if "head.fc" in name else each for name, each in state.items()
+    }
+
+
+def outputs_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Filled with what each block of a ResNet gives, as the model runs."""
+    seen: list[torch.Tensor] = []
+    for module in model.modules():
+        if type(module).__name__ in ("Bottleneck", "PreActBottleneck"):
+            module.register_forward_hook(lambda module, given, result: seen.append(result))
+    return seen
+
+
+def assert_same(ours: Backbone, theirs: torch.nn.Module, images: torch.Tensor, blocks: int) -> None:
+    """Maps after every block, logits, and the gradient of every parameter."""
+    ours, theirs, images = ours.double(), theirs.double(), images.double()
+    mine, other = outputs_of(ours), outputs_of(theirs)
+    answers = []
+    for model in (ours, theirs):
+        model.zero_grad()
+        answers.append(model(images))
+        torch.nn.functional.cross_entropy(answers[-1], torch.tensor([3, 7])).backward()
+    assert len(mine) == len(other) == blocks
+    for found, expected in zip(mine, other):
+        assert_near(found, expected, NEAR)
+    assert_near(*answers, NEAR)
+    gradients = named_as_ours({name: each.grad for name, each in theirs.named_parameters()})
+    assert gradients.keys() == dict(ours.named_parameters()).keys()
+    for name, parameter in ours.named_parameters():
+        assert (parameter.grad - gradients[name]).abs().max() <= 1e-7 * gradients[name].abs().max(), name
+
+
+@pytest.mark.parametrize("size", [(96, 96), (128, 160), (97, 131)], ids=str)
+def test_bit_r50x1_is_timms(size):
+    timm = pytest.importorskip("timm")
+    theirs = randomise(timm.create_model("resnetv2_50x1_bit", num_classes=CLASSES))
+    ours = create_backbone("bit-r50x1", classes=CLASSES, standardise="timm").eval()
+    ours.load_state_dict(named_as_ours(theirs.state_dict()))
+    images = pictures(*size).double()
+    assert_same(ours, theirs, images, blocks=16)
+    with torch.no_grad():
+        expected = theirs.forward_intermediates(images, intermediates_only=True)[1:]
+        for found, other in zip(ours.feature_maps(images), expected, strict=True):
+            assert_near(found, other, NEAR)
+
+
+HYBRIDS = {  # ours: timm's, and the blocks of its stem
+    "r-vit-ti16": ("vit_tiny_r_s16_p8_224", 0),
+    "r26-vit-s32": ("vit_small_r26_s32_224", 8),
+    "r50-vit-b16": ("vit_base_r50_s16_384", 16),
+}
+
+
+@pytest.mark.parametrize("size", [(96, 96), (64, 128)], ids=str)
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrids_are_timms(name, size):
+    """With three blocks after the stem, of which nothing is left out."""
+    timm = pytest.importorskip("timm")
+    theirs, blocks = HYBRIDS[name]
+    theirs = randomise(timm.create_model(theirs, img_size=size, num_classes=CLASSES, depth=3))
+    ours = create_backbone(name, image_size=size, classes=CLASSES, depth=3, **TIMMS).eval()
+    ours.load_state_dict(theirs.state_dict())
+    assert_same(ours, theirs, pictures(*size), blocks)
+
+
+@torch.no_grad()
+def test_a_whole_hybrid_is_timms_in_fp32():
+    timm = pytest.importorskip("timm")
+    theirs = randomise(timm.create_model("vit_tiny_r_s16_p8_224", num_classes=CLASSES))
+    ours = create_backbone("r-vit-ti16", classes=CLASSES, **TIMMS).eval()
+    ours.load_state_dict(theirs.state_dict())
+    images = pictures(224, 224)
+    assert_near(ours(images), theirs(images), LOGITS)

@@ -1,0 +1,105 @@
+"""The stem of a hybrid (ViT paper, section 3.1): patches are cut from the map of a ResNet instead of from the image.
+
+The ResNet is the original one (He et al. 2015; the stride is that of the 3 x 3 convolution), with group norm and standardised
+kernels. Padding is TensorFlow's SAME: all maps have even sides, as images are whole patches, and where the stride is 2 the
+odd row and column of zeros come last.
+
+B images, C channels, H x W pixels, h x w cells of a map, D its channels, N patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import call
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.models.layers import PatchEmbed
+from vitrail.models.resnet import Shape, Stage, shapes
+from vitrail.models.standardise import GroupNorm, StdConv
+from vitrail.models.vit_config import ViTConfig
+
+
+class SameConv(StdConv):
+    """A standardised convolution that makes of a side of length n, which its stride divides, one of n / stride."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, *, rule: str, stride: int = 1) -> None:
+        zeros = max(kernel - stride, 0)  # on both ends together
+        super().__init__(inputs, outputs, kernel, rule=rule, stride=stride, padding=zeros // 2)
+        self.is_odd = zeros % 2 == 1
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(F.pad(input, (0, 1, 0, 1)) if self.is_odd else input)
+
+
+class Root(nn.Module):
+    """A convolution, group norm, ReLU and a maximum: (B, C, H, W) to (B, D, H / 4, W / 4)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.conv = SameConv(config.in_channels, config.stem_width, 7, stride=2, rule=config.standardise)
+        self.norm = GroupNorm(config.stem_width, eps=config.group_norm_eps)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.pad(self.norm(self.conv(images)), (0, 1, 0, 1))  # after ReLU a zero is no maximum
+        return F.max_pool2d(x, 3, stride=2)
+
+
+class Bottleneck(nn.Module):
+    """Norms after convolutions (He et al. 2015, figure 5); where the width changes the shortcut has both of its own."""
+
+    def __init__(self, config: ViTConfig, shape: Shape) -> None:
+        super().__init__()
+        (inputs, outputs, stride), rule, eps = shape, config.standardise, config.group_norm_eps
+        inner = outputs // 4
+        self.downsample = None
+        if inputs != outputs:
+            self.downsample = nn.Sequential()
+            self.downsample.add_module("conv", SameConv(inputs, outputs, 1, stride=stride, rule=rule))
+            self.downsample.add_module("norm", GroupNorm(outputs, eps=eps, relu=False))
+        self.conv1 = SameConv(inputs, inner, 1, rule=rule)
+        self.norm1 = GroupNorm(inner, eps=eps)
+        self.conv2 = SameConv(inner, inner, 3, stride=stride, rule=rule)
+        self.norm2 = GroupNorm(inner, eps=eps)
+        self.conv3 = SameConv(inner, outputs, 1, rule=rule)
+        self.norm3 = GroupNorm(outputs, eps=eps, relu=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, D, h, w) to (B, D', h / stride, w / stride)."""
+        y = self.norm2(self.conv2(self.norm1(self.conv1(x))))
+        y = self.norm3(self.conv3(y))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)), inplace=True)
+
+
+class ResNetStem(nn.Module):
+    """The root and some stages: (B, C, H, W) to (B, D, h, w)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        stages = shapes(config.stem or (), config.stem_width)
+        self.stem = Root(config)
+        self.stages = nn.ModuleList(Stage(Bottleneck(config, shape) for shape in stage) for stage in stages)
+
+    def forward(self, images: Tensor, run: Callable[..., Tensor] = call) -> Tensor:
+        """``run`` calls a block, as `Backbone._run` does."""
+        x = self.stem(images)
+        for stage in self.stages:
+            x = stage(x, run)
+        return x
+
+
+class HybridEmbed(PatchEmbed):
+    """E of equation (1) on the map of a ResNet: each patch covers one cell of it or several."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        channels = config.stem_width * (2 ** (len(config.stem) + 1) if config.stem else 1)
+        rows, columns = (length // config.stem_stride for length in config.patch_size)
+        super().__init__(channels, config.width, (rows, columns))
+        # timm names the root alone as if it were the whole
+        self.backbone = ResNetStem(config) if config.stem else Root(config)
+
+    def forward(self, images: Tensor, run: Callable[..., Tensor] = call) -> Tensor:
+        """(B, C, H, W) to (B, N, D); ``run`` calls a block of the stem, as `Backbone._run` does."""
+        cells = self.backbone(images, run) if isinstance(self.backbone, ResNetStem) else self.backbone(images)
+        return super().forward(cells)

@@ -1,0 +1,255 @@
+"""Big Transfer's ResNet (BiT, Kolesnikov et al. 2020), the ViT paper's baseline: ResNet-v2 (He et al. 2016) with group norm
+for batch norm and standardised kernels, in the order an image travels.
+
+B images, C channels, H x W pixels, h x w = N cells of a map, D its channels, M = D / 4 those inside a bottleneck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.models.backbone import AttentionGrid, Backbone, block_number
+from vitrail.models.config import Config
+from vitrail.models.heads import Head
+from vitrail.models.initialise import fill_lecun_normal
+from vitrail.models.layers import Patches, Tokens, add_branch, drop_rates, residual_stream
+from vitrail.models.standardise import STANDARDISATIONS, GroupNorm, StdConv
+
+STEM_WIDTH = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetConfig(Config):
+    """The fields of a BiT ResNet; the defaults are R50x1.
+
+    Args:
+        depths: blocks of each stage; each stage but the first halves the map, and doubles the width.
+        width_factor: all widths times this, the "x3" of R50x3.
+        standardise: how kernels are standardised, one of `standardise.STANDARDISATIONS`.
+        group_norm_eps: added to the variance in each group norm.
+        drop_path: of the last block; it grows linearly from 0 at the first. BiT itself drops none.
+    """
+
+    architecture: ClassVar[str] = "bit"
+    about: ClassVar[str] = "a BiT ResNet"
+    attention: ClassVar[str] = "none"
+    LEAST: ClassVar = {**Config.LEAST, "width_factor": 1}
+    STAGES: ClassVar = ("depths",)
+    POSITIVE: ClassVar = ("group_norm_eps",)
+    CHOICES: ClassVar = {"standardise": tuple(STANDARDISATIONS)}
+
+    depths: tuple[int, ...] = (3, 4, 6, 3)
+    width_factor: int = 1
+    standardise: str = "bit"
+    group_norm_eps: float = 1e-5
+
+    @property
+    def patch_size(self) -> tuple[int, int]:
+        """The stride of the stem's map; the last map's is 4 x 2^(stages - 1)."""
+        return 4, 4
+
+    @property
+    def blocks(self) -> int:
+        return sum(self.depths)
+
+    @property
+    def stem_width(self) -> int:
+        return STEM_WIDTH * self.width_factor
+
+    @property
+    def width(self) -> int:
+        """Of the last map."""
+        return 4 * self.stem_width * 2 ** (len(self.depths) - 1)
+
+
+class Stem(nn.Module):
+    """A convolution and a maximum: (B, C, H, W) to (B, D, H / 4, W / 4), rounded up.
+
+    The padding of the maximum is of zeros, which a maximum of negative numbers sees.
+    """
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        rule = config.standardise
+        self.conv = StdConv(config.in_channels, config.stem_width, 7, stride=2, padding=3, rule=rule)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.max_pool2d(F.pad(self.conv(images), (1, 1, 1, 1)), 3, stride=2)
+
+
+class Shape(NamedTuple):
+    """What one bottleneck makes of a map: ``outputs`` channels of ``inputs``, every ``stride``-th row and column."""
+
+    inputs: int
+    outputs: int
+    stride: int
+
+
+def shapes(depths: Sequence[int], stem_width: int) -> Iterator[list[Shape]]:
+    """Of the blocks of each stage: the first block of a stage changes the width, and halves all maps but the stem's."""
+    inputs = stem_width
+    for stage, depth in enumerate(depths):
+        outputs = 4 * stem_width * 2**stage
+        yield [Shape(inputs, outputs, 2 if stage else 1), *[Shape(outputs, outputs, 1)] * (depth - 1)]
+        inputs = outputs
+
+
+class Stage(nn.Module):
+    """Blocks whose maps have one size."""
+
+    def __init__(self, blocks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor, run: Callable[..., Tensor]) -> Tensor:
+        """``run`` calls a block, as `Backbone._run` does: (B, D, h, w) to (B, D', h', w')."""
+        for block in self.blocks:
+            x = run(block, x)
+        return x
+
+
+class Bottleneck(nn.Module):
+    """Norms before convolutions (He et al. 2016, figure 4e); the stride is that of the 3 x 3 convolution.
+
+    Where the width changes the shortcut is a convolution of what the branch reads, the normalised map.
+    """
+
+    def __init__(self, config: ResNetConfig, shape: Shape, drop_path: float) -> None:
+        super().__init__()
+        (inputs, outputs, stride), rule, eps = shape, config.standardise, config.group_norm_eps
+        inner = outputs // 4
+        self.drop_path = drop_path
+        self.downsample = None
+        if inputs != outputs:
+            self.downsample = nn.Sequential()
+            self.downsample.add_module("conv", StdConv(inputs, outputs, 1, stride=stride, rule=rule))
+        self.norm1 = GroupNorm(inputs, eps=eps)
+        self.conv1 = StdConv(inputs, inner, 1, rule=rule)
+        self.norm2 = GroupNorm(inner, eps=eps)
+        self.conv2 = StdConv(inner, inner, 3, stride=stride, padding=1, rule=rule)
+        self.norm3 = GroupNorm(inner, eps=eps)
+        self.conv3 = StdConv(inner, outputs, 1, rule=rule)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, D, h, w) to (B, D', h / stride, w / stride), rounded up."""
+        y = self.norm1(x)
+        shortcut = x if self.downsample is None else residual_stream(self.downsample(y))
+
+        def branch(_: Tensor) -> Tensor:
+            return self.conv3(self.norm3(self.conv2(self.norm2(self.conv1(y)))))
+
+        return add_branch(shortcut, branch, drop=self.drop_path if self.training else 0.0)
+
+
+class ResNet(Backbone):
+    """BiT's network. Its tokens are the cells of a map: `patchify` makes those of the stem, `encode` those of the last stage."""
+
+    config: ResNetConfig
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__(config)
+        self.stem = Stem(config)
+        drops = iter(drop_rates(config.drop_path, config.blocks))
+        stages = shapes(config.depths, config.stem_width)
+        self.stages = nn.ModuleList(
+            Stage(Bottleneck(config, shape, next(drops)) for shape in stage) for stage in stages
+        )
+        self.norm = GroupNorm(self.width, eps=config.group_norm_eps)
+        self.head = self._make_head()
+        initialise(self, config)
+
+    def _make_head(self) -> nn.Module:
+        return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
+
+    @property
+    def width(self) -> int:
+        return self.config.width
+
+    @property
+    def first_layer(self) -> str:
+        return "stem.conv.weight"
+
+    def patchify(self, images: Tensor) -> Patches:
+        """The stem: (B, C, H, W) to the cells of its map, (B, H / 4 x W / 4, D), for images of any size."""
+        self._check(images)
+        x = self.stem(images)
+        return Patches(x.flatten(2).mT, (x.shape[2], x.shape[3]))
+
+    def encode(self, patches: Patches) -> Tokens:
+        """The stages, the last norm and ReLU: (B, N, D) to the cells of the last map, (B, T, F)."""
+        self._check_subset(patches)
+        x = self.norm(self._maps(patches)[-1])
+        return Tokens(x.flatten(2).mT, (x.shape[2], x.shape[3]))
+
+    def _maps(self, patches: Patches) -> list[Tensor]:
+        """After each stage: (B, D, h, w)."""
+        x, maps = residual_stream(patches.x.mT.unflatten(2, patches.grid)), []
+        for stage in self.stages:
+            x = stage(x, self._run)
+            maps.append(x)
+        return maps
+
+    def pool(self, tokens: Tokens) -> Tensor:
+        """The mean of all cells: (B, T, F) to (B, F)."""
+        return tokens.x.mean(1)
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """After each stage, before the last norm: (B, D, h, w), each with half the rows and columns of the one before."""
+        return self._maps(self.place(self.patchify(images)))
+
+    def forward_with_attention(self, images: Tensor) -> NoReturn:
+        """Raises `ConfigError`: there is none."""
+        remedy = "look at feature_maps(images), or take an architecture with attention, such as vit-b16"
+        raise ConfigError(f"{self.config.about} has no attention", remedy)
+
+    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
+        """None, as there is no attention."""
+        return []
+
+    def _layer(self, name: str) -> int:
+        part, *rest = name.split(".")
+        if part == "stages":
+            return block_number(int(rest[0]), int(rest[2]), self.config.depths)
+        return 0 if part == "stem" else -1
+
+
+@torch.no_grad()
+def initialise(model: ResNet, config: ResNetConfig) -> None:
+    """The first value of every parameter, as in BiT's code of big_vision, from torch's default generator.
+
+    | parameter | first value |
+    |-|-|
+    | kernels | LeCun normal, sqrt(1 / inputs), cut at 2 sigma before the correction for the cut |
+    | group norm | 1 and 0 |
+    | head | weight 0, bias ``head_bias`` |
+    """
+    for name, parameter in model.named_parameters():
+        if name.startswith("head"):
+            parameter.fill_(config.head_bias if name.endswith("bias") else 0)
+        elif parameter.ndim > 1:
+            fill_lecun_normal(parameter)
+        else:
+            parameter.fill_(1 if name.endswith("weight") else 0)
+
+
+def _bit(layers: str, width_factor: int) -> ResNetConfig:
+    depths = {"r50": (3, 4, 6, 3), "r101": (3, 4, 23, 3), "r152": (3, 8, 36, 3)}
+    return ResNetConfig(depths=depths[layers], width_factor=width_factor)
+
+
+# those whose weights the authors published (Kolesnikov et al. 2020, section 3.1)
+RESNETS: dict[str, Config] = {
+    "bit-r50x1": _bit("r50", 1),
+    "bit-r50x3": _bit("r50", 3),
+    "bit-r101x1": _bit("r101", 1),
+    "bit-r101x3": _bit("r101", 3),
+    "bit-r152x2": _bit("r152", 2),
+    "bit-r152x4": _bit("r152", 4),
+}
