@@ -88,6 +88,12 @@ PYRAMIDS: Kinds = {
     "pvt": ("PvtForImageClassification", "PvtConfig", {**PVT, "sequence_reduction_ratios": [4, 3, 2, 1]}),
     "bare pvt": ("PvtModel", "PvtConfig", {**PVT, "hidden_act": "gelu_new", "qkv_bias": False}),
     "pvt v2": ("PvtV2ForImageClassification", "PvtV2Config", {**PVT, "sr_ratios": [4, 3, 2, 1]}),
+    "bit": ("BitForImageClassification", "BitConfig", {"depths": [1, 2], "hidden_sizes": [256, 512], "num_labels": 5}),
+    "bare bit": (
+        "BitModel",
+        "BitConfig",
+        {"depths": [1], "hidden_sizes": [512], "embedding_size": 128, "num_channels": 1},
+    ),
     "bare pvt v2": (
         "PvtV2Model",
         "PvtV2Config",
@@ -130,8 +136,8 @@ def pooled(given: Any, config: Config) -> Tensor:
     match config.architecture:
         case "swin":
             return tokens.mean(1)
-        case "beit":
-            return given.pooler_output
+        case "beit" | "bit":
+            return given.pooler_output.flatten(1)
         case "pvt-v2":
             return tokens.mean((2, 3))
     return tokens[:, : len(config.prefix)].flatten(1)

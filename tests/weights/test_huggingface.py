@@ -34,7 +34,13 @@ def test_every_tensor_of_theirs_has_a_name_here_or_is_known_to_have_none(kind, t
 
 
 # sizes besides their own, where they take others
-SIZES = {"swin": [(48, 72), (57, 75)], "beit": [(24, 56), (48, 48)], "pvt": [], "pvt_v2": [(64, 96), (61, 83)]}
+SIZES = {
+    "swin": [(48, 72), (57, 75)],
+    "beit": [(24, 56), (48, 48)],
+    "pvt": [],
+    "bit": [(48, 64), (37, 51)],
+    "pvt_v2": [(64, 96), (61, 83)],
+}
 
 
 @torch.no_grad()
@@ -143,6 +149,11 @@ def test_a_config_that_is_not_of_the_tensors_is_refused_in_words(tmp_path, chang
         ("swin", {"layer_norm_eps": 1e-6}, "1e-06 in its blocks and 1e-05 between them"),
         ("swin", {"depths": [10**9, 1]}, "fit the model"),
         ("swin", {"window_size": 10**12}, "larger than any"),
+        ("bit", {"layer_type": "bottleneck"}, "layer_type 'bottleneck'"),
+        ("bit", {"hidden_sizes": [128, 512]}, r"widths of 64 and \[128, 512\]"),
+        ("bit", {"width_factor": 2}, "BiTs with width_factor 1 are read"),
+        ("bit", {"depths": [1, 1, 1, 1, 1]}, "5 stages"),
+        ("bit", {"depths": "12"}, "depths is '12'"),
         ("swin", {"num_heads": [2]}, "one number for each of the 2 stages"),
         ("beit", {"use_shared_relative_position_bias": True}, "of each block and shared ones"),
         ("beit", {"image_size": [24, 40]}, "mixes up the axes"),

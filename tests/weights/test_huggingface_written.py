@@ -16,12 +16,12 @@ from tests.models.conftest import SMALL, shaken
 from tests.models.theirs import edited, pooled
 from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.models import Config, PVTConfig, PVTv2Config, SwinConfig, ViTConfig, create_backbone
+from vitrail.models import Config, PVTConfig, PVTv2Config, ResNetConfig, SwinConfig, ViTConfig, create_backbone
 from vitrail.models.beit import BEiTConfig
 from vitrail.models.cait import CaiTConfig
 from vitrail.tasks.classification import Classifier
 from vitrail.weights import load
-from vitrail.weights.huggingface import PROCESSOR, to_huggingface
+from vitrail.weights.huggingface import FAMILIES, PROCESSOR, to_huggingface
 
 EXACT = {**SMALL, "gelu": "exact", "position_resize": "bicubic", "classes": 3}
 TWO = ("cls", "dist")
@@ -29,6 +29,7 @@ SWIN = SwinConfig(image_size=24, classes=3, width=8, depths=(1, 2), heads=(1, 2)
 BEIT = BEiTConfig(image_size=32, classes=3, patch_size=8, width=12, depth=2, heads=3, mlp_width=20)
 PYRAMID = {"widths": (8, 12, 12, 16), "depths": (1, 2, 1, 1), "heads": (1, 2, 3, 2), "mlp_ratios": (3, 2, 2, 2)}
 PVT = PVTConfig(image_size=32, classes=3, **PYRAMID, reductions=(4, 2, 2, 1), conv_norm_eps=1e-6)
+BIT = ResNetConfig(image_size=32, classes=3, depths=(1, 1))
 PVT_V2 = PVTv2Config(image_size=64, classes=3, **PYRAMID, reductions=(4, 3, 2, 1), conv_norm_eps=1e-6)
 DINO = {**EXACT, "layer_scale": 0.1, "pool": "cls+gap", "mlp_width": 48, "norm_eps": 1e-3}
 
@@ -39,7 +40,7 @@ OURS: dict[str, tuple[Config | dict[str, Any], int]] = {
     "bare": ({**EXACT, "classes": 0}, 1),
     "oblong": ({**EXACT, "image_size": (24, 40), "patch_size": (8, 4)}, 0),
     "padded": ({**EXACT, "pad": True}, 1),
-    "computed positions": ({**EXACT, "positions": "sincos2d"}, 0),
+    "computed positions": ({**EXACT, "positions": "sincos2d"}, 1),
     "no positions": ({**EXACT, "positions": "none", "positions_at": "every"}, 0),
     "no position of the class token": ({**EXACT, "prefix_positions": False}, 0),
     "DeiT": ({**EXACT, "prefix": TWO, "norm_eps": 1e-3}, 0),
@@ -56,6 +57,8 @@ OURS: dict[str, tuple[Config | dict[str, Any], int]] = {
     "PVT": (PVT, 1),
     "bare PVT": (replace(PVT, classes=0, position_resize="paper", gelu="tanh"), 1),
     "PVT v2": (PVT_V2, 0),
+    "BiT": (replace(BIT, standardise="timm"), 0),
+    "bare BiT": (replace(BIT, standardise="timm", classes=0, in_channels=1, width_factor=2, depths=(1,)), 0),
     "bare PVT v2": (replace(PVT_V2, classes=0, linear=True, image_size=(50, 40)), 0),
 }
 REFUSED: dict[str, Config | dict[str, Any]] = {
@@ -65,6 +68,8 @@ REFUSED: dict[str, Config | dict[str, Any]] = {
     "LayerScale that starts at 0": replace(BEIT, layer_scale=0.0),
     "a patch that is not square": replace(PVT_V2, patch_size=(4, 8)),
     "two values of eps, 1e-06 and 1e-05 after": replace(PVT_V2, conv_norm_eps=1e-5),
+    "group_norm_eps=1e-06": replace(BIT, group_norm_eps=1e-6),
+    "a stem of convolutions": {"stem": (), "stem_width": 32},
     "3 stages": replace(PVT, **{name: getattr(PVT, name)[1:] for name in PVTConfig.STAGES}),
     "patches that are not 4x4": replace(PVT, patch_size=2),
     "an image that is not square": replace(PVT, image_size=(64, 32)),
@@ -162,12 +167,36 @@ def test_what_transformers_cannot_say_is_not_written(words):
         to_huggingface(model)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "config", "words"),
+    [
+        ("bit", replace(BIT, depths=(1,) * 5), "5 stages that halve the map"),
+        ("swin", replace(SWIN, depths=(1,) * 17, heads=(1,) * 17, window=1, width=1), "17 stages"),
+    ],
+)
+def test_so_is_one_with_too_many_stages(model_type, config, words):
+    with pytest.raises(CheckpointError, match=f"no counterpart of {words}"):
+        FAMILIES[model_type].write(config)
+
+
 def test_each_difference_at_other_sizes_is_noted():
     notes = to_huggingface(a_classifier({**SMALL, "classes": 0, "pad": True})).notes
     assert [len([note for note in notes if word in note]) for word in ("'paper' here", "filled up", "pooler")] == [
         1
     ] * 3
     assert notes[-1] == "the temperature 2.5 is not applied there"
+
+
+@pytest.mark.parametrize("rule", ["bit", "vit"])
+def test_kernels_are_written_standardised_for_another_rule_than_theirs(rule, tmp_path):
+    model = a_classifier(replace(BIT, standardise=rule))
+    images = torch.randn(2, 3, 32, 32)
+    assert f"kernels are written as {rule!r} standardises them" in to_huggingface(model).notes[0]
+    again = load(written(model, tmp_path), log=silent)
+    assert again.config.standardise == rule
+    torch.testing.assert_close(again(images), model(images), atol=1e-4, rtol=1e-4)
+    kernel = again.backbone.state_dict()["stages.0.blocks.0.conv2.weight"]
+    torch.testing.assert_close(kernel.flatten(1).var(1, correction=0), torch.ones(64), atol=1e-3, rtol=0)
 
 
 WITHOUT_IT = "what vitrail once said of it"

@@ -29,8 +29,8 @@ class SameConv(StdConv):
         super().__init__(inputs, outputs, kernel, rule=rule, stride=stride, padding=zeros // 2)
         self.is_odd = zeros % 2 == 1
 
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(F.pad(input, (0, 1, 0, 1)) if self.is_odd else input)
+    def forward(self, input: Tensor, gelu: str | None = None) -> Tensor:
+        return super().forward(F.pad(input, (0, 1, 0, 1)) if self.is_odd else input, gelu)
 
 
 class Root(nn.Module):

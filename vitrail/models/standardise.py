@@ -48,8 +48,8 @@ class StdConv(Conv):
         super().__init__(inputs, outputs, kernel, stride, padding, bias=False)
         self.rule = rule
 
-    def forward(self, input: Tensor) -> Tensor:
-        return self.apply_kernel(input, standardise(self.weight, self.rule))
+    def forward(self, input: Tensor, gelu: str | None = None) -> Tensor:
+        return self.apply_kernel(input, standardise(self.weight, self.rule), gelu)
 
 
 class GroupNorm(nn.GroupNorm):

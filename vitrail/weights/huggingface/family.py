@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
 from vitrail.weights.tensors import printable
@@ -48,7 +49,8 @@ class Family:
             cannot be meant raises.
         write: the inverse: the class that has such a model, the fields, and notes on what is otherwise there. Raises
             `CheckpointError` for what they cannot express.
-        spell, spell_state: say a model of ours in those of our terms that they have too, where the answers stay the same.
+        spell, spell_state: say a model of ours in those of our terms that they have too, where the answers stay the same,
+            with notes on what does not.
         restore: the tensors as they were before `spell_state`, for the config as it was.
     """
 
@@ -64,7 +66,7 @@ class Family:
     processor: str
     read: Callable[[Mapping[str, Any], State], Config]
     write: Callable[[Any], tuple[str, dict[str, Any], list[str]]]
-    spell: Callable[[Any], Config] = lambda config: config
+    spell: Callable[[Any], tuple[Config, list[str]]] = lambda config: (config, [])
     spell_state: Callable[[Any, State], State] = lambda config, state: state
     restore: Callable[[Any, State], State] = lambda config, state: state
 
@@ -82,6 +84,10 @@ class Family:
     def theirs(self, state: State, *, has_body: bool) -> State:
         """The inverse of `ours`."""
         return rename(part(state, self.parts), self.table(has_body))
+
+    def sized(self, config: Config, preprocessing: Preprocessing) -> Config:
+        """At the size of the preprocessing, where config.json states none."""
+        return config if "image_size" in self.defaults else replace(config, image_size=preprocessing.size)
 
     def table(self, has_body: bool) -> dict[str, str]:
         inside = f"{self.body}." if has_body else ""

@@ -154,6 +154,7 @@ def _check_writable(model_type: str, config: ViTConfig) -> None:
     wrong = {
         f"the prefix {config.prefix}": config.prefix != (("cls", "dist") if model_type == "deit" else ("cls",)),
         f"pool={config.pool!r}": config.pool not in pools,
+        "a stem of convolutions": config.stem is not None,
         "registers": config.registers > 0 and not of_dino,
         "LayerScale": config.layer_scale is not None and not of_dino,
         "registers without LayerScale": config.layer_scale is None and of_dino,
@@ -182,12 +183,14 @@ def _notes(model_type: str, config: ViTConfig) -> list[str]:
     return notes
 
 
-def spelled(config: ViTConfig) -> ViTConfig:
-    """The same with positions at the stem as one learned table, where they can be said so."""
+def spelled(config: ViTConfig) -> tuple[ViTConfig, list[str]]:
+    """The same with positions at the stem as one learned table, where they can be said so; and a note."""
     at_stem = config.positions in ("learned", "sincos2d") and config.positions_at == "stem"
     if not at_stem and config.positions != "none":
-        return config
-    return replace(config, positions="learned", positions_at="stem", prefix_positions=True)
+        return config, []
+    note = "positions are written as a table: at other image sizes it is resized there, and here they are computed"
+    learned = replace(config, positions="learned", positions_at="stem", prefix_positions=True)
+    return learned, [note] if config.positions == "sincos2d" else []
 
 
 def spelled_state(config: ViTConfig, state: State) -> State:
