@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -9,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.models.theirs import PYRAMIDS, THEIRS, VIT, build, edited, pooled, saved
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.weights import load
-from vitrail.weights.huggingface import FAMILIES
+from vitrail.weights.huggingface import FAMILIES, read_huggingface
 
 
 def silent(line: str) -> None:
@@ -218,6 +220,35 @@ def test_no_broken_file_is_half_read(kind, tmp_path):
                 load(tmp_path, log=silent)
             refused += 1
     assert refused > 100
+
+
+ODD = ("x", "", -1, 0.5, float("nan"), [], {}, True, 10**30, [10**30], ["x"] * 4, [[1]])
+PROCESSING = {
+    "image_processor_type": "ViTImageProcessor",
+    "size": 8,
+    "do_center_crop": True,
+    "crop_size": 8,
+    "rescale_factor": 0.1,
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+    "resample": 2,
+}
+
+
+@pytest.mark.parametrize("kind", ["distilled deit", "swin", "beit", "pvt", "bit"])
+def test_no_odd_value_of_a_field_is_more_than_an_error(kind, tmp_path):
+    tensors = load_file(saved(build(kind), tmp_path) / "model.safetensors")
+    described = json.loads((tmp_path / "config.json").read_text())
+    family = FAMILIES[described["model_type"]]
+    odd = [({**described, name: value}, {}) for name in [*family.defaults, "id2label", "vitrail"] for value in ODD]
+    odd += [(described, {**PROCESSING, name: value}) for name in PROCESSING for value in ODD]
+    refused = 0
+    for config, processing in odd:
+        try:
+            read_huggingface(dict(tensors), config, processing, tmp_path).classifier(tmp_path, silent, named=True)
+        except VitrailError:
+            refused += 1
+    assert refused > len(odd) / 2
 
 
 def test_a_width_of_its_own_needs_no_published_size(tmp_path):

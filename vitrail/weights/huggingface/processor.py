@@ -37,6 +37,7 @@ PROCESSORS = {
     "Pvt": _silent(SQUARE, 3, *IMAGENET),
     "Bit": _silent({"shortest_edge": 224}, 3, *CLIP, crop=True),
 }
+MOST_CHANNELS = 10_000
 ENDS = ("FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessorPil")
 FILTERS: dict[int, Interpolation] = {
     0: "nearest",
@@ -168,7 +169,7 @@ def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
     else:
         lengths = [stated] if isinstance(stated, int) else list(stated)
         lengths *= 2 if len(lengths) == 1 and square else 1
-        known = len(lengths) <= 2
+        known = len(lengths) in (1, 2)
     if not known or not all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in lengths):
         raise ValueError(f"a size of {size}")
     return (lengths[0], lengths[1]) if len(lengths) == 2 else lengths[0]
@@ -178,6 +179,8 @@ def _normal(value: Mapping[str, Any], channels: int) -> tuple[tuple[float, ...],
     """Mean and deviation of values in [0, 1], for a processor that multiplies those in [0, 255] by some factor first."""
     scale = 255 * float(value["rescale_factor"] if value["do_rescale"] else 1)
     mean, std = (value["image_mean"], value["image_std"]) if value["do_normalize"] else (0.0, 1.0)
+    if channels > MOST_CHANNELS:
+        raise ValueError(f"images of {channels:,} channels")
     found = []
     for numbers in (mean, std):
         each = list(numbers) if isinstance(numbers, Sequence) else [numbers] * channels

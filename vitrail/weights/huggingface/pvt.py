@@ -96,7 +96,7 @@ def read_v2(fields: Mapping[str, Any], state: State) -> PVTv2Config:
 
 def _read(fields: Mapping[str, Any], state: State) -> dict[str, Any]:
     strides = fields["strides"]
-    if not isinstance(strides, Sequence) or list(strides[1:]) != [2] * len(strides[1:]):
+    if not isinstance(strides, Sequence) or not strides or list(strides[1:]) != [2] * len(strides[1:]):
         raise CheckpointError(f"it has the strides {str(strides)[:80]}", "those that halve each map are read")
     return {
         "image_size": fields["image_size"],
