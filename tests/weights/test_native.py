@@ -170,7 +170,7 @@ def changed(folder: Path, **changes: object) -> Path:
     [
         ({"format_version": 2}, "format version 2; this vitrail reads 1"),
         ({"format_version": None}, "format version None"),
-        ({"architecture": "swin"}, "architecture 'swin'"),
+        ({"architecture": "swim"}, "architecture 'swim'"),
         ({"classes": ["a", "b"]}, "2 class names for 3 outputs"),
         ({"classes": ["a", "b", "a"]}, "repeat"),
         ({"classes": "gone"}, "it has no 'classes'"),

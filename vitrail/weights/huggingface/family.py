@@ -78,7 +78,8 @@ class Family:
         patterns = [re.compile(_pattern(each) + r"(\..*)?") for each in idle]
         unused = tuple(name for name in sorted(tensors) if any(each.fullmatch(name) for each in patterns))
         table = {theirs: ours for ours, theirs in self.table(has_body).items()} | dict(self.also)
-        renamed = rename({name: each for name, each in tensors.items() if name not in unused}, table)
+        without = set(unused)
+        renamed = rename({name: each for name, each in tensors.items() if name not in without}, table)
         return join(renamed, self.parts), unused
 
     def theirs(self, state: State, *, has_body: bool) -> State:

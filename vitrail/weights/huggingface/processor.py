@@ -39,13 +39,8 @@ PROCESSORS = {
 }
 MOST_CHANNELS = 10_000
 ENDS = ("FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessorPil")
-FILTERS: dict[int, Interpolation] = {
-    0: "nearest",
-    1: "lanczos",
-    2: "bilinear",
-    3: "bicubic",
-    4: "box",
-}  # Pillow's numbers
+# Pillow's numbers
+FILTERS: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}
 
 
 def from_processor(
@@ -72,20 +67,16 @@ def from_processor(
     except (ConfigError, KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         what = f"the preprocessing in {where} cannot be used: {printable(reason, 200)}"
-        raise CheckpointError(
-            what, "correct preprocessor_config.json, or remove it and state --mean, --std, --resize"
-        ) from error
+        remedy = "correct preprocessor_config.json, or remove it and state --mean, --std, --resize"
+        raise CheckpointError(what, remedy) from error
     if stated:
         return preprocessing, assumed
     if preprocessing.resize == "short" and config.image_size[0] != config.image_size[1]:  # which they cannot say
         preprocessing = replace(preprocessing, resize="squash", resize_to=None)
     to = "x".join(map(str, preprocessing.size))
-    way = (
-        preprocessing.resize if preprocessing.resize_to is None else f"{preprocessing.resize} {preprocessing.resize_to}"
-    )
-    told = {"mean": preprocessing.mean, "std": preprocessing.std, "resize": way, "crop": to}
-    told["interpolation"] = preprocessing.interpolation
-    return preprocessing, [f"{name} {list(each) if isinstance(each, tuple) else each}" for name, each in told.items()]
+    way = preprocessing.resize + ("" if preprocessing.resize_to is None else f" {preprocessing.resize_to}")
+    told = [f"mean {list(preprocessing.mean)}", f"std {list(preprocessing.std)}", f"resize {way}", f"crop {to}"]
+    return preprocessing, [*told, f"interpolation {preprocessing.interpolation}"]
 
 
 def to_processor(preprocessing: Preprocessing) -> tuple[dict[str, Any], list[str]]:
