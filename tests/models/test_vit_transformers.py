@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.models.theirs import THEIRS, build, saved
+from tests.models.theirs import VITS, build, saved
 from vitrail.tasks.classification import Classifier
 from vitrail.weights import load
 from vitrail.weights.folders import read_folder
@@ -22,7 +22,7 @@ def silent(line: str) -> None:
     """Takes what `load` says."""
 
 
-@pytest.fixture(scope="module", params=THEIRS)
+@pytest.fixture(scope="module", params=VITS)
 def pair(request, tmp_path_factory) -> tuple[Any, Classifier]:
     """A model of transformers, and ours of its files."""
     theirs = build(request.param)

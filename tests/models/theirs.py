@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+from vitrail.models import Config
 
 VIT: dict[str, Any] = {
     "hidden_size": 16,
@@ -20,8 +24,9 @@ VIT: dict[str, Any] = {
 DINO = {name: value for name, value in VIT.items() if name != "intermediate_size"}
 MAE = {"decoder_hidden_size": 8, "decoder_num_attention_heads": 2, "decoder_num_hidden_layers": 1}
 
-# the class, its config, and fields that are not as by default
-THEIRS: dict[str, tuple[str, str, dict[str, Any]]] = {
+Kinds = dict[str, tuple[str, str, dict[str, Any]]]  # the class, its config, and fields that are not as by default
+
+VITS: Kinds = {
     "vit": ("ViTForImageClassification", "ViTConfig", {**VIT, "layer_norm_eps": 1e-2}),
     "vit of four channels": (
         "ViTForImageClassification",
@@ -44,6 +49,58 @@ THEIRS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "bare dinov2 with registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", DINO),
 }
+
+SWIN = {"image_size": 48, "embed_dim": 8, "depths": [2, 3], "num_heads": [2, 4], "window_size": 3, "num_labels": 5}
+BEIT = {**VIT, "layer_norm_eps": 1e-2}
+PVT = {
+    "image_size": 64,
+    "hidden_sizes": [8, 12, 12, 16],
+    "depths": [1, 2, 1, 2],
+    "num_attention_heads": [1, 2, 3, 2],
+    "mlp_ratios": [3, 2, 2, 2],
+    "num_labels": 5,
+    "layer_norm_eps": 1e-3,
+}
+PYRAMIDS: Kinds = {
+    "swin": ("SwinForImageClassification", "SwinConfig", {**SWIN, "mlp_ratio": 2.5}),
+    "bare swin": (
+        "SwinModel",
+        "SwinConfig",
+        {**SWIN, "hidden_act": "gelu_new", "qkv_bias": False, "patch_size": [4, 2], "num_channels": 1},
+    ),
+    "masked swin": (
+        "SwinForMaskedImageModeling",
+        "SwinConfig",
+        {**SWIN, "depths": [1, 2, 1], "num_heads": [1, 2, 4], "encoder_stride": 16},
+    ),
+    "beit": ("BeitForImageClassification", "BeitConfig", {**BEIT, "use_relative_position_bias": True}),
+    "beit with one table": (
+        "BeitForImageClassification",
+        "BeitConfig",
+        {**BEIT, "use_shared_relative_position_bias": True, "use_mean_pooling": False, "layer_scale_init_value": 0.0},
+    ),
+    "bare beit": ("BeitModel", "BeitConfig", {**BEIT, "use_absolute_position_embeddings": True}),
+    "masked beit": (
+        "BeitForMaskedImageModeling",
+        "BeitConfig",
+        {**BEIT, "use_shared_relative_position_bias": True, "use_mask_token": True, "vocab_size": 9},
+    ),
+    "pvt": ("PvtForImageClassification", "PvtConfig", {**PVT, "sequence_reduction_ratios": [4, 3, 2, 1]}),
+    "bare pvt": ("PvtModel", "PvtConfig", {**PVT, "hidden_act": "gelu_new", "qkv_bias": False}),
+    "pvt v2": ("PvtV2ForImageClassification", "PvtV2Config", {**PVT, "sr_ratios": [4, 3, 2, 1]}),
+    "bit": ("BitForImageClassification", "BitConfig", {"depths": [1, 2], "hidden_sizes": [256, 512], "num_labels": 5}),
+    "bare bit": (
+        "BitModel",
+        "BitConfig",
+        {"depths": [1], "hidden_sizes": [512], "embedding_size": 128, "num_channels": 1},
+    ),
+    "bare pvt v2": (
+        "PvtV2Model",
+        "PvtV2Config",
+        {**PVT, "linear_attention": True, "strides": [2, 2, 2, 2], "patch_sizes": [3, 3, 3, 3]},
+    ),
+}
+THEIRS = {**VITS, **PYRAMIDS}
 
 
 def build(kind: str, **changes: Any) -> Any:
@@ -71,3 +128,22 @@ def saved(model: Any, folder: Path, **options: Any) -> Path:
     logging.disable_progress_bar()
     model.save_pretrained(folder, **options)
     return folder
+
+
+def pooled(given: Any, config: Config) -> Tensor:
+    """What a bare model of ours would pool of what one of theirs gives."""
+    tokens = given.last_hidden_state
+    match config.architecture:
+        case "swin":
+            return tokens.mean(1)
+        case "beit" | "bit":
+            return given.pooler_output.flatten(1)
+        case "pvt-v2":
+            return tokens.mean((2, 3))
+    return tokens[:, : len(config.prefix)].flatten(1)
+
+
+def edited(file: Path, **changes: Any) -> None:
+    """Other values in a JSON file; None takes a key away."""
+    values = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))

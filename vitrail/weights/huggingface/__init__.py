@@ -18,13 +18,15 @@ from vitrail.errors import CheckpointError
 from vitrail.models import Config, ViTConfig
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.description import KEY
-from vitrail.weights.huggingface import own, vit
+from vitrail.weights.huggingface import beit, bit, own, pvt, swin, vit
 from vitrail.weights.huggingface.family import Family
 from vitrail.weights.huggingface.processor import from_processor, to_processor
 from vitrail.weights.layout import Weights
 from vitrail.weights.tensors import AGAIN, printable
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in vit.FAMILIES}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for family in (*vit.FAMILIES, swin.SWIN, beit.BEIT, pvt.PVT, pvt.PVT_V2, bit.BIT)
+}
 PROCESSOR = "preprocessor_config.json"
 MULTI_LABEL = "multi_label_classification"
 
@@ -67,7 +69,7 @@ def read_huggingface(
     preprocessing, assumed = from_processor(preprocessor, family.processor, config, path)
     held = Weights(
         layout="Hugging Face",
-        config=config,
+        config=family.sized(config, preprocessing),
         tensors=state,
         preprocessing=preprocessing,
         classes=classes,
@@ -87,17 +89,20 @@ def to_huggingface(classifier: Classifier) -> Folder:
         CheckpointError: the model has a part that transformers has no counterpart of, or a preprocessing.
     """
     family = FAMILIES[_model_type_of(classifier.config)]
-    name, fields, notes = family.write(family.spell(classifier.config))
+    config, notes = family.spell(classifier.config)
+    name, fields, more = family.write(config)
+    notes += more
     state = {name: each.detach().cpu() for name, each in classifier.backbone.state_dict().items()}
     state = family.spell_state(classifier.config, state)
     tensors = family.theirs(state, has_body=bool(classifier.classes))
     tensors = {name: each.clone(memory_format=torch.contiguous_format) for name, each in tensors.items()}
     processor, more = to_processor(classifier.preprocessing)
+    notes += more
     labels = {
         "id2label": {str(place): name for place, name in enumerate(classifier.classes)},
         "label2id": {name: place for place, name in enumerate(classifier.classes)},
     }
-    config = {
+    described = {
         "architectures": [name],
         "model_type": family.model_type,
         **fields,
@@ -106,8 +111,8 @@ def to_huggingface(classifier: Classifier) -> Folder:
         KEY: own.described(classifier, tensors),
     }
     if classifier.temperature != 1:
-        more.append(f"the temperature {classifier.temperature:g} is not applied there")
-    return Folder(tensors, config, processor, notes + more)
+        notes.append(f"the temperature {classifier.temperature:g} is not applied there")
+    return Folder(tensors, described, processor, notes)
 
 
 def _family(described: Mapping[str, Any], path: Path) -> Family:
@@ -120,11 +125,13 @@ def _family(described: Mapping[str, Any], path: Path) -> Family:
 
 
 def _model_type_of(config: Config) -> str:
-    match config:
-        case ViTConfig(stem=None):
-            return vit.model_type_of(config)
-    part = "a hybrid" if isinstance(config, ViTConfig) else config.about
-    raise CheckpointError(f"transformers has no counterpart of {part}", "keep it in vitrail's format")
+    if isinstance(config, ViTConfig) and config.stem is None:
+        return vit.model_type_of(config)
+    model_type = config.architecture.replace("-", "_")
+    if isinstance(config, ViTConfig) or model_type not in FAMILIES:
+        part = "a hybrid" if isinstance(config, ViTConfig) else config.about
+        raise CheckpointError(f"transformers has no counterpart of {part}", "keep it in vitrail's format")
+    return model_type
 
 
 def _classes(labels: Any, outputs: int) -> tuple[tuple[str, ...] | None, list[str]]:

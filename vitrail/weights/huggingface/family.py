@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
 from vitrail.weights.tensors import printable
@@ -39,6 +40,7 @@ class Family:
     Args:
         body: what their names begin with where there is a head, which stands outside of the body.
         names, heads: our names to theirs, without ``body``.
+        also: what stands elsewhere in some classes of theirs, outside of the body: their names to ours.
         unused, unused_heads: modules and parameters of theirs that have no place here, inside of the body and outside.
         parts: projections that are one of ours and several of theirs.
         defaults: the fields of config.json that are read, as transformers has them where they are not stated.
@@ -47,7 +49,8 @@ class Family:
             cannot be meant raises.
         write: the inverse: the class that has such a model, the fields, and notes on what is otherwise there. Raises
             `CheckpointError` for what they cannot express.
-        spell, spell_state: say a model of ours in those of our terms that they have too, where the answers stay the same.
+        spell, spell_state: say a model of ours in those of our terms that they have too, where the answers stay the same,
+            with notes on what does not.
         restore: the tensors as they were before `spell_state`, for the config as it was.
     """
 
@@ -55,6 +58,7 @@ class Family:
     body: str
     names: Names
     heads: Names
+    also: Names = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     unused_heads: tuple[str, ...] = ()
     parts: Sequence[str] = ("q", "k", "v")
@@ -62,7 +66,7 @@ class Family:
     processor: str
     read: Callable[[Mapping[str, Any], State], Config]
     write: Callable[[Any], tuple[str, dict[str, Any], list[str]]]
-    spell: Callable[[Any], Config] = lambda config: config
+    spell: Callable[[Any], tuple[Config, list[str]]] = lambda config: (config, [])
     spell_state: Callable[[Any, State], State] = lambda config, state: state
     restore: Callable[[Any, State], State] = lambda config, state: state
 
@@ -71,14 +75,20 @@ class Family:
         has_body = any(name.startswith(f"{self.body}.") for name in tensors)
         inside = f"{self.body}." if has_body else ""
         idle = (*(inside + name for name in self.unused), *self.unused_heads)
-        unused = tuple(name for name in sorted(tensors) if any(f"{name}.".startswith(f"{each}.") for each in idle))
-        table = {theirs: ours for ours, theirs in self.table(has_body).items()}
-        renamed = rename({name: each for name, each in tensors.items() if name not in unused}, table)
+        patterns = [re.compile(_pattern(each) + r"(\..*)?") for each in idle]
+        unused = tuple(name for name in sorted(tensors) if any(each.fullmatch(name) for each in patterns))
+        table = {theirs: ours for ours, theirs in self.table(has_body).items()} | dict(self.also)
+        without = set(unused)
+        renamed = rename({name: each for name, each in tensors.items() if name not in without}, table)
         return join(renamed, self.parts), unused
 
     def theirs(self, state: State, *, has_body: bool) -> State:
         """The inverse of `ours`."""
         return rename(part(state, self.parts), self.table(has_body))
+
+    def sized(self, config: Config, preprocessing: Preprocessing) -> Config:
+        """At the size of the preprocessing, where config.json states none."""
+        return config if "image_size" in self.defaults else replace(config, image_size=preprocessing.size)
 
     def table(self, has_body: bool) -> dict[str, str]:
         inside = f"{self.body}." if has_body else ""
@@ -87,10 +97,7 @@ class Family:
 
 def rename(tensors: State, names: Names) -> State:
     """The tensors by other names; those that the table does not know, or whose new name is taken, keep theirs."""
-    patterns = [
-        (re.compile(re.escape(old).replace(r"\{\}", r"(\d+)") + r"(\.weight|\.bias)?"), new)
-        for old, new in names.items()
-    ]
+    patterns = [(re.compile(_pattern(old) + r"(\.weight|\.bias)?"), new) for old, new in names.items()]
     renamed: State = {}
     for name, tensor in tensors.items():
         found = next(((match, new) for old, new in patterns if (match := old.fullmatch(name))), None)
@@ -100,6 +107,10 @@ def rename(tensors: State, names: Names) -> State:
             other = found[1].format(*numbers) + (kind or "")
         renamed[name if other in renamed else other] = tensor
     return renamed
+
+
+def _pattern(name: str) -> str:
+    return re.escape(name).replace(r"\{\}", r"(\d+)")
 
 
 def join(state: State, parts: Sequence[str]) -> State:
@@ -137,6 +148,13 @@ def _split(name: str) -> tuple[str, str, str]:
 def _fit(group: Sequence[Tensor | None]) -> bool:
     kinds = {(each.shape[1:], each.dtype) for each in group if each is not None and each.ndim}
     return len(kinds) == 1 and all(each is not None and each.ndim for each in group)
+
+
+def check_said(model_type: str, wrong: Mapping[str, bool], remedy: str = "keep it in vitrail's format") -> None:
+    """Raises `CheckpointError` for the first part of a model that is there and has no counterpart in transformers."""
+    for part, there in wrong.items():
+        if there:
+            raise CheckpointError(f"transformers' {model_type!r} has no counterpart of {part}", remedy)
 
 
 def outputs_of(state: State) -> int:

@@ -66,10 +66,11 @@ def _known(description: Any, held: Weights, family: Family, path: Path) -> Weigh
     """``held`` as the description has it; None where transformers would read another model out of it."""
     check_version(description, path)
     config = ARCHITECTURES[description["architecture"]].from_dict(description["config"])
-    _, fields, _ = family.write(family.spell(config))
+    _, fields, _ = family.write(family.spell(config)[0])
     classes = held.classes or check_classes(description["classes"], outputs=config.classes)
     temperature = float(description["temperature"])
-    if family.read({**family.defaults, **fields}, held.tensors) != held.config or not 0 < temperature < math.inf:
+    read = family.sized(family.read({**family.defaults, **fields}, held.tensors), held.preprocessing)
+    if read != held.config or not 0 < temperature < math.inf:
         return None
     return replace(
         held,

@@ -37,14 +37,10 @@ PROCESSORS = {
     "Pvt": _silent(SQUARE, 3, *IMAGENET),
     "Bit": _silent({"shortest_edge": 224}, 3, *CLIP, crop=True),
 }
+MOST_CHANNELS = 10_000
 ENDS = ("FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessorPil")
-FILTERS: dict[int, Interpolation] = {
-    0: "nearest",
-    1: "lanczos",
-    2: "bilinear",
-    3: "bicubic",
-    4: "box",
-}  # Pillow's numbers
+# Pillow's numbers
+FILTERS: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}
 
 
 def from_processor(
@@ -71,20 +67,16 @@ def from_processor(
     except (ConfigError, KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         what = f"the preprocessing in {where} cannot be used: {printable(reason, 200)}"
-        raise CheckpointError(
-            what, "correct preprocessor_config.json, or remove it and state --mean, --std, --resize"
-        ) from error
+        remedy = "correct preprocessor_config.json, or remove it and state --mean, --std, --resize"
+        raise CheckpointError(what, remedy) from error
     if stated:
         return preprocessing, assumed
     if preprocessing.resize == "short" and config.image_size[0] != config.image_size[1]:  # which they cannot say
         preprocessing = replace(preprocessing, resize="squash", resize_to=None)
     to = "x".join(map(str, preprocessing.size))
-    way = (
-        preprocessing.resize if preprocessing.resize_to is None else f"{preprocessing.resize} {preprocessing.resize_to}"
-    )
-    told = {"mean": preprocessing.mean, "std": preprocessing.std, "resize": way, "crop": to}
-    told["interpolation"] = preprocessing.interpolation
-    return preprocessing, [f"{name} {list(each) if isinstance(each, tuple) else each}" for name, each in told.items()]
+    way = preprocessing.resize + ("" if preprocessing.resize_to is None else f" {preprocessing.resize_to}")
+    told = [f"mean {list(preprocessing.mean)}", f"std {list(preprocessing.std)}", f"resize {way}", f"crop {to}"]
+    return preprocessing, [*told, f"interpolation {preprocessing.interpolation}"]
 
 
 def to_processor(preprocessing: Preprocessing) -> tuple[dict[str, Any], list[str]]:
@@ -168,7 +160,7 @@ def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
     else:
         lengths = [stated] if isinstance(stated, int) else list(stated)
         lengths *= 2 if len(lengths) == 1 and square else 1
-        known = len(lengths) <= 2
+        known = len(lengths) in (1, 2)
     if not known or not all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in lengths):
         raise ValueError(f"a size of {size}")
     return (lengths[0], lengths[1]) if len(lengths) == 2 else lengths[0]
@@ -178,6 +170,8 @@ def _normal(value: Mapping[str, Any], channels: int) -> tuple[tuple[float, ...],
     """Mean and deviation of values in [0, 1], for a processor that multiplies those in [0, 255] by some factor first."""
     scale = 255 * float(value["rescale_factor"] if value["do_rescale"] else 1)
     mean, std = (value["image_mean"], value["image_std"]) if value["do_normalize"] else (0.0, 1.0)
+    if channels > MOST_CHANNELS:
+        raise ValueError(f"images of {channels:,} channels")
     found = []
     for numbers in (mean, std):
         each = list(numbers) if isinstance(numbers, Sequence) else [numbers] * channels

@@ -15,7 +15,7 @@ import torch
 
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig, positions
-from vitrail.weights.huggingface.family import Family, State, act_of, gelu_of, outputs_of, side_or_pair
+from vitrail.weights.huggingface.family import Family, State, act_of, check_said, gelu_of, outputs_of, side_or_pair
 
 AROUND = {
     "cls_token": "embeddings.cls_token",
@@ -70,7 +70,6 @@ DEFAULTS_OF_DINOV2 = {
 }
 RULES = {"dinov2_with_registers": "bicubic-antialias"}  # how positions are resized; the others do without antialiasing
 POOLS = {"vit": ("cls",), "deit": ("cls", "cls-only"), "dinov2": ("cls+gap",), "dinov2_with_registers": ("cls+gap",)}
-REFUSED = "keep it in vitrail's format"
 
 
 def read(model_type: str, fields: Mapping[str, Any], state: State) -> ViTConfig:
@@ -155,6 +154,7 @@ def _check_writable(model_type: str, config: ViTConfig) -> None:
     wrong = {
         f"the prefix {config.prefix}": config.prefix != (("cls", "dist") if model_type == "deit" else ("cls",)),
         f"pool={config.pool!r}": config.pool not in pools,
+        "a stem of convolutions": config.stem is not None,
         "registers": config.registers > 0 and not of_dino,
         "LayerScale": config.layer_scale is not None and not of_dino,
         "registers without LayerScale": config.layer_scale is None and of_dino,
@@ -166,9 +166,7 @@ def _check_writable(model_type: str, config: ViTConfig) -> None:
         "blocks without skips": not config.skips,
         "padding": remainder,
     }
-    for what, there in wrong.items():
-        if there:
-            raise CheckpointError(f"transformers' {model_type!r} has no counterpart of {what}", REFUSED)
+    check_said(model_type, wrong)
 
 
 def _notes(model_type: str, config: ViTConfig) -> list[str]:
@@ -185,12 +183,14 @@ def _notes(model_type: str, config: ViTConfig) -> list[str]:
     return notes
 
 
-def spelled(config: ViTConfig) -> ViTConfig:
-    """The same with positions at the stem as one learned table, where they can be said so."""
+def spelled(config: ViTConfig) -> tuple[ViTConfig, list[str]]:
+    """The same with positions at the stem as one learned table, where they can be said so; and a note."""
     at_stem = config.positions in ("learned", "sincos2d") and config.positions_at == "stem"
     if not at_stem and config.positions != "none":
-        return config
-    return replace(config, positions="learned", positions_at="stem", prefix_positions=True)
+        return config, []
+    note = "positions are written as a table: at other image sizes it is resized there, and here they are computed"
+    learned = replace(config, positions="learned", positions_at="stem", prefix_positions=True)
+    return learned, [note] if config.positions == "sincos2d" else []
 
 
 def spelled_state(config: ViTConfig, state: State) -> State:

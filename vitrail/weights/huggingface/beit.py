@@ -1,0 +1,158 @@
+"""BEiT in transformers: names, and config.json.
+
+Its tables of relative positions are laid out there for square images only: of others it takes the rows for columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitrail.errors import CheckpointError
+from vitrail.models.beit import BEiTConfig
+from vitrail.weights.huggingface.family import Family, State, act_of, check_said, gelu_of, outputs_of, side_or_pair
+
+LAYER = "encoder.layer.{}"
+TABLE = "relative_position_bias.relative_position_bias_table"
+NAMES = {
+    "cls_token": "embeddings.cls_token",
+    "pos_embed": "embeddings.position_embeddings",
+    "patch_embed.proj": "embeddings.patch_embeddings.projection",
+    "rel_pos_bias.relative_position_bias_table": f"encoder.{TABLE}",
+    "blocks.{}.norm1": f"{LAYER}.layernorm_before",
+    "blocks.{}.attn.q.weight": f"{LAYER}.attention.attention.query.weight",
+    "blocks.{}.attn.k.weight": f"{LAYER}.attention.attention.key.weight",
+    "blocks.{}.attn.v.weight": f"{LAYER}.attention.attention.value.weight",
+    "blocks.{}.attn.q_bias": f"{LAYER}.attention.attention.query.bias",
+    "blocks.{}.attn.v_bias": f"{LAYER}.attention.attention.value.bias",
+    "blocks.{}.attn.relative_position_bias_table": f"{LAYER}.attention.attention.{TABLE}",
+    "blocks.{}.attn.proj": f"{LAYER}.attention.output.dense",
+    "blocks.{}.gamma_1": f"{LAYER}.lambda_1",
+    "blocks.{}.norm2": f"{LAYER}.layernorm_after",
+    "blocks.{}.mlp.fc1": f"{LAYER}.intermediate.dense",
+    "blocks.{}.mlp.fc2": f"{LAYER}.output.dense",
+    "blocks.{}.gamma_2": f"{LAYER}.lambda_2",
+    "norm": "layernorm",
+    "fc_norm": "pooler.layernorm",
+}
+DEFAULTS = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "image_size": 224,
+    "patch_size": 16,
+    "num_channels": 3,
+    "use_absolute_position_embeddings": False,
+    "use_relative_position_bias": False,
+    "use_shared_relative_position_bias": False,
+    "layer_scale_init_value": 0.1,
+    "drop_path_rate": 0.1,
+}
+BIASES = {
+    (True, False): "every",
+    (False, True): "shared",
+    (False, False): "none",
+}  # use_relative_position_bias, use_shared_relative_position_bias
+
+
+def read(fields: Mapping[str, Any], state: State) -> BEiTConfig:
+    """The config of a model whose tensors are ``state`` and whose config.json states ``fields``.
+
+    Of a model that was pre-trained, what its head of visual words reads is a norm outside of the body: the class token is
+    pooled after the same norm.
+    """
+    bias = BIASES.get((fields["use_relative_position_bias"], fields["use_shared_relative_position_bias"]))
+    if bias is None:
+        raise CheckpointError("it has relative positions of each block and shared ones", "one of the two is read")
+    scale = fields["layer_scale_init_value"]
+    config = BEiTConfig(
+        image_size=fields["image_size"],
+        patch_size=fields["patch_size"],
+        in_channels=fields["num_channels"],
+        classes=outputs_of(state),
+        width=fields["hidden_size"],
+        depth=fields["num_hidden_layers"],
+        heads=fields["num_attention_heads"],
+        mlp_width=fields["intermediate_size"],
+        pool="cls" if "norm.weight" in state else "gap",
+        relative_bias=bias,
+        bias_resize="bilinear",
+        positions=fields["use_absolute_position_embeddings"],
+        position_resize="bicubic",
+        gelu=gelu_of(fields["hidden_act"]),
+        norm_eps=fields["layer_norm_eps"],
+        layer_scale=scale if scale > 0 else None,
+        drop_path=fields["drop_path_rate"],
+    )
+    if bias != "none" and config.grid[0] != config.grid[1]:
+        what = f"it has relative positions of {config.grid[0]}x{config.grid[1]} patches, of which transformers mixes up the axes"
+        raise CheckpointError(what, "those of square images are read")
+    return config
+
+
+def write(config: BEiTConfig) -> tuple[str, dict[str, Any], list[str]]:
+    """The class, the fields of config.json and notes for a config."""
+    rows, columns = config.grid
+    scale = 0.0 if config.layer_scale is None else config.layer_scale
+    wrong = {
+        f"relative positions of {rows}x{columns} patches": rows != columns and config.relative_bias != "none",
+        "a patch that is not square": config.patch_size[0] != config.patch_size[1],
+        f"LayerScale that starts at {scale}": config.layer_scale is not None and scale <= 0,
+        "padding": any(length % patch for length, patch in zip(config.image_size, config.patch_size)),
+    }
+    check_said("beit", wrong)
+    fields = {
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.mlp_width,
+        "hidden_act": act_of(config.gelu),
+        "layer_norm_eps": config.norm_eps,
+        "image_size": side_or_pair(config.image_size),
+        "patch_size": config.patch_size[0],
+        "num_channels": config.in_channels,
+        "use_absolute_position_embeddings": config.positions,
+        "use_relative_position_bias": config.relative_bias == "every",
+        "use_shared_relative_position_bias": config.relative_bias == "shared",
+        "use_mean_pooling": config.pool == "gap",
+        "layer_scale_init_value": scale,
+        "drop_path_rate": config.drop_path,
+    }
+    return "BeitForImageClassification" if config.classes else "BeitModel", fields, _notes(config)
+
+
+def _notes(config: BEiTConfig) -> list[str]:
+    rules = {
+        "relative positions": (config.relative_bias != "none", config.bias_resize, "bilinear"),
+        "positions": (config.positions, config.position_resize, "bicubic"),
+    }
+    notes = [
+        f"at other image sizes {what} are resized by {theirs!r} there, by {ours!r} here"
+        for what, (there, ours, theirs) in rules.items()
+        if there and ours != theirs
+    ]
+    if config.pad:
+        notes.append("of an image that is not whole patches the rest is left out there, and filled up with zeros here")
+    return notes
+
+
+BEIT = Family(
+    model_type="beit",
+    body="beit",
+    names=NAMES,
+    heads={"head": "classifier"},
+    also={"layernorm": "norm"},
+    unused=(
+        "embeddings.mask_token",
+        "encoder.relative_position_bias.relative_position_index",
+        f"{LAYER}.attention.attention.relative_position_bias.relative_position_index",
+    ),
+    unused_heads=("lm_head",),
+    defaults=DEFAULTS,
+    processor="Beit",
+    read=read,
+    write=write,
+)
