@@ -169,7 +169,7 @@ K = np.zeros((24, 2, 12), np.float32)
 ARCHIVES: dict[str, tuple[Maker, str]] = {
     "a pickle by that name": (file("x.npz", SYSTEM), "x.npz is no sound .npz file"),
     "nothing": (file("x.npz", b""), "x.npz is no sound .npz file"),
-    "no members": (npz({}), "x.npz is no ViT as Google saves it: it holds nothing"),
+    "no members": (npz({}), "x.npz is no ViT or ResNet as Google saves it: it holds nothing"),
     "an array of objects": (
         google(cls=npy((1,), "|O", pickle.dumps([Call(os.system, f"touch {CANARY}")]))),
         "holds objects",
