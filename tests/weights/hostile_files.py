@@ -204,6 +204,10 @@ ARCHIVES: dict[str, tuple[Maker, str]] = {
         google(embedding__kernel=npy((0, 0, 3, 24), data=b""), Transformer__posembed_input__pos_embedding=None),
         "can be built",
     ),
+    "a patch of 17,000 pixels": (
+        google(embedding__kernel=np.zeros((17_000, 1, 1, 24), np.float32)),
+        "size is (34000, 2)",
+    ),
     "a kernel of two axes": (google(embedding__kernel=np.zeros((16, 24), np.float32)), "can be built"),
     "a kernel that is one number": (google(embedding__kernel=np.zeros((), np.float32)), "can be built"),
     "no heads": (

@@ -12,15 +12,19 @@ HYBRID: dict[str, Any] = {"model": "r50-vit-b16", **SMALL, "stem": (1, 1), "stem
 BIT: dict[str, Any] = {"model": "bit-r50x1", "depths": (1, 1), "classes": 3}
 
 
-def deep(stages: int) -> dict[str, np.ndarray]:
-    """The arrays of so many stages of a ResNet, each of one number."""
-    names = [f"{part}__group_norm__{each}" for part in "abc" for each in ("gamma", "beta")]
-    names += [f"{part}__standardized_conv2d__kernel" for part in ("a", "b", "c", "a__proj")]
+def deep(stages: int, unit: str, names: list[str]) -> dict[str, np.ndarray]:
+    """The arrays of so many stages of one unit, each of one number."""
     return {
-        f"resnet__block{stage}__unit01__{name}": np.zeros([1] * (4 if "kernel" in name else 1), np.float32)
+        f"{unit.format(stage)}__{name}": np.zeros([1] * (4 if "kernel" in name else 1), np.float32)
         for stage in range(1, stages + 1)
         for name in names
     }
+
+
+OF_BIT = [f"{part}__group_norm__{each}" for part in "abc" for each in ("gamma", "beta")]
+OF_BIT += [f"{part}__standardized_conv2d__kernel" for part in ("a", "b", "c", "a__proj")]
+OF_HYBRID = [f"gn{part}__{each}" for part in ("1", "2", "3", "_proj") for each in ("scale", "bias")]
+OF_HYBRID += [f"conv{part}__kernel" for part in ("1", "2", "3", "_proj")]
 
 
 RESNETS: dict[str, tuple[Maker, str]] = {
@@ -44,7 +48,14 @@ RESNETS: dict[str, tuple[Maker, str]] = {
         google(HYBRID, **{f"block{number}__unit1__x": np.zeros(1) for number in range(3, 1501)}),
         "can be built",
     ),
-    "a ResNet 2^68 wide": (google(BIT, **deep(60)), "does not fit the model, which would be too large"),
+    "a ResNet 2^68 wide": (
+        google(BIT, **deep(60, "resnet__block{}__unit01", OF_BIT)),
+        "does not fit the model, which would be too large",
+    ),
+    "a hybrid's patch of 2^62 pixels": (
+        google(HYBRID, **deep(60, "block{}__unit1", OF_HYBRID)),
+        "size is (9223372036854775808",
+    ),
     "a root of no axes": (google(BIT, resnet__root_block__standardized_conv2d__kernel=np.zeros(())), "can be built"),
     "a root of no channels": (
         google(BIT, resnet__root_block__standardized_conv2d__kernel=npy((7, 7, 3, 0), data=b"")),

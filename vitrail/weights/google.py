@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.images import Preprocessing
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Config, ViTConfig
 from vitrail.models.resnet import ResNetConfig
 from vitrail.models.standardise import STANDARDISATIONS
@@ -94,7 +94,10 @@ def read_google(arrays: Mapping[str, np.ndarray], path: Path) -> Weights:
     config, tensors = from_google(arrays, path)
     size = "x".join(map(str, config.image_size))
     assumed = (*_numerics(config), f"images of {size} scaled to [-1, 1]")
-    preprocessing = Preprocessing.paper(config.image_size, channels=config.in_channels)
+    try:
+        preprocessing = Preprocessing.paper(config.image_size, channels=config.in_channels)
+    except ConfigError as error:
+        raise CheckpointError(f"{path} is of no model that can be used: {printable(error, 300)}", AGAIN) from error
     return Weights(layout="Google", config=config, tensors=tensors, preprocessing=preprocessing, assumed=assumed)
 
 
