@@ -169,7 +169,7 @@ K = np.zeros((24, 2, 12), np.float32)
 ARCHIVES: dict[str, tuple[Maker, str]] = {
     "a pickle by that name": (file("x.npz", SYSTEM), "x.npz is no sound .npz file"),
     "nothing": (file("x.npz", b""), "x.npz is no sound .npz file"),
-    "no members": (npz({}), "x.npz is no ViT as Google saves it: it holds nothing"),
+    "no members": (npz({}), "x.npz is no ViT or ResNet as Google saves it: it holds nothing"),
     "an array of objects": (
         google(cls=npy((1,), "|O", pickle.dumps([Call(os.system, f"touch {CANARY}")]))),
         "holds objects",
@@ -203,6 +203,10 @@ ARCHIVES: dict[str, tuple[Maker, str]] = {
     "patches of nothing, without positions": (
         google(embedding__kernel=npy((0, 0, 3, 24), data=b""), Transformer__posembed_input__pos_embedding=None),
         "can be built",
+    ),
+    "a patch of 17,000 pixels": (
+        google(embedding__kernel=np.zeros((17_000, 1, 1, 24), np.float32)),
+        "size is (34000, 2)",
     ),
     "a kernel of two axes": (google(embedding__kernel=np.zeros((16, 24), np.float32)), "can be built"),
     "a kernel that is one number": (google(embedding__kernel=np.zeros((), np.float32)), "can be built"),

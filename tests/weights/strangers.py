@@ -183,11 +183,13 @@ def npz(members: Mapping[str, bytes], *, squeezed: bool = False) -> Maker:
     return zip_bytes(members, "x.npz", squeezed=squeezed)
 
 
-def google(**changes: np.ndarray | bytes | None) -> Maker:
-    """Google's arrays of a small ViT, some replaced; slashes in names are written as double underscores."""
+def google(of: Mapping[str, Any] | None = None, /, **changes: np.ndarray | bytes | None) -> Maker:
+    """Google's arrays of a small model, a ViT where none is told, some replaced; slashes in names are written as double
+    underscores.
+    """
 
     def make(folder: Path) -> Path:
-        backbone = create_backbone("vit-ti16", **{**SMALL, "classes": 3})
+        backbone = create_backbone(**(of or {"model": "vit-ti16", **SMALL, "classes": 3}))
         arrays: dict[str, Any] = dict(to_google(backbone.config, backbone.state_dict()))
         arrays |= {name.replace("__", "/"): each for name, each in changes.items()}
         content = {name: each for name, each in arrays.items() if each is not None}

@@ -14,6 +14,7 @@ from PIL import Image
 
 from tests.weights.hostile_files import ARCHIVES, FOLDERS, SAFETENSORS
 from tests.weights.hostile_pickles import PICKLES, WIDE
+from tests.weights.hostile_resnets import BIT, HYBRID, RESNETS
 from tests.weights.strangers import (
     CANARY,
     Call,
@@ -31,11 +32,8 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.weights import load
 
 MOST_LINES, MOST_LETTERS, MOST_BYTES = 15, 2_000, 100 * 2**20
-HOSTILE = {
-    f"{kind}: {name}": case
-    for kind, cases in (("pickle", PICKLES), ("safetensors", SAFETENSORS), ("npz", ARCHIVES), ("folder", FOLDERS))
-    for name, case in cases.items()
-}
+TABLES = {"pickle": PICKLES, "safetensors": SAFETENSORS, "npz": ARCHIVES, "ResNet": RESNETS, "folder": FOLDERS}
+HOSTILE = {f"{kind}: {name}": case for kind, cases in TABLES.items() for name, case in cases.items()}
 
 
 def refused(path: Path, folder: Path) -> str:
@@ -82,7 +80,18 @@ def said(path: Path) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("make", [timm_folder(), native_folder(), google(), sharded(), torch_zip(lambda f: WIDE)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        timm_folder(),
+        native_folder(),
+        google(),
+        google(HYBRID),
+        google(BIT),
+        sharded(),
+        torch_zip(lambda folder: WIDE),
+    ],
+)
 def test_the_same_files_without_their_lie_are_read(make, tmp_path, fast):
     said(make(tmp_path))
 

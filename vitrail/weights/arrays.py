@@ -59,7 +59,7 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> np.n
         if kind.hasobject:
             raise CheckpointError(
                 f"{path}: {printable(member.filename)} holds objects, not numbers",
-                "objects are never unpickled; give the .npz of a ViT",
+                "objects are never unpickled; give an .npz of weights",
             )
         content = file.read()
         if min(shape, default=1) < 0 or math.prod(shape) * kind.itemsize != len(content):

@@ -1,10 +1,12 @@
-"""Google's layout of a ViT, an .npz of Flax's parameters: the paper's own files, AugReg's, and those of big_vision.
+"""Google's layouts, an .npz of parameters: the doors of all, and ViTs by Flax's names: the paper's own files, AugReg's, and
+those of big_vision. BiT's ResNets, and the stem of a hybrid, have their names in `google_resnet`.
 
 Kernels there are (inputs, outputs), those of attention with the heads as an axis of their own. Three generations of names
 exist: the first one counts layers of all kinds together (`MlpBlock_3`), later ones each kind for itself (`MlpBlock_0`), and
 big_vision may keep all blocks in one array (`encoderblock`) and has no position for the class token.
 
-D width, H heads, E = D / H, M MLP width, S slots of the position table, P x Q a patch, C channels, L blocks.
+D width, H heads, E = D / H, M MLP width, S slots of the position table, P x Q a patch or kernel, C channels in, L blocks,
+F features, K classes.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ import torch
 from torch import Tensor
 
 from vitrail.data.images import Preprocessing
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Config, ViTConfig
+from vitrail.models.resnet import ResNetConfig
+from vitrail.models.standardise import STANDARDISATIONS
 from vitrail.weights.description import config_of
+from vitrail.weights.google_resnet import Names, bit_arrays, bit_config, bit_names, stem_fields, stem_names
 from vitrail.weights.layout import Weights
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable
 
@@ -49,7 +54,7 @@ POOL = {
     },
 }
 AROUND = {
-    "patch_embed.proj": ("embedding", "patches"),
+    "patch_embed.proj": ("embedding", "convolution"),
     "norm": ("Transformer/encoder_norm", "norm"),
     "head": ("head", "dense"),
     "head.pre_logits": ("pre_logits", "dense"),
@@ -67,25 +72,29 @@ FIRST_POSITIONS = "Transformer/posembed_input/pos_embedding"
 
 def from_google(
     arrays: Mapping[str, np.ndarray], where: Path, config: Config | None = None
-) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """The config that the shapes show, with the numerics of Google's code, and the tensors by our names.
+) -> tuple[ViTConfig | ResNetConfig, dict[str, Tensor]]:
+    """The config that names and shapes show, with the numerics of Google's code, and the tensors by our names.
 
     Args:
         config: a description's, which then holds.
 
     Raises:
-        CheckpointError: it is no plain ViT, or something in it has no counterpart here, or it is none of ``config``.
+        CheckpointError: it is no ViT, hybrid or ResNet, or something in it has no counterpart here, or it is none of
+            ``config``.
     """
     try:
-        left = _later_names(arrays, where)
-        config = _config(left) if config is None else _checked(config, left)
+        bit = bit_arrays(arrays)
+        left = bit or _later_names(arrays, where)
+        shown = bit_config(left) if bit else _config(left)
+        config = shown if config is None else _checked(config, shown)
         state = _joined(dict(_tensors(left, config)))
     except (KeyError, ValueError, IndexError, TypeError, RuntimeError, ArithmeticError) as error:
         reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
-        raise CheckpointError(f"{where} is of no ViT that can be built: {reason}", AGAIN) from error
+        raise CheckpointError(f"{where} is of no model that can be built: {reason}", AGAIN) from error
     if left:
-        what = f"{where} holds {len(left)} arrays that a plain ViT has no use for: {printable(', '.join(sorted(left)[:5]), 200)}"
-        raise CheckpointError(what, "plain ViTs are read; hybrids and two-tower models are not yet")
+        shown = printable(", ".join(sorted(left)[:5]), 200)
+        what = f"{where} holds {len(left)} arrays that {config.about} has no use for: {shown}"
+        raise CheckpointError(what, "plain ViTs, hybrids and BiT's ResNets are read; two-tower models are not yet")
     return config, state
 
 
@@ -95,8 +104,11 @@ def read_google(arrays: Mapping[str, np.ndarray], path: Path, description: Mappi
     """
     config, tensors = from_google(arrays, path, None if description is None else config_of(description, path))
     size = "x".join(map(str, config.image_size))
-    assumed = ("tanh GELU", f"LayerNorm eps {config.norm_eps:g}", f"images of {size} scaled to [-1, 1]")
-    preprocessing = Preprocessing.paper(config.image_size, channels=config.in_channels)
+    assumed = (*_numerics(config), f"images of {size} scaled to [-1, 1]")
+    try:
+        preprocessing = Preprocessing.paper(config.image_size, channels=config.in_channels)
+    except ConfigError as error:
+        raise CheckpointError(f"{path} is of no model that can be used: {printable(error, 300)}", AGAIN) from error
     return Weights(
         layout="Google",
         config=config,
@@ -107,17 +119,29 @@ def read_google(arrays: Mapping[str, np.ndarray], path: Path, description: Mappi
     )
 
 
+def _numerics(config: ViTConfig | ResNetConfig) -> Iterator[str]:
+    """What no array shows of the arithmetic."""
+    if isinstance(config, ViTConfig):
+        yield from ("tanh GELU", f"LayerNorm eps {config.norm_eps:g}")
+    if isinstance(config, ResNetConfig) or config.stem is not None:
+        eps, where = STANDARDISATIONS[config.standardise]
+        yield f"kernels standardised by the rule {config.standardise!r} ({eps:g} added to the {where})"
+        yield f"group norm eps {config.group_norm_eps:g}"
+
+
 def to_google(config: Config, state: Mapping[str, Tensor]) -> Arrays:
     """The inverse of `from_google`: by the first names, or those of big_vision where only that has such a model.
 
-    The numerics, GELU's kind among them, stand nowhere in such a file.
+    The numerics, GELU's kind among them, stand nowhere in such a file, nor does the size of a ResNet's images.
 
     Raises:
-        CheckpointError: the model has a part that Google's ViT has not.
+        CheckpointError: the model has a part that Google's has not.
     """
+    if isinstance(config, ResNetConfig):
+        return {f"resnet/{name}": array for name, array in _written(dict(state), bit_names(config)).items()}
     config = _writable(config)
     state = _parted(state)
-    arrays: Arrays = {}
+    arrays = _written(state, stem_names(config))
     for ours, (theirs, kind) in _modules(config).items():
         arrays[_kernel(theirs, kind)] = _kernel_of(state.pop(f"{ours}.weight"), kind, config.heads)
         bias = _array(state.pop(f"{ours}.bias"))
@@ -135,7 +159,9 @@ def _later_names(arrays: Mapping[str, np.ndarray], where: Path) -> Arrays:
     inner = [name for name in arrays if name.endswith("embedding/kernel") and "posembed" not in name]
     if not inner:
         held = printable(", ".join(list(arrays)[:4]), 200) or "nothing"
-        raise CheckpointError(f"{where} is no ViT as Google saves it: it holds {held}", "give the .npz of a ViT")
+        raise CheckpointError(
+            f"{where} is no ViT or ResNet as Google saves it: it holds {held}", "give the .npz of a ViT or ResNet"
+        )
     around = min(inner, key=len).removesuffix("embedding/kernel")  # "", "params/", "params/img/", "opt/target/"
     later = {first: name for name, first in FIRST_NAMES.items()}
     found: Arrays = {}
@@ -160,6 +186,8 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
 def _config(arrays: Arrays) -> ViTConfig:
     """What the shapes show. Raises `KeyError`, `ValueError` or `ConfigError` where they show no ViT."""
     *patch, channels, width = arrays["embedding/kernel"].shape
+    told: dict[str, Any] = {"patch_size": tuple(patch), "in_channels": channels, **stem_fields(arrays, patch)}
+    patch = told["patch_size"]
     query = arrays[f"{_block(0)}MultiHeadDotProductAttention_0/query/kernel"]  # (D, H, E)
     prefix = ("cls",) if "cls" in arrays else ()
     table = arrays.get("pos_embedding")  # (1, S, D)
@@ -171,8 +199,7 @@ def _config(arrays: Arrays) -> ViTConfig:
         raise ValueError(f"there are {len(arrays)} arrays for {depth} blocks")
     return ViTConfig(
         image_size=(side * patch[0], side * patch[1]),
-        patch_size=(patch[0], patch[1]),
-        in_channels=channels,
+        **told,
         classes=0 if head is None else head.shape[-1],
         width=width,
         depth=depth,
@@ -186,12 +213,16 @@ def _config(arrays: Arrays) -> ViTConfig:
     )
 
 
-def _checked(config: Config, arrays: Arrays) -> ViTConfig:
-    """A description's config, of which the shapes show all but the numerics. Raises `CheckpointError` where they differ."""
-    heads = arrays[f"{_block(0)}MultiHeadDotProductAttention_0/query/kernel"].shape[1]
+def _checked(config: Config, shown: ViTConfig | ResNetConfig) -> ViTConfig | ResNetConfig:
+    """A description's config, of which names and shapes show all but the numerics. Raises where they differ."""
+    if isinstance(config, ResNetConfig) and isinstance(shown, ResNetConfig):
+        return config
     config = _writable(config)
-    if config.heads != heads:
-        raise ValueError(f"it has {heads} heads, and is described with {config.heads}")
+    if not isinstance(shown, ViTConfig):
+        raise ValueError(f"it is of {shown.about}, and is described as {config.about}")
+    for name in ("heads", "stem"):
+        if getattr(config, name) != getattr(shown, name):
+            raise ValueError(f"its {name} is {getattr(shown, name)}, and is described as {getattr(config, name)}")
     return config
 
 
@@ -224,8 +255,13 @@ def _kernel(theirs: str, kind: str) -> str:
     return f"{theirs}/{'scale' if kind == 'norm' else 'kernel'}"
 
 
-def _tensors(arrays: Arrays, config: ViTConfig) -> Iterator[tuple[str, Tensor]]:
+def _tensors(arrays: Arrays, config: ViTConfig | ResNetConfig) -> Iterator[tuple[str, Tensor]]:
     """Takes every array out that belongs to the model, as tensors by our names."""
+    names = bit_names(config) if isinstance(config, ResNetConfig) else stem_names(config)
+    for ours, (theirs, kind) in names.items():
+        yield ours, _weight_of(arrays.pop(theirs), kind)
+    if isinstance(config, ResNetConfig):
+        return
     for ours, (theirs, kind) in _modules(config).items():
         kernel, bias = arrays.pop(_kernel(theirs, kind)), arrays.pop(f"{theirs}/bias")
         yield f"{ours}.weight", _weight_of(kernel, kind)
@@ -239,20 +275,29 @@ def _tensors(arrays: Arrays, config: ViTConfig) -> Iterator[tuple[str, Tensor]]:
 
 
 def _weight_of(kernel: np.ndarray, kind: str) -> Tensor:
-    if kind == "patches":
+    if kind == "convolution":
         return _tensor(kernel.transpose(3, 2, 0, 1))  # (P, Q, C, D) to (D, C, P, Q)
-    if kind == "norm":
-        return _tensor(kernel)
+    if kind in ("norm", "norm of maps"):
+        return _tensor(kernel.reshape(kernel.shape[-1:]))  # (D) or (1, 1, 1, D) to (D)
+    if kind == "1 x 1":
+        return _tensor(kernel.reshape(kernel.shape[-2:]).T)  # (F, K) or (1, 1, F, K) to (K, F)
     inputs = kernel.shape[0] * (kernel.shape[1] if kind == "out of heads" else 1)
     return _tensor(kernel.reshape(inputs, -1).T)
 
 
-def _kernel_of(weight: Tensor, kind: str, heads: int) -> np.ndarray:
+def _written(state: dict[str, Tensor], names: Names) -> Arrays:
+    """Takes every tensor out that ``names`` names, as arrays by Google's names."""
+    return {theirs: _kernel_of(state.pop(ours), kind) for ours, (theirs, kind) in names.items()}
+
+
+def _kernel_of(weight: Tensor, kind: str, heads: int = 1) -> np.ndarray:
     array = _array(weight)
-    if kind == "patches":
+    if kind == "convolution":
         return array.transpose(2, 3, 1, 0).copy()
-    if kind == "norm":
-        return array
+    if kind in ("norm", "norm of maps"):
+        return array if kind == "norm" else array[None, None, None]
+    if kind == "1 x 1":
+        return array.T.copy()[None, None]
     split = {"into heads": (-1, heads, len(array) // heads), "out of heads": (heads, -1, len(array))}
     return array.T.copy().reshape(split.get(kind, array.T.shape))
 
@@ -289,7 +334,7 @@ def _last_two(name: str) -> tuple[str, str, str]:
 
 
 def _writable(config: Config) -> ViTConfig:
-    """The config, of a model that Google's ViT can be. Raises `CheckpointError`."""
+    """The config, of a model that Google's ViT or hybrid can be. Raises `CheckpointError`."""
     if not isinstance(config, ViTConfig):
         raise CheckpointError(f"Google's layout of {config.about} is not known here", KEEP)
     wrong = {
@@ -298,7 +343,6 @@ def _writable(config: Config) -> ViTConfig:
         "registers": config.registers > 0,
         "a norm after pooling": config.pool_norm,
         "layers without skips": not config.skips,
-        "a stem of convolutions": config.stem is not None,
         "LayerScale": config.layer_scale is not None,
         "no bias of q, k and v": not config.qkv_bias,
         f"{config.positions} positions, {config.positions_at}": (config.positions, config.positions_at)
