@@ -150,7 +150,7 @@ def test_a_config_that_is_not_of_the_tensors_is_refused_in_words(tmp_path, chang
         ("swin", {"use_absolute_embeddings": True}, "learned positions"),
         ("swin", {"layer_norm_eps": 1e-6}, "1e-06 in its blocks and 1e-05 between them"),
         ("swin", {"depths": [10**9, 1]}, "fit the model"),
-        ("swin", {"window_size": 10**12}, "larger than any"),
+        ("swin", {"window_size": 10**12}, "would be too large"),
         ("bit", {"layer_type": "bottleneck"}, "layer_type 'bottleneck'"),
         ("bit", {"hidden_sizes": [128, 512]}, r"widths of 64 and \[128, 512\]"),
         ("bit", {"width_factor": 2}, "BiTs with width_factor 1 are read"),

@@ -85,8 +85,10 @@ def from_google(
     try:
         bit = bit_arrays(arrays)
         left = bit or _later_names(arrays, where)
-        shown = bit_config(left) if bit else _config(left)
-        config = shown if config is None else _checked(config, shown)
+        if config is None:
+            config = bit_config(left) if bit else _config(left)
+        else:
+            config = _checked(config, left, is_bit=bool(bit))
         state = _joined(dict(_tensors(left, config)))
     except (KeyError, ValueError, IndexError, TypeError, RuntimeError, ArithmeticError) as error:
         reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
@@ -213,16 +215,23 @@ def _config(arrays: Arrays) -> ViTConfig:
     )
 
 
-def _checked(config: Config, shown: ViTConfig | ResNetConfig) -> ViTConfig | ResNetConfig:
-    """A description's config, of which names and shapes show all but the numerics. Raises where they differ."""
-    if isinstance(config, ResNetConfig) and isinstance(shown, ResNetConfig):
+def _checked(config: Config, arrays: Arrays, *, is_bit: bool) -> ViTConfig | ResNetConfig:
+    """A description's config, of which names and shapes show all but the numerics and an oblong grid.
+
+    Raises `CheckpointError`, `KeyError` or `ValueError` where they differ in what the fit of the tensors does not show.
+    """
+    if is_bit != isinstance(config, ResNetConfig):
+        raise ValueError(f"it is described as {config.about}")
+    if isinstance(config, ResNetConfig):
         return config
     config = _writable(config)
-    if not isinstance(shown, ViTConfig):
-        raise ValueError(f"it is of {shown.about}, and is described as {config.about}")
-    for name in ("heads", "stem"):
-        if getattr(config, name) != getattr(shown, name):
-            raise ValueError(f"its {name} is {getattr(shown, name)}, and is described as {getattr(config, name)}")
+    shown = {
+        "heads": arrays[f"{_block(0)}MultiHeadDotProductAttention_0/query/kernel"].shape[1],
+        "stem": stem_fields(arrays, (1, 1)).get("stem"),
+    }
+    for name, value in shown.items():
+        if getattr(config, name) != value:
+            raise ValueError(f"its {name} is {value}, and is described as {getattr(config, name)}")
     return config
 
 
@@ -336,7 +345,7 @@ def _last_two(name: str) -> tuple[str, str, str]:
 def _writable(config: Config) -> ViTConfig:
     """The config, of a model that Google's ViT or hybrid can be. Raises `CheckpointError`."""
     if not isinstance(config, ViTConfig):
-        raise CheckpointError(f"Google's layout of {config.about} is not known here", KEEP)
+        raise CheckpointError(f"Google's layout has no counterpart of {config.about}", KEEP)
     wrong = {
         f"the prefix {config.prefix}": config.prefix not in ((), ("cls",)),
         "a class token that is not read": config.pool != "cls" and config.prefix != (),

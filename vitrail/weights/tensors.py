@@ -112,8 +112,8 @@ def filled_backbone(config: Config, tensors: Mapping[str, Tensor], path: str | P
         raise CheckpointError(what, "give the weights of this architecture and size")
     try:
         backbone = sketch(config)
-    except (RuntimeError, TypeError, OverflowError) as error:  # tensors of 2^63 elements and more
-        what = f"{path} does not fit the model, which would be too large: {printable(error, 200)}"
+    except (RuntimeError, TypeError, OverflowError) as error:
+        what = f"{path} does not fit the model, which would be too large: a tensor of it has 2^63 elements or more"
         raise CheckpointError(what, "give the weights of this architecture and size") from error
     check_fit(backbone.state_dict(), tensors, path)
     backbone.load_state_dict(

@@ -10,6 +10,7 @@ Nothing of vitrail is imported here: told what to do in one argument of JSON, it
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import re
@@ -202,7 +203,7 @@ def main() -> None:
     sys.path[:] = told["sys_path"]
     folder = Path(told["folder"])
     limit("RLIMIT_CORE", 0)
-    limit("RLIMIT_CPU", told["seconds"])
+    limit("RLIMIT_CPU", math.ceil(told["seconds"]))
     limit("RLIMIT_FSIZE", told["file_bytes"])
     try:
         source = Path(told["source"])

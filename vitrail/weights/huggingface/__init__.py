@@ -125,12 +125,11 @@ def _family(described: Mapping[str, Any], path: Path) -> Family:
 
 
 def _model_type_of(config: Config) -> str:
-    if isinstance(config, ViTConfig) and config.stem is None:
+    if isinstance(config, ViTConfig):
         return vit.model_type_of(config)
     model_type = config.architecture.replace("-", "_")
-    if isinstance(config, ViTConfig) or model_type not in FAMILIES:
-        part = "a hybrid" if isinstance(config, ViTConfig) else config.about
-        raise CheckpointError(f"transformers has no counterpart of {part}", "keep it in vitrail's format")
+    if model_type not in FAMILIES:
+        raise CheckpointError(f"transformers has no counterpart of {config.about}", "keep it in vitrail's format")
     return model_type
 
 
