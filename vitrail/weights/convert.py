@@ -37,7 +37,10 @@ FAULT = "nothing was written; this is a fault of vitrail, please report it"
 TOLERANCE = 1e-5  # of the largest output
 SMALLEST = 1e-30
 DRAWS, IMAGES = 3, 2  # how often outputs are compared, and on how many images at a time
-ROUNDINGS = {"preprocessing.rounding", "preprocessing.crop_rounding"}  # of halves: they move a picture by a pixel at most
+ROUNDINGS = {
+    "preprocessing.rounding",
+    "preprocessing.crop_rounding",
+}  # of halves: they move a picture by a pixel at most
 # fields of a config that only training heeds
 TRAINING_ONLY = {"initial", "head_bias", "layer_scale", "checkpoint"}
 TRAINING_ONLY |= {"drop_path", "dropout", "attention_dropout", "patch_dropout"}
