@@ -230,7 +230,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, dropo
         bias: (B or 1, H, Q, K), added to the scaled logits.
         path: "plain" is the definition, "fused" torch's kernel; equal up to rounding.
     """
-    if path == "plain":
+    # on a CPU torch's kernel has no gradient for a bias: it would be the definition, and slower than this one
+    learned = bias is not None and bias.requires_grad and q.device.type == "cpu"
+    if path == "plain" or (learned and torch.is_grad_enabled()):
         weights = attention_weights(q, k, bias)
         return (F.dropout(weights, dropout) if dropout else weights) @ v
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
