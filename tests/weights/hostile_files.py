@@ -29,6 +29,7 @@ from tests.weights.strangers import (
     npz,
     sharded,
     sound,
+    sound_swin,
     timm_folder,
     torch_zip,
     touch,
@@ -155,6 +156,10 @@ SAFETENSORS: dict[str, tuple[Maker, str]] = {
     "block 10^12": (
         timm_folder(tensors={**sound(), "blocks.999999999999.x": torch.ones(1)}),
         "for 1000000000000 blocks",
+    ),
+    "stage 10^9 of a Swin": (
+        timm_folder(tensors={**sound_swin(), "layers.999999999.x": torch.ones(1)}, architecture="swin_x"),
+        "modules layers.0, layers.1",
     ),
     "block of a name": (timm_folder(tensors={**sound(), "blocks.x.y": torch.ones(1)}), "can be built"),
     "block of 5,000 digits": (

@@ -16,10 +16,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from vitrail.models import create_backbone
+from vitrail.models import configure, create_backbone
 from vitrail.tasks.classification import create_model
 from vitrail.weights.google import to_google
 from vitrail.weights.native import save_model
+from vitrail.weights.timm.swin import write
 
 Maker = Callable[[Path], Path]  # makes the file or folder in a folder of its own, and names it
 SMALL: dict[str, Any] = {"image_size": 32, "patch_size": 16, "width": 24, "depth": 1, "heads": 2, "mlp_width": 40}
@@ -32,6 +33,12 @@ def sound(**changes: Any) -> dict[str, Tensor]:
     backbone = create_backbone("vit-ti16", **{**SMALL, "classes": 3, **changes})
     generator = torch.Generator().manual_seed(0)
     return {name: torch.randn(each.shape, generator=generator) * 0.2 for name, each in backbone.state_dict().items()}
+
+
+def sound_swin() -> dict[str, Tensor]:
+    """The tensors of a small Swin Transformer in timm's layout."""
+    config = configure("swin-t", width=8, depths=(1, 1), heads=(1, 1), window=2, image_size=32)
+    return {name: each.contiguous() for name, each in write(config, create_backbone(config).state_dict()).items()}
 
 
 def file(name: str, content: bytes) -> Maker:

@@ -56,8 +56,11 @@ COMMON = frozenset(
 
 
 def numbered(state: Mapping[str, Tensor], before: str) -> int:
-    """How many modules there are whose names are ``before`` and a number."""
-    return 1 + max((int(name[len(before) :].split(".")[0]) for name in state if name.startswith(before)), default=-1)
+    """How many modules there are whose names are ``before`` and a number. Raises `ValueError` where some cannot be there."""
+    count = 1 + max((int(name[len(before) :].split(".")[0]) for name in state if name.startswith(before)), default=-1)
+    if count > len(state):
+        raise ValueError(f"it has {len(state)} tensors for {count} modules {before}0, {before}1, ...")
+    return count
 
 
 def outputs(state: Mapping[str, Tensor], head: str) -> int:
