@@ -319,3 +319,9 @@ def test_parameters_and_multiply_adds_are_the_published_ones(name):
     cost = cost_of(configure(name))
     assert (cost.parameters, round(cost.multiply_adds / 1e9, 3)) == COSTS[name]
     assert cost.tokens == 49
+
+
+def test_attention_costs_what_queries_times_keys_do():
+    """By hand: 2 N K D for each of the two blocks of a stage of B1, with keys of 7 x 7 places in every stage."""
+    stages = zip((56, 28, 14, 7), (64, 128, 320, 512))
+    assert cost_of(configure("pvt-v2-b1")).attention == sum(2 * 2 * side**2 * 49 * width for side, width in stages)

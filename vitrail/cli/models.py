@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from vitrail.models import Cost
 
 
 def models(
@@ -41,20 +44,32 @@ def models(
         facts = {**cost_of(config)._asdict(), **asdict(known), "architecture": config.architecture, **config.to_dict()}
         print(one_line(facts) if json else columns(facts.items()))
         return
-    costs = {each: (configure(each, **changes), cost_of(configure(each, **changes))) for each in MODELS}
+    found = ((each, _cost(each, changes)) for each in MODELS)
     if json:
-        print(dumps({each: cost._asdict() for each, (_, cost) in costs.items()}))
+        print(dumps({each: cost._asdict() for each, cost in found if cost is not None}))
         return
-    rows = [
-        (
-            each,
-            "x".join(map(str, config.image_size)),
-            cost.tokens,
-            f"{cost.parameters / 1e6:.1f}",
-            f"{cost.multiply_adds / 1e9:.2f}",
-            f"{cost.attention / cost.multiply_adds:.1%}",
-            config.attention,
+    row = f"{{:{max(map(len, MODELS))}}} {{:>9}} {{:>7}} {{:>13}} {{:>16}} {{:>10}}  {{}}".format
+    print(row("model", "image", "tokens", "M parameters", "G multiply-adds", "attention", "grows as"))
+    for each, cost in found:
+        grows, image = (
+            MODELS[each].attention,
+            "x".join(map(str, MODELS[each].image_size if size is None else (size, size))),
         )
-        for each, (config, cost) in costs.items()
-    ]
-    print(columns(rows, ("model", "image", "tokens", "M parameters", "G multiply-adds", "attention", "grows as")))
+        if cost is None:
+            print(row(each, image, *4 * "-", grows))
+            continue
+        sums, share = f"{cost.multiply_adds / 1e9:.2f}", f"{cost.attention / cost.multiply_adds:.1%}"
+        print(row(each, image, cost.tokens, f"{cost.parameters / 1e6:.1f}", sums, share, grows), flush=True)
+
+
+def _cost(name: str, changes: dict[str, int]) -> Cost | None:
+    """None for a size that the model cannot take."""
+    from vitrail.errors import ConfigError
+    from vitrail.models import configure, cost_of
+
+    try:
+        return cost_of(configure(name, **changes))
+    except ConfigError:
+        if "image_size" not in changes:
+            raise
+        return None

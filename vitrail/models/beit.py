@@ -17,6 +17,7 @@ from vitrail.models import positions
 from vitrail.models.backbone import AttentionGrid, Backbone
 from vitrail.models.beit_bias import BIAS_RESIZES, bias_index, bias_of, resize_bias, rows_of
 from vitrail.models.config import Config, check_divides, grid_of, is_number
+from vitrail.models.initialise import fills
 from vitrail.models.layers import (
     GELUS,
     Dense,
@@ -287,7 +288,7 @@ class BEiT(Backbone):
         return positions.resize_tables(fitted, old.grid, new.grid, prefix=1, rule=new.position_resize)
 
 
-@torch.no_grad()
+@fills
 def _initialise(model: BEiT) -> None:
     """Fills every parameter in place, as the authors' code does.
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitrail.models import positions
 from vitrail.models.backbone import AttentionGrid, Backbone
 from vitrail.models.config import Config, check_divides, grid_of
+from vitrail.models.initialise import fills
 from vitrail.models.layers import (
     GELUS,
     Dense,
@@ -293,7 +294,7 @@ class CaiT(Backbone):
         return positions.resize_tables(tensors, old.grid, new.grid, prefix=0, rule=new.position_resize)
 
 
-@torch.no_grad()
+@fills
 def _initialise(model: CaiT) -> None:
     """Fills every parameter in place, as the authors' code does.
 

@@ -35,8 +35,12 @@ def cost_of(config: Config) -> Cost:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         tokens = backbone.forward_features(_image_for(backbone))
         backbone.head(backbone.pool(tokens))
-    counts = counter.get_flop_counts()["Global"]
-    batched = counts.get(torch.ops.aten.bmm, 0) + counts.get(torch.ops.aten.baddbmm, 0)
+    batched = sum(
+        counts.get(product, 0)
+        for name, counts in counter.get_flop_counts().items()
+        for product in (torch.ops.aten.bmm, torch.ops.aten.baddbmm)
+        if name.endswith((".attn", ".attn_pool"))
+    )
     return Cost(parameters, counter.get_total_flops() // 2, batched // 2, tokens.x.shape[1])
 
 

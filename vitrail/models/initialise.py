@@ -34,7 +34,9 @@ positions begin as `positions.sincos2d`.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +50,25 @@ if TYPE_CHECKING:
 CUT = 0.87962566103423978
 SELF = 8.0
 
+M = TypeVar("M", bound=nn.Module)
+P = ParamSpec("P")
 
-@torch.no_grad()
+
+def fills(fill: Callable[Concatenate[M, P], None]) -> Callable[Concatenate[M, P], None]:
+    """Of a function that fills the parameters of a network: without gradients, and not on the meta device, where there is
+    nothing to fill and drawing numbers would take most of the time.
+    """
+
+    @wraps(fill)
+    def filled(model: M, *given: P.args, **named: P.kwargs) -> None:
+        if not next(model.parameters()).is_meta:
+            with torch.no_grad():
+                fill(model, *given, **named)
+
+    return filled
+
+
+@fills
 def initialise(model: nn.Module, config: ViTConfig) -> None:
     """Fills every parameter of a ViT in place, from torch's default generator."""
     fill_as_paper(model, head_bias=config.head_bias, layer_scale=config.layer_scale)
@@ -65,7 +84,7 @@ def initialise(model: nn.Module, config: ViTConfig) -> None:
             named["pos_embed"][:, config.prefix_slots :] = sincos2d(config.grid, config.width)
 
 
-@torch.no_grad()
+@fills
 def fill_as_paper(model: nn.Module, *, head_bias: float, layer_scale: float | None = None) -> None:
     """The table, for every parameter of a network whose parts have the names of the ViT's."""
     for name, parameter in model.named_parameters():

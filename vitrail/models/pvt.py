@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vitrail.models import positions
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config, check_divides
+from vitrail.models.initialise import fills
 from vitrail.models.layers import (
     LayerNorm,
     Mlp,
@@ -245,7 +246,7 @@ class PVT(Backbone):
         return found
 
 
-@torch.no_grad()
+@fills
 def initialise(model: nn.Module, config: PVTConfig) -> None:
     """Fills every parameter in place, from torch's default generator, as the authors' code.
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config
+from vitrail.models.initialise import fills
 from vitrail.models.layers import (
     Conv,
     Dense,
@@ -258,7 +259,7 @@ class PVTv2(Backbone):
         return block_number(int(stage), int(rest[0]) if block is None else block, depths)
 
 
-@torch.no_grad()
+@fills
 def initialise(model: nn.Module, config: PVTv2Config) -> None:
     """Fills every parameter in place, from torch's default generator, as the authors' code.
 

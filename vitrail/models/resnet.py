@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, NoReturn
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config
-from vitrail.models.initialise import fill_lecun_normal
+from vitrail.models.initialise import fill_lecun_normal, fills
 from vitrail.models.layers import Patches, Tokens, add_branch, drop_rates, residual_stream
 from vitrail.models.standardise import STANDARDISATIONS, GroupNorm, StdConv
 
@@ -212,7 +211,7 @@ class ResNet(Backbone):
         return 0 if part == "stem" else -1
 
 
-@torch.no_grad()
+@fills
 def initialise(model: ResNet, config: ResNetConfig) -> None:
     """The first value of every parameter, as in BiT's code of big_vision, from torch's default generator.
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config, grid_of
+from vitrail.models.initialise import fills
 from vitrail.models.layers import (
     GELUS,
     Dense,
@@ -247,7 +248,7 @@ class Stem(PatchEmbed):
         return self.norm(super().forward(images))
 
 
-@torch.no_grad()
+@fills
 def initialise(model: Swin) -> None:
     """Fills every parameter in place as the authors' code does.
 

@@ -1,0 +1,46 @@
+"""`vitrail models`: every name has a paper, costs follow the size, and a size that a model cannot take is shown as such."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import vitrail.models
+from vitrail.cli.models import models
+from vitrail.errors import ConfigError
+from vitrail.models import MODELS
+from vitrail.models.published import PUBLISHED
+
+
+def test_every_model_has_its_paper_and_a_figure_its_setting():
+    assert PUBLISHED.keys() == MODELS.keys()
+    for name, known in PUBLISHED.items():
+        assert any(year in known.paper for year in ("2020", "2021", "2022", "2023")), name
+        assert (known.top1 is None) == (known.setting is None), name
+        assert known.top1 is None or 65 < known.top1 < 91, name
+
+
+def test_one_model_is_shown_at_any_size(capsys):
+    models("axial-b16", size=384, json=True)
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["attention"] == 12 * 2 * 24**2 * (24 + 24) * 768
+    assert (facts["tokens"], facts["image_size"], facts["architecture"]) == (24**2, [384, 384], "axial")
+    models("swin-t")
+    shown = capsys.readouterr().out
+    assert "28288354" in shown
+    assert "81.2" in shown
+    with pytest.raises(ConfigError, match="84x84 or 98x98"):
+        models("vit-b14", size=96)
+
+
+def test_the_list_leaves_out_what_cannot_be(capsys, monkeypatch):
+    monkeypatch.setattr(vitrail.models, "MODELS", {name: MODELS[name] for name in ("vit-ti16", "vit-s14", "bit-r50x1")})
+    models(size=96)
+    head, tiny, patches, bit = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head[:3] == ["model", "image", "tokens"]
+    assert tiny[:3] == ["vit-ti16", "96x96", "37"]
+    assert patches[2:6] == ["-"] * 4
+    assert bit[-1] == "none"
+    models(size=96, json=True)
+    assert json.loads(capsys.readouterr().out).keys() == {"vit-ti16", "bit-r50x1"}
