@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "without": {"skips": False},
     "without, initial='identity'": {"skips": False, "initial": "identity"},
 }
-RATES = (1e-4, 3e-4, 1e-3, 3e-3)
+RATES = (3e-4, 1e-3, 3e-3)
 BATCH, AVERAGED = 128, 20
 
 
