@@ -407,10 +407,10 @@ def test_every_architecture_is_written_and_read_again_or_refused_in_words(tmp_pa
     source = save_model(tmp_path / "source", create_model(TINY[name], classes=7))
     target = tmp_path / ("copy.npz" if layout == "google" else "copy")
     written = {"google": {"vit", "vit, root", "vit, stem", "bit", "bit, odd map"}}
-    written["huggingface"] = {"vit", "swin", "beit", "beit, one table"}
+    written["huggingface"] = {"vit", "swin", "beit", "beit, one table", "pvt v2", "pvt v2, linear"}
     written["timm"] = {"vit", "cait", "beit", "beit, one table", "pvt v2", "pvt v2, linear"}
     if name in written[layout]:
-        assert convert(source, target, layout).alone == pytest.approx(0, abs=1e-6)
+        assert convert(source, target, layout).alone == pytest.approx(0, abs=1e-5)
         assert_same(source, target)
         return
     with pytest.raises(CheckpointError, match=r"no counterpart of|is not known here|shifts other windows|parts differ"):

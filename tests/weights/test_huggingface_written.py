@@ -23,7 +23,7 @@ from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.models.resnet import ResNetConfig
 from vitrail.models.swin import SwinConfig
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.classification import Classifier, create_model
 from vitrail.weights import load
 from vitrail.weights.huggingface import FAMILIES, PROCESSOR, to_huggingface
 
@@ -71,7 +71,6 @@ REFUSED: dict[str, Config | dict[str, Any]] = {
     "relative positions of 3x5 patches": replace(BEIT, image_size=(24, 40)),
     "LayerScale that starts at 0": replace(BEIT, layer_scale=0.0),
     "a patch that is not square": replace(PVT_V2, patch_size=(4, 8)),
-    "two values of eps, 1e-06 and 1e-05 after": replace(PVT_V2, conv_norm_eps=1e-5),
     "group_norm_eps=1e-06": replace(BIT, group_norm_eps=1e-6),
     "a stem of convolutions": {"stem": (), "stem_width": 32},
     "3 stages": replace(PVT, **{name: getattr(PVT, name)[1:] for name in PVTConfig.STAGES}),
@@ -254,3 +253,9 @@ def test_other_names_and_another_preprocessing_win_over_what_we_said(tmp_path):
     assert again.preprocessing.mean == (0.1, 0.2, 0.3)
     (folder / PROCESSOR).unlink()
     assert load(folder, log=silent).preprocessing.mean == (0.4, 0.525, 0.65)
+
+
+def test_two_values_of_eps_become_one_with_a_note():
+    told = to_huggingface(create_model(replace(PVT_V2, conv_norm_eps=1e-5), classes=PVT_V2.classes))
+    assert told.config["layer_norm_eps"] == PVT_V2.norm_eps
+    assert any("the eps 1e-06 there, not 1e-05" in note for note in told.notes)

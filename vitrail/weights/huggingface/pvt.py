@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vitrail.errors import CheckpointError
@@ -152,9 +153,6 @@ def write_v2(config: PVTv2Config) -> tuple[str, dict[str, Any], list[str]]:
 
 def _write(model_type: str, config: PVTConfig | PVTv2Config) -> dict[str, Any]:
     check_said(model_type, {"a patch that is not square": config.patch_size[0] != config.patch_size[1]})
-    two = f"two values of eps, {config.norm_eps:g} and {config.conv_norm_eps:g} after convolutions"
-    remedy = "train or judge it with conv_norm_eps equal to norm_eps, or keep it in vitrail's format"
-    check_said(model_type, {two: config.norm_eps != config.conv_norm_eps}, remedy)
     return {
         "image_size": side_or_pair(config.image_size),
         "num_channels": config.in_channels,
@@ -173,9 +171,19 @@ def _write(model_type: str, config: PVTConfig | PVTv2Config) -> dict[str, Any]:
     }
 
 
+def spelled(config: Any) -> tuple[Any, list[str]]:
+    """The same with one eps in all norms, as they have it; and a note."""
+    if config.conv_norm_eps == config.norm_eps:
+        return config, []
+    note = f"norms after convolutions have the eps {config.norm_eps:g} there, not {config.conv_norm_eps:g}"
+    return replace(config, conv_norm_eps=config.norm_eps), [note]
+
+
 def _family(model_type: str, **fields: Any) -> Family:
     head, parts = {"head": "classifier"}, ("k", "v")
-    return Family(model_type=model_type, body=model_type, heads=head, parts=parts, processor="Pvt", **fields)
+    return Family(
+        model_type=model_type, body=model_type, heads=head, parts=parts, processor="Pvt", spell=spelled, **fields
+    )
 
 
 PVT = _family("pvt", names=NAMES, defaults=DEFAULTS_V1, read=read, write=write)
