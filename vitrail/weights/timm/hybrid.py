@@ -49,7 +49,7 @@ def stem_fields(state: Mapping[str, Tensor], cells: Sequence[int], where: Path) 
     stem = depths_of(state, STEM)
     stride = 4 * 2 ** max(len(stem) - 1, 0)
     return {
-        "patch_size": tuple(stride * length for length in cells),
+        "patch_size": [stride * length for length in cells],
         "in_channels": channels,
         "stem": stem,
         "stem_width": width,

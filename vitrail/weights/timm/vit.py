@@ -7,7 +7,7 @@ D width, N patches, P prefix tokens, R registers, S slots of the position table,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def from_timm(
     told = dict(told or {})
     _check_plain(state, where)
     width, channels, *cells = state["patch_embed.proj.weight"].shape  # (D, C, height, width of a patch)
-    cut: dict[str, Any] = {"patch_size": tuple(cells), "in_channels": channels, **stem_fields(state, cells, where)}
+    cut: dict[str, Any] = {"patch_size": cells, "in_channels": channels, **stem_fields(state, cells, where)}
     patch = cut["patch_size"]
     prefix = tuple(token for token in ("cls", "dist") if f"{token}_token" in state)
     registers = state["reg_token"].shape[1] if "reg_token" in state else 0
@@ -189,13 +189,7 @@ def _by_our_names(state: Mapping[str, Tensor], *, prefix: int, registers: int) -
 
 
 def _grid(
-    state: Mapping[str, Tensor],
-    told: Mapping[str, Any],
-    patch: Sequence[int],
-    *,
-    before: int,
-    registers: int,
-    where: Path,
+    state: Mapping[str, Tensor], told: Mapping[str, Any], patch: list[int], *, before: int, registers: int, where: Path
 ) -> tuple[tuple[int, int], bool]:
     """Rows and columns of patches, and whether the ``before`` tokens before them have slots in timm's table (1, S, D)."""
     if "pos_embed" not in state:
