@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.models import sketch
+from vitrail.models import MODELS, sketch
 from vitrail.tasks.classification import Classifier, create_model
 from vitrail.weights import load
 from vitrail.weights.convert import convert
@@ -46,6 +47,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+TIMMS = {"standardise": "timm", "group_norm_eps": 1e-5}
+HYBRID = {"image_size": 64, "width": 192, "depth": 2, "heads": 3, "mlp_width": 401, "gelu": "exact", **TIMMS}
 UNTUNED = {"relative_bias": "shared", "pool": "cls", "positions": True}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Swin": ("swin-t", {"image_size": 64, "width": 12, "depths": (2, 1, 2), "heads": (1, 2, 4), "window": 4}),
@@ -66,6 +69,23 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         "beit-l16",
         {"image_size": (32, 48), "width": 128, "depth": 2, "heads": 4, **UNTUNED},
     ),
+    "BiT": ("bit-r50x1", {"image_size": 64, **TIMMS}),
+    "BiT of other widths on an odd map": (
+        "bit-r50x1",
+        {"image_size": (66, 53), "depths": (3, 4), "width_factor": 2, "in_channels": 1, **TIMMS},
+    ),
+    "BiT of widths between timm's": (
+        "bit-r152x2",
+        {"image_size": 64, "depths": (3, 8), "width_factor": 3, **TIMMS},
+    ),
+    "the root of a hybrid": ("r-vit-ti16", HYBRID),
+    "the root of a hybrid, on an oblong": (
+        "r-vit-ti16",
+        {**HYBRID, "image_size": (32, 48), "patch_size": (8, 16), "heads": 6, "in_channels": 5},
+    ),
+    "a hybrid of four stages": ("r26-vit-s32", {**HYBRID, "prefix": (), "pool": "gap"}),
+    "a hybrid of three stages": ("r50-vit-b16", {**HYBRID, "image_size": (32, 64), "gelu": "tanh", "registers": 2}),
+    "a hybrid of four long stages": ("r50-vit-l32", {**HYBRID, "patch_size": 64}),
 }
 
 
@@ -129,6 +149,50 @@ def test_timms_own_names_and_shapes_show_their_models(name):
     assert named.split("_")[:2] == name.replace("beitv2", "beit").split("_")[:2]
     block = next(each for each in theirs.modules() if hasattr(each, "norm1") and hasattr(each, "attn"))
     assert held.config.norm_eps == block.norm1.eps
+
+
+RESNETS = {  # ours: timm's
+    **{f"bit-r{size}": f"resnetv2_{size}_bit" for size in ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")},
+    "r-vit-ti16": "vit_tiny_r_s16_p8_384",
+    "r26-vit-s32": "vit_small_r26_s32_224",
+    "r26-vit-b32": "vit_base_r26_s32_224",
+    "r50-vit-b16": "vit_base_r50_s16_384",
+    "r50-vit-l32": "vit_large_r50_s32_224",
+}
+
+
+@pytest.mark.parametrize("ours", RESNETS)
+def test_timms_own_resnets_and_hybrids_are_read_as_ours_with_its_numerics(ours):
+    name = RESNETS[ours]
+    with torch.device("meta"):
+        theirs = timm.create_model(name)
+    state = {each: torch.zeros(()).expand(tensor.shape) for each, tensor in theirs.state_dict().items()}
+    size = list(theirs.pretrained_cfg["input_size"])
+    held = read_timm(state, {"architecture": name, "pretrained_cfg": {"input_size": size}}, Path(name))
+    numerics = {} if "bit" in ours else {"gelu": "exact", "position_resize": "bicubic-antialias"}
+    assert held.config == replace(MODELS[ours], image_size=tuple(size[1:]), **TIMMS, **numerics)
+    shapes = {each: tensor.shape for each, tensor in sketch(held.config).state_dict().items()}
+    assert shapes == {each: tensor.shape for each, tensor in held.tensors.items()}
+    eps = {type(each).__name__: each.eps for each in theirs.modules() if hasattr(each, "eps")}
+    kernels = "StdConv2d" if "bit" in ours else "StdConv2dSame"
+    assert eps == {kernels: 1e-8, "GroupNormAct": 1e-5, **({} if "bit" in ours else {"LayerNorm": 1e-6})}
+
+
+def test_no_other_resnet_and_stem_of_timms_is_taken_for_one_of_ours():
+    names = [name for name in timm.list_models("resnetv2_*") if not name.endswith("_bit")]
+    names += [
+        name for name in timm.list_models(module="vision_transformer_hybrid") if "_resnet" in name or "mci" in name
+    ]
+    assert len(names) > 15
+    for name in names:
+        with torch.device("meta"):
+            theirs = timm.create_model(name).state_dict()
+        state = {each: torch.zeros(()).expand(tensor.shape) for each, tensor in theirs.items()}
+        try:
+            held = read_timm(state, {"architecture": name}, Path(name))
+        except CheckpointError:
+            continue
+        assert sketch(held.config).state_dict().keys() != held.tensors.keys(), name
 
 
 @pytest.mark.parametrize("size", [48, (32, 48)])

@@ -71,6 +71,9 @@ SWIN = {
 CAIT = {"model": "cait-xxs24", "depth": 2, "class_depth": 1, "mlp_width": 41}
 PVT = {"model": "pvt-v2-b0", "image_size": 64, "widths": (8, 16, 40, 64), "depths": (1, 2, 1, 1)}
 BEIT = {"model": "beit-b16"}
+BIT = {"model": "bit-r50x1", "depths": (3,), "standardise": "timm"}
+ROOT = {"model": "r-vit-ti16", "patch_size": 8, "gelu": "exact", "standardise": "timm", "group_norm_eps": 1e-5}
+STAGES = {**ROOT, "model": "r26-vit-s32", "patch_size": 32, "image_size": 64}
 KINDS |= {
     "Swin": (SWIN, ("timm",)),
     "Swin on an oblong": ({**SWIN, "depths": (2, 1, 1), "image_size": (32, 64), "qkv_bias": False}, ("timm",)),
@@ -83,6 +86,15 @@ KINDS |= {
         {**BEIT, "relative_bias": "shared", "pool": "cls", "positions": True, "image_size": (8, 16)},
         ("timm",),
     ),
+    "BiT": (BIT, ("google", "timm")),
+    "wide BiT on an odd map": ({**BIT, "width_factor": 2, "image_size": (18, 31), "in_channels": 1}, ("timm",)),
+    "BiT without a head": ({**BIT, "classes": ()}, ("google", "timm")),
+    "the root of a hybrid": (ROOT, ("google", "timm")),
+    "the root of a hybrid, on an oblong": (
+        {**ROOT, "patch_size": (4, 8), "image_size": (8, 24), "in_channels": 5},
+        ("google", "timm"),
+    ),
+    "a hybrid": ({**STAGES, "pool": "gap", "registers": 2}, ("timm",)),
 }
 
 

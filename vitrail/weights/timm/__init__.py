@@ -13,7 +13,9 @@ from torch import Tensor
 
 from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models import Config
+from vitrail.models import Config, ViTConfig
+from vitrail.models.resnet import ResNetConfig
+from vitrail.models.standardise import STANDARDISATIONS
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.description import config_of
 from vitrail.weights.layout import Weights
@@ -22,6 +24,7 @@ from vitrail.weights.timm.beit import BEIT
 from vitrail.weights.timm.cait import CAIT
 from vitrail.weights.timm.family import KEEP, Family
 from vitrail.weights.timm.pvt_v2 import PVT_V2
+from vitrail.weights.timm.resnet import BIT
 from vitrail.weights.timm.swin import SWIN
 from vitrail.weights.timm.vit import ACTIVATIONS, VIT
 
@@ -34,8 +37,8 @@ SAID_BY_NAME: dict[str, dict[str, Any]] = {
 }
 # tensors of the same names and shapes, of blocks that compute something else: their norms come after attention and MLP
 OTHER_BLOCKS = re.compile(r"_rpn_")
-# told apart by their marks, in this order: a plain ViT has the fewest names of its own
-FAMILIES = (SWIN, CAIT, PVT_V2, BEIT, VIT)
+# told apart by their marks, in this order: a ViT has the fewest names of its own
+FAMILIES = (SWIN, CAIT, PVT_V2, BEIT, BIT, VIT)
 
 
 def read_timm(
@@ -66,17 +69,27 @@ def read_timm(
     stated = described.get("pretrained_cfg")
     # a model that timm loaded and saved again has them in the second place
     names = described.get("label_names") or (stated.get("label_names") if isinstance(stated, Mapping) else None)
-    if "act_layer" not in told:
-        assumed.insert(0, "exact GELU")
     return Weights(
         layout="timm",
         config=config,
         tensors=state,
         preprocessing=preprocessing,
         classes=_names(names, config.classes),
-        assumed=(*assumed, f"LayerNorm eps {config.norm_eps:g}", f"{config.heads} heads"),
+        assumed=(*_numerics(config, told), *assumed),
         description=description,
     )
+
+
+def _numerics(config: Any, told: Mapping[str, Any]) -> list[str]:
+    """Those that no tensor shows."""
+    said: list[str] = []
+    if not isinstance(config, ResNetConfig):
+        said += [] if "act_layer" in told else ["exact GELU"]
+        said += [f"LayerNorm eps {config.norm_eps:g}", f"{config.heads} heads"]
+    if isinstance(config, ResNetConfig) or (isinstance(config, ViTConfig) and config.stem is not None):
+        eps, where = STANDARDISATIONS[config.standardise]
+        said += [f"kernels standardised with {eps:g} added to the {where}", f"group norm eps {config.group_norm_eps:g}"]
+    return said
 
 
 def told_by(described: Mapping[str, Any], family: Family, path: Path) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""timm's layout of a plain ViT: its names are those of `vitrail.models.vit` but for a few, and what no tensor shows is told
-in the words of timm's ``VisionTransformer``.
+"""timm's layout of a ViT, plain or hybrid: its names are those of `vitrail.models.vit` but for a few, and what no tensor
+shows is told in the words of timm's ``VisionTransformer``.
 
 D width, N patches, P prefix tokens, R registers, S slots of the position table, K classes.
 """
@@ -18,6 +18,7 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ViTConfig
 from vitrail.weights.tensors import AGAIN, printable
 from vitrail.weights.timm.family import COMMON, Family, refuse
+from vitrail.weights.timm.hybrid import hybrid_architecture, is_timms_stem, stem_fields
 
 # width -> heads of the published sizes: 64 wide up to B and in L, 72 in So400m, 80 in H, 88 in g, 104 in G, 112 in e
 HEADS = {
@@ -57,11 +58,13 @@ def from_timm(
             else the mean; ``img_size``, by default a square; ``no_embed_class``; and ``norm_eps``.
 
     Raises:
-        CheckpointError: it is not a plain ViT, or something in it has no counterpart here.
+        CheckpointError: it is no such ViT, or something in it has no counterpart here.
     """
     told = dict(told or {})
     _check_plain(state, where)
-    width, channels, *patch = state["patch_embed.proj.weight"].shape  # (D, C, height, width of a patch)
+    width, channels, *cells = state["patch_embed.proj.weight"].shape  # (D, C, height, width of a patch)
+    cut: dict[str, Any] = {"patch_size": cells, "in_channels": channels, **stem_fields(state, cells, where)}
+    patch = cut["patch_size"]
     prefix = tuple(token for token in ("cls", "dist") if f"{token}_token" in state)
     registers = state["reg_token"].shape[1] if "reg_token" in state else 0
     grid, slotted = _grid(state, told, patch, before=len(prefix) + registers, registers=registers, where=where)
@@ -70,8 +73,6 @@ def from_timm(
     try:
         config = ViTConfig(
             image_size=(grid[0] * patch[0], grid[1] * patch[1]),
-            patch_size=(patch[0], patch[1]),
-            in_channels=channels,
             classes=0 if head is None else len(head),
             width=width,
             depth=1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks.")),
@@ -88,6 +89,7 @@ def from_timm(
             norm_eps=told.get("norm_eps", 1e-6),
             qkv_bias="blocks.0.attn.qkv.bias" in state,
             layer_scale=(told.get("init_values") or 1e-5) if "blocks.0.ls1.gamma" in state else None,
+            **cut,
         )
     except (ConfigError, ValueError, TypeError, IndexError) as error:
         what = f"the tensors of {where} are of no ViT that can be built: {printable(error, 300)}"
@@ -99,7 +101,7 @@ def to_timm(config: ViTConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]
     """The inverse of `from_timm`: tensors by timm's names, for the model that `arguments_of` makes.
 
     Raises:
-        CheckpointError: the model has a part that timm's plain ViT has not.
+        CheckpointError: the model has a part that timm's ViT has not.
     """
     check(config)
     names = {ours: theirs for theirs, ours in TWO_HEADS.items()}
@@ -117,7 +119,7 @@ def arguments_of(config: ViTConfig) -> dict[str, Any]:
     check(config)
     told = {
         "img_size": list(config.image_size),
-        "patch_size": list(config.patch_size),
+        "patch_size": [length // config.stem_stride for length in config.patch_size],
         "in_chans": config.in_channels,
         "embed_dim": config.width,
         "depth": config.depth,
@@ -140,6 +142,8 @@ def architecture_of(config: ViTConfig) -> str:
     if "dist" in config.prefix:
         return f"deit_{DISTILLED.get(config.width, 'base')}_distilled_patch16_224"
     size, patches = SIZES.get((config.width, config.depth), ("base", ()))
+    if config.stem is not None:
+        return hybrid_architecture(config, size)
     patch = config.patch_size[0] if config.patch_size[0] in patches else patches[0] if patches else 16
     return f"vit_{size}_patch{patch}_224"
 
@@ -151,16 +155,18 @@ def ratio_of(mlp_width: int, width: int) -> float:
 
 
 def check(config: ViTConfig) -> None:
-    """Raises `CheckpointError` for a part that timm's plain ViT has not."""
+    """Raises `CheckpointError` for a part that timm's ViT has not."""
     alone = config.pool == "cls" and not config.registers and config.prefix_positions
     whole = all(side % patch == 0 for side, patch in zip(config.image_size, config.patch_size))
     learned = (config.positions, config.positions_at) == ("learned", "stem")
+    stemmed = config.stem is not None
     wrong = {
         "a hidden layer in the head": config.pre_logits,
         f"{config.positions} positions, {config.positions_at}": not learned,
         f"pooling by {config.pool}": config.pool not in POOLS.values(),
         "layers without skips": not config.skips,
-        "a stem of convolutions": config.stem is not None,
+        f"a stem of {config.stem} blocks, {config.stem_width} wide": stemmed and not is_timms_stem(config),
+        "a second token behind a stem": stemmed and "dist" in config.prefix,
         "a second token that is not read, beside registers or without a position": "dist" in config.prefix
         and not alone,
         "images that are not whole patches": not whole,

@@ -1,0 +1,112 @@
+"""timm's layout of BiT's ResNet, whose names are those of `vitrail.models.resnet`; its head is a convolution, one name deeper.
+
+F channels of the last map, K classes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.models.resnet import STEM_WIDTH, ResNetConfig
+from vitrail.weights.timm.family import COMMON, Family, State, outputs, refuse
+
+BLOCK = re.compile(r"stages\.(\d+)\.blocks\.(\d+)\.")
+# how timm standardises kernels and norms maps, in BiT and in hybrids
+NUMERICS: dict[str, Any] = {"standardise": "timm", "group_norm_eps": 1e-5}
+# timm's word for the blocks of each stage, which its models cannot be told, and the width factors that they come in
+LAYERS = {
+    "50": ((3, 4, 6, 3), (1, 3)),
+    "101": ((3, 4, 23, 3), (1, 3)),
+    "152": ((3, 8, 36, 3), (2, 4)),
+}
+
+
+def read(state: Mapping[str, Tensor], where: Path, told: Mapping[str, Any]) -> tuple[ResNetConfig, State]:
+    """The config, whose image size no tensor shows: 224 pixels, unless it is told."""
+    width, channels, *_ = state["stem.conv.weight"].shape  # (D, C, 7, 7)
+    if width % STEM_WIDTH:
+        raise ValueError(f"its root makes {width} channels, which is no multiple of {STEM_WIDTH}")
+    config = ResNetConfig(
+        image_size=told.get("input_size") or (224, 224),
+        in_channels=channels,
+        classes=outputs(state, "head.fc.weight"),
+        depths=depths_of(state),
+        width_factor=width // STEM_WIDTH,
+        **NUMERICS,
+    )
+    # (K, F, 1, 1) to (K, F)
+    return config, {
+        name.replace("head.fc.", "head."): each.flatten(1) if name == "head.fc.weight" else each
+        for name, each in state.items()
+    }
+
+
+def depths_of(state: Mapping[str, Tensor], before: str = "") -> tuple[int, ...]:
+    """Blocks of each stage whose names begin with ``before``. They are counted, so that no number in a name asks for more
+    than there is. Raises `ValueError` where a stage is missing.
+    """
+    blocks: dict[str, set[str]] = defaultdict(set)
+    for name in state:
+        if name.startswith(before) and (found := BLOCK.match(name, len(before))):
+            blocks[found[1]].add(found[2])
+    stages = [str(number) for number in range(len(blocks))]
+    if blocks.keys() != set(stages):
+        raise ValueError(f"its stages are {', '.join(sorted(blocks))}")
+    return tuple(len(blocks[stage]) for stage in stages)
+
+
+def check(config: ResNetConfig) -> None:
+    refuse("BiT", {f"stages of {', '.join(map(str, config.depths))} blocks": not _layers(config)})
+
+
+def write(config: ResNetConfig, state: Mapping[str, Tensor]) -> State:
+    return {
+        name.replace("head.", "head.fc."): each[:, :, None, None] if name == "head.weight" else each
+        for name, each in state.items()
+    }
+
+
+def arguments(config: ResNetConfig) -> dict[str, Any]:
+    """timm multiplies widths with the factor of the model it is asked for, and makes as many stages as it is given widths."""
+    width = config.stem_width // _factor(config)
+    return {
+        "in_chans": config.in_channels,
+        "stem_chs": width,
+        "channels": [4 * width * 2**stage for stage in range(len(config.depths))],
+    }
+
+
+def architecture(config: ResNetConfig) -> str:
+    """A name of timm's for a model of this size, or one from which its arguments make one."""
+    return f"resnetv2_{_layers(config)}x{_factor(config)}_bit"
+
+
+def _layers(config: ResNetConfig) -> str | None:
+    """Of the model whose first stages have those blocks; None where there is none."""
+    return next((word for word, (depths, _) in LAYERS.items() if depths[: len(config.depths)] == config.depths), None)
+
+
+def _factor(config: ResNetConfig) -> int:
+    _, factors = LAYERS[_layers(config) or "50"]
+    return config.width_factor if config.width_factor in factors else factors[0]
+
+
+BIT = Family(
+    config=ResNetConfig,
+    mark="stages.0.blocks.0.norm3.weight",
+    told=frozenset(),
+    shown=COMMON | {"stem_chs", "channels", "zero_init_last"},
+    pool="avg",
+    head=("head.fc",),
+    read=read,
+    check=check,
+    write=write,
+    arguments=arguments,
+    architecture=architecture,
+)
