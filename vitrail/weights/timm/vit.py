@@ -232,7 +232,10 @@ def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
         if name not in state or state[name].ndim != axes:
             held = printable(", ".join(list(state)[:3]), 200) or "nothing"
             what = f"{where} is no plain ViT in timm's layout: it has no {name!r} of {axes} axes; it holds {held}, ..."
-            raise CheckpointError(what, "plain ViTs by timm's names are read, and vitrail's own files")
+            raise CheckpointError(
+                what,
+                "ViT, DeiT, R+ViT, Swin, CaiT, PVT v2, BEiT and BiT by timm's names are read, and vitrail's own files",
+            )
     width = len(state["patch_embed.proj.weight"])
     for name in ("cls_token", "dist_token", "reg_token", "pos_embed"):
         tensor = state.get(name)
