@@ -359,5 +359,6 @@ def test_a_compiled_model_is_the_model_gradients_included(name):
     logits = torch.compile(model)(images)
     assert distance(logits, model(images)) < 1e-4
     compiled, plain = (gradients(model, each.square().sum()) for each in (logits, model(images)))
-    for name in plain:
-        assert distance(compiled[name], plain[name]) < 1e-3, name
+    largest = max(each.abs().max() for each in plain.values())  # some are zero but for rounding
+    for name, expected in plain.items():
+        assert (compiled[name] - expected).abs().max() < 1e-3 * expected.abs().max() + 1e-6 * largest, name
