@@ -1,0 +1,25 @@
+"""A model as it is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def at_rest(model: nn.Module, *, gradients: bool = False) -> Iterator[torch.device]:
+    """The model in evaluation mode, without gradients unless they are asked for, and afterwards as it was.
+
+    Yields the device of its parameters.
+    """
+    was_training = {name: module.training for name, module in model.named_modules()}
+    model.eval()
+    try:
+        with torch.set_grad_enabled(gradients):
+            yield next(model.parameters()).device
+    finally:
+        for name, module in model.named_modules():
+            module.training = was_training[name]
