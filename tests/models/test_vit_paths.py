@@ -13,12 +13,13 @@ from vitrail.models import Patches, create_backbone, layers
 from vitrail.models.layers import PLAIN, Dense, add_branch, attend, attention_path, skips_work
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_plain_and_fused_attention_are_equal_gradients_included(with_bias):
+# on a CPU torch's kernel takes a frozen bias; for a learned one it is torch's own definition, which has the gradient
+@pytest.mark.parametrize("bias_is", ["absent", "frozen", "learned"])
+def test_plain_and_fused_attention_are_equal_gradients_included(bias_is):
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(2, 3, tokens, 8, generator=generator).requires_grad_() for tokens in (5, 9, 9)]
-    bias = torch.randn(2, 3, 5, 9, generator=generator).requires_grad_() if with_bias else None
-    wanted = [*given, bias] if with_bias else given
+    bias = None if bias_is == "absent" else torch.randn(2, 3, 5, 9, generator=generator)
+    wanted = [*given, bias.requires_grad_()] if bias_is == "learned" else given
     towards = torch.randn(2, 3, 5, 8, generator=generator)
     found = []
     for path in ("plain", "fused"):
@@ -53,6 +54,23 @@ def test_the_attention_path_follows_the_table(monkeypatch):
         assert attention_path("cpu", torch.bfloat16, training=False, tokens=197) == path
         assert attention_path("cpu", torch.float32, training=True, tokens=197) == "fused"
     assert attention_path("cuda", torch.bfloat16, training=True, tokens=197) == "fused"
+
+
+def test_the_attention_path_of_a_learned_bias_is_plain_where_a_cpu_needs_its_gradient():
+    for device, path in (("cpu", "plain"), ("cuda", "fused")):
+        assert attention_path(device, torch.float32, training=True, tokens=197, learned_bias=True) == path
+        with torch.no_grad():
+            assert attention_path(device, torch.float32, training=False, tokens=197, learned_bias=True) == "fused"
+
+
+def test_the_path_of_attention_is_obeyed_for_a_learned_bias_too(monkeypatch):
+    q, bias = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 5, requires_grad=True)
+    seen = []
+    monkeypatch.setattr(layers, "attention_weights", lambda q, k, bias: seen.append("plain") or q @ k.mT)
+    attend(q, q, q, bias=bias, path="fused")
+    assert seen == []
+    attend(q, q, q, bias=bias, path="plain")
+    assert seen == ["plain"]
 
 
 CASES = {

@@ -130,7 +130,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """(B, T, D) to (B, T, D), ``bias`` (B or 1, A, T, T)."""
         q, k, v = self._split(x)
-        path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=x.shape[1])
+        learned = bias is not None and bias.requires_grad
+        path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=x.shape[1], learned_bias=learned)
         return self.proj(attend(q, k, v, bias=bias, path=path).transpose(1, 2).flatten(2))
 
     def weights(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -213,12 +213,14 @@ PLAIN = {
 }
 
 
-def attention_path(device: str, dtype: torch.dtype, *, training: bool, tokens: int) -> str:
+def attention_path(device: str, dtype: torch.dtype, *, training: bool, tokens: int, learned_bias: bool = False) -> str:
     """ "plain" or "fused": the faster way to compute attention here, from what benchmarks/attention.py measured.
 
-    On the meta device it is the definition, whose costs can be counted.
+    On the meta device it is the definition, whose costs can be counted. ``learned_bias`` says that the logits have a bias
+    which needs a gradient.
     """
-    if device == "meta":
+    # on a CPU torch's kernel has no gradient for a bias: it would be the definition, and slower than this one
+    if device == "meta" or (device == "cpu" and learned_bias and torch.is_grad_enabled()):
         return "plain"
     least, most = PLAIN.get((CPU if device == "cpu" else device, dtype, training), (1, 0))
     return "plain" if least <= tokens <= most else "fused"
@@ -231,9 +233,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, dropo
         bias: (B or 1, H, Q, K), added to the scaled logits.
         path: "plain" is the definition, "fused" torch's kernel; equal up to rounding.
     """
-    # on a CPU torch's kernel has no gradient for a bias: it would be the definition, and slower than this one
-    learned = bias is not None and bias.requires_grad and q.device.type == "cpu"
-    if path == "plain" or (learned and torch.is_grad_enabled()):
+    if path == "plain":
         weights = attention_weights(q, k, bias)
         return (F.dropout(weights, dropout) if dropout else weights) @ v
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
@@ -276,8 +276,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, relative: Relative | None = None, queries: int | None = None) -> Tensor:
         """(B, T, D) to (B, T, D), or to (B, Q, D) with only the first Q tokens asking."""
         q, k, v = self.split(x, queries)
-        path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2])
         bias = relative.bias(q) if relative else None
+        learned = bias is not None and bias.requires_grad
+        path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2], learned_bias=learned)
         x = attend(q, k, v, bias=bias, dropout=self.dropout if self.training else 0.0, path=path)
         return self.proj(x.transpose(1, 2).flatten(2))
 
