@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -18,7 +18,8 @@ def at_rest(model: nn.Module, *, gradients: bool = False) -> Iterator[torch.devi
     was_training = {name: module.training for name, module in model.named_modules()}
     model.eval()
     try:
-        with torch.set_grad_enabled(gradients):
+        # inside of somebody's inference mode no gradient could be had
+        with torch.inference_mode(False) if gradients else nullcontext(), torch.set_grad_enabled(gradients):
             yield next(model.parameters()).device
     finally:
         for name, module in model.named_modules():

@@ -1,5 +1,6 @@
 """Architectures: a name gives a frozen config, a config gives a backbone."""
 
+from vitrail.models.attention import Look as Look
 from vitrail.models.backbone import AttentionGrid as AttentionGrid
 from vitrail.models.backbone import Backbone as Backbone
 from vitrail.models.config import Config as Config

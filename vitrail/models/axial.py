@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from vitrail.models.attention import Attention, GroupedLook, Look, Watch
 from vitrail.models.backbone import AttentionGrid, Backbone
 from vitrail.models.config import Config, check_divides, grid_of
 from vitrail.models.initialise import fill_as_paper
 from vitrail.models.layers import (
     GELUS,
-    Attention,
     LayerNorm,
     Mlp,
     PatchEmbed,
@@ -99,11 +99,12 @@ class Layer(nn.Module):
         self.norm2 = LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = Mlp(config.width, config.mlp_width, gelu=config.gelu, dropout=config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
         """(B, L, T, D) to (B, L, T, D)."""
+        in_lines = None if watch is None else lambda look: watch(_of_lines(look, len(x)))
 
         def attention(x: Tensor) -> Tensor:
-            return self.dropout(self.attn(self._lines(x))).view_as(x)
+            return self.dropout(self.attn(self.norm1(x).flatten(0, 1), watch=in_lines)).view_as(x)
 
         def mlp(x: Tensor) -> Tensor:
             return self.mlp(self.norm2(x))
@@ -112,13 +113,15 @@ class Layer(nn.Module):
         skip = skips_work(len(x), drop, x.device.type)
         return add_branch(add_branch(x, attention, drop=drop, skip=skip), mlp, drop=drop, skip=skip)
 
-    def weights(self, x: Tensor) -> Tensor:
-        """What every token attends to on its line, in fp32: (B, L, T, D) to (B, A, L, T, T), rows that sum to one."""
-        return self.attn.weights(self._lines(x)).unflatten(0, x.shape[:2]).transpose(1, 2)
 
-    def _lines(self, x: Tensor) -> Tensor:
-        """The normalised tokens, each line a sequence of its own: (B L, T, D)."""
-        return self.norm1(x).flatten(0, 1)
+def _of_lines(look: Look, batch: int) -> Look:
+    """The attention of lines that went through as (B L, T, D), as that of B images."""
+
+    def split() -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (part.unflatten(0, (batch, -1)) for part in look.split())  # (B, L, A, T, E) each
+        return q, k, v
+
+    return GroupedLook(split, look.found)
 
 
 class Block(nn.Module):
@@ -129,10 +132,10 @@ class Block(nn.Module):
         self.row = Layer(config, drop_path)
         self.column = Layer(config, drop_path)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
         """(B, h, w, D) to (B, h, w, D)."""
         # no copy: columns are a view of the rows' memory, which norms read and sums write in the order they find
-        return self.column(self.row(x).transpose(1, 2)).transpose(1, 2)
+        return self.column(self.row(x, watch).transpose(1, 2), watch).transpose(1, 2)
 
 
 class AxialViT(Backbone):
@@ -167,18 +170,18 @@ class AxialViT(Backbone):
 
     def encode(self, patches: Patches) -> Tokens:
         """Blocks and the last norm: (B, N, D) to (B, N, D). Raises `ConfigError` for a subset of the patches."""
+        return self._encode(patches)
+
+    def _encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         x = self._begin(patches)
         for block in self.blocks:
-            x = self._run(block, x)
-        return self._end(x)
+            x = self._run(block, x, watch)
+        return Tokens(self.norm(x).flatten(1, 2), patches.grid)
 
     def _begin(self, patches: Patches) -> Tensor:
         """z_0 of equation (1), without a class token, on the grid, after dropout: (B, N, D) to (B, h, w, D)."""
         self._check_subset(patches)
         return self.dropout(residual_stream(patches.x)).unflatten(1, patches.grid)
-
-    def _end(self, x: Tensor) -> Tokens:
-        return Tokens(self.norm(x).flatten(1, 2), (x.shape[1], x.shape[2]))
 
     def pool(self, tokens: Tokens) -> Tensor:
         """The mean of the patches: (B, N, D) to (B, D)."""
@@ -192,29 +195,18 @@ class AxialViT(Backbone):
             maps.append(x.permute(0, 3, 1, 2))
         return maps
 
-    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Logits (B, K) and what every patch attends to: of each global block (B, A, N, w) of its row, and (B, A, N, h) of
-        its column, in fp32.
-
-        The logits come the fast way; the attention matrices are computed again from q and k.
-        """
-        x, matrices = self._begin(self.place(self.patchify(images))), []
-        for block in self.blocks:
-            of_rows = block.row.weights(x)  # (B, A, h, w, w)
-            x = block.row(x).transpose(1, 2)
-            of_columns = block.column.weights(x)  # (B, A, w, h, h)
-            x = block.column(x).transpose(1, 2)
-            matrices += [of_rows.flatten(2, 3), of_columns.transpose(2, 3).flatten(2, 3)]
-        return self.head(self.pool(self._end(x))), matrices
+    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
+        return self.head(self.pool(self._encode(self.place(self.patchify(images)), watch)))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are."""
+        """For the two matrices of each global block what their rows and columns are: (B, A, N, w) of patches in row-major
+        order and those of their row; (B, A, N, h) of patches column by column and those of their column.
+        """
         rows, columns = grid = grid_of(size, self.config.patch_size)
         places = torch.arange(rows * columns).unflatten(0, grid)  # (h, w)
-        of_row = places[:, None].expand(-1, columns, -1).flatten(0, 1)  # (N, w)
-        of_column = places.mT.expand(rows, -1, -1).flatten(0, 1)  # (N, h)
-        both = [AttentionGrid(0, grid, grid, columns=each) for each in (of_row, of_column)]
-        return both * self.config.depth
+        of_row = AttentionGrid(0, grid, grid, self.config.patch_size, columns=places.repeat_interleave(columns, 0))
+        of_column = places.mT.repeat_interleave(rows, 0)  # (w h, h)
+        return [of_row, of_row._replace(rows=places.mT.flatten(), columns=of_column)] * self.config.depth
 
     def _layer(self, name: str) -> int:
         part, _, rest = name.partition(".")

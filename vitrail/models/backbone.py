@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import ConfigError
+from vitrail.models.attention import Watch
 from vitrail.models.config import Config, changed, grid_of
 from vitrail.models.heads import Head
 from vitrail.models.layers import Patches, Tokens, whole_patches
@@ -27,13 +29,19 @@ class AttentionGrid(NamedTuple):
     The first ``prefix`` of both are tokens without a place; the rest are places of the grids, in row-major order, unless
     ``rows`` (Q,) and ``columns`` (Q, K) say which place each of them is; there -1 is a place outside of the image.
     A grid of (0, 0) has no places: only the prefix tokens ask.
+
+    ``cell`` is how many pixels, (height, width), a place of the map is large: of the queries, or of the keys where no place
+    asks. Where there are fewer keys than places, a key stands for several places: with k keys along an axis for n places
+    that are ``covered``, all of them unless it says otherwise, key i for those from floor(i n / k) to ceil((i + 1) n / k) - 1.
     """
 
     prefix: int
     queries: tuple[int, int]
     keys: tuple[int, int]
+    cell: tuple[int, int]
     rows: Tensor | None = None
     columns: Tensor | None = None
+    covered: tuple[int, int] | None = None
 
 
 class Backbone(nn.Module):
@@ -94,6 +102,15 @@ class Backbone(nn.Module):
     def pool(self, tokens: Tokens) -> Tensor:
         """What the head reads: (B, T, D) to (B, F)."""
 
+    def pooling_shares(self, tokens: int) -> Tensor:
+        """How much each of the T ``tokens`` of the last layer counts in what `pool` gives: (T,), summing to one.
+
+        The mean of the patches, unless the architecture says otherwise.
+        """
+        shares = torch.zeros(tokens)
+        shares[len(self.prefix) :] = 1 / (tokens - len(self.prefix))
+        return shares
+
     def heads(self, features: Tensor) -> dict[str, Tensor]:
         """The logits of each head by the name of what it reads; more than one where DeiT's "dist" has its own."""
         return {"gap": self.head(features)}
@@ -103,10 +120,19 @@ class Backbone(nn.Module):
         """Features as images (B, D, h, w), before the last norm: after each block, or after each stage of a pyramid."""
 
     @abstractmethod
+    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
+        """Logits (B, K) as `forward` gives them, bit for bit; ``watch`` is given the attention of each layer, a `Look`,
+        in the order of `attention_grids`. No patch is dropped.
+        """
+
     def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Logits (B, K) and the attention of each layer, (B, heads, queries, keys) in fp32, in the order of
-        `attention_grids`. The logits come the fast way; the matrices are computed again from q and k.
+        `attention_grids`, which says what rows and columns are. The logits come the fast way; the matrices are computed
+        again from q and k. Their memory grows with the square of the tokens; `forward_looking` is for large images.
         """
+        matrices: list[Tensor] = []
+        logits = self.forward_looking(images, lambda look: matrices.append(look.weights()))
+        return logits, matrices
 
     @abstractmethod
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
@@ -167,3 +193,8 @@ class Backbone(nn.Module):
 def block_number(stage: int, block: int, depths: Sequence[int]) -> int:
     """The number, from 1, of a block of a pyramid whose stages have ``depths`` blocks."""
     return sum(depths[:stage]) + block + 1
+
+
+def first_token(tokens: int) -> Tensor:
+    """`Backbone.pooling_shares` where the class token alone is read."""
+    return F.one_hot(torch.tensor(0), tokens).float()

@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.backbone import AttentionGrid, Backbone
+from vitrail.models.attention import Look, Watch, attend, attention_path
+from vitrail.models.backbone import AttentionGrid, Backbone, first_token
 from vitrail.models.beit_bias import BIAS_RESIZES, bias_index, bias_of, resize_bias, rows_of
 from vitrail.models.config import Config, check_divides, grid_of, is_number
 from vitrail.models.initialise import fills
@@ -27,9 +29,6 @@ from vitrail.models.layers import (
     Patches,
     Tokens,
     add_branch,
-    attend,
-    attention_path,
-    attention_weights,
     dense,
     drop_patches,
     drop_rates,
@@ -127,17 +126,19 @@ class Attention(nn.Module):
             self.relative_position_bias_table = nn.Parameter(torch.empty(rows_of(config.grid), config.heads))
         self.proj = Dense(width, width)
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | None, watch: Watch | None = None) -> Tensor:
         """(B, T, D) to (B, T, D), ``bias`` (B or 1, A, T, T)."""
         q, k, v = self._split(x)
         learned = bias is not None and bias.requires_grad
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=x.shape[1], learned_bias=learned)
-        return self.proj(attend(q, k, v, bias=bias, path=path).transpose(1, 2).flatten(2))
+        found = attend(q, k, v, bias=bias, path=path)
+        if watch is not None:
+            watch(self.look(x, bias, found))
+        return self.proj(found.transpose(1, 2).flatten(2))
 
-    def weights(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """What every token attends to, in fp32: (B, T, D) to (B, A, T, T), rows that sum to one."""
-        q, k, _ = self._split(x)
-        return attention_weights(q.float(), k.float(), None if bias is None else bias.float())
+    def look(self, x: Tensor, bias: Tensor | None, found: Tensor | None = None) -> Look:
+        """What every token attends to, of (B, T, D)."""
+        return Look(partial(self._split, x), found, None if bias is None else lambda q, rows: bias[:, :, rows])
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v: (B, T, D) to (B, A, T, E) each."""
@@ -160,11 +161,11 @@ class Block(nn.Module):
         self.gamma_1 = nn.Parameter(torch.empty(width)) if scaled else None
         self.gamma_2 = nn.Parameter(torch.empty(width)) if scaled else None
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | None, watch: Watch | None = None) -> Tensor:
         """(B, T, D) to (B, T, D), ``bias`` (B or 1, A, T, T)."""
 
         def attention(x: Tensor) -> Tensor:
-            return _scale(self.attn(self.norm1(x), bias), self.gamma_1)
+            return _scale(self.attn(self.norm1(x), bias, watch), self.gamma_1)
 
         def mlp(x: Tensor) -> Tensor:
             return _scale(self.mlp(self.norm2(x)), self.gamma_2)
@@ -213,9 +214,12 @@ class BEiT(Backbone):
 
     def encode(self, patches: Patches) -> Tokens:
         """The class token, all blocks and, with ``pool="cls"``, the norm: (B, K, D) to (B, 1 + K, D)."""
+        return self._encode(patches)
+
+    def _encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         x = self._begin(patches)
         for block, bias in self._layers(patches):
-            x = self._run(block, x, bias)
+            x = self._run(block, x, bias, watch)
         return Tokens(self.norm(x), patches.grid, patches.ids)
 
     def _begin(self, patches: Patches) -> Tensor:
@@ -243,6 +247,9 @@ class BEiT(Backbone):
         x = tokens.x
         return self.fc_norm(x[:, 1:].mean(1) if self.config.pool == "gap" else x[:, 0])
 
+    def pooling_shares(self, tokens: int) -> Tensor:
+        return super().pooling_shares(tokens) if self.config.pool == "gap" else first_token(tokens)
+
     def heads(self, features: Tensor) -> dict[str, Tensor]:
         return {self.config.pool: self.head(features)}
 
@@ -255,22 +262,13 @@ class BEiT(Backbone):
             maps.append(x[:, 1:].mT.unflatten(2, patches.grid))
         return maps
 
-    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Logits (B, K) and what every token attends to in each block, depth times (B, A, T, T) in fp32.
-
-        The logits come the fast way; the attention matrices are computed again from q, k and the bias.
-        """
-        patches = self._place_all(self.patchify(images))
-        x, matrices = self._begin(patches), []
-        for block, bias in self._layers(patches):
-            matrices.append(block.attn.weights(block.norm1(x), bias))
-            x = block(x, bias)
-        return self.head(self.pool(Tokens(self.norm(x), patches.grid))), matrices
+    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
+        return self.head(self.pool(self._encode(self._place_all(self.patchify(images)), watch)))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are."""
         grid = grid_of(size, self.config.patch_size)
-        return [AttentionGrid(1, grid, grid)] * self.config.depth
+        return [AttentionGrid(1, grid, grid, self.config.patch_size)] * self.config.depth
 
     def _layer(self, name: str) -> int:
         part, _, rest = name.partition(".")

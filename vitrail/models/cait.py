@@ -7,15 +7,17 @@ B images, C channels, H x W pixels, h x w = N patches, D width, A heads, E = D /
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.backbone import AttentionGrid, Backbone
+from vitrail.models.attention import ALL, Look, Watch, attend, attention_path
+from vitrail.models.backbone import AttentionGrid, Backbone, first_token
 from vitrail.models.config import Config, check_divides, grid_of
 from vitrail.models.initialise import fills
 from vitrail.models.layers import (
@@ -27,9 +29,6 @@ from vitrail.models.layers import (
     Patches,
     Tokens,
     add_branch,
-    attend,
-    attention_path,
-    attention_weights,
     by_hand,
     drop_patches,
     residual_stream,
@@ -107,27 +106,50 @@ class TalkingHeads(nn.Module):
         self.proj_w = Dense(heads, heads)  # of the weights
         self.proj = Dense(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
         """(B, N, D) to (B, N, D)."""
         q, k, v = self._split(x)
         with by_hand(q):
-            weights = mix_heads(self._weights(q, k), self.proj_w)  # (B, A, N, N)
-            x = (weights @ v).transpose(1, 2).flatten(2)
-        return self.proj(x)
+            weights = mix_heads(self.softmax(q, k), self.proj_w)  # (B, A, N, N)
+            found = weights @ v
+        if watch is not None:
+            watch(self.look(x, found))
+        return self.proj(found.transpose(1, 2).flatten(2))
 
-    def weights(self, x: Tensor) -> Tensor:
-        """The softmax, in fp32, before ``proj_w`` mixes its heads: (B, N, D) to (B, A, N, N), rows that sum to one."""
-        q, k, _ = self._split(x)
-        return self._weights(q.float(), k.float())
+    def look(self, x: Tensor, found: Tensor | None = None) -> Look:
+        """What every patch attends to, of (B, N, D)."""
+        return TalkingLook(self, partial(self._split, x), found)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v: (B, N, D) to (B, A, N, E) each."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return q, k, v
 
-    def _weights(self, q: Tensor, k: Tensor) -> Tensor:
+    def softmax(self, q: Tensor, k: Tensor) -> Tensor:
+        """The weights before ``proj_w`` mixes their heads: (B, A, Q, E), (B, A, N, E) to (B, A, Q, N), rows that sum to one."""
         with by_hand(q):
             return mix_heads(q * q.shape[-1] ** -0.5 @ k.mT, self.proj_l).softmax(-1)
+
+
+class TalkingLook(Look):
+    """The softmax of talking heads. What multiplies v are its heads after ``proj_w`` has mixed them, numbers of either sign
+    that sum to nothing in particular: ``mix_heads(look.weights(), block.attn.proj_w)``.
+    """
+
+    def __init__(
+        self, attention: TalkingHeads, split: Callable[[], tuple[Tensor, Tensor, Tensor]], found: Tensor | None
+    ) -> None:
+        super().__init__(split, found)
+        self.attention = attention
+
+    def weights(self, rows: slice = ALL) -> Tensor:
+        q, k, _ = self.parts
+        return self.attention.softmax(q[:, :, rows], k)
+
+    def gradient(self, of_found: Tensor, rows: slice = ALL) -> Tensor:
+        of_mixed = super().gradient(of_found, rows)  # (B, A, R, N)
+        with by_hand(of_mixed):
+            return torch.einsum("barn,ac->bcrn", of_mixed, self.attention.proj_w.weight.to(of_mixed))
 
 
 def mix_heads(matrices: Tensor, layer: nn.Linear) -> Tensor:
@@ -148,19 +170,23 @@ class ClassAttention(nn.Module):
         self.v = Dense(width, width, bias=qkv_bias)
         self.proj = Dense(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
         """The class token and the patches (B, 1 + N, D) to what the token found (B, 1, D)."""
-        q, k, v = self._split(self.q(x[:, :1])), self._split(self.k(x)), self._split(self.v(x))
+        q, k, v = self._split(x)
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=x.shape[1])
-        return self.proj(attend(q, k, v, path=path).transpose(1, 2).flatten(2))
+        found = attend(q, k, v, path=path)
+        if watch is not None:
+            watch(self.look(x, found))
+        return self.proj(found.transpose(1, 2).flatten(2))
 
-    def weights(self, x: Tensor) -> Tensor:
-        """What the token attends to, in fp32: (B, 1 + N, D) to (B, A, 1, 1 + N), rows that sum to one."""
-        return attention_weights(self._split(self.q(x[:, :1])).float(), self._split(self.k(x)).float())
+    def look(self, x: Tensor, found: Tensor | None = None) -> Look:
+        """What the token attends to, of (B, 1 + N, D)."""
+        return Look(partial(self._split, x), found)
 
-    def _split(self, x: Tensor) -> Tensor:
-        """(B, T, D) to (B, A, T, E)."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, A, 1, E), k and v (B, A, 1 + N, E)."""
+        q, k, v = self.q(x[:, :1]), self.k(x), self.v(x)
+        return tuple(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))  # type: ignore[return-value]
 
 
 class Block(nn.Module):
@@ -177,12 +203,12 @@ class Block(nn.Module):
         self.gamma_1 = nn.Parameter(torch.empty(width))
         self.gamma_2 = nn.Parameter(torch.empty(width))
 
-    def forward(self, x: Tensor, patches: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, patches: Tensor | None = None, watch: Watch | None = None) -> Tensor:
         """Patches (B, N, D), or the class token (B, 1, D) where ``patches`` (B, N, D) rest; of the shape of ``x``."""
         asked = x if patches is None else torch.cat([x, patches], 1)
 
         def attention(asked: Tensor) -> Tensor:
-            y = self.attn(self.norm1(asked))
+            y = self.attn(self.norm1(asked), watch)
             return y * self.gamma_1.to(y.dtype)
 
         def mlp(x: Tensor) -> Tensor:
@@ -193,10 +219,6 @@ class Block(nn.Module):
         skip = skips_work(x.shape[0], drop, x.device.type)
         x = add_branch(asked, attention, drop=drop, skip=skip, queries=x.shape[1])
         return add_branch(x, mlp, drop=drop, skip=skip)
-
-    def weights(self, x: Tensor, patches: Tensor | None = None) -> Tensor:
-        """What its attention finds of the same, see there."""
-        return self.attn.weights(self.norm1(x if patches is None else torch.cat([x, patches], 1)))
 
 
 class CaiT(Backbone):
@@ -229,21 +251,23 @@ class CaiT(Backbone):
 
     def encode(self, patches: Patches) -> Tokens:
         """All blocks and the norm: (B, K, D) to (B, 1 + K, D), the class token first."""
+        return self._encode(patches)
+
+    def _encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         x = residual_stream(patches.x)
         for block in self.blocks:
-            x = self._run(block, x)
-        token = self._token(x)
+            x = self._run(block, x, None, watch)
+        token = self.cls_token.to(x.dtype).expand(x.shape[0], -1, -1)
         for block in self.blocks_token_only:
-            token = self._run(block, token, x)
+            token = self._run(block, token, x, watch)
         return Tokens(self.norm(torch.cat([token, x], 1)), patches.grid, patches.ids)
-
-    def _token(self, patches: Tensor) -> Tensor:
-        """The class token for each image (B, 1, D)."""
-        return self.cls_token.to(patches.dtype).expand(patches.shape[0], -1, -1)
 
     def pool(self, tokens: Tokens) -> Tensor:
         """The class token: (B, T, D) to (B, D)."""
         return tokens.x[:, 0]
+
+    def pooling_shares(self, tokens: int) -> Tensor:
+        return first_token(tokens)
 
     def heads(self, features: Tensor) -> dict[str, Tensor]:
         return {"cls": self.head(features)}
@@ -257,30 +281,16 @@ class CaiT(Backbone):
             maps.append(x.mT.unflatten(2, patches.grid))
         return maps
 
-    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Logits (B, K) and, computed again from q and k in fp32: for each block the softmax of its talking heads, (B, A, N, N),
-        then for each block of the class token what it attends to, (B, A, 1, 1 + N).
-
-        All rows sum to one. What multiplies v in a block are its heads after ``proj_w`` has mixed them, numbers of
-        either sign that sum to nothing in particular: ``mix_heads(matrix, block.attn.proj_w)``.
-        """
-        patches = self._place_all(self.patchify(images))
-        x, matrices = residual_stream(patches.x), []
-        for block in self.blocks:
-            matrices.append(block.weights(x))
-            x = block(x)
-        token = self._token(x)
-        for block in self.blocks_token_only:
-            matrices.append(block.weights(token, x))
-            token = block(token, x)
-        tokens = Tokens(self.norm(torch.cat([token, x], 1)), patches.grid)
-        return self.head(self.pool(tokens)), matrices
+    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
+        return self.head(self.pool(self._encode(self._place_all(self.patchify(images)), watch)))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are."""
-        grid = grid_of(size, self.config.patch_size)
-        of_patches = [AttentionGrid(0, grid, grid)] * self.config.depth
-        return of_patches + [AttentionGrid(1, (0, 0), grid)] * self.config.class_depth
+        """For each matrix of `forward_with_attention` what its rows and columns are: of each block (B, A, N, N), the softmax of
+        its talking heads; then of each block of the class token (B, A, 1, 1 + N).
+        """
+        grid, cell = grid_of(size, self.config.patch_size), self.config.patch_size
+        of_patches = [AttentionGrid(0, grid, grid, cell)] * self.config.depth
+        return of_patches + [AttentionGrid(1, (0, 0), grid, cell)] * self.config.class_depth
 
     def _layer(self, name: str) -> int:
         part, _, rest = name.partition(".")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.layers import Dense, LayerNorm, Mlp, attend, attention_path, by_hand, dense
+from vitrail.models.attention import attend, attention_path
+from vitrail.models.layers import Dense, LayerNorm, Mlp, by_hand, dense
 
 if TYPE_CHECKING:
     from vitrail.models.vit_config import ViTConfig

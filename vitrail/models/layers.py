@@ -1,6 +1,6 @@
-"""What architectures share unchanged: patches and tokens, dense layers, attention, MLP, dropped branches.
+"""What architectures share unchanged: patches and tokens, dense layers, MLP, dropped branches. Attention has its own file.
 
-B images, C channels, P x Q pixels a patch, N patches, T tokens, D width, H heads, E = D / H, M MLP width.
+B images, C channels, P x Q pixels a patch, N patches, T tokens, D width, M MLP width.
 """
 
 from __future__ import annotations
@@ -192,101 +192,6 @@ class LayerScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.gamma.to(x.dtype)
-
-
-def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(E) + bias), the definition (paper, equation 6): (B, H, Q, E), (B, H, K, E) -> (B, H, Q, K)."""
-    with by_hand(q):
-        logits = q * q.shape[-1] ** -0.5 @ k.mT
-        return (logits if bias is None else logits + bias).softmax(-1)
-
-
-# Tokens from and up to which plain attention is the faster one, by device, type and training; what is not named here is
-# fused. Measured by benchmarks/attention.py. In bf16 on a CPU the fused backward pass makes training up to 6 times slower with
-# few tokens, 1.3 to 2.3 times with 197 or 257 and up to 2.6 times with 577; with 1,025 it wins. In inference it wins where
-# the processor has AMX; without, plain attention is 1.0 to 1.9 times faster with 197 or 257 tokens.
-CPU = "cpu" if torch.cpu._is_amx_tile_supported() else "cpu without AMX"
-PLAIN = {
-    ("cpu", torch.bfloat16, True): (0, 577),
-    ("cpu without AMX", torch.bfloat16, True): (0, 577),
-    ("cpu without AMX", torch.bfloat16, False): (64, 577),
-}
-
-
-def attention_path(device: str, dtype: torch.dtype, *, training: bool, tokens: int, learned_bias: bool = False) -> str:
-    """ "plain" or "fused": the faster way to compute attention here, from what benchmarks/attention.py measured.
-
-    On the meta device it is the definition, whose costs can be counted. ``learned_bias`` says that the logits have a bias
-    which needs a gradient.
-    """
-    # on a CPU torch's kernel has no gradient for a bias: it would be the definition, and slower than this one
-    if device == "meta" or (device == "cpu" and learned_bias and torch.is_grad_enabled()):
-        return "plain"
-    least, most = PLAIN.get((CPU if device == "cpu" else device, dtype, training), (1, 0))
-    return "plain" if least <= tokens <= most else "fused"
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, dropout: float = 0.0, path: str) -> Tensor:
-    """Equation (7) for all heads: (B, H, Q, E) queries on (B, H, K, E) keys and values to (B, H, Q, E).
-
-    Args:
-        bias: (B or 1, H, Q, K), added to the scaled logits.
-        path: "plain" is the definition, "fused" torch's kernel; equal up to rounding.
-    """
-    if path == "plain":
-        weights = attention_weights(q, k, bias)
-        return (F.dropout(weights, dropout) if dropout else weights) @ v
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
-
-
-class Relative(NamedTuple):
-    """Relative positions for one layer: ``table`` (R, E) of offsets, ``index`` (Q, K) or (B, Q, K) into it."""
-
-    table: Tensor
-    index: Tensor
-
-    def bias(self, q: Tensor) -> Tensor:
-        """The extra logits q.r, scaled as the others are (paper, appendix D.4): (B, H, Q, K)."""
-        logits = q * q.shape[-1] ** -0.5 @ self.table.to(q.dtype).mT  # (B, H, Q, R)
-        index = self.index[:, : q.shape[2]] if self.index.ndim == 3 else self.index[None, : q.shape[2]]
-        return logits.gather(-1, index[:, None].expand(*q.shape[:3], -1))
-
-
-class Attention(nn.Module):
-    """Multi-head self-attention, MSA (paper, appendix A)."""
-
-    def __init__(self, width: int, heads: int, *, qkv_bias: bool = True, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.heads = heads
-        self.dropout = dropout
-        self.qkv = Dense(width, 3 * width, bias=qkv_bias)
-        self.proj = Dense(width, width)
-
-    def split(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """q of the first ``queries`` tokens (by default of all), k, v: (B, T, D) to (B, H, Q or T, E) each."""
-        if queries is None:
-            q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        else:
-            weight, bias, width = self.qkv.weight, self.qkv.bias, x.shape[-1]
-            of_q, of_kv = (None, None) if bias is None else (bias[:width], bias[width:])
-            q = dense(x[:, :queries], weight[:width], of_q).unflatten(-1, (self.heads, -1))
-            k, v = dense(x, weight[width:], of_kv).unflatten(-1, (2, self.heads, -1)).unbind(2)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
-    def forward(self, x: Tensor, relative: Relative | None = None, queries: int | None = None) -> Tensor:
-        """(B, T, D) to (B, T, D), or to (B, Q, D) with only the first Q tokens asking."""
-        q, k, v = self.split(x, queries)
-        bias = relative.bias(q) if relative else None
-        learned = bias is not None and bias.requires_grad
-        path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2], learned_bias=learned)
-        x = attend(q, k, v, bias=bias, dropout=self.dropout if self.training else 0.0, path=path)
-        return self.proj(x.transpose(1, 2).flatten(2))
-
-    def weights(self, x: Tensor, relative: Relative | None = None) -> Tensor:
-        """What every token attends to, in fp32: (B, T, D) to (B, H, T, T), rows that sum to one."""
-        q, k, _ = self.split(x)
-        bias = relative.bias(q).float() if relative else None
-        return attention_weights(q.float(), k.float(), bias)
 
 
 class Mlp(nn.Module):

@@ -6,7 +6,7 @@ B images, C channels, H x W pixels, h x w = N places of a stage's map, T tokens,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.backbone import AttentionGrid, Backbone, block_number
+from vitrail.models.attention import Watch
+from vitrail.models.backbone import AttentionGrid, Backbone, block_number, first_token
 from vitrail.models.config import Config, check_divides
 from vitrail.models.initialise import fills
 from vitrail.models.layers import (
@@ -104,11 +105,11 @@ class Block(nn.Module):
         self.norm2 = LayerNorm(width, eps=config.norm_eps)
         self.mlp = Mlp(width, hidden, gelu=config.gelu, dropout=config.dropout)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, watch: Watch | None = None) -> Tensor:
         """(B, T, D) to (B, T, D)."""
         drop = self.drop_path if self.training else 0.0
         skip = skips_work(len(x), drop, x.device.type)
-        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid)), drop=drop, skip=skip)
+        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, watch)), drop=drop, skip=skip)
         return add_branch(x, lambda x: self.mlp(self.norm2(x)), drop=drop, skip=skip)
 
 
@@ -168,10 +169,8 @@ class PVT(Backbone):
         x, grid = self._stages(patches)[-1]
         return Tokens(self.norm(x), grid)
 
-    def _stages(
-        self, patches: Patches, look: Callable[[Block, Tensor, Grid], None] | None = None
-    ) -> list[tuple[Tensor, Grid]]:
-        """The tokens after each stage, with the grid of its map; ``look`` is shown each block and what it is given."""
+    def _stages(self, patches: Patches, watch: Watch | None = None) -> list[tuple[Tensor, Grid]]:
+        """The tokens after each stage, with the grid of its map."""
         self._check_subset(patches)
         x, grid, _ = patches
         passed: list[tuple[Tensor, Grid]] = []
@@ -184,15 +183,16 @@ class PVT(Backbone):
                 x = torch.cat([token.expand(len(x), -1, -1), x], 1)
             x = self.dropout(residual_stream(x))
             for block in stage.blocks:
-                if look:
-                    look(block, x, grid)
-                x = self._run(block, x, grid)
+                x = self._run(block, x, grid, watch)
             passed.append((x, grid))
         return passed
 
     def pool(self, tokens: Tokens) -> Tensor:
         """The class token: (B, T, D) to (B, D)."""
         return tokens.x[:, 0]
+
+    def pooling_shares(self, tokens: int) -> Tensor:
+        return first_token(tokens)
 
     def heads(self, features: Tensor) -> dict[str, Tensor]:
         return {"cls": self.head(features)}
@@ -202,18 +202,9 @@ class PVT(Backbone):
         passed = self._stages(self.place(self.patchify(images)))
         return [as_map(x[:, x.shape[1] - grid[0] * grid[1] :], grid) for x, grid in passed]
 
-    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Logits (B, K) and what every token attends to in each block, (B, heads, T, keys) in fp32.
-
-        The logits come the fast way; the attention matrices are computed again from q and k.
-        """
-        matrices: list[Tensor] = []
-
-        def look(block: Block, x: Tensor, grid: Grid) -> None:
-            matrices.append(block.attn.weights(block.norm1(x), grid))
-
-        x, grid = self._stages(self.place(self.patchify(images)), look)[-1]
-        return self.head(self.pool(Tokens(self.norm(x), grid))), matrices
+    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
+        x, grid = self._stages(self.place(self.patchify(images)), watch)[-1]
+        return self.head(self.pool(Tokens(self.norm(x), grid)))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are.
@@ -221,8 +212,8 @@ class PVT(Backbone):
         A key of a stage with reduction R stands for the R x R places of the map from row R r and column R c on.
         """
         return [
-            AttentionGrid(self.config.prefixes(number), grid, block.attn.key_grid(grid))
-            for number, grid in enumerate(self.config.grids(size))
+            block.attn.attention_grid(grid, cell)._replace(prefix=self.config.prefixes(number))
+            for number, (grid, cell) in enumerate(zip(self.config.grids(size), self.config.cells))
             for block in self.stages[number].blocks
         ]
 

@@ -6,7 +6,7 @@ B images, C channels, H x W pixels, h x w = N places of a stage's map, D width o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.models.attention import Watch
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config
 from vitrail.models.initialise import fills
@@ -95,8 +96,8 @@ class PooledAttention(ReducedAttention):
     def reduce(self, x: Tensor, grid: Grid) -> Tensor:
         return activate(self.norm(as_tokens(self.sr(average(as_map(x, grid), POOLED)))), self.gelu)
 
-    def key_grid(self, grid: Grid) -> Grid:
-        return POOLED
+    def attention_grid(self, grid: Grid, cell: Grid) -> AttentionGrid:
+        return AttentionGrid(0, grid, POOLED, cell)
 
 
 def average(image: Tensor, size: Grid) -> Tensor:
@@ -151,11 +152,11 @@ class Block(nn.Module):
         self.norm2 = LayerNorm(width, eps=config.norm_eps)
         self.mlp = ConvMlp(config, stage)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, watch: Watch | None = None) -> Tensor:
         """(B, N, D) to (B, N, D)."""
         drop = self.drop_path if self.training else 0.0
         skip = skips_work(len(x), drop, x.device.type)
-        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid)), drop=drop, skip=skip)
+        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, watch)), drop=drop, skip=skip)
         return add_branch(x, lambda x: self.mlp(self.norm2(x), grid), drop=drop, skip=skip)
 
 
@@ -199,10 +200,8 @@ class PVTv2(Backbone):
         """All stages, each with a norm of its own: (B, N, D) of stage 1 to (B, N, D) of the last."""
         return Tokens(*self._stages(patches)[-1])
 
-    def _stages(
-        self, patches: Patches, look: Callable[[Block, Tensor, Grid], None] | None = None
-    ) -> list[tuple[Tensor, Grid]]:
-        """The tokens after each stage, with the grid of its map; ``look`` is shown each block and what it is given."""
+    def _stages(self, patches: Patches, watch: Watch | None = None) -> list[tuple[Tensor, Grid]]:
+        """The tokens after each stage, with the grid of its map."""
         self._check_subset(patches)
         x, grid, _ = patches
         passed: list[tuple[Tensor, Grid]] = []
@@ -211,9 +210,7 @@ class PVTv2(Backbone):
                 x, grid = stage.downsample(as_map(x, grid))
             x = residual_stream(x)
             for block in stage.blocks:
-                if look:
-                    look(block, x, grid)
-                x = self._run(block, x, grid)
+                x = self._run(block, x, grid, watch)
             x = stage.norm(x)
             passed.append((x, grid))
         return passed
@@ -226,18 +223,8 @@ class PVTv2(Backbone):
         """The maps after each stage and its norm, of which the next stage is made: (B, D, h, w) of each stage."""
         return [as_map(x, grid) for x, grid in self._stages(self.place(self.patchify(images)))]
 
-    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Logits (B, K) and what every place attends to in each block, (B, heads, N, keys) in fp32.
-
-        The logits come the fast way; the attention matrices are computed again from q and k.
-        """
-        matrices: list[Tensor] = []
-
-        def look(block: Block, x: Tensor, grid: Grid) -> None:
-            matrices.append(block.attn.weights(block.norm1(x), grid))
-
-        tokens = Tokens(*self._stages(self.place(self.patchify(images)), look)[-1])
-        return self.head(self.pool(tokens)), matrices
+    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
+        return self.head(self.pool(Tokens(*self._stages(self.place(self.patchify(images)), watch)[-1])))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are.
@@ -245,8 +232,8 @@ class PVTv2(Backbone):
         A key of a stage with reduction R stands for the R x R places of the map from row R r and column R c on; one of
         linear attention for those that `average` averages.
         """
-        grids = zip(self.stages, self.config.grids(size))
-        return [AttentionGrid(0, grid, block.attn.key_grid(grid)) for stage, grid in grids for block in stage.blocks]
+        maps = zip(self.stages, self.config.grids(size), self.config.cells)
+        return [block.attn.attention_grid(grid, cell) for stage, grid, cell in maps for block in stage.blocks]
 
     def _layer(self, name: str) -> int:
         if name.startswith("patch_embed."):

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
+from vitrail.models.attention import Watch
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config
 from vitrail.models.initialise import fill_lecun_normal, fills
@@ -195,7 +196,7 @@ class ResNet(Backbone):
         """After each stage, before the last norm: (B, D, h, w), each with half the rows and columns of the one before."""
         return self._maps(self.place(self.patchify(images)))
 
-    def forward_with_attention(self, images: Tensor) -> NoReturn:
+    def forward_looking(self, images: Tensor, watch: Watch) -> NoReturn:
         """Raises `ConfigError`: there is none."""
         remedy = "look at feature_maps(images), or take an architecture with attention, such as vit-b16"
         raise ConfigError(f"{self.config.about} has no attention", remedy)

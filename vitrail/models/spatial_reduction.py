@@ -8,13 +8,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
+from vitrail.models.attention import Look, Watch, attend, attention_path
+from vitrail.models.backbone import AttentionGrid
 from vitrail.models.config import Config, grid_of
-from vitrail.models.layers import GELUS, Conv, Dense, LayerNorm, attend, attention_path, attention_weights
+from vitrail.models.layers import GELUS, Conv, Dense, LayerNorm
 
 Grid = tuple[int, int]  # rows, columns
 
@@ -71,6 +74,11 @@ class PyramidConfig(Config):
             grids.append(grid_of(grids[-1], (2, 2)))
         return grids
 
+    @property
+    def cells(self) -> list[Grid]:
+        """Pixels, (height, width), of a place of the map of each stage."""
+        return [(self.patch_size[0] << stage, self.patch_size[1] << stage) for stage in range(len(self.depths))]
+
     def check_reduces(self, size: Sequence[int]) -> None:
         """Raises `ConfigError` for an image that leaves a stage without a single square of R x R places to attend to."""
         for stage, ((rows, columns), reduction) in enumerate(zip(self.grids(size), self.reductions)):
@@ -110,8 +118,8 @@ class ReducedAttention(nn.Module):
         """What keys and values are made of: (B, T, D) to (B, K, D)."""
 
     @abstractmethod
-    def key_grid(self, grid: Grid) -> Grid:
-        """Rows and columns of the keys on a map of ``grid``."""
+    def attention_grid(self, grid: Grid, cell: Grid) -> AttentionGrid:
+        """What the rows and columns of its matrix are on a map of ``grid`` places of ``cell`` pixels."""
 
     def split(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, T, E), k and v (B, H, K, E)."""
@@ -119,17 +127,14 @@ class ReducedAttention(nn.Module):
         k, v = self.kv(self.reduce(x, grid)).unflatten(-1, (2, self.heads, -1)).unbind(2)  # (B, K, H, E) each
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, watch: Watch | None = None) -> Tensor:
         """(B, T, D) to (B, T, D); the last N of the T tokens are the places of ``grid``."""
         q, k, v = self.split(x, grid)
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2])
-        x = attend(q, k, v, dropout=self.dropout if self.training else 0.0, path=path)
-        return self.proj(x.transpose(1, 2).flatten(2))
-
-    def weights(self, x: Tensor, grid: Grid) -> Tensor:
-        """What every token attends to, in fp32: (B, T, D) to (B, H, T, K), rows that sum to one."""
-        q, k, _ = self.split(x, grid)
-        return attention_weights(q.float(), k.float())
+        found = attend(q, k, v, dropout=self.dropout if self.training else 0.0, path=path)
+        if watch is not None:
+            watch(Look(partial(self.split, x, grid), found))
+        return self.proj(found.transpose(1, 2).flatten(2))
 
 
 class SpatialReductionAttention(ReducedAttention):
@@ -148,8 +153,10 @@ class SpatialReductionAttention(ReducedAttention):
     def reduce(self, x: Tensor, grid: Grid) -> Tensor:
         return x if self.reduction == 1 else self.norm(as_tokens(self.sr(as_map(x, grid))))
 
-    def key_grid(self, grid: Grid) -> Grid:
-        return grid[0] // self.reduction, grid[1] // self.reduction
+    def attention_grid(self, grid: Grid, cell: Grid) -> AttentionGrid:
+        (rows, columns), side = grid, self.reduction
+        keys = rows // side, columns // side
+        return AttentionGrid(0, grid, keys, cell, covered=(keys[0] * side, keys[1] * side))
 
 
 def fill_dense(owner: str, last: str, parameter: Tensor, head_bias: float) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.models.attention import GroupedLook, Look, Watch, attend, attention_path
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config, grid_of
 from vitrail.models.initialise import fills
@@ -27,9 +29,6 @@ from vitrail.models.layers import (
     Patches,
     Tokens,
     add_branch,
-    attend,
-    attention_path,
-    attention_weights,
     drop_rates,
     residual_stream,
     skips_work,
@@ -143,7 +142,7 @@ class WindowAttention(nn.Module):
         bias = pairs.permute(2, 0, 1, 3, 4).reshape(1, self.heads, side**2, side**2)
         return bias.masked_fill(windows.strangers(table.device)[:, None], -math.inf) if windows.shift else bias
 
-    def forward(self, x: Tensor, windows: Windows) -> Tensor:
+    def forward(self, x: Tensor, windows: Windows, watch: Watch | None = None) -> Tensor:
         """(B, h, w, D) to (B, h, w, D)."""
         (batch, height, width, channels), (rows, columns, side, _) = x.shape, windows
         q, k, v = self.split(x, windows)
@@ -157,16 +156,20 @@ class WindowAttention(nn.Module):
             x.device.type, q.dtype, training=q.requires_grad, tokens=side**2, learned_bias=bias.requires_grad
         )
         dropout = self.dropout if self.training else 0.0
-        x = attend(q, k, v, bias=bias[None], dropout=dropout, path="plain" if rough else path)
-        x = x.reshape(batch, rows, columns, self.heads, side, side, channels // self.heads).permute(0, 1, 4, 2, 5, 3, 6)
-        x = x.reshape(batch, rows * side, columns * side, channels)
+        found = attend(q, k, v, bias=bias[None], dropout=dropout, path="plain" if rough else path)
+        if watch is not None:
+            watch(self.look(x, windows, found))
+        x = found.reshape(batch, rows, columns, self.heads, side, side, channels // self.heads)
+        x = x.permute(0, 1, 4, 2, 5, 3, 6).reshape(batch, rows * side, columns * side, channels)
         return windows.lift(self.proj(x), height, width)
 
-    def weights(self, x: Tensor, windows: Windows) -> Tensor:
-        """What every place attends to, in fp32: (B, h, w, D) to (B, H, n S, S), rows that sum to one."""
-        q, k, _ = self.split(x, windows)
-        weights = attention_weights(q.float(), k.float(), self.bias(windows).float())  # (B, n, H, S, S)
-        return weights.transpose(1, 2).flatten(2, 3)
+    def look(self, x: Tensor, windows: Windows, found: Tensor | None = None) -> Look:
+        """What every place attends to, of (B, h, w, D)."""
+
+        def bias(q: Tensor, groups: slice) -> Tensor:
+            return self.bias(windows)[groups if windows.shift else slice(None)]
+
+        return GroupedLook(partial(self.split, x, windows), found, bias)
 
 
 class Block(nn.Module):
@@ -186,12 +189,12 @@ class Block(nn.Module):
         """Those of a map of (height, width) places."""
         return Windows.over(height, width, self.attn.window, shifted=self.shifted)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
         """(B, h, w, D) to (B, h, w, D)."""
         windows = self.windows(*x.shape[1:3])
 
         def attention(x: Tensor) -> Tensor:
-            return self.dropout(self.attn(self.norm1(x), windows))
+            return self.dropout(self.attn(self.norm1(x), windows, watch))
 
         def mlp(x: Tensor) -> Tensor:
             return self.mlp(self.norm2(x))
@@ -200,10 +203,6 @@ class Block(nn.Module):
         skip = skips_work(len(x), drop, x.device.type)
         x = add_branch(x, attention, drop=drop, skip=skip)
         return add_branch(x, mlp, drop=drop, skip=skip)
-
-    def weights(self, x: Tensor) -> Tensor:
-        """What every place attends to, window by window, in fp32: (B, h, w, D) to (B, H, n S, S)."""
-        return self.attn.weights(self.norm1(x), self.windows(*x.shape[1:3]))
 
 
 class PatchMerging(nn.Module):
@@ -311,16 +310,14 @@ class Swin(Backbone):
         *_, x = maps
         return Tokens(self.norm(x).flatten(1, 2), (x.shape[1], x.shape[2]))
 
-    def _maps(self, patches: Patches, matrices: list[Tensor] | None = None) -> Iterator[Tensor]:
-        """What each stage gives, (B, h, w, D); fills ``matrices`` with the attention of each block where it is given."""
+    def _maps(self, patches: Patches, watch: Watch | None = None) -> Iterator[Tensor]:
+        """What each stage gives, (B, h, w, D)."""
         self._check_subset(patches)
         x = self.dropout(residual_stream(patches.x)).unflatten(1, patches.grid)
         for stage in self.stages:
             x = stage.downsample(x)
             for block in stage.blocks:
-                if matrices is not None:
-                    matrices.append(block.weights(x))
-                x = self._run(block, x)
+                x = self._run(block, x, watch)
             yield x
 
     def pool(self, tokens: Tokens) -> Tensor:
@@ -331,19 +328,18 @@ class Swin(Backbone):
         """After each stage, before the last norm, as images: (B, D, h, w) each."""
         return [x.permute(0, 3, 1, 2) for x in self._maps(self.place(self.patchify(images)))]
 
-    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Logits (B, K) and what every place attends to in each block, (B, H, n S, S) in fp32: the windows one after
-        another, the places of each as rows; its columns are the same places.
-        """
-        matrices: list[Tensor] = []
-        tokens = self._finish(self._maps(self.place(self.patchify(images)), matrices))
-        return self.head(self.pool(tokens)), matrices
+    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
+        return self.head(self.pool(self._finish(self._maps(self.place(self.patchify(images)), watch))))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        grids, places = [], grid_of(size, self.config.patch_size)
+        """For each matrix of `forward_with_attention`, (B, H, n S, S): its rows are the windows one after another, the places
+        of each in row-major order; its columns are the places of the same window.
+        """
+        grids, (places, cell) = [], (grid_of(size, self.config.patch_size), self.config.patch_size)
         for number, stage in enumerate(self.stages):
-            places = grid_of(places, (2, 2)) if number else places
-            grids += [block.windows(*places).grid(*places) for block in stage.blocks]
+            if number:
+                places, cell = grid_of(places, (2, 2)), (2 * cell[0], 2 * cell[1])
+            grids += [block.windows(*places).grid(*places, cell) for block in stage.blocks]
         return grids
 
     def _layer(self, name: str) -> int:

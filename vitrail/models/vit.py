@@ -14,19 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models import positions
+from vitrail.models.attention import Attention, Relative, Watch
 from vitrail.models.backbone import AttentionGrid, Backbone
 from vitrail.models.config import changed, grid_of
 from vitrail.models.heads import AttentionPool, Head, Heads
 from vitrail.models.hybrid import HybridEmbed
 from vitrail.models.initialise import initialise
 from vitrail.models.layers import (
-    Attention,
     LayerNorm,
     LayerScale,
     Mlp,
     PatchEmbed,
     Patches,
-    Relative,
     Tokens,
     add_branch,
     drop_patches,
@@ -54,11 +53,13 @@ class Block(nn.Module):
         self.mlp = Mlp(width, config.mlp_width, gelu=config.gelu, dropout=config.dropout)
         self.ls2 = LayerScale(width) if scaled else nn.Identity()
 
-    def forward(self, x: Tensor, relative: Relative | None = None, queries: int | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, relative: Relative | None = None, queries: int | None = None, watch: Watch | None = None
+    ) -> Tensor:
         """(B, T, D) to (B, T, D), or to (B, Q, D) where only the first Q tokens are needed afterwards."""
 
         def attention(x: Tensor) -> Tensor:
-            return self.ls1(self.dropout(self.attn(self.norm1(x), relative, queries)))
+            return self.ls1(self.dropout(self.attn(self.norm1(x), relative, queries, watch)))
 
         def mlp(x: Tensor) -> Tensor:
             return self.ls2(self.mlp(self.norm2(x)))
@@ -157,15 +158,13 @@ class ViT(Backbone):
         """Prefix tokens, blocks and norm, equations (1) to (4): (B, K, D) to (B, P + R + K, D)."""
         return self._encode(patches)
 
-    def _encode(self, patches: Patches, reads: int | None = None, seen: list[Tensor] | None = None) -> Tokens:
-        """`encode`; the last block answers only for the first ``reads`` tokens, and attention goes to ``seen``, where given."""
+    def _encode(self, patches: Patches, reads: int | None = None, watch: Watch | None = None) -> Tokens:
+        """`encode`; the last block answers only for the first ``reads`` tokens."""
         x, layers = self._begin(patches), self._layers(patches)
         for block, added, relative in layers:
             x = x if added is None else x + added
-            if seen is not None:
-                seen.append(block.attn.weights(block.norm1(x), relative))
             queries = reads if block is self.blocks[-1] else None
-            x = self._run(block, x, relative, queries)
+            x = self._run(block, x, relative, queries, watch)
         return Tokens(self.norm(x), patches.grid, patches.ids)
 
     def _begin(self, patches: Patches) -> Tensor:
@@ -213,6 +212,17 @@ class ViT(Backbone):
         mean = x[:, len(self.prefix) + self.config.registers :].mean(1)
         return self.fc_norm(mean) if pool == "gap" else torch.cat([x[:, 0], mean], 1)
 
+    def pooling_shares(self, tokens: int) -> Tensor:
+        before = len(self.prefix) + self.config.registers
+        shares = torch.zeros(tokens)
+        if self._reads is not None:
+            shares[: self._reads] = 1 / self._reads
+            return shares
+        shares[before:] = 1 / (tokens - before)
+        if self.config.pool == "cls+gap":
+            shares[0] = 1
+        return shares / shares.sum()
+
     def heads(self, features: Tensor) -> dict[str, Tensor]:
         if isinstance(self.head, Heads):
             return self.head.each(features)
@@ -227,19 +237,15 @@ class ViT(Backbone):
             maps.append(x[:, -patches.x.shape[1] :].mT.unflatten(2, patches.grid))
         return maps
 
-    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Logits (B, K) and what every token attends to in each block, depth times (B, heads, T, T) in fp32.
-
-        The logits come the fast way; the attention matrices are computed again from q and k.
-        """
-        matrices: list[Tensor] = []
+    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
         patches = self._place_all(self.patchify(images))
-        return self.head(self.pool(self._encode(patches, self._reads, matrices))), matrices
+        return self.head(self.pool(self._encode(patches, self._reads, watch)))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are."""
         grid = grid_of(size, self.config.patch_size)
-        return [AttentionGrid(len(self.prefix) + self.config.registers, grid, grid)] * self.config.depth
+        prefix = len(self.prefix) + self.config.registers
+        return [AttentionGrid(prefix, grid, grid, self.config.patch_size)] * self.config.depth
 
     def _layer(self, name: str) -> int:
         part, _, rest = name.partition(".")

@@ -54,12 +54,12 @@ class Windows(NamedTuple):
         cut = places.reshape(self.rows, self.side, self.columns, self.side).transpose(1, 2)
         return cut.flatten(2).flatten(0, 1)
 
-    def grid(self, height: int, width: int) -> AttentionGrid:
-        """Which places of a map of (height, width) are the queries and keys, window by window."""
+    def grid(self, height: int, width: int, cell: tuple[int, int]) -> AttentionGrid:
+        """Which places, of ``cell`` pixels, of a map of (height, width) are the queries and keys, window by window."""
         places = torch.arange(height * width).reshape(1, height, width, 1)
         held = self.cut(self.lay(places, fill=-1).flatten(0, 1)[..., 0])  # (n, S)
         columns = held[:, None].expand(-1, self.side**2, -1).flatten(0, 1)  # (n S, S)
-        return AttentionGrid(0, (height, width), (height, width), held.flatten(), columns)
+        return AttentionGrid(0, (height, width), (height, width), cell, held.flatten(), columns)
 
     def strangers(self, device: torch.device) -> Tensor:
         """Pairs that only rolling brought into one window: (n, S, S)."""

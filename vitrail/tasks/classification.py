@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrail.data.images import BadImage, Preprocessing, decode
 from vitrail.errors import ConfigError, DataError
-from vitrail.models import AttentionGrid, Backbone, Config, Patches, Tokens, create_backbone
+from vitrail.models import AttentionGrid, Backbone, Config, Look, Patches, Tokens, create_backbone
 
 Picture = bytes | Image.Image | np.ndarray | Tensor
 REMEDY = (
@@ -188,6 +188,9 @@ class Classifier(nn.Module):
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         return self.backbone.feature_maps(images)
 
+    def forward_looking(self, images: Tensor, watch: Callable[[Look], None]) -> Tensor:
+        return self.backbone.forward_looking(images, watch)
+
     def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         return self.backbone.forward_with_attention(images)
 
@@ -202,6 +205,9 @@ class Classifier(nn.Module):
 
     def pool(self, tokens: Tokens) -> Tensor:
         return self.backbone.pool(tokens)
+
+    def pooling_shares(self, tokens: int) -> Tensor:
+        return self.backbone.pooling_shares(tokens)
 
     def head(self, features: Tensor) -> Tensor:
         return self.backbone.head(features)

@@ -1,0 +1,108 @@
+"""What a model attends to, of any layer, head and query, in memory that grows with the tokens and not with their square.
+
+B images, H heads, P prefix tokens, N = h w places of a layer's map, T = P + N tokens, Q queries, K keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.analysis.lifting import Lift
+from vitrail.analysis.resting import at_rest
+from vitrail.errors import ConfigError
+from vitrail.models import AttentionGrid, Look
+
+Place = tuple[int, int]  # row, column
+
+
+def attention_map(
+    model: Any, images: Tensor, layer: int = -1, head: int | None = None, query: Place | None = None
+) -> Tensor:
+    """What a query of one layer attends to, on the layer's map: (B, h, w) in fp32, of attention to places outside of the map
+    (class token, registers) nothing.
+
+    Without ``query`` those tokens ask that the model's answer is read from: the class token, or without one all places,
+    whose attention is averaged.
+
+    Args:
+        images: normalised, (B, C, H, W).
+        layer: of `attention_grids`, from 0, or from the end.
+        head: from 0; None is the mean of all.
+        query: row and column of the place that asks.
+
+    Raises:
+        ConfigError: a layer, head or place that the model does not have, or a model without attention.
+    """
+    maps = head_maps(model, images, layer, query)
+    if head is None:
+        return maps.mean(1)
+    return maps[:, check_index("head", head, maps.shape[1])]
+
+
+def head_maps(model: Any, images: Tensor, layer: int = -1, query: Place | None = None) -> Tensor:
+    """`attention_map` of every head: (B, H, h, w)."""
+    grids = model.attention_grids(tuple(images.shape[2:]))
+    found: list[Tensor] = []
+
+    def look(wanted: int) -> Callable[[Look], None]:
+        numbers = iter(range(len(grids)))
+
+        def take(each: Look) -> None:
+            if next(numbers) == wanted:
+                found.append(_received(each, Lift(grids[wanted], images.device), shares))
+
+        return take
+
+    with at_rest(model):
+        wanted = check_index("layer", layer, len(grids)) if grids else 0
+        shares = asking_shares(model, grids[wanted], query, images.device) if grids else torch.empty(0)
+        model.forward_looking(images, look(wanted))
+    return found[0]
+
+
+def asking_shares(model: Any, grid: AttentionGrid, query: Place | None, device: torch.device) -> Tensor:
+    """How much each token of a layer asks in `attention_map`: (T,), summing to one."""
+    lift = Lift(grid, device)
+    shares = torch.zeros(lift.tokens, device=device)
+    if query is not None:
+        if not lift.all_ask:
+            raise ConfigError("in this layer only the class token asks", "leave the place out, or choose another layer")
+        row, column = (check_index(name, at, length) for name, at, length in zip(("row", "column"), query, lift.map))
+        shares[lift.prefix + row * lift.map[1] + column] = 1
+    elif not lift.prefix:
+        shares[:] = 1 / lift.tokens
+    elif not lift.all_ask:
+        shares[: lift.prefix] = 1 / lift.prefix
+    else:
+        shares = model.pooling_shares(lift.tokens).to(device)
+    return shares
+
+
+def _received(look: Look, lift: Lift, shares: Tensor) -> Tensor:
+    """What the places get of the attention of queries that weigh ``shares`` (T,): (B, H, h, w)."""
+    batch, heads, *_ = look.shape
+    shares = shares.expand(batch * heads, -1)
+    found = torch.zeros(batch * heads, lift.tokens, device=shares.device)
+    for rows in look.slices():
+        asking = lift.rows[rows]
+        asked = (asking < lift.tokens) & (shares[0, asking.clamp(max=lift.tokens - 1)] > 0)
+        if not asked.any():
+            continue
+        # of a long piece only what asks: most often it is the class token alone
+        first, last = asked.nonzero()[[0, -1], 0].tolist()
+        rows = slice(rows.start + first, rows.start + last + 1)
+        found += lift.carry(shares, lift.inside(look.weights(rows), rows).flatten(0, 1), rows)
+    return found[:, lift.prefix :].unflatten(1, lift.map).unflatten(0, (batch, heads))
+
+
+def check_index(name: str, index: int, length: int) -> int:
+    """``index`` counted from 0. Raises `ConfigError` for one that is not there."""
+    if not -length <= index < length:
+        raise ConfigError(
+            f"there is no {name} {index}: the model has {length}", f"give 0 to {length - 1}, or -1 for the last"
+        )
+    return index % length

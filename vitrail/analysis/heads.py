@@ -1,0 +1,108 @@
+"""What kind of heads a model has: how far each looks, how sharply, and how much at tokens without a place.
+
+B images, H heads, Q queries, K keys, R of the queries.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.analysis.lifting import Lift
+from vitrail.analysis.resting import at_rest
+from vitrail.models import AttentionGrid, Look
+
+
+@dataclass(frozen=True)
+class HeadFigures:
+    """Of the heads of one layer, (H,) each, the mean over places that ask and over images; NaN where no place asks.
+
+    Args:
+        distance: mean attention distance in pixels of the input (ViT paper, section 4.5, figures 7 and 11).
+        uniform: what attention that is alike for all keys of the layer would have.
+        entropy: of the attention of a query over all its keys, as a share of the largest there can be: 0 looks at one
+            key, 1 at all alike.
+        prefix: the share of attention that goes to tokens without a place.
+    """
+
+    distance: Tensor
+    uniform: float
+    entropy: Tensor
+    prefix: Tensor
+
+
+class HeadStatistics:
+    """`HeadFigures` of each layer over any number of images of one size, in the memory of one batch.
+
+    Args:
+        model: a classifier or a backbone with attention.
+        renormalise: attention to tokens without a place is left out, and that to places divided by its sum. Otherwise it
+            counts as distance 0, as where its row is only cut off. The paper does not say which it did.
+    """
+
+    def __init__(self, model: Any, *, renormalise: bool = True) -> None:
+        self.model = model
+        self.renormalise = renormalise
+        self.images = 0
+        self.size: tuple[int, int] | None = None
+        self.sums: list[Tensor] = []  # of each layer (3, H): distance, entropy, prefix
+
+    def add(self, images: Tensor) -> Tensor:
+        """Takes normalised images (B, C, H, W) in; returns their logits."""
+        size = (images.shape[2], images.shape[3])
+        assert self.size in (None, size), f"images of {size} after images of {self.size}"
+        self.size = size
+        lifts = [Lift(grid, images.device) for grid in self.model.attention_grids(size)]
+        seen: list[Tensor] = []
+        with at_rest(self.model):
+            logits = self.model.forward_looking(images, lambda look: seen.append(self._sums(look, lifts[len(seen)])))
+        self.sums = [sum + new for sum, new in zip(self.sums, seen)] if self.sums else seen
+        self.images += len(images)
+        return logits
+
+    def _sums(self, look: Look, lift: Lift) -> Tensor:
+        """(3, H), summed over images: the means over the queries that are places of distance, entropy and share of the prefix."""
+        _, heads, _, keys = look.shape
+        sums, asked = torch.zeros(3, heads, device=lift.device), 0
+        for rows in look.slices():
+            weights = look.weights(rows)  # (B, H, R, K)
+            is_place = (lift.rows[rows] >= lift.prefix) & (lift.rows[rows] < lift.tokens)
+            asked += int(is_place.sum())
+            on_map = lift.inside(weights, rows)[..., lift.prefix :]
+            far = (on_map * lift.distances(rows)).sum(-1)  # (B, H, R)
+            if self.renormalise:
+                far = far / on_map.sum(-1).clamp(min=torch.finfo(far.dtype).tiny)
+            entropy = torch.special.entr(weights).sum(-1) / math.log(max(keys, 2))
+            prefix = weights[..., : lift.prefix].sum(-1)
+            sums += (torch.stack([far, entropy, prefix]) * is_place).sum((1, 3))
+        return sums / (asked or math.nan)
+
+    def figures(self) -> list[HeadFigures]:
+        """Of every layer, in the order of `attention_grids`."""
+        assert self.size is not None, "no image was added"
+        means = [(sums / self.images).float().cpu() for sums in self.sums]
+        grids = self.model.attention_grids(self.size)
+        return [
+            HeadFigures(distance=mean[0], uniform=uniform_distance(grid), entropy=mean[1], prefix=mean[2])
+            for mean, grid in zip(means, grids, strict=True)
+        ]
+
+
+def uniform_distance(grid: AttentionGrid) -> float:
+    """The mean attention distance in pixels of attention that is alike for all keys; NaN where no place asks.
+
+    116.49 for 14 x 14 patches of 16 pixels.
+    """
+    lift, distances = Lift(grid, torch.device("cpu")), []
+    if not lift.all_ask:
+        return math.nan
+    for start in range(lift.prefix, len(lift.rows), 256):
+        rows = slice(start, start + 256)
+        is_place = lift.rows[rows] < lift.tokens
+        inside = torch.ones_like(lift.distances(rows)) if lift.columns is None else (lift.columns[rows] < lift.tokens)
+        distances.append(((lift.distances(rows) * inside).sum(1) / inside.sum(1))[is_place])
+    return float(torch.cat(distances).double().mean())

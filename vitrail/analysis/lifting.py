@@ -1,0 +1,126 @@
+"""Attention of windows, lines and smaller maps brought back to the tokens of a layer and to the places of the image.
+
+B images, P prefix tokens, N places of a layer's map, T = P + N tokens, Q queries, K keys, R of the queries.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from vitrail.models import AttentionGrid
+
+
+class Lift:
+    """Where the rows and columns of a layer's attention lie among its tokens: the prefix, then the places of its map."""
+
+    def __init__(self, grid: AttentionGrid, device: torch.device) -> None:
+        self.prefix = grid.prefix
+        self.all_ask = grid.queries != (0, 0)  # else only the prefix tokens do, and the places rest
+        self.map = grid.queries if self.all_ask else grid.keys
+        self.tokens = self.prefix + math.prod(self.map)
+        self.grid = grid
+        self.device = device
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """(Q,) the token that each query is, T where it lies outside of the image."""
+        prefix = torch.arange(self.prefix, device=self.device)
+        if not self.all_ask:
+            return prefix
+        if self.grid.rows is None:
+            return torch.arange(self.tokens, device=self.device)
+        return torch.cat([prefix, self._tokens_of(self.grid.rows)])
+
+    @cached_property
+    def columns(self) -> Tensor | None:
+        """(Q, K) the token that each key of each query is, T outside of the image; None where keys are the same for all."""
+        return None if self.grid.columns is None else self._tokens_of(self.grid.columns)
+
+    def _tokens_of(self, places: Tensor) -> Tensor:
+        places = places.to(self.device)
+        return torch.where(places < 0, self.tokens, places + self.prefix)
+
+    @cached_property
+    def asks(self) -> Tensor:
+        """(T,) one for the tokens that ask, zero for those that rest."""
+        asks = torch.zeros(self.tokens + 1, device=self.device)
+        asks[self.rows] = 1
+        return asks[:-1]
+
+    def inside(self, weights: Tensor, rows: slice) -> Tensor:
+        """``weights`` (B, H, R, K) of the queries ``rows``, zero for keys outside of the image."""
+        return weights if self.columns is None else weights * (self.columns[rows] < self.tokens)
+
+    def carry(self, shares: Tensor, weights: Tensor, rows: slice) -> Tensor:
+        """What the shares of the queries ``rows`` become when each gives its share to its keys: (B, T) to (B, T).
+
+        Args:
+            shares: (B, T), of which those of ``rows`` are read.
+            weights: (B, R, K), zero for keys outside of the image.
+        """
+        padded = torch.cat([shares, shares.new_zeros(len(shares), 1)], 1)
+        given = padded[:, self.rows[rows]]  # (B, R), nothing from outside of the image
+        if self.columns is None:
+            return self.spread((given[:, None] @ weights)[:, 0])
+        found = torch.zeros_like(padded)
+        found.index_add_(1, self.columns[rows].flatten(), (given[..., None] * weights).flatten(1))
+        return found[:, :-1]
+
+    def spread(self, keys: Tensor) -> Tensor:
+        """Numbers of the prefix and the keys (..., P + K) as those of tokens (..., T): a key's is shared by its places."""
+        if self.columns is not None or self.grid.keys == self.map:
+            return keys
+        before, places = keys[..., : self.prefix], keys[..., self.prefix :].unflatten(-1, self.grid.keys)
+        of_rows, of_columns = self.covers
+        return torch.cat([before, (of_rows.mT @ places @ of_columns).flatten(-2)], -1)
+
+    @cached_property
+    def covers(self) -> tuple[Tensor, Tensor]:
+        """Which places of the map a key stands for along each axis: (h', h) and (w', w), rows that sum to one."""
+        covered = self.grid.covered or self.map
+        return tuple(_cover(*each, self.device) for each in zip(self.grid.keys, covered, self.map))  # type: ignore[return-value]
+
+    @cached_property
+    def centres(self) -> tuple[Tensor, Tensor]:
+        """Centres of the places (N, 2) and of the keys (K, 2) in pixels (y, x) of the image; keys alike for all queries."""
+        cell = torch.tensor(self.grid.cell, dtype=torch.float32, device=self.device)
+        axes = [torch.arange(length, device=self.device) + 0.5 for length in self.map]
+        places = torch.cartesian_prod(*axes).reshape(-1, 2) * cell
+        if self.columns is not None or self.grid.keys == self.map:
+            return places, places
+        keys = [cover @ axis for cover, axis in zip(self.covers, axes)]
+        return places, torch.cartesian_prod(*keys).reshape(-1, 2) * cell
+
+    def distances(self, rows: slice) -> Tensor:
+        """Pixels between the queries ``rows`` and their keys, both places: (R, K)."""
+        places, keys = self.centres
+        nowhere = places.new_zeros(1, 2)
+        asking = torch.cat([places, nowhere])[self.rows[rows] - self.prefix]  # (R, 2)
+        if self.columns is None:
+            return torch.cdist(asking, keys)
+        return (asking[:, None] - torch.cat([keys, nowhere])[self.columns[rows] - self.prefix]).norm(dim=-1)
+
+
+def _cover(keys: int, covered: int, places: int, device: torch.device) -> Tensor:
+    """Key i of a line stands for the places from floor(i n / k) to ceil((i + 1) n / k) - 1 of the n that are covered."""
+    key, place = torch.arange(keys, device=device)[:, None], torch.arange(places, device=device)
+    inside = (place >= key * covered // keys) & (place < -(-(key + 1) * covered // keys)) & (place < covered)
+    return inside / inside.sum(1, keepdim=True)
+
+
+def descend(places: Tensor, coarse: tuple[int, int], fine: tuple[int, int]) -> Tensor:
+    """The shares of the places of one map (B, h w) on the larger one that it was made of (B, h' w').
+
+    Each place was merged from a square of places, which share what it has alike; squares are cut off by the border.
+    """
+    if coarse == fine:
+        return places
+    factors = [-(-many // few) for few, many in zip(coarse, fine)]
+    of_rows, of_columns = (
+        _cover(few, few * factor, many, places.device) for few, factor, many in zip(coarse, factors, fine)
+    )
+    return (of_rows.mT @ places.unflatten(1, coarse) @ of_columns).flatten(1)

@@ -1,0 +1,133 @@
+"""How much of each patch is in the answer, through all layers: attention rollout and gradient-weighted relevance.
+
+Both follow the tokens that the answer is read from backwards, so each layer costs one vector times its matrix, which is
+computed in pieces: no matrix of all tokens by all tokens is ever whole.
+
+B images, P prefix tokens, N = h w places, T = P + N tokens, R of the queries, K keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.analysis.attention import Place, asking_shares
+from vitrail.analysis.lifting import Lift, descend
+from vitrail.analysis.resting import at_rest
+from vitrail.errors import ConfigError
+from vitrail.models import Look
+
+Matrix = Callable[[Look, slice, Lift], Tensor]
+
+
+def rollout(model: Any, images: Tensor, query: Place | None = None) -> Tensor:
+    """Attention rollout (Abnar & Zuidema 2020, section 3; ViT paper, appendix D.8): (B, h, w) on the patch grid, in fp32.
+
+    The attention of each layer, averaged over its heads, half of it and half identity for the skip connection, rows
+    normalised, is multiplied through all layers; the row of the tokens that the answer is read from is what is given: the
+    class token, or without one the mean of all places. What stays at prefix tokens belongs to no patch, so the sum is
+    less than one where there are such tokens.
+
+    Attention of windows and lines counts where it lies on the map, without the places that fill the map up; a key of a
+    reduced map and a place of a merged one stand for the places that they were made of, in equal parts. In CaiT the
+    patches rest while the class token asks, and the heads of its talking blocks are those before they are mixed again.
+
+    Args:
+        images: normalised, (B, C, H, W).
+        query: row and column of a place of the last layer's map, instead of the tokens that the answer is read from.
+
+    Raises:
+        ConfigError: a model without attention, or a place that is not there.
+    """
+
+    def averaged(look: Look, rows: slice, lift: Lift) -> Tensor:
+        weights = lift.inside(look.weights(rows), rows).mean(1)  # (B, R, K)
+        return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+
+    with at_rest(model):
+        looks: list[Look] = []
+        model.forward_looking(images, looks.append)
+        return _backwards(model, images, looks, query, averaged, kept=0.5)
+
+
+def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tensor:
+    """Gradient-weighted attention (Chefer et al. 2021, "Generic Attention-model Explainability", equations 5 and 6) of
+    one class: (B, h, w) on the patch grid, in fp32, none below zero, of no particular sum.
+
+    As `rollout`, but each layer's attention is weighted by the gradient of the class's logit, of which what is negative
+    counts as nothing, before it is averaged over heads and added to the identity. It needs a backward pass, whose graph
+    holds the activations of all layers, but no attention matrix: the fast path may be taken.
+
+    Args:
+        images: normalised, (B, C, H, W).
+        targets: (B,) indices of classes; by default what the model answers.
+
+    Raises:
+        ConfigError: a model without attention, or without a head.
+    """
+
+    def weighted(look: Look, rows: slice, lift: Lift) -> Tensor:
+        gradient = look.gradient(gradients[look], rows)
+        return lift.inside(look.weights(rows) * gradient, rows).clamp(min=0).mean(1)  # (B, R, K)
+
+    with at_rest(model, gradients=True):
+        looks: list[Look] = []
+        # a copy that asks for a gradient: the parameters may be frozen
+        logits = model.forward_looking(images.clone().requires_grad_(), looks.append)
+        answers = logits.gather(1, check_targets(targets, logits)[:, None]).sum()
+        found = [look.found for look in looks if look.found is not None]
+        gradients = dict(zip(looks, torch.autograd.grad(answers, found), strict=True))
+        del logits, answers
+        with torch.no_grad():
+            return _backwards(model, images, looks, None, weighted, kept=1.0)
+
+
+def check_targets(targets: Tensor | None, logits: Tensor) -> Tensor:
+    """(B,) indices of the classes to explain. Raises `ConfigError` for what is no class of the model."""
+    classes = logits.shape[1]
+    if not classes:
+        raise ConfigError(
+            "the model has no head, so there is no answer to explain", "load it with its classes, or train one"
+        )
+    if targets is None:
+        return logits.argmax(1)
+    if targets.shape != logits.shape[:1] or not ((targets >= 0) & (targets < classes)).all():
+        what = f"targets {targets.tolist()} for {len(logits)} images and {classes} classes"
+        raise ConfigError(what, "give the index of one class for each image")
+    return targets.to(logits.device)
+
+
+def _backwards(
+    model: Any, images: Tensor, looks: list[Look], query: Place | None, matrix: Matrix, *, kept: float
+) -> Tensor:
+    """Shares of the last tokens carried back through all layers to the patches: (B, h, w).
+
+    Args:
+        looks: of all layers; each is let go when it has been used.
+        matrix: (B, R, K) of the given rows of a layer, zero outside of the image, to which a token gives 1 - kept, or all
+            where it keeps all too.
+        kept: what a token that asks keeps for itself.
+    """
+    grids = model.attention_grids(tuple(images.shape[2:]))
+    lift = Lift(grids[-1], images.device)
+    shares = asking_shares(model, grids[-1], query, images.device).expand(len(images), -1)  # (B, T)
+    given = 1 - kept or 1.0
+    while looks:
+        look, below = looks.pop(), Lift(grids[len(looks)], images.device)
+        shares = _between(shares, lift, below)
+        found = torch.zeros_like(shares)
+        for rows in look.slices():
+            found += below.carry(shares, matrix(look, rows, below), rows)
+        shares = shares * (1 - (1 - kept) * below.asks) + given * found
+        lift = below
+    return shares[:, lift.prefix :].unflatten(1, lift.map)
+
+
+def _between(shares: Tensor, above: Lift, below: Lift) -> Tensor:
+    """Shares of the tokens of one layer (B, T) as those of the layer before it, where a map was merged or tokens joined."""
+    places = descend(shares[:, above.prefix :], above.map, below.map)
+    assert below.prefix in (0, above.prefix), "tokens that leave on the way have no place in any of the layers' tables"
+    return torch.cat([shares[:, : below.prefix], places], 1)
