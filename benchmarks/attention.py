@@ -1,4 +1,4 @@
-"""Which attention is faster where: the cells behind `PLAIN` and `attention_path` in vitrail/models/layers.py.
+"""Which attention is faster where: the cells behind `PLAIN` and `attention_path` in vitrail/models/attention.py.
 
 A cell is one type, mode, number of tokens, heads and images; both paths take turns on the same q, k, v as the model makes
 them (views of one projection). Training is forwards and backwards. Autocast changes nothing here: q, k and v are bf16
@@ -21,7 +21,7 @@ import torch
 from harness import RECORDS, Timing, commit, machine, settle
 from torch import Tensor
 
-from vitrail.models.layers import attend
+from vitrail.models.attention import attend
 
 TOKENS = (17, 65, 197, 257, 577, 1025)
 HEADS = (3, 6)

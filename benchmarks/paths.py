@@ -82,7 +82,7 @@ def drop_path(device: str, images: torch.Tensor, drop: float) -> Contenders:
         block.drop_path = drop
 
     def step(skip: bool) -> None:
-        with mock.patch("vitrail.models.vit.skips_work", return_value=skip):
+        with mock.patch("vitrail.models.layers.skips_work", return_value=skip):
             train(network, images)
 
     return {"left out": lambda: step(True), "masked": lambda: step(False)}

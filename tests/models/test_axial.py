@@ -110,6 +110,7 @@ def test_the_model_is_its_masked_twin_block_by_block_gradients_included(build, s
     for found, whole, grid in zip(attention, matrices, model.attention_grids(size), strict=True):
         assert found.dtype == torch.float32
         spread = torch.zeros(whole.shape).scatter(-1, grid.columns.expand_as(found), found)  # (B, A, N, N)
+        spread = spread if grid.rows is None else spread[:, :, grid.rows.argsort()]
         torch.testing.assert_close(spread.double(), whole, atol=1e-6, rtol=1e-5)
 
 
@@ -122,10 +123,12 @@ def test_attention_goes_along_the_row_then_along_the_column(build):
     row, column, *others = model.attention_grids((24, 40))
     assert len(others) == 2
     for grid in (row, column):
-        assert (grid.prefix, grid.queries, grid.keys, grid.rows) == (0, (3, 5), (3, 5), None)
-    # patch 8 is the fourth of the second of three rows
+        assert (grid.prefix, grid.queries, grid.keys, grid.cell) == (0, (3, 5), (3, 5), (8, 8))
+    # patch 8 is the fourth of the second of three rows, and the second of the fourth of five columns
+    assert row.rows is None
     assert row.columns[8].tolist() == [5, 6, 7, 8, 9]
-    assert column.columns[8].tolist() == [3, 8, 13]
+    assert column.rows[3 * 3 + 1] == 8
+    assert column.columns[3 * 3 + 1].tolist() == [3, 8, 13]
 
 
 def test_two_patches_meet_after_a_block_and_no_earlier(build):

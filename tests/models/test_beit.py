@@ -163,7 +163,7 @@ def test_keys_have_no_bias_and_every_parameter_matters():
 def test_grids_say_what_rows_and_columns_are():
     model, size = make(), (24, 40)
     grids = model.attention_grids(size)
-    assert grids == [AttentionGrid(1, (3, 5), (3, 5))] * 3
+    assert grids == [AttentionGrid(1, (3, 5), (3, 5), (8, 8))] * 3
     _, matrices = model.forward_with_attention(pictures(2, 3, *size))
     for grid, matrix in zip(grids, matrices, strict=True):
         assert matrix.shape == (2, 3, grid.prefix + math.prod(grid.queries), grid.prefix + math.prod(grid.keys))

@@ -162,7 +162,7 @@ def test_grids_say_what_rows_and_columns_are():
     model = make()
     size = (24, 40)
     grids = model.attention_grids(size)
-    assert grids == [AttentionGrid(0, (3, 5), (3, 5))] * 3 + [AttentionGrid(1, (0, 0), (3, 5))] * 2
+    assert grids == [AttentionGrid(0, (3, 5), (3, 5), (8, 8))] * 3 + [AttentionGrid(1, (0, 0), (3, 5), (8, 8))] * 2
     _, matrices = model.forward_with_attention(pictures(2, 3, *size))
     for grid, matrix in zip(grids, matrices, strict=True):
         assert matrix.shape == (2, 3, grid.prefix + math.prod(grid.queries), grid.prefix + math.prod(grid.keys))

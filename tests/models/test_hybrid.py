@@ -136,7 +136,9 @@ def test_a_hybrid_is_a_plain_vit_on_the_map_of_its_stem(config, stride, size):
     plain.load_state_dict(named)
     torch.testing.assert_close(plain(maps), model(images))
     assert model.patchify(images).grid == plain.patchify(maps).grid == (size[0] // 16, size[1] // 16)
-    assert model.attention_grids(size) == plain.attention_grids(tuple(maps.shape[2:]))
+    cell = model.config.patch_size  # in pixels of the image, not in cells of the map
+    grids = plain.attention_grids(tuple(maps.shape[2:]))
+    assert model.attention_grids(size) == [each._replace(cell=cell) for each in grids]
     logits, matrices = model.forward_with_attention(images)
     torch.testing.assert_close(logits, model(images))
     for mine, other in zip(matrices, plain.forward_with_attention(maps)[1], strict=True):

@@ -218,10 +218,10 @@ def test_the_attention_matrices_lie_on_the_stated_grids():
     model, images = make(), pictures(96, 64)
     grids = model.attention_grids((96, 64))
     assert grids == [
-        AttentionGrid(0, (24, 16), (6, 4)),
-        *[AttentionGrid(0, (12, 8), (4, 2))] * 2,
-        AttentionGrid(0, (6, 4), (3, 2)),
-        *[AttentionGrid(1, (3, 2), (3, 2))] * 2,
+        AttentionGrid(0, (24, 16), (6, 4), (4, 4), covered=(24, 16)),
+        *[AttentionGrid(0, (12, 8), (4, 2), (8, 8), covered=(12, 6))] * 2,
+        AttentionGrid(0, (6, 4), (3, 2), (16, 16), covered=(6, 4)),
+        *[AttentionGrid(1, (3, 2), (3, 2), (32, 32), covered=(3, 2))] * 2,
     ]
     matrices = model.forward_with_attention(images)[1]
     for matrix, (prefix, queries, keys, *_), heads in zip(matrices, grids, (1, 2, 2, 3, 2, 2), strict=True):

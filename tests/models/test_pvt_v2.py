@@ -198,7 +198,11 @@ def test_the_attention_matrices_lie_on_the_stated_grids(linear):
     model = make(linear=linear)
     grids = model.attention_grids((61, 83))
     maps, keys = [(16, 21), *[(8, 11)] * 2, (4, 6), *[(2, 3)] * 2], [(4, 5), *[(2, 3)] * 2, (2, 3), *[(2, 3)] * 2]
-    assert grids == [AttentionGrid(0, each, (7, 7) if linear else key) for each, key in zip(maps, keys)]
+    cells, covered = [4, 8, 8, 16, 32, 32], [(16, 20), *[(6, 9)] * 2, (4, 6), *[(2, 3)] * 2]
+    assert grids == [
+        AttentionGrid(0, each, (7, 7) if linear else key, (cell, cell), covered=None if linear else part)
+        for each, key, cell, part in zip(maps, keys, cells, covered)
+    ]
     matrices = model.forward_with_attention(pictures(61, 83))[1]
     for matrix, grid, heads in zip(matrices, grids, (1, 2, 2, 3, 2, 2), strict=True):
         queries, keys = (rows * columns for rows, columns in (grid.queries, grid.keys))

@@ -103,13 +103,13 @@ def test_attention_comes_with_the_logits_and_is_what_the_model_used(make, pictur
         used.append(weights)
         return weights @ v
 
-    monkeypatch.setattr("vitrail.models.layers.attend", keep)
+    monkeypatch.setattr("vitrail.models.attention.attend", keep)
     model.forward_features(images)
     monkeypatch.undo()
     logits, attention = model.forward_with_attention(images)
     assert torch.equal(logits, model(images))
     grids = model.attention_grids((24, 40))
-    assert grids == [AttentionGrid(prefix=2, queries=(3, 5), keys=(3, 5))] * 3
+    assert grids == [AttentionGrid(prefix=2, queries=(3, 5), keys=(3, 5), cell=(8, 8))] * 3
     assert len(attention) == len(used) == 3
     for ours, truth in zip(attention, used):
         assert ours.shape == (2, 2, 17, 17)

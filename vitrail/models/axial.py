@@ -30,7 +30,6 @@ from vitrail.models.layers import (
     add_branch,
     drop_rates,
     residual_stream,
-    skips_work,
 )
 from vitrail.models.positions import RESIZES, resize, resize_tables, sincos2d
 
@@ -110,8 +109,7 @@ class Layer(nn.Module):
             return self.mlp(self.norm2(x))
 
         drop = self.drop_path if self.training else 0.0
-        skip = skips_work(len(x), drop, x.device.type)
-        return add_branch(add_branch(x, attention, drop=drop, skip=skip), mlp, drop=drop, skip=skip)
+        return add_branch(add_branch(x, attention, drop=drop), mlp, drop=drop)
 
 
 def _of_lines(look: Look, batch: int) -> Look:

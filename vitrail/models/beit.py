@@ -33,7 +33,6 @@ from vitrail.models.layers import (
     drop_patches,
     drop_rates,
     residual_stream,
-    skips_work,
     working_dtype,
 )
 from vitrail.models.positions import RESIZES
@@ -172,7 +171,7 @@ class Block(nn.Module):
 
         drop = self.drop_path if self.training else 0.0
         # where each image has its own bias, a subset of the images would need it too
-        skip = skips_work(x.shape[0], drop, x.device.type) and (bias is None or bias.shape[0] == 1)
+        skip = None if bias is None or bias.shape[0] == 1 else False
         x = add_branch(x, attention, drop=drop, skip=skip)
         return add_branch(x, mlp, drop=drop, skip=skip)
 

@@ -32,7 +32,6 @@ from vitrail.models.layers import (
     by_hand,
     drop_patches,
     residual_stream,
-    skips_work,
 )
 from vitrail.models.positions import RESIZES
 
@@ -216,9 +215,8 @@ class Block(nn.Module):
             return y * self.gamma_2.to(y.dtype)
 
         drop = self.drop_path if self.training else 0.0
-        skip = skips_work(x.shape[0], drop, x.device.type)
-        x = add_branch(asked, attention, drop=drop, skip=skip, queries=x.shape[1])
-        return add_branch(x, mlp, drop=drop, skip=skip)
+        x = add_branch(asked, attention, drop=drop, queries=x.shape[1])
+        return add_branch(x, mlp, drop=drop)
 
 
 class CaiT(Backbone):

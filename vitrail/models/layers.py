@@ -209,7 +209,12 @@ class Mlp(nn.Module):
 
 
 def add_branch(
-    x: Tensor, branch: Callable[[Tensor], Tensor], *, drop: float = 0.0, skip: bool = False, queries: int | None = None
+    x: Tensor,
+    branch: Callable[[Tensor], Tensor],
+    *,
+    drop: float = 0.0,
+    skip: bool | None = None,
+    queries: int | None = None,
 ) -> Tensor:
     """``x + branch(x)``, the branch dropped with probability ``drop`` for each sample (stochastic depth, Huang et al.
     2016) and scaled by 1 / (1 - drop) where it is not.
@@ -218,11 +223,13 @@ def add_branch(
         x: (B, T, D), or (B, ..., D) without ``queries``.
         skip: do no work for the dropped samples: the branch runs on a subset whose size is fixed up to the rounding
             of B drop, which is drawn, so that each sample is dropped with probability ``drop`` exactly. Otherwise the
-            branch runs on all and is masked.
+            branch runs on all and is masked. By default `skips_work` decides.
         queries: the branch answers for the first Q tokens only, and so does this: (B, Q, D).
     """
     if drop == 0:
         return x[:, :queries] + branch(x)
+    if skip is None:
+        skip = skips_work(len(x), drop, x.device.type)
     if skip:
         kept = len(x) - int(len(x) * drop + torch.rand(()).item())
         chosen = torch.randperm(len(x), device=x.device)[:kept]

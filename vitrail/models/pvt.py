@@ -27,7 +27,6 @@ from vitrail.models.layers import (
     add_branch,
     drop_rates,
     residual_stream,
-    skips_work,
     whole_patches,
 )
 from vitrail.models.spatial_reduction import Grid, PyramidConfig, SpatialReductionAttention, as_map, fill_dense
@@ -108,9 +107,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, grid: Grid, watch: Watch | None = None) -> Tensor:
         """(B, T, D) to (B, T, D)."""
         drop = self.drop_path if self.training else 0.0
-        skip = skips_work(len(x), drop, x.device.type)
-        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, watch)), drop=drop, skip=skip)
-        return add_branch(x, lambda x: self.mlp(self.norm2(x)), drop=drop, skip=skip)
+        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, watch)), drop=drop)
+        return add_branch(x, lambda x: self.mlp(self.norm2(x)), drop=drop)
 
 
 class Stage(nn.Module):

@@ -28,7 +28,6 @@ from vitrail.models.layers import (
     add_branch,
     drop_rates,
     residual_stream,
-    skips_work,
 )
 from vitrail.models.spatial_reduction import (
     Grid,
@@ -155,9 +154,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, grid: Grid, watch: Watch | None = None) -> Tensor:
         """(B, N, D) to (B, N, D)."""
         drop = self.drop_path if self.training else 0.0
-        skip = skips_work(len(x), drop, x.device.type)
-        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, watch)), drop=drop, skip=skip)
-        return add_branch(x, lambda x: self.mlp(self.norm2(x), grid), drop=drop, skip=skip)
+        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, watch)), drop=drop)
+        return add_branch(x, lambda x: self.mlp(self.norm2(x), grid), drop=drop)
 
 
 class Stage(nn.Module):

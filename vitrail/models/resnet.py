@@ -144,7 +144,8 @@ class Bottleneck(nn.Module):
         def branch(_: Tensor) -> Tensor:
             return self.conv3(self.norm3(self.conv2(self.norm2(self.conv1(y)))))
 
-        return add_branch(shortcut, branch, drop=self.drop_path if self.training else 0.0)
+        # the branch reads the normalised map, not what it is given: it cannot run on a subset
+        return add_branch(shortcut, branch, drop=self.drop_path if self.training else 0.0, skip=False)
 
 
 class ResNet(Backbone):

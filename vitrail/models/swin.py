@@ -31,7 +31,6 @@ from vitrail.models.layers import (
     add_branch,
     drop_rates,
     residual_stream,
-    skips_work,
 )
 from vitrail.models.positions import resize
 from vitrail.models.windows import Windows
@@ -200,9 +199,8 @@ class Block(nn.Module):
             return self.mlp(self.norm2(x))
 
         drop = self.drop_path if self.training else 0.0
-        skip = skips_work(len(x), drop, x.device.type)
-        x = add_branch(x, attention, drop=drop, skip=skip)
-        return add_branch(x, mlp, drop=drop, skip=skip)
+        x = add_branch(x, attention, drop=drop)
+        return add_branch(x, mlp, drop=drop)
 
 
 class PatchMerging(nn.Module):

@@ -31,7 +31,6 @@ from vitrail.models.layers import (
     drop_patches,
     drop_rates,
     residual_stream,
-    skips_work,
     whole_patches,
 )
 from vitrail.models.vit_config import ViTConfig
@@ -68,8 +67,7 @@ class Block(nn.Module):
             return mlp(attention(x))
         drop = self.drop_path if self.training else 0.0
         # where each image has an index of its own, a subset of the images would need a subset of it too
-        own_index = relative is not None and relative.index.ndim == 3
-        skip = skips_work(x.shape[0], drop, x.device.type) and not own_index
+        skip = False if relative is not None and relative.index.ndim == 3 else None
         x = add_branch(x, attention, drop=drop, skip=skip, queries=queries)
         return add_branch(x, mlp, drop=drop, skip=skip)
 
