@@ -24,8 +24,8 @@ from vitrail.models.layers import (
     Patches,
     Tokens,
     add_branch,
-    drop_rates,
     residual_stream,
+    stage_drop_rates,
     whole_patches,
 )
 from vitrail.models.spatial_reduction import Grid, PyramidConfig, SpatialReductionAttention, as_map, fill_dense
@@ -129,11 +129,9 @@ class PVT(Backbone):
 
     def __init__(self, config: PVTConfig) -> None:
         super().__init__(config)
-        drops = iter(drop_rates(config.drop_path, config.blocks))
         self.patch_embed = StageEmbed(config, 0)
-        self.stages = nn.ModuleList(
-            Stage(config, stage, [next(drops) for _ in range(depth)]) for stage, depth in enumerate(config.depths)
-        )
+        rates = enumerate(stage_drop_rates(config.drop_path, config.depths))
+        self.stages = nn.ModuleList(Stage(config, stage, drops) for stage, drops in rates)
         self.cls_token = nn.Parameter(torch.empty(1, 1, self.width))
         self.dropout = nn.Dropout(config.dropout)
         self.norm = LayerNorm(self.width, eps=config.norm_eps)

@@ -25,8 +25,8 @@ from vitrail.models.layers import (
     Tokens,
     activate,
     add_branch,
-    drop_rates,
     residual_stream,
+    stage_drop_rates,
 )
 from vitrail.models.spatial_reduction import (
     Grid,
@@ -175,11 +175,9 @@ class PVTv2(Backbone):
 
     def __init__(self, config: PVTv2Config) -> None:
         super().__init__(config)
-        drops = iter(drop_rates(config.drop_path, config.blocks))
         self.patch_embed = OverlapPatchEmbed(config, 0)
-        self.stages = nn.ModuleList(
-            Stage(config, stage, [next(drops) for _ in range(depth)]) for stage, depth in enumerate(config.depths)
-        )
+        rates = enumerate(stage_drop_rates(config.drop_path, config.depths))
+        self.stages = nn.ModuleList(Stage(config, stage, drops) for stage, drops in rates)
         self.head = self._make_head()
         initialise(self, config)
 

@@ -30,8 +30,8 @@ from vitrail.models.layers import (
     attend,
     attention_path,
     attention_weights,
-    drop_rates,
     residual_stream,
+    stage_drop_rates,
 )
 from vitrail.models.positions import resize
 from vitrail.models.windows import Windows
@@ -288,10 +288,8 @@ class Swin(Backbone):
         super().__init__(config)
         self.patch_embed = Stem(config)
         self.dropout = nn.Dropout(config.dropout)
-        drops = iter(drop_rates(config.drop_path, config.blocks))
-        self.stages = nn.ModuleList(
-            Stage(config, stage, [next(drops) for _ in range(depth)]) for stage, depth in enumerate(config.depths)
-        )
+        rates = enumerate(stage_drop_rates(config.drop_path, config.depths))
+        self.stages = nn.ModuleList(Stage(config, stage, drops) for stage, drops in rates)
         self.norm = LayerNorm(self.width, eps=config.norm_eps)
         self.head = self._make_head()
         initialise(self)
