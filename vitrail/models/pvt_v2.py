@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config
-from vitrail.models.initialise import fills
+from vitrail.models.initialise import fill_truncated, fills
 from vitrail.models.layers import (
     Conv,
     Dense,
@@ -35,7 +35,6 @@ from vitrail.models.spatial_reduction import (
     SpatialReductionAttention,
     as_map,
     as_tokens,
-    fill_dense,
 )
 
 POOLED = (7, 7)  # rows and columns of the keys of linear attention, whatever the image (section 3.2)
@@ -266,12 +265,11 @@ def initialise(model: nn.Module, config: PVTv2Config) -> None:
     | layer norm | 1 and 0 |
     """
     for name, parameter in model.named_parameters():
-        owner, _, last = name.rpartition(".")
         if parameter.ndim == 4:
-            reached = parameter[0, 0].numel() * (1 if owner.endswith("dwconv") else len(parameter))
+            reached = parameter[0, 0].numel() * (1 if name.endswith("dwconv.weight") else len(parameter))
             parameter.normal_(std=math.sqrt(2 / reached))
         else:
-            fill_dense(owner, last, parameter, config.head_bias)
+            fill_truncated(name, parameter, config.head_bias)
 
 
 def _pvt_v2(*depths: int, **changes) -> PVTv2Config:

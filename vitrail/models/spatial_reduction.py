@@ -150,13 +150,3 @@ class SpatialReductionAttention(ReducedAttention):
 
     def key_grid(self, grid: Grid) -> Grid:
         return grid[0] // self.reduction, grid[1] // self.reduction
-
-
-def fill_dense(owner: str, last: str, parameter: Tensor, head_bias: float) -> None:
-    """The first values that both architectures share: dense layers normal, 0.02, norms 1 and 0, other biases 0."""
-    if last == "bias":
-        parameter.fill_(head_bias if owner == "head" else 0)
-    elif parameter.ndim == 1:
-        parameter.fill_(1)
-    else:
-        nn.init.trunc_normal_(parameter, std=0.02)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config, grid_of
-from vitrail.models.initialise import fills
+from vitrail.models.initialise import fill_truncated, fill_uniform, fills
 from vitrail.models.layers import (
     GELUS,
     Dense,
@@ -260,16 +260,10 @@ def initialise(model: Swin) -> None:
     | other biases | 0, the head's ``head_bias`` |
     """
     for name, parameter in model.named_parameters():
-        owner, _, last = name.rpartition(".")
-        if owner == "patch_embed.proj":
-            limit = math.sqrt(1 / model.patch_embed.proj.weight[0].numel())
-            parameter.uniform_(-limit, limit)
-        elif parameter.ndim > 1:
-            nn.init.trunc_normal_(parameter, std=0.02)
-        elif last == "weight":
-            parameter.fill_(1)
+        if name.startswith("patch_embed.proj."):
+            fill_uniform(model, name, parameter)
         else:
-            parameter.fill_(model.config.head_bias if owner == "head" else 0)
+            fill_truncated(name, parameter, model.config.head_bias)
 
 
 class Swin(Backbone):
