@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.models.conftest import gradients, shaken
-from vitrail.models import Patches, create_backbone, layers
+from vitrail.models import Patches, attention, create_backbone, layers
 from vitrail.models.attention import PLAIN, attend, attention_path
 from vitrail.models.layers import Dense, add_branch, skips_work
 

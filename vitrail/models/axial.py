@@ -206,12 +206,6 @@ class AxialViT(Backbone):
         of_column = places.mT.repeat_interleave(rows, 0)  # (w h, h)
         return [of_row, of_row._replace(rows=places.mT.flatten(), columns=of_column)] * self.config.depth
 
-    def _layer(self, name: str) -> int:
-        part, _, rest = name.partition(".")
-        if part == "blocks":
-            return int(rest.split(".")[0]) + 1
-        return -1 if part in ("norm", "head") else 0
-
     @classmethod
     def resized(cls, tensors: Mapping[str, Tensor], old: AxialConfig, new: AxialConfig) -> dict[str, Tensor]:
         return resize_tables(tensors, old.grid, new.grid, prefix=0, rule=new.position_resize)

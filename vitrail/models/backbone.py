@@ -145,9 +145,12 @@ class Backbone(nn.Module):
             groups[self._layer(name)][name] = parameter
         return groups
 
-    @abstractmethod
     def _layer(self, name: str) -> int:
-        """Where a parameter stands in `layers`: 0, the number of its block from 1, or -1."""
+        """Where a parameter stands in `layers`: 0, the number of its block from 1, or -1. Here by the ViT's names."""
+        part, _, rest = name.partition(".")
+        if part == "blocks":
+            return int(rest.split(".")[0]) + 1
+        return -1 if part in ("norm", "fc_norm", "attn_pool", "head") else 0
 
     def no_decay(self) -> set[str]:
         """Names of all that is no kernel: biases, norms, tokens, positions, factors of LayerScale."""

@@ -269,12 +269,6 @@ class BEiT(Backbone):
         grid = grid_of(size, self.config.patch_size)
         return [AttentionGrid(1, grid, grid, self.config.patch_size)] * self.config.depth
 
-    def _layer(self, name: str) -> int:
-        part, _, rest = name.partition(".")
-        if part == "blocks":
-            return int(rest.split(".")[0]) + 1
-        return -1 if part in ("norm", "fc_norm", "head") else 0
-
     @classmethod
     def resized(cls, tensors: Mapping[str, Tensor], old: BEiTConfig, new: BEiTConfig) -> dict[str, Tensor]:
         def fit(name: str, table: Tensor) -> Tensor:

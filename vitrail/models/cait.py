@@ -19,7 +19,7 @@ from vitrail.models import positions
 from vitrail.models.attention import ALL, Look, Watch, attend, attention_path
 from vitrail.models.backbone import AttentionGrid, Backbone, first_token
 from vitrail.models.config import Config, check_divides, grid_of
-from vitrail.models.initialise import fills
+from vitrail.models.initialise import fill_truncated, fill_uniform, fills
 from vitrail.models.layers import (
     GELUS,
     Dense,
@@ -316,19 +316,12 @@ def _initialise(model: CaiT) -> None:
     | other biases | 0 |
     """
     for name, parameter in model.named_parameters():
-        owner, _, last = name.rpartition(".")
-        if owner == "patch_embed.proj":
-            bound = model.patch_embed.proj.weight[0].numel() ** -0.5
-            parameter.uniform_(-bound, bound)
-        elif last.startswith("gamma"):
+        if name.startswith("patch_embed.proj."):
+            fill_uniform(model, name, parameter)
+        elif name.endswith(("gamma_1", "gamma_2")):
             parameter.fill_(model.config.layer_scale)
-        elif parameter.ndim > 1:
-            nn.init.trunc_normal_(parameter, std=0.02)
-        elif last == "weight":
-            parameter.fill_(1)
         else:
-            assert last == "bias", name
-            parameter.fill_(model.config.head_bias if owner == "head" else 0)
+            fill_truncated(name, parameter, model.config.head_bias)
 
 
 def _cait(width: int, depth: int, layer_scale: float, image: int) -> CaiTConfig:

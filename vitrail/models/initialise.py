@@ -161,6 +161,23 @@ def fill_lecun_normal(weight: Tensor) -> None:
     nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)
 
 
+def fill_uniform(model: nn.Module, name: str, parameter: Tensor) -> None:
+    """Weight or bias of a convolution, the parameter of this name: uniform, +-sqrt(1 / inputs)."""
+    weight = model.get_parameter(f"{name.rpartition('.')[0]}.weight")
+    bound = math.sqrt(1 / weight[0].numel())
+    parameter.uniform_(-bound, bound)
+
+
+def fill_truncated(name: str, parameter: Tensor, head_bias: float) -> None:
+    """Matrices, tokens and tables normal, 0.02, cut at +-2; norms 1 and 0, other biases 0, the head's ``head_bias``."""
+    if name.endswith(".bias"):
+        parameter.fill_(head_bias if name == "head.bias" else 0)
+    elif parameter.ndim == 1:
+        parameter.fill_(1)
+    else:
+        nn.init.trunc_normal_(parameter, std=0.02)
+
+
 def _fill_bias(owner: str, bias: Tensor, head_bias: float) -> None:
     if owner.endswith(("mlp.fc1", "mlp.fc2")):
         bias.normal_(std=1e-6)

@@ -5,9 +5,10 @@ B images, C channels, P x Q pixels a patch, N patches, T tokens, D width, M MLP 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -241,6 +242,12 @@ def add_branch(
 def drop_rates(last: float, depth: int) -> list[float]:
     """Stochastic depth of each of ``depth`` blocks, linear from 0 to ``last`` (Huang et al. 2016)."""
     return [last * block / max(depth - 1, 1) for block in range(depth)]
+
+
+def stage_drop_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
+    """The same of each block of each stage, linear over all stages."""
+    rates = iter(drop_rates(last, sum(depths)))
+    return [list(islice(rates, depth)) for depth in depths]
 
 
 # Samples from which leaving out the dropped ones measures faster than masking them, and the least share to drop.

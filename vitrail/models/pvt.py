@@ -5,7 +5,6 @@ B images, C channels, H x W pixels, h x w = N places of a stage's map, T tokens,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ from vitrail.models import positions
 from vitrail.models.attention import Watch
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number, first_token
 from vitrail.models.config import Config, check_divides
-from vitrail.models.initialise import fills
+from vitrail.models.initialise import fill_truncated, fill_uniform, fills
 from vitrail.models.layers import (
     LayerNorm,
     Mlp,
@@ -25,11 +24,11 @@ from vitrail.models.layers import (
     Patches,
     Tokens,
     add_branch,
-    drop_rates,
     residual_stream,
+    stage_drop_rates,
     whole_patches,
 )
-from vitrail.models.spatial_reduction import Grid, PyramidConfig, SpatialReductionAttention, as_map, fill_dense
+from vitrail.models.spatial_reduction import Grid, PyramidConfig, SpatialReductionAttention, as_map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +129,9 @@ class PVT(Backbone):
 
     def __init__(self, config: PVTConfig) -> None:
         super().__init__(config)
-        drops = iter(drop_rates(config.drop_path, config.blocks))
         self.patch_embed = StageEmbed(config, 0)
-        self.stages = nn.ModuleList(
-            Stage(config, stage, [next(drops) for _ in range(depth)]) for stage, depth in enumerate(config.depths)
-        )
+        rates = enumerate(stage_drop_rates(config.drop_path, config.depths))
+        self.stages = nn.ModuleList(Stage(config, stage, drops) for stage, drops in rates)
         self.cls_token = nn.Parameter(torch.empty(1, 1, self.width))
         self.dropout = nn.Dropout(config.dropout)
         self.norm = LayerNorm(self.width, eps=config.norm_eps)
@@ -247,13 +244,11 @@ def initialise(model: nn.Module, config: PVTConfig) -> None:
     | layer norm | 1 and 0 |
     """
     for name, parameter in model.named_parameters():
-        owner, _, last = name.rpartition(".")
-        is_conv = owner.endswith(("patch_embed.proj", "downsample.proj", "attn.sr"))
-        if is_conv:
-            bound = math.sqrt(1 / model.get_parameter(f"{owner}.weight")[0].numel())
-            parameter.uniform_(-bound, bound)
+        owner = name.rpartition(".")[0]
+        if owner.endswith(("patch_embed.proj", "downsample.proj", "attn.sr")):
+            fill_uniform(model, name, parameter)
         else:
-            fill_dense(owner, last, parameter, config.head_bias)
+            fill_truncated(name, parameter, config.head_bias)
 
 
 def _pvt(*depths: int) -> PVTConfig:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.models.attention import Watch
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config
-from vitrail.models.initialise import fills
+from vitrail.models.initialise import fill_truncated, fills
 from vitrail.models.layers import (
     Conv,
     Dense,
@@ -26,8 +26,8 @@ from vitrail.models.layers import (
     Tokens,
     activate,
     add_branch,
-    drop_rates,
     residual_stream,
+    stage_drop_rates,
 )
 from vitrail.models.spatial_reduction import (
     Grid,
@@ -36,7 +36,6 @@ from vitrail.models.spatial_reduction import (
     SpatialReductionAttention,
     as_map,
     as_tokens,
-    fill_dense,
 )
 
 POOLED = (7, 7)  # rows and columns of the keys of linear attention, whatever the image (section 3.2)
@@ -176,11 +175,9 @@ class PVTv2(Backbone):
 
     def __init__(self, config: PVTv2Config) -> None:
         super().__init__(config)
-        drops = iter(drop_rates(config.drop_path, config.blocks))
         self.patch_embed = OverlapPatchEmbed(config, 0)
-        self.stages = nn.ModuleList(
-            Stage(config, stage, [next(drops) for _ in range(depth)]) for stage, depth in enumerate(config.depths)
-        )
+        rates = enumerate(stage_drop_rates(config.drop_path, config.depths))
+        self.stages = nn.ModuleList(Stage(config, stage, drops) for stage, drops in rates)
         self.head = self._make_head()
         initialise(self, config)
 
@@ -255,12 +252,11 @@ def initialise(model: nn.Module, config: PVTv2Config) -> None:
     | layer norm | 1 and 0 |
     """
     for name, parameter in model.named_parameters():
-        owner, _, last = name.rpartition(".")
         if parameter.ndim == 4:
-            reached = parameter[0, 0].numel() * (1 if owner.endswith("dwconv") else len(parameter))
+            reached = parameter[0, 0].numel() * (1 if name.endswith("dwconv.weight") else len(parameter))
             parameter.normal_(std=math.sqrt(2 / reached))
         else:
-            fill_dense(owner, last, parameter, config.head_bias)
+            fill_truncated(name, parameter, config.head_bias)
 
 
 def _pvt_v2(*depths: int, **changes) -> PVTv2Config:

@@ -18,7 +18,7 @@ from vitrail.models.attention import Watch
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config
 from vitrail.models.initialise import fill_lecun_normal, fills
-from vitrail.models.layers import Patches, Tokens, add_branch, drop_rates, residual_stream
+from vitrail.models.layers import Patches, Tokens, add_branch, residual_stream, stage_drop_rates
 from vitrail.models.standardise import STANDARDISATIONS, GroupNorm, StdConv
 
 STEM_WIDTH = 64
@@ -156,10 +156,9 @@ class ResNet(Backbone):
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__(config)
         self.stem = Stem(config)
-        drops = iter(drop_rates(config.drop_path, config.blocks))
-        stages = shapes(config.depths, config.stem_width)
+        stages = zip(shapes(config.depths, config.stem_width), stage_drop_rates(config.drop_path, config.depths))
         self.stages = nn.ModuleList(
-            Stage(Bottleneck(config, shape, next(drops)) for shape in stage) for stage in stages
+            Stage(Bottleneck(config, shape, drop) for shape, drop in zip(*stage)) for stage in stages
         )
         self.norm = GroupNorm(self.width, eps=config.group_norm_eps)
         self.head = self._make_head()

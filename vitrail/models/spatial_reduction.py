@@ -157,13 +157,3 @@ class SpatialReductionAttention(ReducedAttention):
         (rows, columns), side = grid, self.reduction
         keys = rows // side, columns // side
         return AttentionGrid(0, grid, keys, cell, covered=(keys[0] * side, keys[1] * side))
-
-
-def fill_dense(owner: str, last: str, parameter: Tensor, head_bias: float) -> None:
-    """The first values that both architectures share: dense layers normal, 0.02, norms 1 and 0, other biases 0."""
-    if last == "bias":
-        parameter.fill_(head_bias if owner == "head" else 0)
-    elif parameter.ndim == 1:
-        parameter.fill_(1)
-    else:
-        nn.init.trunc_normal_(parameter, std=0.02)

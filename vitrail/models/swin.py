@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vitrail.models.attention import GroupedLook, Look, Watch, attend, attention_path
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config, grid_of
-from vitrail.models.initialise import fills
+from vitrail.models.initialise import fill_truncated, fill_uniform, fills
 from vitrail.models.layers import (
     GELUS,
     Dense,
@@ -29,8 +29,8 @@ from vitrail.models.layers import (
     Patches,
     Tokens,
     add_branch,
-    drop_rates,
     residual_stream,
+    stage_drop_rates,
 )
 from vitrail.models.positions import resize
 from vitrail.models.windows import Windows
@@ -259,16 +259,10 @@ def initialise(model: Swin) -> None:
     | other biases | 0, the head's ``head_bias`` |
     """
     for name, parameter in model.named_parameters():
-        owner, _, last = name.rpartition(".")
-        if owner == "patch_embed.proj":
-            limit = math.sqrt(1 / model.patch_embed.proj.weight[0].numel())
-            parameter.uniform_(-limit, limit)
-        elif parameter.ndim > 1:
-            nn.init.trunc_normal_(parameter, std=0.02)
-        elif last == "weight":
-            parameter.fill_(1)
+        if name.startswith("patch_embed.proj."):
+            fill_uniform(model, name, parameter)
         else:
-            parameter.fill_(model.config.head_bias if owner == "head" else 0)
+            fill_truncated(name, parameter, model.config.head_bias)
 
 
 class Swin(Backbone):
@@ -287,10 +281,8 @@ class Swin(Backbone):
         super().__init__(config)
         self.patch_embed = Stem(config)
         self.dropout = nn.Dropout(config.dropout)
-        drops = iter(drop_rates(config.drop_path, config.blocks))
-        self.stages = nn.ModuleList(
-            Stage(config, stage, [next(drops) for _ in range(depth)]) for stage, depth in enumerate(config.depths)
-        )
+        rates = enumerate(stage_drop_rates(config.drop_path, config.depths))
+        self.stages = nn.ModuleList(Stage(config, stage, drops) for stage, drops in rates)
         self.norm = LayerNorm(self.width, eps=config.norm_eps)
         self.head = self._make_head()
         initialise(self)

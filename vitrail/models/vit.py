@@ -245,12 +245,6 @@ class ViT(Backbone):
         prefix = len(self.prefix) + self.config.registers
         return [AttentionGrid(prefix, grid, grid, self.config.patch_size)] * self.config.depth
 
-    def _layer(self, name: str) -> int:
-        part, _, rest = name.partition(".")
-        if part == "blocks":
-            return int(rest.split(".")[0]) + 1
-        return -1 if part in ("norm", "fc_norm", "attn_pool", "head") else 0
-
     def new_head(self, classes: int) -> None:
         """A linear head of zeros for other classes; the hidden layer goes with the old one (paper, appendix B.1.1)."""
         self.config = changed(self.config, pre_logits=False)
