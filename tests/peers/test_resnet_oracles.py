@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.peers.test_vit_oracles import CLASSES, LOGITS, assert_near, pictures, randomise
+from tests.peers.oracles import CLASSES, LOGITS, assert_near, pictures, randomise
 from vitrail.models import Backbone, create_backbone
 
 pytestmark = pytest.mark.peers
