@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.models.conftest import gradients, shaken
+from tests.models.conftest import assert_near, gradients, outputs_of, shaken
 from vitrail.errors import ConfigError
 from vitrail.models import Patches, configure, cost_of, create_backbone
 from vitrail.models.swin import SWINS, Block, PatchMerging, Swin, SwinConfig
@@ -29,21 +29,6 @@ def make(seed: int = 0, dtype: torch.dtype = torch.float64, **changes) -> Swin:
 
 def pictures(height: int, width: int, batch: int = 2, channels: int = 3) -> torch.Tensor:
     return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(1)).double()
-
-
-def outputs_of_blocks(blocks: list[torch.nn.Module]) -> list[torch.Tensor]:
-    """Filled with what each block gives, as the model runs."""
-    seen: list[torch.Tensor] = []
-    for block in blocks:
-        block.register_forward_hook(
-            lambda module, given, result: seen.append(result[0] if isinstance(result, tuple) else result)
-        )
-    return seen
-
-
-def assert_near(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-6) -> None:
-    assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
 
 
 # against transformers
@@ -120,14 +105,14 @@ def assert_is_theirs(ours: Swin, theirs: torch.nn.Module, images: torch.Tensor) 
     blocks = [
         [block for stage in stages for block in stage.blocks] for stages in (ours.stages, theirs.swin.encoder.layers)
     ]
-    found, expected, matrices = *map(outputs_of_blocks, blocks), []
+    found, expected, matrices = *map(outputs_of, blocks), []
     for block in blocks[1]:
         block.attention.register_forward_hook(lambda module, given, result: matrices.append(result[1]))
     logits, attention = ours.forward_with_attention(images)
     answer = theirs(images).logits
-    assert_near(logits, answer)
+    assert_near(logits, answer, 1e-6)
     for mine, other in zip(found, expected, strict=True):
-        assert_near(mine.flatten(1, 2), other)
+        assert_near(mine.flatten(1, 2), other, 1e-6)
     for mine, other in zip(attention, matrices, strict=True):  # theirs is (B n, H, S, S)
         assert_near(mine.double(), other.unflatten(0, (len(images), -1)).transpose(1, 2).flatten(2, 3), 1e-5)
     towards = torch.randn(answer.shape, generator=torch.Generator().manual_seed(2)).double()

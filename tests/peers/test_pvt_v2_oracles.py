@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.models.conftest import outputs_of
 from tests.peers.oracles import CLASSES, LOGITS, assert_gradients_near, assert_near, gradients, pictures, randomise
 from vitrail.models import create_backbone
 from vitrail.models.pvt_v2 import PVTv2
@@ -15,15 +16,6 @@ from vitrail.models.pvt_v2 import PVTv2
 pytestmark = pytest.mark.peers
 
 SIZES = {"square": (224, 224), "oblong": (96, 160), "odd": (101, 75)}
-
-
-def outputs_of(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Filled with what each block gives, as the model runs."""
-    seen: list[torch.Tensor] = []
-    for stage in model.stages:
-        for block in stage.blocks:
-            block.register_forward_hook(lambda module, given, result: seen.append(result))
-    return seen
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["", "linear"])
@@ -40,7 +32,7 @@ def with_timm(request) -> tuple[PVTv2, torch.nn.Module]:
 def test_logits_features_of_every_block_and_maps_are_timms(with_timm, size):
     ours, theirs = with_timm
     images = pictures(*size)
-    mine, others = outputs_of(ours), outputs_of(theirs)
+    mine, others = (outputs_of(block for stage in model.stages for block in stage.blocks) for model in with_timm)
     assert_near(ours(images), theirs(images), LOGITS)
     assert len(mine) == len(others) == 8
     for found, expected in zip(mine, others):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.models.conftest import outputs_of
 from tests.peers.oracles import (
     CLASSES,
     FEATURES,
@@ -53,10 +54,9 @@ def with_timm(request) -> tuple[Swin, torch.nn.Module, torch.Tensor]:
 @torch.no_grad()
 def test_logits_and_features_of_every_block_are_timms(with_timm):
     ours, theirs, images = with_timm
-    found, expected = [], []
-    for stages, seen in ((ours.stages, found), (theirs.layers, expected)):
-        for block in (block for stage in stages for block in stage.blocks):
-            block.register_forward_hook(lambda module, given, result, seen=seen: seen.append(result))
+    found, expected = (
+        outputs_of(block for stage in stages for block in stage.blocks) for stages in (ours.stages, theirs.layers)
+    )
     assert_near(ours(images), theirs(images), LOGITS)
     assert len(found) == ours.config.blocks
     for mine, other in zip(found, expected, strict=True):
