@@ -11,10 +11,10 @@ import torch
 
 from tests.models.conftest import assert_near, gradients, outputs_of
 from tests.models.swins import make, pictures
-from vitrail.models.swin import Swin, SwinConfig
+from vitrail.models.swin import Swin
 
 
-def named_as_theirs(ours: dict[str, torch.Tensor], config: SwinConfig) -> dict[str, torch.Tensor]:
+def named_as_theirs(ours: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A state dict, or gradients by name, under the names of a ``SwinForImageClassification`` in memory."""
     renamed = {}
     for name, tensor in ours.items():
@@ -67,7 +67,7 @@ def with_transformers(**changes) -> tuple[Swin, torch.nn.Module]:
             attn_implementation="eager",
         )
     )
-    theirs.load_state_dict(named_as_theirs(ours.state_dict(), config))
+    theirs.load_state_dict(named_as_theirs(ours.state_dict()))
     return ours, theirs.double().eval()
 
 
@@ -97,7 +97,7 @@ def assert_is_theirs(ours: Swin, theirs: torch.nn.Module, images: torch.Tensor) 
         assert_near(mine.double(), other.unflatten(0, (len(images), -1)).transpose(1, 2).flatten(2, 3), 1e-5)
     towards = torch.randn(answer.shape, generator=torch.Generator().manual_seed(2)).double()
     mine, other = (gradients(model, (each * towards).sum()) for model, each in ((ours, logits), (theirs, answer)))
-    renamed = named_as_theirs(mine, ours.config)
+    renamed = named_as_theirs(mine)
     assert renamed.keys() == other.keys()
     for name, gradient in renamed.items():
         assert gradient.any() or name.endswith("k_proj.bias"), name
