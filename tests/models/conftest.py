@@ -1,8 +1,8 @@
-"""Small ViTs with numbers of some size in every tensor, so that no part of one is idle."""
+"""Small ViTs with numbers of some size in every tensor, so that no part of one is idle, and what compares two models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -48,3 +48,19 @@ def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Ten
     return {
         name: torch.zeros_like(each) if given is None else given for (name, each), given in zip(named.items(), found)
     }
+
+
+def outputs_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
+    """Filled with what each module gives, the first thing where that is a tuple, as the model runs."""
+    seen: list[torch.Tensor] = []
+    for module in modules:
+        module.register_forward_hook(
+            lambda module, given, result: seen.append(result[0] if isinstance(result, tuple) else result)
+        )
+    return seen
+
+
+def assert_near(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-9) -> None:
+    """To ``tolerance`` of the largest absolute value."""
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import BeitConfig, BeitForImageClassification
 
-from tests.models.conftest import gradients, shaken
+from tests.models.conftest import gradients, outputs_of, shaken
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, Patches, configure, cost_of, create_backbone
 from vitrail.models.beit import BEITS, BEiT, BEiTConfig
@@ -95,9 +95,7 @@ def test_logits_blocks_attention_and_gradients_are_transformers(with_transformer
     ours, theirs = with_transformers
     images = pictures(2, 3, *size)
     near = {"atol": 1e-5, "rtol": 1e-5}  # transformers' softmax is in fp32 even in fp64, and resized tables are
-    after = []
-    for layer in theirs.beit.layers:
-        layer.register_forward_hook(lambda module, given, result: after.append(result))
+    after = outputs_of(theirs.beit.layers)
     answer = theirs(images, output_attentions=True)
     torch.testing.assert_close(ours(images), answer.logits, **near)
     logits, matrices = ours.forward_with_attention(images)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.conftest import gradients, shaken
+from tests.models.conftest import gradients, outputs_of, shaken
 from vitrail.errors import ConfigError
 from vitrail.models import ViT, ViTConfig, configure, cost_of, create_backbone
 from vitrail.models.hybrid import Root, SameConv
@@ -29,14 +29,6 @@ def make(config: ViTConfig = TINY, dtype: torch.dtype = torch.float64, **changes
 
 def pictures(height: int, width: int, channels: int = 3) -> torch.Tensor:
     return torch.randn(2, channels, height, width, generator=torch.Generator().manual_seed(1)).double()
-
-
-def outputs_of(modules) -> list[torch.Tensor]:
-    """Filled with what each module gives, as the model runs."""
-    seen: list[torch.Tensor] = []
-    for module in modules:
-        module.register_forward_hook(lambda module, given, result: seen.append(result))
-    return seen
 
 
 # the stem

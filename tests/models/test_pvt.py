@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.models.conftest import gradients, shaken
+from tests.models.conftest import assert_near, gradients, outputs_of, shaken
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, Patches, configure, cost_of, create_backbone
 from vitrail.models.pvt import PVT, PVTS, PVTConfig
@@ -35,23 +35,8 @@ def pictures(height: int, width: int, channels: int = 3) -> torch.Tensor:
     return torch.randn(2, channels, height, width, generator=torch.Generator().manual_seed(1)).double()
 
 
-def outputs_of(blocks: list[torch.nn.Module]) -> list[torch.Tensor]:
-    """Filled with what each block gives, as the model runs."""
-    seen: list[torch.Tensor] = []
-    for block in blocks:
-        block.register_forward_hook(
-            lambda module, given, result: seen.append(result[0] if isinstance(result, tuple) else result)
-        )
-    return seen
-
-
 def blocks_of(model: PVT) -> list[torch.nn.Module]:
     return [block for stage in model.stages for block in stage.blocks]
-
-
-def assert_near(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-9) -> None:
-    assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
 
 
 # against transformers

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.models.conftest import gradients, shaken
+from tests.models.conftest import assert_near, gradients, outputs_of, shaken
 from vitrail.errors import ConfigError
 from vitrail.models import Patches, configure, cost_of, create_backbone
 from vitrail.models.layers import drop_rates
@@ -27,19 +27,6 @@ def make(dtype: torch.dtype = torch.float64, **changes) -> ResNet:
 
 def pictures(height: int, width: int, batch: int = 2, channels: int = 3) -> torch.Tensor:
     return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(1)).double()
-
-
-def outputs_of(modules) -> list[torch.Tensor]:
-    """Filled with what each module gives, as the model runs."""
-    seen: list[torch.Tensor] = []
-    for module in modules:
-        module.register_forward_hook(lambda module, given, result: seen.append(result))
-    return seen
-
-
-def assert_near(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-9) -> None:
-    assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
 
 
 # against transformers, whose rule is timm's

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.models.conftest import assert_near
 from tests.models.theirs import VITS, build, saved
 from vitrail.tasks.classification import Classifier
 from vitrail.weights import load
@@ -54,11 +55,6 @@ def outputs(theirs: Any, given: Any) -> Tensor:
     return given.last_hidden_state[:, :tokens].flatten(1)
 
 
-def assert_near(ours: Tensor, theirs: Tensor) -> None:
-    assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max() <= NEAR * theirs.abs().max()
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_logits_features_and_attention_are_those_of_transformers(pair, size):
@@ -66,14 +62,14 @@ def test_logits_features_and_attention_are_those_of_transformers(pair, size):
     images = pictures(ours, size)
     given = answer(theirs, images)
     logits, attention = ours.forward_with_attention(images)
-    assert_near(ours(images), outputs(theirs, given))
-    assert_near(logits, outputs(theirs, given))
+    assert_near(ours(images), outputs(theirs, given), NEAR)
+    assert_near(logits, outputs(theirs, given), NEAR)
     grid = (size[0] // 8, size[1] // 8)
     before = len(ours.config.prefix) + ours.config.registers
     for mine, other in zip(ours.feature_maps(images), given.hidden_states[1:], strict=True):
-        assert_near(mine, other[:, before:].mT.unflatten(2, grid))
+        assert_near(mine, other[:, before:].mT.unflatten(2, grid), NEAR)
     for mine, other in zip(attention, given.attentions, strict=True):
-        assert_near(mine, other)
+        assert_near(mine, other, NEAR)
 
 
 def test_gradients_are_those_of_transformers(pair, tmp_path):
@@ -98,7 +94,7 @@ def test_gradients_are_those_of_transformers(pair, tmp_path):
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
         assert gradient is not None
-        assert_near(gradient, expected[name])
+        assert_near(gradient, expected[name], NEAR)
 
 
 @torch.no_grad()
@@ -108,4 +104,4 @@ def test_a_table_of_an_oblong_image_is_read_row_by_row(kind, tmp_path):
     ours = load(saved(theirs, tmp_path), log=silent)
     assert ours.config.grid == (3, 5)
     images = pictures(ours, (24, 40))
-    assert_near(ours(images), outputs(theirs, theirs(images)))
+    assert_near(ours(images), outputs(theirs, theirs(images)), NEAR)

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from tests.models.conftest import gradients
+from tests.models.conftest import gradients, outputs_of
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, Patches, create_backbone
 
@@ -81,9 +81,7 @@ def test_state_dict_names_are_timms():
 def test_feature_maps_are_the_patches_after_each_block(make, pictures):
     model = make(registers=2, positions_at="shared")
     images = pictures(2, 3, 24, 40)
-    seen = []
-    for block in model.blocks:
-        block.register_forward_hook(lambda module, given, result: seen.append(result))
+    seen = outputs_of(model.blocks)
     maps = model.feature_maps(images)
     assert len(maps) == 3
     for image, tokens in zip(maps, seen):

@@ -8,22 +8,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.peers.test_vit_oracles import CLASSES, LOGITS, assert_near, pictures, randomise
+from tests.models.conftest import outputs_of
+from tests.peers.oracles import CLASSES, LOGITS, assert_gradients_near, assert_near, gradients, pictures, randomise
 from vitrail.models import create_backbone
 from vitrail.models.pvt_v2 import PVTv2
 
 pytestmark = pytest.mark.peers
 
 SIZES = {"square": (224, 224), "oblong": (96, 160), "odd": (101, 75)}
-
-
-def outputs_of(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Filled with what each block gives, as the model runs."""
-    seen: list[torch.Tensor] = []
-    for stage in model.stages:
-        for block in stage.blocks:
-            block.register_forward_hook(lambda module, given, result: seen.append(result))
-    return seen
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["", "linear"])
@@ -40,7 +32,7 @@ def with_timm(request) -> tuple[PVTv2, torch.nn.Module]:
 def test_logits_features_of_every_block_and_maps_are_timms(with_timm, size):
     ours, theirs = with_timm
     images = pictures(*size)
-    mine, others = outputs_of(ours), outputs_of(theirs)
+    mine, others = (outputs_of(block for stage in model.stages for block in stage.blocks) for model in with_timm)
     assert_near(ours(images), theirs(images), LOGITS)
     assert len(mine) == len(others) == 8
     for found, expected in zip(mine, others):
@@ -52,14 +44,8 @@ def test_logits_features_of_every_block_and_maps_are_timms(with_timm, size):
 
 def test_gradients_are_timms(with_timm):
     ours, theirs = with_timm
-    images, targets = pictures(101, 75), torch.tensor([3, 7])
-    for model in (ours, theirs):
-        model.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), targets).backward()
-    expected = dict(theirs.named_parameters())
-    assert expected.keys() == dict(ours.named_parameters()).keys()
-    for name, parameter in ours.named_parameters():
-        assert_near(parameter.grad, expected[name].grad, LOGITS)
+    images = pictures(101, 75)
+    assert_gradients_near(gradients(ours, images), gradients(theirs, images))
 
 
 @torch.no_grad()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.peers.test_vit_oracles import CLASSES, LOGITS, assert_near, pictures, randomise
+from tests.models.conftest import outputs_of
+from tests.peers.oracles import CLASSES, LOGITS, assert_near, pictures, randomise
 from vitrail.models import Backbone, create_backbone
 
 pytestmark = pytest.mark.peers
@@ -24,19 +25,14 @@ def named_as_ours(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def outputs_of(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Filled with what each block of a ResNet gives, as the model runs."""
-    seen: list[torch.Tensor] = []
-    for module in model.modules():
-        if type(module).__name__ in ("Bottleneck", "PreActBottleneck"):
-            module.register_forward_hook(lambda module, given, result: seen.append(result))
-    return seen
+def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    return [each for each in model.modules() if type(each).__name__ in ("Bottleneck", "PreActBottleneck")]
 
 
 def assert_same(ours: Backbone, theirs: torch.nn.Module, images: torch.Tensor, blocks: int) -> None:
     """Maps after every block, logits, and the gradient of every parameter."""
     ours, theirs, images = ours.double(), theirs.double(), images.double()
-    mine, other = outputs_of(ours), outputs_of(theirs)
+    mine, other = outputs_of(blocks_of(ours)), outputs_of(blocks_of(theirs))
     answers = []
     for model in (ours, theirs):
         model.zero_grad()

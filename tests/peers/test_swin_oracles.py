@@ -9,7 +9,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.peers.test_vit_oracles import CLASSES, FEATURES, LOGITS, assert_near, pictures, randomise
+from tests.models.conftest import outputs_of
+from tests.peers.oracles import (
+    CLASSES,
+    FEATURES,
+    LOGITS,
+    assert_gradients_near,
+    assert_near,
+    gradients,
+    pictures,
+    randomise,
+)
 from vitrail.models import create_backbone
 from vitrail.models.swin import Swin
 
@@ -44,10 +54,9 @@ def with_timm(request) -> tuple[Swin, torch.nn.Module, torch.Tensor]:
 @torch.no_grad()
 def test_logits_and_features_of_every_block_are_timms(with_timm):
     ours, theirs, images = with_timm
-    found, expected = [], []
-    for stages, seen in ((ours.stages, found), (theirs.layers, expected)):
-        for block in (block for stage in stages for block in stage.blocks):
-            block.register_forward_hook(lambda module, given, result, seen=seen: seen.append(result))
+    found, expected = (
+        outputs_of(block for stage in stages for block in stage.blocks) for stages in (ours.stages, theirs.layers)
+    )
     assert_near(ours(images), theirs(images), LOGITS)
     assert len(found) == ours.config.blocks
     for mine, other in zip(found, expected, strict=True):
@@ -56,10 +65,5 @@ def test_logits_and_features_of_every_block_are_timms(with_timm):
 
 def test_gradients_are_timms(with_timm):
     ours, theirs, images = with_timm
-    for model in (ours, theirs):
-        model.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), torch.tensor([3, 7])).backward()
-    expected = {renamed(name): parameter.grad for name, parameter in theirs.named_parameters()}
-    assert expected.keys() == dict(ours.named_parameters()).keys()
-    for name, parameter in ours.named_parameters():
-        assert_near(parameter.grad, expected[name], LOGITS)
+    expected = {renamed(name): each for name, each in gradients(theirs, images).items()}
+    assert_gradients_near(gradients(ours, images), expected)

@@ -1,7 +1,6 @@
 """The ViT against timm's with the same random weights: logits, features of every block, gradients.
 
-Every tensor gets numbers of deviation 0.1, so that nothing which starts at zero or one hides a mistake. timm's weights
-load as they are: the names are the same.
+timm's weights load as they are: the names are the same.
 """
 
 from __future__ import annotations
@@ -9,30 +8,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.peers.oracles import (
+    CLASSES,
+    FEATURES,
+    LOGITS,
+    assert_gradients_near,
+    assert_near,
+    gradients,
+    pictures,
+    randomise,
+)
 from vitrail.models import ViT, create_backbone
 
 pytestmark = pytest.mark.peers
-
-LOGITS, FEATURES = 1e-4, 2e-5  # of the largest absolute value that is compared; fp32 in 12 blocks
-CLASSES = 11
-
-
-def randomise(model: torch.nn.Module) -> torch.nn.Module:
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
-            is_scale = parameter.ndim == 1 and name.endswith("weight")
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1 + is_scale)
-    return model.eval()
-
-
-def pictures(height: int, width: int) -> torch.Tensor:
-    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(1))
-
-
-def assert_near(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
-    assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max() <= tolerance * max(1.0, float(theirs.detach().abs().max()))
 
 
 @pytest.fixture(scope="module", params=[(224, 224), (96, 160)], ids=["square", "oblong"])
@@ -64,14 +52,7 @@ def test_features_of_every_block_are_timms(with_timm):
 
 def test_gradients_are_timms(with_timm):
     ours, theirs, images = with_timm
-    targets = torch.tensor([3, 7])
-    for model in (ours, theirs):
-        model.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), targets).backward()
-    expected = dict(theirs.named_parameters())
-    assert len(expected) == len(list(ours.parameters()))
-    for name, parameter in ours.named_parameters():
-        assert_near(parameter.grad, expected[name].grad, LOGITS)
+    assert_gradients_near(gradients(ours, images), gradients(theirs, images))
 
 
 @torch.no_grad()
