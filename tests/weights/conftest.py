@@ -1,4 +1,4 @@
-"""The files of the tests of weights that others made, and a process that spares them the import of torch."""
+"""What tests of weights share: a small model on disk, and a process that spares them the import of torch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.weights.kinds import a_model
 from vitrail.weights import pickled
+from vitrail.weights.native import save_model
 
 WARM = """
 import json, os, runpy, sys
@@ -27,6 +30,16 @@ for told in sys.stdin:
             os._exit(1)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., Path]:
+    """Saves a small model, with what is changed of it, and names the folder."""
+
+    def save(**changes: Any) -> Path:
+        return save_model(tmp_path / "source", a_model(**changes))
+
+    return save
 
 
 @pytest.fixture(scope="module")

@@ -321,3 +321,7 @@ def test_wrong_shapes_and_foreign_arrays_are_named(tmp_path):
     np.savez(tmp_path / "odd.npz", **{**arrays, "head/bias": np.ones(7, np.float32)})
     with pytest.raises(CheckpointError, match=r"head\.bias"):
         load(tmp_path / "odd.npz")
+    key = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/key/kernel"
+    np.savez(tmp_path / "odd.npz", **{**arrays, key: np.ones((WIDTH + 1, HEADS, WIDTH // HEADS), np.float32)})
+    with pytest.raises(CheckpointError, match=r"blocks\.1\.attn\.k\.weight 24x25"):
+        load(tmp_path / "odd.npz")

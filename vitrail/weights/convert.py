@@ -22,7 +22,7 @@ from vitrail.tasks.classification import Classifier
 from vitrail.weights.adapt import adapted
 from vitrail.weights.arrays import to_npz
 from vitrail.weights.description import KEY, describe, read_sidecar, sidecar
-from vitrail.weights.difference import equal_bits, facts_of
+from vitrail.weights.difference import SMALLEST, equal_bits, facts_of
 from vitrail.weights.find import Found, find
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER, WHOLE, check_replaceable
 from vitrail.weights.google import to_google
@@ -35,7 +35,6 @@ from vitrail.weights.timm import as_timm
 
 FAULT = "nothing was written; this is a fault of vitrail, please report it"
 TOLERANCE = 1e-5  # of the largest output
-SMALLEST = 1e-30
 DRAWS, IMAGES = 3, 2  # how often outputs are compared, and on how many images at a time
 ROUNDINGS = {
     "preprocessing.rounding",

@@ -18,9 +18,9 @@ from vitrail.weights.folders import read_folder
 from vitrail.weights.layout import Log
 from vitrail.weights.pickled import read_pickle
 from vitrail.weights.read import read
-from vitrail.weights.tensors import read_tensors
+from vitrail.weights.tensors import read_tensors, shape_of
 
-SMALLEST = 1e-30
+SMALLEST = 1e-30  # stands for the largest number where all are 0
 ABSENT = "-"
 
 
@@ -141,5 +141,4 @@ def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tupl
 
 
 def _kind(tensor: Tensor) -> str:
-    shape = "x".join(map(str, tensor.shape)) or "scalar"
-    return f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{shape_of(tensor)} {str(tensor.dtype).removeprefix('torch.')}"

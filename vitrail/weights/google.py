@@ -28,6 +28,7 @@ from vitrail.models.resnet import ResNetConfig
 from vitrail.models.standardise import STANDARDISATIONS
 from vitrail.weights.description import config_of
 from vitrail.weights.google_resnet import Names, bit_arrays, bit_config, bit_names, stem_fields, stem_names
+from vitrail.weights.joining import KV, QKV, join_parts, split_parts
 from vitrail.weights.layout import Weights
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable
 
@@ -142,7 +143,7 @@ def to_google(config: Config, state: Mapping[str, Tensor]) -> Arrays:
     if isinstance(config, ResNetConfig):
         return {f"resnet/{name}": array for name, array in _written(dict(state), bit_names(config)).items()}
     config = _writable(config)
-    state = _parted(state)
+    state = split_parts(split_parts(state, QKV), KV)
     arrays = _written(state, stem_names(config))
     for ours, (theirs, kind) in _modules(config).items():
         arrays[_kernel(theirs, kind)] = _kernel_of(state.pop(f"{ours}.weight"), kind, config.heads)
@@ -312,34 +313,9 @@ def _kernel_of(weight: Tensor, kind: str, heads: int = 1) -> np.ndarray:
 
 
 def _joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """q, k and v under one roof, as our attention has them; those of attention pooling as q and kv."""
-    joined: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        owner, part, last = _last_two(name)
-        if part not in ("q", "k", "v") or (owner == "attn_pool" and part == "q"):
-            joined[name] = tensor
-        elif part == ("k" if owner == "attn_pool" else "q"):
-            parts = "kv" if owner == "attn_pool" else "qkv"
-            joined[f"{owner}.{parts}.{last}"] = torch.cat([state[f"{owner}.{each}.{last}"] for each in parts])
-    return joined
-
-
-def _parted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `_joined`."""
-    parted: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        owner, parts, last = _last_two(name)
-        if parts in ("qkv", "kv"):
-            parted |= {f"{owner}.{each}.{last}": part for each, part in zip(parts, tensor.chunk(len(parts)))}
-        else:
-            parted[name] = tensor
-    return parted
-
-
-def _last_two(name: str) -> tuple[str, str, str]:
-    owner, _, last = name.rpartition(".")
-    owner, _, part = owner.rpartition(".")
-    return owner, part, last
+    """q, k and v as one, as our attention has them; of attention pooling, whose q is of the latent, k and v."""
+    pool = {name: each for name, each in state.items() if name.startswith("attn_pool.")}
+    return join_parts({name: each for name, each in state.items() if name not in pool}, QKV) | join_parts(pool, KV)
 
 
 def _writable(config: Config) -> ViTConfig:

@@ -83,14 +83,16 @@ def check_fit(needed: Mapping[str, Tensor], given: Mapping[str, Tensor], path: s
     Raises:
         CheckpointError: lists every missing, unexpected or mis-shaped tensor, and those that are not numbers.
     """
-    faults = [f"missing     {printable(name)} {_shape(tensor)}" for name, tensor in needed.items() if name not in given]
+    faults = [
+        f"missing     {printable(name)} {shape_of(tensor)}" for name, tensor in needed.items() if name not in given
+    ]
     faults += [
-        f"unexpected  {printable(name)} {_shape(tensor)}" for name, tensor in given.items() if name not in needed
+        f"unexpected  {printable(name)} {shape_of(tensor)}" for name, tensor in given.items() if name not in needed
     ]
     for name in (name for name in needed if name in given):
         if given[name].shape != needed[name].shape:
             faults.append(
-                f"shape       {printable(name)} is {_shape(given[name])}, the model has {_shape(needed[name])}"
+                f"shape       {printable(name)} is {shape_of(given[name])}, the model has {shape_of(needed[name])}"
             )
         elif not given[name].is_floating_point():
             faults.append(f"type        {printable(name)} is {given[name].dtype}")
@@ -171,5 +173,6 @@ def printable(text: object, most: int = 80) -> str:
     return shown if len(words) <= most else f"{shown}..."
 
 
-def _shape(tensor: Tensor) -> str:
+def shape_of(tensor: Tensor) -> str:
+    """The axes in a word, as in 3x224x224."""
     return "x".join(map(str, tensor.shape)) or "scalar"

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
+from vitrail.weights.joining import QKV, join_parts, split_parts
 from vitrail.weights.tensors import printable
 
 # transformers' hidden_act -> ours
@@ -61,7 +61,7 @@ class Family:
     also: Names = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     unused_heads: tuple[str, ...] = ()
-    parts: Sequence[str] = ("q", "k", "v")
+    parts: Sequence[str] = QKV
     defaults: Mapping[str, Any]
     processor: str
     read: Callable[[Mapping[str, Any], State], Config]
@@ -80,11 +80,11 @@ class Family:
         table = {theirs: ours for ours, theirs in self.table(has_body).items()} | dict(self.also)
         without = set(unused)
         renamed = rename({name: each for name, each in tensors.items() if name not in without}, table)
-        return join(renamed, self.parts), unused
+        return join_parts(renamed, self.parts), unused
 
     def theirs(self, state: State, *, has_body: bool) -> State:
         """The inverse of `ours`."""
-        return rename(part(state, self.parts), self.table(has_body))
+        return rename(split_parts(state, self.parts), self.table(has_body))
 
     def sized(self, config: Config, preprocessing: Preprocessing) -> Config:
         """At the size of the preprocessing, where config.json states none."""
@@ -111,43 +111,6 @@ def rename(tensors: State, names: Names) -> State:
 
 def _pattern(name: str) -> str:
     return re.escape(name).replace(r"\{\}", r"(\d+)")
-
-
-def join(state: State, parts: Sequence[str]) -> State:
-    """q, k and v of each attention as one; parts that do not fit each other stay as they are."""
-    joined: State = {}
-    for name, tensor in state.items():
-        owner, own, kind = _split(name)
-        group = [state.get(f"{owner}.{each}.{kind}") for each in parts]
-        if own not in parts or not _fit(group):
-            joined[name] = tensor
-        elif own == parts[0]:
-            joined[f"{owner}.{''.join(parts)}.{kind}"] = torch.cat([each for each in group if each is not None])
-    return joined
-
-
-def part(state: State, parts: Sequence[str]) -> State:
-    """The inverse of `join`."""
-    parted: State = {}
-    for name, tensor in state.items():
-        owner, own, kind = _split(name)
-        if own == "".join(parts):
-            parted |= {f"{owner}.{each}.{kind}": piece for each, piece in zip(parts, tensor.chunk(len(parts)))}
-        else:
-            parted[name] = tensor
-    return parted
-
-
-def _split(name: str) -> tuple[str, str, str]:
-    """The module, its part, and what of that: ("blocks.0.attn", "q", "weight")."""
-    owner, _, kind = name.rpartition(".")
-    owner, _, own = owner.rpartition(".")
-    return owner, own, kind
-
-
-def _fit(group: Sequence[Tensor | None]) -> bool:
-    kinds = {(each.shape[1:], each.dtype) for each in group if each is not None and each.ndim}
-    return len(kinds) == 1 and all(each is not None and each.ndim for each in group)
 
 
 def check_said(model_type: str, wrong: Mapping[str, bool], remedy: str = "keep it in vitrail's format") -> None:

@@ -10,6 +10,7 @@ from vitrail.errors import CheckpointError
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.weights.huggingface.family import Family, State, act_of, check_said, gelu_of, outputs_of, side_or_pair
+from vitrail.weights.joining import KV
 
 STAGES = 4
 BLOCK = "encoder.block.{}.{}"
@@ -180,9 +181,9 @@ def spelled(config: Any) -> tuple[Any, list[str]]:
 
 
 def _family(model_type: str, **fields: Any) -> Family:
-    head, parts = {"head": "classifier"}, ("k", "v")
+    head = {"head": "classifier"}
     return Family(
-        model_type=model_type, body=model_type, heads=head, parts=parts, processor="Pvt", spell=spelled, **fields
+        model_type=model_type, body=model_type, heads=head, parts=KV, processor="Pvt", spell=spelled, **fields
     )
 
 

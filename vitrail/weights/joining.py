@@ -1,0 +1,48 @@
+"""Projections that are one tensor here and several in a file: q, k and v of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+QKV = ("q", "k", "v")
+KV = ("k", "v")
+
+
+def join_parts(state: Mapping[str, Tensor], parts: Sequence[str]) -> dict[str, Tensor]:
+    """The ``parts`` of each module as one, named by them all; those that do not fit each other stay as they are."""
+    joined: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        owner, own, kind = _last_two(name)
+        group = [state.get(f"{owner}.{each}.{kind}") for each in parts]
+        if own not in parts or not _fit(group):
+            joined[name] = tensor
+        elif own == parts[0]:
+            joined[f"{owner}.{''.join(parts)}.{kind}"] = torch.cat([each for each in group if each is not None])
+    return joined
+
+
+def split_parts(state: Mapping[str, Tensor], parts: Sequence[str]) -> dict[str, Tensor]:
+    """The inverse of `join_parts`."""
+    split: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        owner, own, kind = _last_two(name)
+        if own == "".join(parts):
+            split |= {f"{owner}.{each}.{kind}": piece for each, piece in zip(parts, tensor.chunk(len(parts)))}
+        else:
+            split[name] = tensor
+    return split
+
+
+def _last_two(name: str) -> tuple[str, str, str]:
+    """The module, its part, and what of that: ("blocks.0.attn", "q", "weight")."""
+    owner, _, kind = name.rpartition(".")
+    owner, _, own = owner.rpartition(".")
+    return owner, own, kind
+
+
+def _fit(group: Sequence[Tensor | None]) -> bool:
+    kinds = {(each.shape[1:], each.dtype) for each in group if each is not None and each.ndim}
+    return len(kinds) == 1 and all(each is not None and each.ndim for each in group)
