@@ -236,6 +236,11 @@ class Classifier(nn.Module):
     def prefix(self) -> tuple[str, ...]:
         return self.backbone.prefix
 
+    @property
+    def first_layer(self) -> str:
+        """A name as `layers` and `no_decay` give them: the backbone's."""
+        return self.backbone.first_layer
+
 
 def create_model(
     name: str | Config,

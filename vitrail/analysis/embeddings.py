@@ -1,0 +1,174 @@
+"""What the input layer has learned: its filters and its position embeddings (Dosovitskiy et al. 2021, section 4.5, figure 7).
+
+C channels, P x Q pixels of a kernel, D width, h x w patches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.analysis.resting import at_rest
+from vitrail.errors import ConfigError
+from vitrail.models import Backbone, Patches
+from vitrail.models.config import is_whole
+from vitrail.tasks.classification import Classifier
+
+
+class PrincipalFilters(NamedTuple):
+    """The directions in which filters differ most, (K, C, P, Q) of length 1, and the share (K,) of the variance in each."""
+
+    components: Tensor
+    explained: Tensor
+
+
+@dataclass(frozen=True)
+class LineSimilarity:
+    """The mean similarity of patches in the same row, in the same column and elsewhere; NaN where there are no such pairs."""
+
+    row: float
+    column: float
+    elsewhere: float
+
+
+def position_embeddings(model: Classifier | Backbone, grid: tuple[int, int] | None = None) -> Tensor | None:
+    """What is added to each patch where it enters the encoder: (h, w, D), in the model's precision.
+
+    None where that is nothing: no positions, or such as act elsewhere only (in each block, or on attention).
+
+    Args:
+        grid: rows and columns; by default those of the model's own image size. For others the model resizes its table.
+
+    Raises:
+        ConfigError: a grid without patches.
+    """
+    if grid is not None and not all(is_whole(length, 1) for length in grid):
+        raise ConfigError(f"grid is {grid}", "give rows and columns, whole numbers from 1")
+    with at_rest(model):
+        images = _first_layer(model).new_zeros(1, model.config.in_channels, *model.config.image_size)
+        patches = model.patchify(images)
+        grid = patches.grid if grid is None else grid
+        nothing = patches.x.new_zeros(1, grid[0] * grid[1], patches.x.shape[2])
+        added = model.place(Patches(nothing, grid)).x[0].unflatten(0, grid)  # (h, w, D)
+    return added if added.any() else None
+
+
+def position_similarity(embeddings: Tensor) -> Tensor:
+    """The cosine of each embedding with each: (h, w, D) to (h, w, h, w) in fp32 (figure 7, centre; figure 10).
+
+    The tile of the patch in row r and column c is ``[r, c]``. An embedding of zeros is similar to none: 0.
+    """
+    directions = F.normalize(embeddings.float(), dim=2)  # (h, w, D)
+    return torch.einsum("hwd,yxd->hwyx", directions, directions)
+
+
+def neighbour_rate(similarity: Tensor, *, reach: float = 1) -> float:
+    """The share of patches whose most similar other patch is a neighbour; NaN for a grid of one patch.
+
+    A patch that is as similar to one further away as to its most similar neighbour does not count.
+
+    Args:
+        similarity: (h, w, h, w), as `position_similarity` gives it.
+        reach: how far a neighbour's centre may be, in patches: 1 is the 4 direct neighbours, 1.5 these and the 4 at the
+            corners. At the edges of the grid there are fewer.
+
+    Raises:
+        ConfigError: a reach within which there is no neighbour.
+    """
+    if not reach >= 1:
+        raise ConfigError(f"reach is {reach}", "give 1 for the 4 direct neighbours, 1.5 for 8")
+    if similarity[0, 0].numel() == 1:
+        return float("nan")
+    down, right = _offsets(similarity)
+    squares = down**2 + right**2  # (h, w, h, w)
+    is_near, is_far = (squares > 0) & (squares <= reach**2), squares > reach**2
+    near, far = (similarity.masked_fill(~each, -torch.inf).amax((2, 3)) for each in (is_near, is_far))  # (h, w) each
+    return (near > far).float().mean().item()
+
+
+def line_similarity(similarity: Tensor) -> LineSimilarity:
+    """Are patches of one row or column more similar than others (section 4.5: "row-column structure")?
+
+    Patches in a line are nearer to each other than others are, and what is near is similar anyway. So pairs are compared
+    by distance: those d patches apart in a row or column with those elsewhere that are no further apart, but more than
+    d - 1. Each figure is the mean over d = 2, 3, ... up to the shorter side of the grid. A similarity that only falls with
+    distance is lower in lines than elsewhere.
+
+    Args:
+        similarity: (h, w, h, w), as `position_similarity` gives it.
+    """
+    down, right = _offsets(similarity)
+    distance = (down**2 + right**2).float().sqrt().ceil()  # (h, w, h, w)
+
+    def mean(is_meant: Tensor) -> float:
+        steps = [similarity[is_meant & (distance == step)].mean() for step in range(2, min(similarity.shape[:2]))]
+        return torch.stack(steps).mean().item() if steps else float("nan")
+
+    return LineSimilarity(mean(down == 0), mean(right == 0), mean((down != 0) & (right != 0)))
+
+
+def _offsets(similarity: Tensor) -> tuple[Tensor, Tensor]:
+    """How many rows and columns the second patch lies from the first: (h, 1, h, 1) and (1, w, 1, w)."""
+    rows, columns = (torch.arange(length, device=similarity.device) for length in similarity.shape[:2])
+    return (rows - rows[:, None])[:, None, :, None], (columns - columns[:, None])[None, :, None]
+
+
+def embedding_filters(model: Classifier | Backbone) -> Tensor:
+    """The kernels of the first layer, as they are stored: (D, C, P, Q) in fp32.
+
+    Those of a BiT ResNet and of a hybrid's stem are 7 x 7, and are standardised each time they are used: what acts on
+    an image is `vitrail.models.standardise.standardise` of them.
+    """
+    return _first_layer(model).to(torch.float32, copy=True)
+
+
+def principal_filters(filters: Tensor, count: int = 28) -> PrincipalFilters:
+    """The principal components of filters, the one with most variance first (figure 7, left, shows 28).
+
+    The D filters are the observations, their mean is taken off, and the SVD is in fp64. Of the two directions of a
+    component it is the one in which its largest absolute value is positive.
+
+    Args:
+        filters: (D, C, P, Q).
+        count: how many; where there are fewer, all: D - 1, or C P Q.
+
+    Returns:
+        K components and shares, in the precision of ``filters``. The shares are 0 where all filters are equal.
+
+    Raises:
+        ConfigError: a count below 1.
+    """
+    if not is_whole(count, 1):
+        raise ConfigError(f"count is {count}", "ask for at least one component")
+    rows = filters.detach().cpu().double().flatten(1)  # (D, C P Q)
+    _, deviations, directions = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
+    kept = min(count, len(rows) - 1, rows.shape[1])
+    variances = deviations**2
+    explained = variances / variances.sum().clamp(min=torch.finfo(torch.float64).tiny)
+    directions = directions[:kept]  # (K, C P Q)
+    largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))  # (K, 1)
+    components = (directions * largest.sign()).unflatten(1, filters.shape[1:])
+    return PrincipalFilters(components.to(filters), explained[:kept].to(filters))
+
+
+def as_pictures(components: Tensor) -> np.ndarray:
+    """Filters as a person can look at them: (K, C, P, Q) to RGB, uint8 (K, P, Q, 3).
+
+    In each picture 0 is mid grey (128) and the largest absolute value is the end of the scale, 255 or 0. Three channels are
+    red, green and blue; of more the first three are, and of fewer the first is shown in grey.
+    """
+    shown = components[:, :3] if components.shape[1] >= 3 else components[:, :1].expand(-1, 3, -1, -1)
+    values = shown.detach().cpu().double().movedim(1, 3).numpy()  # (K, P, Q, 3)
+    ends = np.abs(values).max((1, 2, 3), keepdims=True)
+    scaled = np.divide(values, ends, out=np.zeros_like(values), where=ends > 0)
+    return np.rint(127.5 + 127.5 * scaled).astype(np.uint8)
+
+
+def _first_layer(model: Classifier | Backbone) -> Tensor:
+    """The parameter that sees the channels of the image: (D, C, P, Q)."""
+    return model.layers()[0][model.first_layer].detach()
