@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from vitrail.analysis.pictures import overlay
 from vitrail.engine.progress import duration
 from vitrail.engine.reporting import figures as draw
 from vitrail.engine.reporting import tally
@@ -225,7 +226,7 @@ def mistake(each: Mistake, *, multi_label: bool) -> Markup:
     if each.attention is not None:
         # enlarged first, so that the light is smooth over hard pixels
         times = math.ceil(SHARPEST / max(each.picture.shape[:2])) if small else 1
-        lit = draw.attention_overlay(each.picture.repeat(times, 0).repeat(times, 1), each.attention)
+        lit = overlay(each.picture.repeat(times, 0).repeat(times, 1), each.attention)
         panes.append(tag("img", src=data_uri(lit), alt="The same image, light where the model looks"))
     true, predicted = tag("span", each.true, class_="right"), tag("span", each.predicted, class_="wrong")
     words = (true, " taken for ", predicted, f", {percent(each.confidence)} sure")
