@@ -25,6 +25,7 @@ from vitrail.analysis.pictures import (
     rgb,
     save_png,
     scale_bar,
+    shared_range,
     thumbnail,
 )
 from vitrail.data.images import Preprocessing
@@ -175,12 +176,10 @@ def test_uniform_heat_treats_all_places_alike():
 
 @pytest.mark.parametrize("absent", [np.nan, np.inf, -np.inf])
 def test_a_cell_without_a_number_counts_as_not_looked_at(absent):
-    picture, heat = noise(24, 36, 3), heat_of(4, 4)
-    heat[2, 3] = heat.min()
-    hole = heat.copy()
+    picture, hole = noise(24, 36, 3), heat_of(4, 4)
     hole[2, 3] = absent
-    heat[2, 3] = np.nanmin(np.where(np.isfinite(hole), hole, np.nan))
-    np.testing.assert_array_equal(overlay(picture, hole), overlay(picture, heat))
+    there = np.isfinite(hole)
+    np.testing.assert_array_equal(overlay(picture, hole), overlay(picture, np.where(there, hole, hole[there].min())))
 
 
 def test_pictures_of_any_number_of_channels_are_lit():
@@ -235,6 +234,27 @@ def test_levels_are_shares_of_the_range():
     np.testing.assert_array_equal(levels(values, (0, 2)), [[0, 0, np.nan], [0.5, 1, np.nan]])
     np.testing.assert_array_equal(levels(np.full((2, 2), 7)), np.zeros((2, 2)))
     assert np.isnan(levels(np.full((2, 2), np.nan))).all()
+
+
+def test_a_shared_range_holds_all_numbers_or_the_share_that_is_asked_for():
+    maps = [np.arange(101.0).reshape(1, 101), np.full((2, 2), np.nan)]
+    assert shared_range(maps) == (0, 100)
+    assert shared_range(maps, share=0.97) == (0, 97)
+    assert shared_range([np.array([[-5.0, np.inf]]), *maps]) == (-5, 100)
+
+
+@pytest.mark.parametrize("maps", [[], [np.full((2, 2), np.nan)], [np.full((2, 2), 3.0), np.full((1, 1), 3.0)]])
+def test_a_shared_range_of_maps_without_contrast_is_a_range(maps):
+    low, high = shared_range([*maps, np.full((1, 1), 3.0)])
+    assert (low, high) == (3, 4)
+
+
+def test_under_a_shared_range_a_few_sinks_do_not_darken_the_rest():
+    heat = np.zeros((14, 14))
+    heat[[0, 0, -1, -1], [0, -1, 0, -1]], heat[7, 7:10] = 1.0, 0.1
+    grey = np.full((140, 140), 128, np.uint8)
+    own, shared = (luma(overlay(grey, heat, range=shared_range([heat], share=share)))[75, 85] for share in (1, 0.97))
+    assert own < 60 and shared > 130
 
 
 def test_a_map_alone_has_one_flat_colour_a_cell():

@@ -100,6 +100,17 @@ def levels(values: np.ndarray, range: Range | None = None) -> np.ndarray:
     return ((values - low) / (high - low)).clip(0, 1)
 
 
+def shared_range(maps: Sequence[np.ndarray], *, share: float = 1.0) -> Range:
+    """One range for maps that are compared: from their least number to the one that ``share`` of all do not exceed.
+
+    A few patches, whatever they show, can draw most of the attention ("Vision Transformers Need Registers", Darcet et
+    al., 2024, section 2); with a share of 0.97 they are as bright as the strongest others, and do not darken the rest.
+    """
+    numbers = np.concatenate([each[np.isfinite(each)].astype(np.float64) for each in maps])
+    low, high = np.quantile(numbers, [0, share]) if len(numbers) else (0.0, 0.0)
+    return float(low), float(high) if high > low else float(low) + 1.0
+
+
 def _lit(planes: np.ndarray, grey: np.ndarray, light: np.ndarray) -> np.ndarray:
     """A picture (3, H, W), whose luma is ``grey`` (H, W), under light (H, W): brighter with it, whatever it shows."""
     amber = AMBER.astype(np.float32)[:, None, None]
