@@ -98,6 +98,70 @@ def test_a_picture_smaller_than_the_crop_gets_a_black_border():
     assert picture.astype(int).sum() == array.astype(int).sum()
 
 
+def gradient(height: int, width: int) -> np.ndarray:
+    """Smooth: red falls downwards, green across; so bilinear and bicubic agree, but for a flat blue."""
+    down, across = np.mgrid[:height, :width]
+    return np.stack([(down + 0.5) / height, (across + 0.5) / width, 0 * down + 0.5], 2).astype(np.float32)
+
+
+SEEN = {
+    "short": Preprocessing.timm(64),
+    "short, not square": Preprocessing.timm((48, 80)),
+    "short, all of the shorter side": Preprocessing.timm(64, crop_fraction=1.0),
+    "squash": Preprocessing.paper((48, 64)),
+    "squash to a larger one": Preprocessing(size=(48, 64), resize="squash", resize_to=60),
+    "none": Preprocessing(size=(48, 64), resize="none", crop_rounding="floor"),
+}
+
+
+@pytest.mark.parametrize("mode", SEEN)
+@pytest.mark.parametrize(
+    "size", [(375, 500), (501, 376), (64, 64), (65, 83), (40, 50), (30, 900), (777, 111), (96, 64)]
+)
+def test_what_is_seen_is_the_part_of_the_picture_that_the_input_shows(mode, size):
+    declared, (height, width) = SEEN[mode], size
+    top, left, bottom, right = declared.seen(height, width)
+    picture = declared.picture(gradient(height, width))  # (3, h, w)
+    rows = top + (np.arange(declared.size[0]) + 0.5) * (bottom - top) / declared.size[0]
+    columns = left + (np.arange(declared.size[1]) + 0.5) * (right - left) / declared.size[1]
+    down, across = np.meshgrid(rows / height, columns / width, indexing="ij")
+    there = (down > 0) & (down < 1) & (across > 0) & (across < 1)
+    # a filter cannot look past the picture's edge; beside it the ramp is flatter by half of what a pixel covers
+    inner = 0.5 / min(*size, *declared.resized(height, width))
+    assert np.abs(picture[0] - down)[there].max() < inner
+    assert np.abs(picture[1] - across)[there].max() < inner
+    assert not picture[:, ~there].any()
+
+
+@pytest.mark.parametrize("mode", SEEN)
+@pytest.mark.parametrize("size", [(375, 500), (501, 376), (130, 4000), (2000, 200)])
+def test_cropping_to_what_is_seen_and_resizing_gives_nearly_the_input(mode, size):
+    declared, picture = SEEN[mode], gradient(*size)
+    top, left, bottom, right = (round(edge) for edge in declared.seen(*size))
+    assert 0 <= top < bottom <= size[0] and 0 <= left < right <= size[1]
+    shown = np.ascontiguousarray(picture[top:bottom, left:right])
+    squashed = Preprocessing(size=declared.size, resize="squash").picture(shown)
+    assert np.abs(declared.picture(picture) - squashed).max() < 1.5 / min(*size, *declared.size)
+
+
+def test_what_is_seen_of_a_photograph_in_numbers():
+    assert Preprocessing.timm(224).seen(248, 330) == (12, 53, 236, 277)
+    assert Preprocessing.timm(224).seen(496, 660) == (24, 106, 472, 554)
+    assert Preprocessing.paper(224).seen(375, 500) == (0, 0, 375, 500)
+
+
+def test_around_a_small_picture_that_is_left_as_it_is_the_model_sees_beyond():
+    assert Preprocessing(size=(4, 5), resize="none").seen(2, 3) == (-1, -1, 3, 4)
+
+
+def test_a_strip_computed_at_the_crop_alone_shows_what_is_seen(monkeypatch):
+    before = Preprocessing.timm(64).seen(30, 900)
+    monkeypatch.setattr(images, "WHOLE_PIXELS", 0)
+    assert Preprocessing.timm(64).seen(30, 900) == before
+    green = Preprocessing.timm(64).picture(gradient(30, 900))[1]
+    assert np.abs(green.mean() - (before[1] + before[3]) / 2 / 900) < 1e-3
+
+
 @pytest.mark.parametrize("size", [(1, 1), (1, 2000), (2000, 1), (1, 60_000)])
 def test_the_thinnest_strip_is_a_picture(size):
     picture = Preprocessing.timm(224).picture(np.full((*size, 3), 77, np.uint8))

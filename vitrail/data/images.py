@@ -335,6 +335,15 @@ class Preprocessing:
             return rounded(cover_width * height / width), cover_width
         return cover_height, rounded(cover_height * width / height)
 
+    def seen(self, height: int, width: int) -> tuple[float, float, float, float]:
+        """(top, left, bottom, right) of what the model sees of a picture of that size, in its own pixels.
+
+        Where `none` puts a black border around a small picture, that lies beyond its edges.
+        """
+        tall, wide, top, left = self._cropped(height, width)
+        down, across = height / tall, width / wide
+        return top * down, left * across, (top + self.size[0]) * down, (left + self.size[1]) * across
+
     def to_dict(self) -> dict[str, Any]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
@@ -367,17 +376,21 @@ class Preprocessing:
             return [Image.fromarray(array)]
         return [Image.fromarray(np.ascontiguousarray(array[..., channel])) for channel in range(self.channels)]
 
+    def _cropped(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """(height, width) of the scaled picture, and where the crop begins on it: top and left."""
+        tall, wide = self.resized(height, width)
+        corner = round if self.crop_rounding == "even" else math.floor
+        return tall, wide, corner((tall - self.size[0]) / 2), corner((wide - self.size[1]) / 2)
+
     def _framed(self, image: Image.Image) -> Image.Image:
         """Scaled and cropped to `size`."""
         height, width = self.size
-        tall, wide = self.resized(image.height, image.width)
-        corner = round if self.crop_rounding == "even" else math.floor
-        left, top = corner((wide - width) / 2), corner((tall - height) / 2)
+        tall, wide, top, left = self._cropped(image.height, image.width)
         resample = INTERPOLATIONS[self.interpolation]
         if self.resize != "none" and tall * wide > WHOLE_PIXELS:
-            across, down = image.width / wide, image.height / tall
-            right, bottom = min((left + width) * across, image.width), min((top + height) * down, image.height)
-            return image.resize((width, height), resample, box=(left * across, top * down, right, bottom))
+            top, left, bottom, right = self.seen(image.height, image.width)
+            box = (left, top, min(right, image.width), min(bottom, image.height))
+            return image.resize((width, height), resample, box)
         if (tall, wide) != (image.height, image.width):
             image = image.resize((wide, tall), resample)
         if (tall, wide) == self.size:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitrail.analysis.pictures import thumbnail
 from vitrail.data.sources import Source, Splits
 from vitrail.engine import faults
 from vitrail.engine.evaluate import fingerprint
@@ -123,14 +124,6 @@ def _named(judgement: Judgement, probabilities: np.ndarray, target: np.ndarray) 
         [name for name, there in zip(judgement.classes, row) if there] for row in (target > 0.5, probabilities >= 0.5)
     ]
     return tuple(", ".join(names) or "none" for names in words)  # type: ignore[return-value]
-
-
-def thumbnail(picture: np.ndarray) -> np.ndarray:
-    """A model input (C, h, w) as uint8 (h, w, 3) for a person: grey repeated, further channels left out."""
-    shown = np.repeat(picture[:1], 3, axis=0) if picture.shape[0] < 3 else picture[:3]
-    if shown.dtype != np.uint8:
-        shown = (shown * 255).clip(0, 255).astype(np.uint8)
-    return np.ascontiguousarray(shown.transpose(1, 2, 0))
 
 
 @torch.inference_mode()

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from vitrail.engine.reporting import tally
-from vitrail.engine.reporting.figures import Axis, Series, attention_overlay, line_chart, smoothed, standalone, thin
+from vitrail.engine.reporting.figures import Axis, Series, line_chart, smoothed, standalone, thin
 from vitrail.engine.reporting.markup import Markup, data_uri, join, tag
 from vitrail.engine.reporting.report import Mistake, ReportFacts, worst_mistakes, write_report
 from vitrail.engine.reporting.wording import large, listing, percent, plural, scientific, whole
@@ -299,21 +299,6 @@ def test_the_worst_mistakes_of_several_labels_are_by_the_label_furthest_off():
     probabilities = np.array([[0.6, 0.1], [0.9, 0.1], [0.4, 0.95]])
     targets = np.array([[0, 0], [1, 0], [1, 0]])
     assert worst_mistakes(probabilities, targets).tolist() == [2, 0]
-
-
-def test_the_overlay_is_light_where_the_attention_is_and_dark_elsewhere():
-    grey, attention = np.full((40, 60), 128, np.uint8), np.zeros((4, 6))
-    attention[0, 5] = 0.01
-    lit = attention_overlay(grey, attention).astype(int)
-    assert lit.shape == (40, 60, 3)
-    assert lit[0, -1].sum() > 3 * 128
-    assert (lit[20:, :30] == round(128 * 0.22)).all()
-
-
-@pytest.mark.parametrize("attention", [np.zeros((1, 1)), np.full((2, 3), 0.5), np.full((2, 2), np.nan)])
-def test_attention_without_contrast_lights_nothing(attention):
-    picture = np.full((10, 12, 5), 200, np.uint8)
-    assert (attention_overlay(picture, attention) == 44).all()
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

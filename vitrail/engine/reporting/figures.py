@@ -1,7 +1,6 @@
 """The report's drawings as SVG: crisp at any size, readable on light and dark, no plotting library to load.
 
 Colours are the names of `LIGHT` and `DARK`, written ``var(--name)``; `standalone` resolves them for a file of its own.
-`attention_overlay` is the one drawing made of pixels.
 """
 
 from __future__ import annotations
@@ -12,22 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from PIL import Image
 
-from vitrail.engine.reporting.markup import Markup, join, rgb, tag
+from vitrail.analysis.palette import LIGHT
+from vitrail.engine.reporting.markup import Markup, join, tag
 from vitrail.engine.reporting.wording import percent, plural, shorten, whole
 from vitrail.tasks.metrics import Bins, divide
-
-LIGHT = {"paper": "#fbfaf7", "card": "#ffffff", "ink": "#1c2230", "muted": "#626978", "rule": "#e4e1d9"}
-LIGHT |= {"cobalt": "#234f9e", "ruby": "#b22a40", "amber": "#c07a12", "emerald": "#25785a", "violet": "#6b3f8f"}
-DARK = {"paper": "#14161b", "card": "#1b1e25", "ink": "#e9e6df", "muted": "#9ba1ae", "rule": "#30343e"}
-DARK |= {"cobalt": "#86adf4", "ruby": "#f07a88", "amber": "#eeb24c", "emerald": "#62c69b", "violet": "#bd93e0"}
 
 SANS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 WIDTH, HEIGHT = 460, 250
 LEFT, RIGHT, TOP, BOTTOM = 50, 20, 42, 36  # the margins of a chart, in its own units
 LETTER = 0.58  # of the type's size: the mean width of a letter, for want of a typesetter
-GLOW = 0.4  # of the light of attention
 
 
 @dataclass(frozen=True)
@@ -307,26 +300,3 @@ def interval_strip(value: float, low: float, high: float, baseline: float | None
         parts.append(line(x, 8, x, 24, "muted", stroke_width=1.5))
         parts.append(text(min(max(x - 4, 14), WIDTH - 46 - LETTER * 11 * len(words)), 40, words))
     return svg(WIDTH, 46, says, *parts)
-
-
-def attention_overlay(picture: np.ndarray, attention: np.ndarray) -> np.ndarray:
-    """A picture lit by what the model attended to: dark where it did not look, amber where it looked most.
-
-    Args:
-        picture: uint8 (H, W) or (H, W, C).
-        attention: (gh, gw) of any scale, one value a patch; stretched to [0, 1] and enlarged bilinearly.
-
-    Returns:
-        uint8 (H, W, 3).
-    """
-    height, width = picture.shape[:2]
-    weights = np.nan_to_num(attention.astype(np.float32))
-    span = weights.max() - weights.min()
-    weights = (weights - weights.min()) / span if span > 0 else np.zeros_like(weights)
-    light = np.asarray(Image.fromarray(weights).resize((width, height), Image.Resampling.BILINEAR))[
-        ..., None
-    ]  # (H, W, 1)
-    amber = np.array([255, 176, 46], np.float32)
-    lit = rgb(picture) * (0.22 + 0.78 * light)
-    # as light falls: what is bright stays itself, what is dark glows
-    return (lit + amber * light * GLOW * (1 - lit / 255)).round().clip(0, 255).astype(np.uint8)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vitrail.analysis.pictures import rgb
+
 VOID = {"meta", "link", "img", "br"}
 UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 SHORT_SIDE_OF_A_DRAWING = 64  # pictures up to this size stay lossless, and are shown with hard pixel edges
@@ -44,12 +46,6 @@ def safe(words: Any, *, quote: bool = True) -> str:
 def join(*children: Any) -> Markup:
     """The children one after the other, escaped unless they are markup."""
     return Markup("".join(each if isinstance(each, Markup) else safe(each) for each in children if each is not None))
-
-
-def rgb(picture: np.ndarray) -> np.ndarray:
-    """Any picture (H, W[, C]) as (H, W, 3): one or two channels become grey, of more the first three stay."""
-    picture = picture[..., None] if picture.ndim == 2 else picture
-    return picture[..., :3] if picture.shape[-1] >= 3 else np.repeat(picture[..., :1], 3, axis=-1)
 
 
 def data_uri(picture: np.ndarray, most: int = 288) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.analysis.palette import DARK, LIGHT
 from vitrail.engine.reporting import figures as draw
 from vitrail.engine.reporting import sections
 from vitrail.engine.reporting.facts import Mistake as Mistake
@@ -125,10 +126,10 @@ def stylesheet() -> str:
     serif = "'Iowan Old Style','Palatino Linotype',Palatino,'Source Serif 4','Liberation Serif',Georgia,serif"
     mono = "ui-monospace,'SF Mono',Menlo,Consolas,'Liberation Mono',monospace"
     fonts = f"--sans:{draw.SANS};--serif:{serif};--mono:{mono};--lead:#23262e"
-    dark = f"@media(prefers-color-scheme:dark){{:root{{{palette(draw.DARK)}}}}}"
-    printed = f"@media print{{:root{{{palette(draw.LIGHT)}}}}}"
+    dark = f"@media(prefers-color-scheme:dark){{:root{{{palette(DARK)}}}}}"
+    printed = f"@media print{{:root{{{palette(LIGHT)}}}}}"
     own = (files("vitrail.engine.reporting") / "report.css").read_text("utf-8")
-    return f":root{{color-scheme:light dark;{fonts};{palette(draw.LIGHT)}}}{dark}{printed}\n{own}"
+    return f":root{{color-scheme:light dark;{fonts};{palette(LIGHT)}}}{dark}{printed}\n{own}"
 
 
 ICON = (
@@ -145,7 +146,7 @@ def stained_glass() -> Markup:
         width, slant = 34 + (index * 29 + index**2 * 7) % 67, (index * 5) % 11 - 5
         right = left + width
         corners = f"{left + lean},0 {right + slant},0 {right - slant},14 {left - lean},14"
-        panes.append(tag("polygon", points=corners, fill=draw.LIGHT[PANES[(index * 3 + index // 5) % len(PANES)]]))
+        panes.append(tag("polygon", points=corners, fill=LIGHT[PANES[(index * 3 + index // 5) % len(PANES)]]))
         left, lean = right, slant
     leads = {"stroke": "var(--lead)", "stroke_width": 2.5}
     return tag("svg", *panes, viewBox="0 0 2400 14", preserveAspectRatio="xMidYMid slice", class_="window",

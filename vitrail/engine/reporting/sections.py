@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from vitrail.analysis.pictures import overlay, shared_range
 from vitrail.engine.progress import duration
 from vitrail.engine.reporting import figures as draw
 from vitrail.engine.reporting import tally
@@ -26,6 +27,7 @@ GLOSSES = {
 }
 SHARES = {"top5", "f1_macro", "f1_micro", "ece"}
 SHARPEST = 224  # pixels of an enlarged drawing
+BRIGHT = 0.97  # of the patches have less attention than is shown in full light
 
 
 def lead(*words: object) -> Markup:
@@ -225,7 +227,8 @@ def mistake(each: Mistake, *, multi_label: bool) -> Markup:
     if each.attention is not None:
         # enlarged first, so that the light is smooth over hard pixels
         times = math.ceil(SHARPEST / max(each.picture.shape[:2])) if small else 1
-        lit = draw.attention_overlay(each.picture.repeat(times, 0).repeat(times, 1), each.attention)
+        enlarged = each.picture.repeat(times, 0).repeat(times, 1)
+        lit = overlay(enlarged, each.attention, range=shared_range([each.attention], share=BRIGHT))
         panes.append(tag("img", src=data_uri(lit), alt="The same image, light where the model looks"))
     true, predicted = tag("span", each.true, class_="right"), tag("span", each.predicted, class_="wrong")
     words = (true, " taken for ", predicted, f", {percent(each.confidence)} sure")

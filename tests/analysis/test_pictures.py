@@ -1,0 +1,470 @@
+"""What a person is shown: lit where the model looked, nothing clipped, nothing that the numbers do not say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFont
+
+from vitrail import files
+from vitrail.analysis import pictures
+from vitrail.analysis.palette import ABSENT, LUMA, PAPER, SCALE, colours
+from vitrail.analysis.pictures import (
+    FRAME,
+    GAP,
+    MARGIN,
+    contact_sheet,
+    filters_sheet,
+    fitting,
+    heat_picture,
+    levels,
+    mosaic,
+    overlay,
+    rgb,
+    save_png,
+    scale_bar,
+    shared_range,
+    thumbnail,
+)
+from vitrail.data.images import Preprocessing
+from vitrail.errors import ConfigError, DiskError
+
+
+def noise(*shape: int) -> np.ndarray:
+    return np.random.default_rng(math.prod(shape)).integers(0, 256, shape).astype(np.uint8)
+
+
+def heat_of(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(3, 2, shape)
+
+
+def luma(picture: np.ndarray) -> np.ndarray:
+    return picture @ LUMA.astype(np.float64)
+
+
+def is_paper(picture: np.ndarray) -> np.ndarray:
+    return (picture == PAPER).all(-1)
+
+
+# the overlay
+
+
+def test_the_overlay_is_light_where_the_attention_is_and_dark_elsewhere():
+    grey, attention = np.full((40, 60), 128, np.uint8), np.zeros((4, 6))
+    attention[0, 5] = 0.01
+    lit = overlay(grey, attention).astype(int)
+    assert lit.shape == (40, 60, 3)
+    assert lit[0, -1].sum() > 3 * 128
+    assert (lit[20:, :30] == round(128 * 0.22)).all()
+
+
+@pytest.mark.parametrize("attention", [np.zeros((1, 1)), np.full((2, 3), 0.5), np.full((2, 2), np.nan)])
+def test_attention_without_contrast_lights_nothing(attention):
+    picture = np.full((10, 12, 5), 200, np.uint8)
+    assert (overlay(picture, attention) == 44).all()
+
+
+@pytest.mark.parametrize("grey", [0, 60, 128, 255])
+@pytest.mark.parametrize("shape", [(14, 14), (7, 7), (32, 20), (1, 9)])
+def test_a_flat_picture_is_brightest_where_the_heat_is_largest_and_darkest_where_it_is_least(grey, shape):
+    heat = heat_of(*shape)
+    centres = luma(overlay(np.full((shape[0] * 9, shape[1] * 9), grey, np.uint8), heat))[4::9, 4::9]
+    assert centres.argmax() == heat.argmax()
+    assert centres[np.unravel_index(heat.argmin(), shape)] == centres.min()
+    order = centres.flatten()[heat.flatten().argsort()]
+    assert (np.diff(order) >= -1).all() and order[-1] > order[0] + 70
+
+
+def test_more_heat_makes_any_colour_lighter():
+    picture = noise(6, 500, 3)
+    picture[0, :3] = [[0, 0, 0], [255, 255, 255], [255, 176, 46]]
+    lit = [luma(overlay(picture, np.full((1, 1), heat), range=(0, 20))) for heat in range(21)]
+    assert (np.diff(np.stack(lit), axis=0) > 0).all()
+
+
+def test_colours_fade_where_the_model_does_not_look():
+    unlit, lit = overlay(np.full((4, 8, 3), [40, 200, 40], np.uint8), np.array([[0.0, 1.0]]))[2, [0, -1]].astype(int)
+    assert (unlit[1] - unlit[2]) / unlit[1] < 0.45 < (lit[1] - lit[2]) / lit[1]
+
+
+def test_the_strongest_place_of_a_dark_picture_is_amber_and_of_a_bright_one_bright():
+    heat = np.array([[1.0, 0.0]])
+    dark, bright = (overlay(np.full((20, 40, 3), grey, np.uint8), heat)[10, [0, -1]].astype(int) for grey in (0, 255))
+    assert (np.diff(dark[0]) < -30).all() and luma(dark[0]) > 100 and luma(dark[1]) == 0
+    assert luma(bright[0]) > 220 and luma(bright[1]) < 60
+    assert bright[0, 0] > bright[0, 2] + 30
+
+
+def test_a_map_is_enlarged_as_pillow_enlarges_bilinearly():
+    picture, heat = noise(50, 77, 3), heat_of(7, 5).astype(np.float32)
+    enlarged = np.asarray(Image.fromarray(heat).resize((77, 50), Image.Resampling.BILINEAR))
+    scale = (float(heat.min()), float(heat.max()))
+    direct, through = (overlay(picture, each, range=scale).astype(int) for each in (heat, enlarged))
+    assert np.abs(direct - through).max() <= 1
+
+
+def test_a_map_finer_than_the_picture_is_averaged_as_pillow_does():
+    picture, heat = noise(5, 9), heat_of(16, 30).astype(np.float32)
+    reduced = np.asarray(Image.fromarray(heat).resize((9, 5), Image.Resampling.BILINEAR))
+    direct, through = (overlay(picture, each, range=(-9, 15)).astype(int) for each in (heat, reduced))
+    assert np.abs(direct - through).max() <= 1
+
+
+def test_inside_the_box_a_picture_is_lit_as_if_it_were_alone():
+    picture, heat = noise(60, 90, 3), heat_of(4, 4)
+    lit = overlay(picture, heat, box=(10, 20, 50, 80))
+    np.testing.assert_array_equal(lit[10:50, 20:80], overlay(picture[10:50, 20:80], heat))
+
+
+def test_outside_of_the_box_it_is_grey_and_darker_behind_a_thin_frame():
+    picture = noise(60, 90, 3)
+    lit = overlay(picture, heat_of(4, 4), box=(10, 20, 50, 80))
+    frame = (lit == FRAME).all(-1)
+    around = np.zeros((60, 90), bool)
+    around[9:51, 19:81] = True
+    around[10:50, 20:80] = False
+    assert frame[around].all()
+    outside = np.ones((60, 90), bool)
+    outside[9:51, 19:81] = False
+    assert (lit[outside] == lit[outside][:, :1]).all()
+    assert (lit[outside, 0] <= 0.2 * luma(picture[outside]) + 1).all()
+
+
+def test_there_is_no_frame_on_a_side_that_was_seen_to_its_end():
+    grey = np.full((40, 90), 90, np.uint8)
+    assert not (overlay(grey, heat_of(4, 4), box=(0, 0, 40, 90)) == FRAME).all(-1).any()
+    frame = (overlay(grey, heat_of(4, 4), box=(0.0, 25.0, 40.0, 65.0)) == FRAME).all(-1)
+    assert np.flatnonzero(frame.all(0)).tolist() == [24, 65] and frame.sum() == 80
+
+
+def test_a_frame_grows_with_the_picture():
+    def lines(height: int) -> int:
+        lit = overlay(np.zeros((height, 4 * height), np.uint8), np.ones((1, 1)), box=(0, height, height, 2 * height))
+        return int((lit[0] == FRAME).all(-1).sum())
+
+    assert [lines(height) for height in (3, 300, 720)] == [2, 2, 6]
+
+
+def test_a_box_beyond_the_picture_shows_the_part_of_the_map_that_lies_on_it():
+    picture, heat = noise(20, 30, 3), heat_of(4, 4)
+    padded = np.zeros((40, 40, 3), np.uint8)
+    padded[10:30, 5:35] = picture
+    box = Preprocessing(size=(40, 40), resize="none").seen(20, 30)
+    assert box == (-10, -5, 30, 35)
+    np.testing.assert_array_equal(overlay(picture, heat, box=box), overlay(padded, heat)[10:30, 5:35])
+
+
+def test_a_range_makes_maps_comparable_and_the_default_is_the_maps_own():
+    grey, heat = np.full((30, 30), 128, np.uint8), heat_of(3, 3)
+    own = overlay(grey, heat)
+    np.testing.assert_array_equal(own, overlay(grey, 40 * heat - 7))
+    np.testing.assert_array_equal(own, overlay(grey, heat, range=(heat.min(), heat.max())))
+    weaker = overlay(grey, heat, range=(heat.min(), 2 * heat.max()))
+    assert (luma(weaker) <= luma(own)).all() and luma(weaker).max() < luma(own).max()
+    assert (overlay(grey, heat, range=(100, 200)) == round(128 * 0.22)).all()
+
+
+def test_uniform_heat_treats_all_places_alike():
+    picture = noise(24, 36, 3)
+    whole = overlay(picture, np.full((5, 3), 0.4), range=(0, 1))
+    np.testing.assert_array_equal(whole, overlay(picture, np.full((1, 1), 0.4), range=(0, 1)))
+    turned = overlay(picture[::-1, ::-1], np.full((5, 3), 0.4), range=(0, 1))
+    np.testing.assert_array_equal(whole, turned[::-1, ::-1])
+
+
+@pytest.mark.parametrize("absent", [np.nan, np.inf, -np.inf])
+def test_a_cell_without_a_number_counts_as_not_looked_at(absent):
+    picture, hole = noise(24, 36, 3), heat_of(4, 4)
+    hole[2, 3] = absent
+    there = np.isfinite(hole)
+    np.testing.assert_array_equal(overlay(picture, hole), overlay(picture, np.where(there, hole, hole[there].min())))
+
+
+def test_pictures_of_any_number_of_channels_are_lit():
+    grey, heat = noise(20, 30), heat_of(2, 3)
+    lit = overlay(grey, heat)
+    for same in (grey[..., None], np.stack([grey, noise(20, 30)], 2), np.stack([grey] * 3 + [noise(30, 20).T] * 2, 2)):
+        np.testing.assert_array_equal(overlay(same, heat), lit)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 4000), (4000, 3), (375, 500)])
+@pytest.mark.parametrize("shape", [(14, 14), (7, 7), (1, 1), (32, 20)])
+def test_any_picture_keeps_its_size_with_any_map(size, shape):
+    picture = noise(*size, 3)
+    before = picture.copy()
+    for box in (None, Preprocessing.timm(224).seen(*size)):
+        lit = overlay(picture, heat_of(*shape), box=box)
+        assert lit.shape == (*size, 3) and lit.dtype == np.uint8
+    np.testing.assert_array_equal(picture, before)
+
+
+def test_a_picture_is_the_same_whole_and_in_strips(monkeypatch):
+    picture, heat = noise(61, 47, 3), heat_of(5, 4)
+    whole = overlay(picture, heat, box=(3.5, 2.25, 50, 40))
+    monkeypatch.setattr(pictures, "STRIP", 100)
+    np.testing.assert_array_equal(overlay(picture, heat, box=(3.5, 2.25, 50, 40)), whole)
+
+
+@pytest.mark.parametrize(
+    ("picture", "heat", "how", "words"),
+    [
+        (np.zeros((4, 4, 3), np.float32), np.zeros((2, 2)), {}, "a picture float32"),
+        (np.zeros(4, np.uint8), np.zeros((2, 2)), {}, "a picture uint8"),
+        (np.zeros((0, 4), np.uint8), np.zeros((2, 2)), {}, "a picture uint8"),
+        (np.zeros((4, 4), np.uint8), np.zeros(4), {}, "a map of shape"),
+        (np.zeros((4, 4), np.uint8), np.zeros((0, 4)), {}, "a map of shape"),
+        (np.zeros((4, 4), np.uint8), np.zeros((2, 2)), {"box": (0, 0, 0, 4)}, "an empty box"),
+        (np.zeros((4, 4), np.uint8), np.zeros((2, 2)), {"box": (0, 0, 4, math.nan)}, "an empty box"),
+        (np.zeros((4, 4), np.uint8), np.zeros((2, 2)), {"range": (1, 1)}, "a scale from 1 to 1"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(picture, heat, how, words):
+    with pytest.raises(ConfigError, match=words):
+        overlay(picture, heat, **how)
+
+
+# maps alone
+
+
+def test_levels_are_shares_of_the_range():
+    values = np.array([[-1.0, 0.0, np.nan], [1.0, 3.0, np.inf]])
+    np.testing.assert_array_equal(levels(values), [[0, 0.25, np.nan], [0.5, 1, np.nan]])
+    np.testing.assert_array_equal(levels(values, (0, 2)), [[0, 0, np.nan], [0.5, 1, np.nan]])
+    np.testing.assert_array_equal(levels(np.full((2, 2), 7)), np.zeros((2, 2)))
+    assert np.isnan(levels(np.full((2, 2), np.nan))).all()
+
+
+def test_a_shared_range_holds_all_numbers_or_the_share_that_is_asked_for():
+    maps = [np.arange(101.0).reshape(1, 101), np.full((2, 2), np.nan)]
+    assert shared_range(maps) == (0, 100)
+    assert shared_range(maps, share=0.97) == (0, 97)
+    assert shared_range([np.array([[-5.0, np.inf]]), *maps]) == (-5, 100)
+
+
+@pytest.mark.parametrize("maps", [[], [np.full((2, 2), np.nan)], [np.full((2, 2), 3.0), np.full((1, 1), 3.0)]])
+def test_a_shared_range_of_maps_without_contrast_is_a_range(maps):
+    low, high = shared_range([*maps, np.full((1, 1), 3.0)])
+    assert (low, high) == (3, 4)
+
+
+def test_under_a_shared_range_a_few_sinks_do_not_darken_the_rest():
+    heat = np.zeros((14, 14))
+    heat[[0, 0, -1, -1], [0, -1, 0, -1]], heat[7, 7:10] = 1.0, 0.1
+    grey = np.full((140, 140), 128, np.uint8)
+    own, shared = (luma(overlay(grey, heat, range=shared_range([heat], share=share)))[75, 85] for share in (1, 0.97))
+    assert own < 60 and shared > 130
+
+
+def test_a_map_alone_has_one_flat_colour_a_cell():
+    heat = np.array([[0.0, 1.0, 2.0], [3.0, 4.0, np.nan]])
+    shown = heat_picture(heat, (20, 30))
+    np.testing.assert_array_equal(shown, colours(levels(heat)).repeat(10, 0).repeat(10, 1))
+    np.testing.assert_array_equal(shown[-1, -1], ABSENT)
+    np.testing.assert_array_equal(heat_picture(heat, (20, 30), range=(4, 5))[0, 0], SCALE[0])
+
+
+def test_a_cell_is_shown_where_its_middle_is_nearest():
+    heat = np.arange(9.0)[None]
+    np.testing.assert_array_equal(heat_picture(heat, (1, 3)), colours(levels(heat))[:, [1, 4, 7]])
+    np.testing.assert_array_equal(heat_picture(heat[:, :3], (1, 5)), colours(levels(heat[:, :3]))[:, [0, 0, 1, 2, 2]])
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 400), (15, 22)])
+def test_a_map_alone_takes_any_size(size):
+    shown = heat_picture(heat_of(7, 9), size)
+    assert shown.shape == (*size, 3) and shown.dtype == np.uint8
+
+
+def test_the_scale_bar_runs_from_low_to_high_with_its_numbers_at_the_ends():
+    bar = scale_bar(-1, 0.12345, label="cosine similarity", width=300)
+    assert bar.shape[1:] == (300, 3)
+    np.testing.assert_array_equal(bar[0], colours(np.linspace(0, 1, 300)))
+    written = ~is_paper(bar[20:]).all(0)
+    for start, stop in ((0, 20), (100, 200), (270, 300)):
+        assert written[start:stop].any()
+    assert not written[20:60].any() and not written[240:260].any()
+
+
+def test_a_label_too_long_for_the_scale_bar_is_shortened_between_the_numbers():
+    bar = scale_bar(-1, 1, label="a long name " * 20, width=200)
+    blank = is_paper(bar[20:]).all(0)
+    assert blank[16:24].any() and blank[-24:-16].any()
+    assert scale_bar(1234567, 7654321, label="name", width=40).shape[1] == 40
+
+
+# sheets
+
+
+def test_a_sheet_holds_every_tile_in_its_place_as_it_is():
+    side = (640 - 2 * MARGIN - 2 * GAP) // 3
+    tiles = [noise(40 + 1, side, 3) // (index + 1) for index in range(5)]
+    sheet = contact_sheet(tiles, [f"head {index}" for index in range(5)], columns=3, title="Block 3", width=640)
+    assert sheet.shape[1:] == (640, 3) and sheet.dtype == np.uint8
+    found = []
+    for tile in tiles:
+        corners = np.argwhere((sheet[:-40, : -side + 1] == tile[0, 0]).all(-1))
+        found += [(y, x) for y, x in corners.tolist() if np.array_equal(sheet[y : y + 41, x : x + side], tile)]
+    assert [x for _, x in found] == [
+        MARGIN,
+        MARGIN + side + GAP,
+        MARGIN + 2 * (side + GAP),
+        MARGIN,
+        MARGIN + side + GAP,
+    ]
+    assert [y for y, _ in found[:3]] == [found[0][0]] * 3 and found[3][0] == found[4][0] > found[0][0] + 41
+    for y, x in found:
+        below = sheet[y + 41 : y + 41 + 26, x : x + side]
+        assert not is_paper(below).all()
+    assert is_paper(sheet[found[3][0] :, MARGIN + 2 * (side + GAP) :]).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 48])
+@pytest.mark.parametrize("size", [(100, 500), (300, 100), (1, 1), (3, 4000)])
+def test_any_number_of_tiles_of_any_shape_keeps_it(count, size):
+    black = [np.zeros(size, np.uint8)] * count
+    sheet = contact_sheet(black, [""] * count, columns=6, title="", width=400)
+    side = (400 - 2 * MARGIN - 5 * GAP) // 6
+    painted = ~is_paper(sheet)
+    across, down = np.flatnonzero(painted.any(0)), np.flatnonzero(painted.any(1))
+    columns, rows = min(count, 6), math.ceil(count / 6)
+    assert (across[0], across[-1]) == (MARGIN, MARGIN + columns * side + (columns - 1) * GAP - 1)
+    assert len(down) == rows * max(1, round(side * size[0] / size[1]))
+    assert down[0] == MARGIN and sheet.shape[0] - down[-1] > MARGIN
+
+
+@pytest.mark.parametrize(("side", "hard"), [(8, True), (300, False)])
+def test_pixels_that_become_large_squares_keep_their_edges_and_photographs_are_smooth(side, hard):
+    tile = np.zeros((side, side), np.uint8)
+    tile[:, side // 2 :] = 255
+    sheet = contact_sheet([tile], [""], columns=1, title="", width=2 * MARGIN + 350)
+    across = sheet[MARGIN + 100, MARGIN:-MARGIN]
+    assert (len(np.unique(across)) == 2) is hard
+
+
+WORDS = [
+    "head 3",
+    "a name that is much longer than the column that it is to be written into is wide",
+    "unbrokenunbrokenunbrokenunbrokenunbrokenunbroken",
+    "日本語の画像とても長い名前のファイル日本語の画像とても長い名前のファイル",
+    "שלום עולם",
+    "😀😀😀",
+    "broken \ud800 and \x00 and \u202e",
+    "two\nlines\tand a tab",
+    "ÅÉ̂gjpqy",
+    "",
+]
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_no_words_leave_their_column_or_are_cut(words):
+    tile = np.full((20, 60), 30, np.uint8)
+    sheet = contact_sheet([tile] * 4, [words] * 4, columns=4, title=words * 3, footnote=words * 5, width=480)
+    side = (480 - 2 * MARGIN - 3 * GAP) // 4
+    painted = ~is_paper(sheet)
+    assert not painted[:, : MARGIN - 2].any() and not painted[:, 480 - MARGIN + 2 :].any()
+    assert not painted[: MARGIN // 2].any() and not painted[-MARGIN // 2 :].any()
+    first = np.flatnonzero((sheet[:, MARGIN] == 30).all(-1))
+    captions = painted[first[-1] + 1 : first[-1] + 28]
+    for column in range(1, 4):
+        start = MARGIN + column * (side + GAP) - GAP
+        assert not captions[:, start + 2 : start + GAP - 1].any()
+
+
+def test_words_are_shortened_only_where_they_must_be_and_no_more_than_needed():
+    font = ImageFont.load_default(15)
+    assert fitting("head 12", font, 200) == "head 12"
+    assert fitting("  two \n lines ", font, 200) == "two lines"
+    assert fitting("head 12", font, font.getlength("head 12")) == "head 12"
+    long = "the attention of the class token of the last block"
+    short = fitting(long, font, 150)
+    kept = short.removesuffix("…")
+    assert short.endswith("…") and long.startswith(kept) and font.getlength(short) <= 150
+    assert font.getlength(long[: len(kept) + 2] + "…") > 150
+    assert fitting(long, font, font.getlength("…")) == "…"
+    assert fitting(long, font, 1) == fitting(long, font, -5) == ""
+
+
+@pytest.mark.parametrize(
+    ("tiles", "captions", "columns", "words"),
+    [
+        ([], [], 3, "0 tiles with 0 captions"),
+        ([np.zeros((4, 4), np.uint8)], [], 3, "1 tiles with 0 captions"),
+        ([np.zeros((4, 4), np.uint8)], ["a"], 0, "in 0 columns"),
+        ([np.zeros((4, 4), np.uint8)], ["a"], 90, "in 90 columns"),
+        ([np.zeros((4, 4), np.uint8), np.zeros((4, 5), np.uint8)], ["a", "b"], 2, "tiles of 2 sizes"),
+        ([np.zeros((4, 4))], ["a"], 2, "a picture float64"),
+    ],
+)
+def test_a_sheet_that_cannot_be_meant_is_refused(tiles, captions, columns, words):
+    with pytest.raises(ConfigError, match=words):
+        contact_sheet(tiles, captions, columns=columns, title="Heads")
+
+
+def test_a_mosaic_is_a_grid_of_maps_on_one_scale():
+    values = np.random.default_rng(0).uniform(-1, 1, (2, 3, 4, 5))
+    values[1, 2, 0, 0] = np.nan
+    sheet = mosaic(values, cell=3, gap=2)
+    assert sheet.shape == (2 * (12 + 2) + 2, 3 * (15 + 2) + 2, 3)
+    paper = np.ones(sheet.shape[:2], bool)
+    for row in range(2):
+        for column in range(3):
+            y, x = 2 + row * 14, 2 + column * 17
+            tile = colours(levels(values[row, column], (-1, 1))).repeat(3, 0).repeat(3, 1)
+            np.testing.assert_array_equal(sheet[y : y + 12, x : x + 15], tile)
+            paper[y : y + 12, x : x + 15] = False
+    np.testing.assert_array_equal(is_paper(sheet), paper)
+    np.testing.assert_array_equal(sheet[16, 36], ABSENT)
+
+
+def test_a_mosaic_needs_no_gap_and_takes_another_range():
+    values = np.arange(4.0).reshape(2, 2, 1, 1)
+    np.testing.assert_array_equal(mosaic(values, range=(0, 3), cell=1, gap=0), colours(levels(values[..., 0, 0])))
+
+
+def test_filters_stand_in_rows_with_hard_edges_on_the_paper():
+    filters = noise(5, 4, 6, 3)
+    sheet = filters_sheet(filters, 3, cell=2, gap=1)
+    assert sheet.shape == (2 * 9 + 1, 3 * 13 + 1, 3)
+    for index, each in enumerate(filters):
+        y, x = 1 + index // 3 * 9, 1 + index % 3 * 13
+        np.testing.assert_array_equal(sheet[y : y + 8, x : x + 12], each.repeat(2, 0).repeat(2, 1))
+    assert is_paper(sheet[10:, 27:]).all() and is_paper(sheet[[0, 9, -1]]).all()
+
+
+# files and the small verbs
+
+
+def test_a_saved_picture_is_read_back_and_replaces_the_old_one_whole(tmp_path, monkeypatch):
+    path, picture = tmp_path / "heads.png", noise(9, 7, 3)
+    save_png(path, picture)
+    save_png(path, picture)
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        np.testing.assert_array_equal(np.asarray(image), picture)
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "write_bytes", fails)
+    before = path.read_bytes()
+    with pytest.raises(DiskError, match="the disk is full"):
+        save_png(path, noise(3, 3, 3))
+    assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["heads.png"]
+
+
+def test_a_place_that_cannot_be_written_is_a_disk_error(tmp_path):
+    with pytest.raises(DiskError, match=r"heads\.png"):
+        save_png(tmp_path / "missing" / "heads.png", noise(3, 3))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 5])
+def test_an_input_of_a_model_becomes_a_picture_for_a_person(channels):
+    planes = noise(channels, 4, 6)
+    shown = thumbnail(planes)
+    assert shown.shape == (4, 6, 3) and shown.flags.c_contiguous
+    np.testing.assert_array_equal(shown[..., 1], planes[1 if channels > 2 else 0])
+    np.testing.assert_array_equal(shown, rgb(planes.transpose(1, 2, 0)))
+    floats = thumbnail(planes.astype(np.float32) / 255)
+    assert floats.dtype == np.uint8 and np.abs(floats.astype(int) - shown).max() <= 1

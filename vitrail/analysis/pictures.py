@@ -1,0 +1,286 @@
+"""Pixels for people: what a model looked at laid on its picture, maps of numbers in colour, and sheets of many.
+
+Pictures are uint8 with the channels last. Axes: H and W of a picture, h and w of a map or a tile, C channels,
+R rows and K columns of a grid of tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from vitrail.analysis.palette import INK, LUMA, MUTED, PAPER, colours, triple
+from vitrail.errors import ConfigError
+from vitrail.files import replace_file
+
+Box = tuple[float, float, float, float]  # top, left, bottom, right, in pixels
+Range = tuple[float, float]  # the numbers at the two ends of a scale
+
+DIM, FADED = 0.22, 0.35  # of the picture's light, and of its colour, where the model does not look
+GLOW, TINT = 0.5, 0.3  # of amber where it looks most: added to what is dark, mixed into what is bright
+AMBER, FRAME = triple("#ffb02e"), triple("#e9e6df")
+UNSEEN = 0.15  # of the light of what the model did not get
+STRIP = 100_000  # pixels computed at a time: so few stay in the processor's cache
+MARGIN, GAP, NEAR = 32, 16, 7  # of a sheet, in pixels: around it, between tiles, above a caption
+TITLE, CAPTION, FOOTNOTE = 24, 15, 13  # sizes of type
+
+
+def rgb(picture: np.ndarray) -> np.ndarray:
+    """Any picture (H, W[, C]) as (H, W, 3): one or two channels become grey, of more the first three stay."""
+    picture = picture[..., None] if picture.ndim == 2 else picture
+    return picture[..., :3] if picture.shape[-1] >= 3 else np.repeat(picture[..., :1], 3, axis=-1)
+
+
+def thumbnail(picture: np.ndarray) -> np.ndarray:
+    """A model's input (C, h, w), uint8 or float in [0, 1], as uint8 (h, w, 3) for a person."""
+    shown = rgb(picture.transpose(1, 2, 0))
+    if shown.dtype != np.uint8:
+        shown = (shown * 255).clip(0, 255).astype(np.uint8)
+    return np.ascontiguousarray(shown)
+
+
+def overlay(picture: np.ndarray, heat: np.ndarray, *, box: Box | None = None, range: Range | None = None) -> np.ndarray:
+    """A picture lit by what the model looked at: dark where it did not look, amber where it looked most.
+
+    Args:
+        picture: uint8 (H, W) or (H, W, C).
+        heat: (h, w), one number a patch; enlarged bilinearly. What is not finite counts as nothing seen.
+        box: (top, left, bottom, right) of the part that the model saw, in pixels of the picture
+            (`Preprocessing.seen`); the rest is grey and dark, and a thin frame divides them. Default: all of it.
+        range: the numbers that are dark and that are bright, for pictures that are compared; default, the map's own.
+
+    Returns:
+        uint8 (H, W, 3).
+
+    Raises:
+        ConfigError: a shape, type or box that cannot be meant.
+    """
+    height, width = _picture_size(picture)
+    if heat.ndim != 2 or not heat.size:
+        raise ConfigError(f"a map of shape {heat.shape}", "give (h, w), one number for each patch")
+    top, left, bottom, right = box or (0.0, 0.0, float(height), float(width))
+    if not (top < bottom and left < right):
+        raise ConfigError(f"an empty box {box}", "give (top, left, bottom, right) in pixels of the picture")
+    level = np.nan_to_num(levels(heat, range)).astype(np.float32)
+    down = _enlarging(top, bottom, height, level.shape[0])  # (H, h)
+    across = level @ _enlarging(left, right, width, level.shape[1]).T  # (h, W)
+    seen_rows, seen_columns = _within(top, bottom, height), _within(left, right, width)
+    result = np.empty((height, width, 3), np.uint8)
+    for strip in np.array_split(np.arange(height), math.ceil(height * width / STRIP)):
+        planes = np.ascontiguousarray(rgb(picture[strip]).transpose(2, 0, 1), np.float32)  # (3, S, W)
+        grey, light = np.tensordot(LUMA, planes, 1), down[strip] @ across  # each (S, W)
+        seen = seen_rows[strip, None] & seen_columns
+        result[strip] = np.where(seen, _lit(planes, grey, light), grey * UNSEEN).round().transpose(1, 2, 0)
+    thick = max(1.0, round(min(height, width) / 240))
+    rows, columns = _within(top, bottom, height, thick), _within(left, right, width, thick)
+    result[(rows[:, None] & columns) & ~(seen_rows[:, None] & seen_columns)] = FRAME
+    return result
+
+
+def levels(values: np.ndarray, range: Range | None = None) -> np.ndarray:
+    """Numbers (...) as levels in [0, 1] of ``range``, default their own; what is not finite is NaN, all alike are 0.
+
+    Raises:
+        ConfigError: a range that does not rise.
+    """
+    values = np.where(np.isfinite(values), values, np.nan).astype(np.float64)
+    finite = values[~np.isnan(values)]
+    if range is None:
+        low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+        return (values - low) / ((high - low) or 1.0)
+    low, high = range
+    if not low < high:
+        raise ConfigError(f"a scale from {low:g} to {high:g}", "give two numbers that rise")
+    return ((values - low) / (high - low)).clip(0, 1)
+
+
+def shared_range(maps: Sequence[np.ndarray], *, share: float = 1.0) -> Range:
+    """One range for maps that are compared: from their least number to the one that ``share`` of all do not exceed.
+
+    A few patches, whatever they show, can draw most of the attention ("Vision Transformers Need Registers", Darcet et
+    al., 2024, section 2); with a share of 0.97 they are as bright as the strongest others, and do not darken the rest.
+    """
+    numbers = np.concatenate([each[np.isfinite(each)].astype(np.float64) for each in maps])
+    low, high = np.quantile(numbers, [0, share]) if len(numbers) else (0.0, 0.0)
+    return float(low), float(high) if high > low else float(low) + 1.0
+
+
+def _lit(planes: np.ndarray, grey: np.ndarray, light: np.ndarray) -> np.ndarray:
+    """A picture (3, H, W), whose luma is ``grey`` (H, W), under light (H, W): brighter with it, whatever it shows."""
+    amber = AMBER.astype(np.float32)[:, None, None]
+    # as light falls: in the dark colours fade, what is bright stays bright, what is dark glows
+    seen = grey + (planes - grey) * (FADED + (1 - FADED) * light)
+    lit = seen * (DIM + (1 - DIM) * light)
+    lit += amber * (light * GLOW) * (1 - lit / 255)
+    tint = TINT * light**2
+    return lit * (1 - tint) + amber * tint
+
+
+def _picture_size(picture: np.ndarray) -> tuple[int, int]:
+    if picture.dtype != np.uint8 or picture.ndim not in (2, 3) or not picture.size:
+        fact = f"a picture {picture.dtype} {picture.shape}"
+        raise ConfigError(fact, "give uint8 (H, W) or (H, W, C)")
+    return picture.shape[0], picture.shape[1]
+
+
+def _enlarging(start: float, stop: float, pixels: int, cells: int) -> np.ndarray:
+    """What each of ``cells`` between ``start`` and ``stop`` adds to each pixel: float32 (pixels, cells), rows sum to 1.
+
+    Bilinear by the centres, and averaging where there are more cells than pixels, as Pillow's filter does.
+    """
+    per_pixel = cells / (stop - start)
+    places = ((np.arange(pixels) + 0.5 - start) * per_pixel - 0.5).clip(0, cells - 1)
+    distance = np.abs(places[:, None] - np.arange(cells))
+    weights = (1 - distance / max(per_pixel, 1.0)).clip(0)
+    return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+
+
+def _within(start: float, stop: float, pixels: int, beyond: float = 0.0) -> np.ndarray:
+    """Which pixels have their centre in the stretch, or so near to it: bool (pixels,)."""
+    centres = np.arange(pixels) + 0.5
+    return (centres > start - beyond) & (centres < stop + beyond)
+
+
+def heat_picture(heat: np.ndarray, size: tuple[int, int], *, range: Range | None = None) -> np.ndarray:
+    """A map (h, w) alone, in the colours of the scale, each cell with hard edges: uint8 (height, width, 3) of ``size``.
+
+    What is not finite is grey. Raises `ConfigError` for a range that does not rise.
+    """
+    rows, columns = ((np.arange(side) * 2 + 1) * cells // (2 * side) for side, cells in zip(size, heat.shape))
+    return colours(levels(heat, range))[rows[:, None], columns]
+
+
+def scale_bar(low: float, high: float, *, label: str = "", width: int = 320) -> np.ndarray:
+    """The scale from ``low`` to ``high`` with its numbers below and what they count between them: uint8 (H, width, 3)."""
+    font, ends = _font(FOOTNOTE), (f"{low:.3g}", f"{high:.3g}")
+    canvas = _ground(FOOTNOTE + NEAR + _line(font), width)
+    canvas[:FOOTNOTE] = colours(np.linspace(0, 1, width))
+    sheet, y = Image.fromarray(canvas), FOOTNOTE + NEAR
+    room = width - 2 * max(map(font.getlength, ends)) - 2 * GAP
+    _write(sheet, (0, y), ends[0], width, FOOTNOTE, INK)
+    _write(sheet, (width / 2, y), label, room, FOOTNOTE, MUTED, anchor="ma")
+    _write(sheet, (width, y), ends[1], width, FOOTNOTE, INK, anchor="ra")
+    return np.asarray(sheet)
+
+
+def contact_sheet(
+    tiles: Sequence[np.ndarray],
+    captions: Sequence[str],
+    *,
+    columns: int,
+    title: str,
+    footnote: str = "",
+    width: int = 1280,
+) -> np.ndarray:
+    """All the heads of a layer, or any pictures of one shape, on one sheet: uint8 (H, width, 3).
+
+    Args:
+        tiles: uint8 (h, w) or (h, w, C) each, scaled to the width of a column.
+        captions: one below each tile, as ``title`` above and ``footnote`` below all; what is too long ends in "…".
+
+    Raises:
+        ConfigError: no tile, not a caption for each, tiles of several sizes, or columns too narrow to show anything.
+    """
+    side = (width - 2 * MARGIN - (columns - 1) * GAP) // max(columns, 1)
+    if not tiles or len(tiles) != len(captions) or columns < 1 or side < 1:
+        fact = f"{len(tiles)} tiles with {len(captions)} captions in {columns} columns of a sheet {width} pixels wide"
+        raise ConfigError(fact, "give one caption for each tile, and columns that leave a tile some pixels")
+    if len(sizes := {_picture_size(tile) for tile in tiles}) > 1:
+        raise ConfigError(f"tiles of {len(sizes)} sizes", "scale them to one")
+    height, across = sizes.pop()
+    tall = max(1, round(side * height / across))
+    heading, caption_line, last = (_line(_font(size)) for size in (TITLE, CAPTION, FOOTNOTE))
+    top, step = MARGIN + (heading + GAP if title else 0), tall + NEAR + caption_line + GAP
+    bottom = top + math.ceil(len(tiles) / columns) * step - GAP
+    sheet = Image.fromarray(_ground(bottom + (GAP + last if footnote else 0) + MARGIN, width))
+    _write(sheet, (MARGIN, MARGIN), title, width - 2 * MARGIN, TITLE, INK)
+    # where a pixel of a tile becomes a large square, the squares are what there is to see
+    how = Image.Resampling.NEAREST if side >= 4 * across else Image.Resampling.LANCZOS
+    for index, (tile, caption) in enumerate(zip(tiles, captions)):
+        x, y = MARGIN + index % columns * (side + GAP), top + index // columns * step
+        sheet.paste(Image.fromarray(np.ascontiguousarray(rgb(tile))).resize((side, tall), how), (x, y))
+        _write(sheet, (x, y + tall + NEAR), caption, side, CAPTION, INK)
+    _write(sheet, (MARGIN, bottom + GAP), footnote, width - 2 * MARGIN, FOOTNOTE, MUTED)
+    return np.asarray(sheet)
+
+
+def mosaic(values: np.ndarray, *, range: Range = (-1.0, 1.0), cell: int = 4, gap: int = 3) -> np.ndarray:
+    """Small maps (R, K, h, w) as R rows and K columns of tiles on one scale, a number ``cell`` pixels wide: uint8 (H, W, 3).
+
+    For the similarity of position embeddings, (14, 14, 14, 14). Raises `ConfigError` for a range that does not rise.
+    """
+    return _tiled(_hard(colours(levels(values, range)), cell), gap)
+
+
+def filters_sheet(pictures: np.ndarray, columns: int, *, cell: int = 6, gap: int = 4) -> np.ndarray:
+    """Embedding filters uint8 (n, h, w, 3), row by row, a pixel ``cell`` pixels wide with hard edges: uint8 (H, W, 3)."""
+    rows = math.ceil(len(pictures) / columns)
+    tiles = np.broadcast_to(PAPER, (rows * columns, *pictures.shape[1:])).copy()
+    tiles[: len(pictures)] = pictures
+    return _tiled(_hard(tiles.reshape(rows, columns, *pictures.shape[1:]), cell), gap)
+
+
+def save_png(path: Path, pixels: np.ndarray) -> None:
+    """Writes uint8 (H, W[, 3]) to ``path`` in one step; raises `DiskError` where the disk will not have it."""
+    buffer = BytesIO()
+    Image.fromarray(pixels).save(buffer, "png")
+    replace_file(path, buffer.getvalue())
+
+
+def _hard(tiles: np.ndarray, times: int) -> np.ndarray:
+    """Tiles (R, K, h, w, 3) with every pixel a square."""
+    return tiles.repeat(times, axis=2).repeat(times, axis=3)
+
+
+def _tiled(tiles: np.ndarray, gap: int) -> np.ndarray:
+    """Tiles (R, K, h, w, 3) on the paper, with ``gap`` pixels of it around each."""
+    rows, columns, height, width, _ = tiles.shape
+    canvas = _ground(rows * (height + gap) + gap, columns * (width + gap) + gap)
+    cells = canvas[gap:, gap:].reshape(rows, height + gap, columns, width + gap, 3)
+    cells[:, :height, :, :width] = tiles.transpose(0, 2, 1, 3, 4)
+    canvas[gap:, gap:] = cells.reshape(rows * (height + gap), columns * (width + gap), 3)
+    return canvas
+
+
+def _ground(height: int, width: int) -> np.ndarray:
+    return np.broadcast_to(PAPER, (height, width, 3)).copy()
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    font = ImageFont.load_default(size)
+    assert isinstance(font, ImageFont.FreeTypeFont)  # it is one wherever a size is given
+    return font
+
+
+def _line(font: ImageFont.FreeTypeFont) -> int:
+    """Pixels from the top of the tallest letter to the foot of the deepest."""
+    return sum(font.getmetrics())
+
+
+def _write(
+    sheet: Image.Image,
+    place: tuple[float, float],
+    words: str,
+    room: float,
+    size: int,
+    ink: np.ndarray,
+    anchor: str = "la",
+) -> None:
+    """One line of type, its top left at ``place`` unless ``anchor`` (Pillow's) says otherwise."""
+    font = _font(size)
+    ImageDraw.Draw(sheet).text(place, fitting(words, font, room), tuple(ink.tolist()), font, anchor)
+
+
+def fitting(words: str, font: ImageFont.FreeTypeFont, room: float) -> str:
+    """``words`` on one line; where that is longer than ``room`` pixels, as many letters as fit, and "…"."""
+    words = " ".join(words.split())
+    if font.getlength(words) <= room:
+        return words
+    fit = bisect_right(range(len(words)), room, key=lambda letters: font.getlength(words[:letters] + "…"))
+    return words[: fit - 1].rstrip() + "…" if fit else ""
