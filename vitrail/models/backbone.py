@@ -27,7 +27,8 @@ class AttentionGrid(NamedTuple):
     """How the rows (queries) and columns (keys) of an attention matrix lie in the image.
 
     The first ``prefix`` of both are tokens without a place; the rest are places of the grids, in row-major order, unless
-    ``rows`` (Q,) and ``columns`` (Q, K) say which place each of them is; there -1 is a place outside of the image.
+    ``rows`` (Q,) and ``columns`` (Q, K) say which place each of them is; there -1 is a place outside of the image, or one
+    that the query cannot see.
     A grid of (0, 0) has no places: only the prefix tokens ask.
 
     ``cell`` is how many pixels, (height, width), a place of the map is large: of the queries, or of the keys where no place

@@ -58,8 +58,10 @@ class Windows(NamedTuple):
         """Which places, of ``cell`` pixels, of a map of (height, width) are the queries and keys, window by window."""
         places = torch.arange(height * width).reshape(1, height, width, 1)
         held = self.cut(self.lay(places, fill=-1).flatten(0, 1)[..., 0])  # (n, S)
-        columns = held[:, None].expand(-1, self.side**2, -1).flatten(0, 1)  # (n S, S)
-        return AttentionGrid(0, (height, width), (height, width), cell, held.flatten(), columns)
+        columns = held[:, None].expand(-1, self.side**2, -1)  # (n, S, S)
+        if self.shift:
+            columns = columns.masked_fill(self.strangers(held.device), -1)
+        return AttentionGrid(0, (height, width), (height, width), cell, held.flatten(), columns.flatten(0, 1))
 
     def strangers(self, device: torch.device) -> Tensor:
         """Pairs that only rolling brought into one window: (n, S, S)."""
