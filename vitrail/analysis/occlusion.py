@@ -52,11 +52,8 @@ def occlusion(
     """
     targets = answered(model, images, targets, batch=batch)
     size = images.shape[2], images.shape[3]
-    window = _window(model.config, size) if window is None else _lengths("window", window)
+    window = _window(model.config, size) if window is None else _fitting(window, size)
     stride = window if stride is None else _lengths("stride", stride)
-    if any(side > length for side, length in zip(window, size)):
-        written, pixels = ("x".join(map(str, each)) for each in (window, size))
-        raise ConfigError(f"a window of {written} on images of {pixels} pixels", "choose one that fits into the image")
     rows, columns = (_covered(*each).to(targets.device) for each in zip(size, window, stride))  # (R, H), (S, W) bool
 
     def cover(pixels: Tensor, _: Tensor, place: Tensor) -> Tensor:
@@ -74,6 +71,14 @@ def _window(config: Config, size: tuple[int, int]) -> tuple[int, int]:
     patch = tuple(round(length / GRID) for length in size) if config.STAGES else config.patch_size
     height, width = (min(max(side, 1), length) for side, length in zip(patch, size))
     return height, width
+
+
+def _fitting(window: Lengths, size: tuple[int, int]) -> tuple[int, int]:
+    window = _lengths("window", window)
+    if any(side > length for side, length in zip(window, size)):
+        written, pixels = ("x".join(map(str, each)) for each in (window, size))
+        raise ConfigError(f"a window of {written} on images of {pixels} pixels", "choose one that fits into the image")
+    return window
 
 
 def _lengths(name: str, value: Lengths) -> tuple[int, int]:
