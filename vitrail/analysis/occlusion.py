@@ -11,10 +11,11 @@ from torch import Tensor
 from vitrail.analysis.versions import Progress, answered, probabilities_of
 from vitrail.errors import ConfigError
 from vitrail.models import Config
+from vitrail.models.config import is_whole
 from vitrail.tasks.classification import Classifier
 
 Lengths = int | tuple[int, int]  # pixels, (height, width); one number stands for a square
-GRID = 14  # windows along each side where the architecture has no patches of one size: those of a ViT/16 at 224 pixels
+GRID = 14  # windows, about, along a side where patches grow from stage to stage: those of a ViT/16 at 224 pixels
 
 
 def occlusion(
@@ -37,7 +38,7 @@ def occlusion(
         images: normalised, (B, C, H, W).
         targets: (B,) the class of each image; by default what the model answers.
         window: pixels, (height, width), or the side of a square; by default a patch of the model, and for pyramids, whose
-            patches grow from stage to stage, a fourteenth of the image.
+            patches grow from stage to stage, about a fourteenth of the image.
         stride: pixels from one window to the next; by default the window, so that windows tile the image.
         fill: what a window is covered with, in normalised pixels; 0 is the mean colour of the data set.
         batch: covered images shown to the model at one time.
@@ -82,10 +83,10 @@ def _fitting(window: Lengths, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def _lengths(name: str, value: Lengths) -> tuple[int, int]:
-    height, width = (value, value) if isinstance(value, int) else value
-    if min(height, width) < 1:
+    pair = value if isinstance(value, tuple) else (value, value)
+    if len(pair) != 2 or not all(is_whole(side, 1) for side in pair):
         raise ConfigError(f"{name} is {value!r}", f"{name} = pixels from 1, such as 16, or (height, width)")
-    return height, width
+    return pair
 
 
 def _covered(length: int, window: int, stride: int) -> Tensor:
