@@ -1,0 +1,95 @@
+"""Occlusion: how much an answer rests on each part of an image, by covering it (Zeiler and Fergus 2014, section 4.2).
+
+B images, C channels, H and W their size, R x S windows, b covered images at one time.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitrail.analysis.versions import Progress, answered, probabilities_of
+from vitrail.errors import ConfigError
+from vitrail.models import Config
+from vitrail.models.config import is_whole
+from vitrail.tasks.classification import Classifier
+
+Lengths = int | tuple[int, int]  # pixels, (height, width); one number stands for a square
+GRID = 14  # windows, about, along a side where patches grow from stage to stage: those of a ViT/16 at 224 pixels
+
+
+def occlusion(
+    model: Classifier,
+    images: Tensor,
+    *,
+    targets: Tensor | None = None,
+    window: Lengths | None = None,
+    stride: Lengths | None = None,
+    fill: float = 0.0,
+    batch: int = 64,
+    progress: Progress | None = None,
+) -> Tensor:
+    """How far the probability of a class falls when a window of the image is covered; below 0 where it rises.
+
+    Windows start at every multiple of the stride that lies in the image, and those at the lower and right edges are cut
+    off by it. Window (i, j) has the value of cell (i, j), also where windows overlap.
+
+    Args:
+        images: normalised, (B, C, H, W).
+        targets: (B,) the class of each image; by default what the model answers.
+        window: pixels, (height, width), or the side of a square; by default a patch of the model, and for pyramids, whose
+            patches grow from stage to stage, about a fourteenth of the image.
+        stride: pixels from one window to the next; by default the window, so that windows tile the image.
+        fill: what a window is covered with, in normalised pixels; 0 is the mean colour of the data set.
+        batch: covered images shown to the model at one time.
+        progress: told after every batch how many covered images it held.
+
+    Returns:
+        (B, R, S) in fp32, differences of probabilities in [-1, 1], R = ceil(H / stride) and S = ceil(W / stride).
+
+    Raises:
+        ConfigError: a window larger than the image or not positive; a stride not positive; targets that are not one class
+            an image; a model without a head.
+    """
+    targets = answered(model, images, targets, batch=batch)
+    size = images.shape[2], images.shape[3]
+    window = _window(model.config, size) if window is None else _fitting(window, size)
+    stride = window if stride is None else _lengths("stride", stride)
+    rows, columns = (_covered(*each).to(targets.device) for each in zip(size, window, stride))  # (R, H), (S, W) bool
+
+    def cover(pixels: Tensor, _: Tensor, place: Tensor) -> Tensor:
+        row, column = rows[place // len(columns)], columns[place % len(columns)]  # (b, H), (b, W)
+        return pixels.masked_fill((row[:, :, None] & column[:, None, :])[:, None], fill)  # (b, C, H, W)
+
+    plain = probabilities_of(model, images, targets, 1, lambda pixels, *_: pixels, batch=batch)  # (B, 1)
+    windows = len(rows) * len(columns)
+    covered = probabilities_of(model, images, targets, windows, cover, batch=batch, progress=progress)  # (B, R S)
+    return (plain - covered).view(len(images), len(rows), len(columns))
+
+
+def _window(config: Config, size: tuple[int, int]) -> tuple[int, int]:
+    """The patch that the model works on to its end; in a pyramid there is none, and its first patches hide too little."""
+    patch = tuple(round(length / GRID) for length in size) if config.STAGES else config.patch_size
+    height, width = (min(max(side, 1), length) for side, length in zip(patch, size))
+    return height, width
+
+
+def _fitting(window: Lengths, size: tuple[int, int]) -> tuple[int, int]:
+    window = _lengths("window", window)
+    if any(side > length for side, length in zip(window, size)):
+        written, pixels = ("x".join(map(str, each)) for each in (window, size))
+        raise ConfigError(f"a window of {written} on images of {pixels} pixels", "choose one that fits into the image")
+    return window
+
+
+def _lengths(name: str, value: Lengths) -> tuple[int, int]:
+    pair = value if isinstance(value, tuple) else (value, value)
+    if len(pair) != 2 or not all(is_whole(side, 1) for side in pair):
+        raise ConfigError(f"{name} is {value!r}", f"{name} = pixels from 1, such as 16, or (height, width)")
+    return pair
+
+
+def _covered(length: int, window: int, stride: int) -> Tensor:
+    """Which pixels of a side each window covers: (windows, length) bool."""
+    pixel, start = torch.arange(length), torch.arange(0, length, stride)[:, None]
+    return (pixel >= start) & (pixel < start + window)
