@@ -1,0 +1,327 @@
+"""`vitrail explain`: what the answer for an image rests on, as pictures of its own resolution and as numbers."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitrail.analysis.attention import attention_map, check_index, head_maps
+from vitrail.analysis.faithfulness import BASELINE, compare
+from vitrail.analysis.occlusion import occlusion
+from vitrail.analysis.pictures import contact_sheet, overlay, rgb, save_png, shared_range
+from vitrail.analysis.rollout import relevance, rollout
+from vitrail.data.images import BadImage, decode
+from vitrail.data.policing import BadImages
+from vitrail.data.sources import Item, Source
+from vitrail.engine.evaluate import Reading, Say, to_stderr
+from vitrail.engine.judge import AUTOCAST
+from vitrail.engine.predict import find_inputs
+from vitrail.engine.progress import Show
+from vitrail.errors import ConfigError, DataError, nearest
+from vitrail.evaluation.intervals import paired_difference
+from vitrail.files import disk_errors, dump_json, replace_file
+from vitrail.tasks.classification import Classifier
+
+BRIGHTEST = 0.97  # of a map's places are below the end of the scale: a few draw much attention whatever they show
+WIDEST = 720  # pixels of a tile before it is laid on a contact sheet
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """What is explained, and how.
+
+    Args:
+        method: one of `METHODS`.
+        layer, head: whose attention; of ``attention`` only, but the contact sheet always shows that layer. The head is a number,
+            "mean" or "all".
+        target: the name of the class to explain; by default what the model answers.
+    """
+
+    method: str = "attention"
+    layer: int = -1
+    head: int | str = "mean"
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ConfigError(f"there is no method {self.method!r}", nearest(self.method, METHODS))
+        if isinstance(self.head, str) and self.head not in ("mean", "all"):
+            raise ConfigError(f"head is {self.head!r}", "give a number from 0, or 'mean' or 'all'")
+
+
+Method = Callable[[Classifier, Tensor, Tensor, How], Tensor]
+
+
+def _attention(model: Classifier, images: Tensor, targets: Tensor, how: How) -> Tensor:
+    return attention_map(model, images, how.layer, how.head if isinstance(how.head, int) else None)
+
+
+METHODS: dict[str, Method] = {
+    "attention": _attention,
+    "rollout": lambda model, images, targets, how: rollout(model, images),
+    "gradient": lambda model, images, targets, how: relevance(model, images, targets),
+    "occlusion": lambda model, images, targets, how: occlusion(model, images, targets=targets),
+}
+NEEDS_ATTENTION = ("attention", "rollout", "gradient")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """One image: the answer, the class that is explained, what was written, and how much the places of the image count.
+
+    ``heat`` (h, w), ``heads`` (H, h, w) of the layer where there is attention; ``box`` as `Preprocessing.seen` gives it.
+    """
+
+    key: str
+    label: str
+    score: float
+    target: str
+    target_score: float
+    heat: np.ndarray
+    heads: np.ndarray | None
+    box: tuple[float, float, float, float]
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def row(self) -> dict[str, Any]:
+        """For a table: path, label, score, target, and the names of the files."""
+        row = {"path": self.key, "label": self.label, "score": round(self.score, 6), "target": self.target}
+        return row | {"target_score": round(self.target_score, 6), **self.files}
+
+
+def explain(
+    model: str | Path | Classifier,
+    inputs: Sequence[str],
+    out: Path,
+    *,
+    how: How = How(),
+    classes: Path | None = None,
+    reading: Reading = Reading(),
+    say: Say = to_stderr,
+) -> Iterator[Explained]:
+    """Explains one image after another and writes into the folder ``out``: ``NAME.METHOD.png``, the picture lit by what
+    counts; ``NAME.heads.png``, all heads of the layer; ``NAME.METHOD.npz``, the numbers; and at the end ``METHOD.json``.
+
+    Raises:
+        ConfigError: a method, layer, head or class that is not there; a method that needs attention of a model without.
+        DataError: no image could be read.
+        DiskError: ``out`` cannot be written.
+    """
+    classifier = reading.load(model, classes, say)
+    source = find_inputs(inputs)
+    _check(classifier, how)
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    bad = BadImages(reading.on_bad, reading.max_bad, out / "bad_images.csv", total=len(source))
+    rows: list[dict[str, Any]] = []
+    names = _names(list(map(str, source.keys)))
+    with Show("explaining", len(source), quiet=reading.quiet) as show:
+        for number, (item, seen) in enumerate(_seen(classifier, source, bad)):
+            with torch.autocast(
+                seen.images.device.type, AUTOCAST.get(reading.precision), enabled=reading.precision != "fp32"
+            ):
+                found = _explained(classifier, item.key, seen, how)
+            files = _write(out, names[item.key], found, seen.picture, how)
+            rows.append({**found.row(), **files, "box": [round(each, 3) for each in found.box]})
+            yield replace(found, files=files)
+            show.update(number + 1)
+    if not rows:
+        raise DataError("none of the images could be read", f"the reasons are in {out / 'bad_images.csv'}")
+    layer = how.layer if not classifier.attention_grids(classifier.preprocessing.size) else _layer(classifier, how)
+    facts = {"method": how.method, "layer": layer, "head": how.head, "images": rows}
+    replace_file(out / f"{how.method}.json", dump_json(facts))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """An image as a person has it, uint8 (H, W, 3), the part of it that the model gets, and that as its input (1, C, h, w)."""
+
+    picture: np.ndarray
+    box: tuple[float, float, float, float]
+    images: Tensor
+
+
+def _seen(classifier: Classifier, source: Source, bad: BadImages) -> Iterator[tuple[Item, _Seen]]:
+    """Every image that can be read, one by one: each may have any size."""
+    preprocessing, device = classifier.preprocessing, next(classifier.parameters()).device
+    for index in range(len(source)):
+        try:
+            item = source.read(index)
+            content = item.content
+            image = decode(content, channels=preprocessing.channels) if isinstance(content, bytes) else content
+            pixels = preprocessing.picture(image)
+        except BadImage as error:
+            bad(str(source.keys[index]), error.reason)
+            continue
+        picture = np.asarray(image)
+        if picture.dtype != np.uint8:
+            picture = (picture * 255).round().clip(0, 255).astype(np.uint8)
+        box = preprocessing.seen(*picture.shape[:2])
+        yield item, _Seen(rgb(picture), box, preprocessing.normalise(torch.from_numpy(pixels)[None].to(device)))
+
+
+def _check(classifier: Classifier, how: How) -> None:
+    """Raises `ConfigError` for what the model has not, before an image is touched."""
+    classifier.check_can_answer(1)
+    if how.target is not None and how.target not in classifier.classes:
+        raise ConfigError(f"the model has no class {how.target!r}", nearest(how.target, classifier.classes))
+    if not classifier.attention_grids(classifier.preprocessing.size):
+        if how.method in NEEDS_ATTENTION:
+            what = f"{classifier.config.about} has no attention, so there is no {how.method}"
+            raise ConfigError(what, "--method occlusion asks any model")
+        return
+    _layer(classifier, how)
+
+
+def _layer(classifier: Classifier, how: How) -> int:
+    return check_index("layer", how.layer, len(classifier.attention_grids(classifier.preprocessing.size)))
+
+
+def _explained(classifier: Classifier, key: str, seen: _Seen, how: How) -> Explained:
+    with torch.no_grad():
+        scores = classifier.probabilities(classifier(seen.images))[0]
+    best = int(scores.argmax())
+    target = best if how.target is None else classifier.classes.index(how.target)
+    heat = METHODS[how.method](classifier, seen.images, torch.tensor([target]), how)
+    heads = None
+    if classifier.attention_grids(classifier.preprocessing.size):
+        heads = head_maps(classifier, seen.images, how.layer)[0].float().cpu().numpy()
+    return Explained(
+        key=key,
+        label=classifier.classes[best],
+        score=float(scores[best]),
+        target=classifier.classes[target],
+        target_score=float(scores[target]),
+        heat=heat[0].float().cpu().numpy(),
+        heads=heads,
+        box=seen.box,
+    )
+
+
+def _write(out: Path, name: str, found: Explained, picture: np.ndarray, how: How) -> dict[str, str]:
+    """Writes what belongs to one image; the names of the files by what they are."""
+    files = {"overlay": f"{name}.{how.method}.png", "numbers": f"{name}.{how.method}.npz"}
+    save_png(out / files["overlay"], overlay(picture, found.heat, box=found.box, range=_range(found.heat)))
+    numbers = {"heat": found.heat, "box": np.array(found.box)}
+    if found.heads is not None:
+        numbers["heads"] = found.heads
+        files["heads"] = f"{name}.heads.png"
+        save_png(out / files["heads"], _sheet(picture, found, how))
+        if how.method == "attention" and how.head == "all":
+            for head, each in enumerate(found.heads):
+                lit = overlay(picture, each, box=found.box, range=_range(each))
+                save_png(out / f"{name}.attention.head{head}.png", lit)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **numbers)
+    replace_file(out / files["numbers"], buffer.getvalue())
+    return files
+
+
+def _range(heat: np.ndarray) -> tuple[float, float]:
+    """What is dark and what is bright: nothing, or the least there is, and what nearly all places stay below."""
+    return shared_range([heat.clip(min=0)], share=BRIGHTEST)
+
+
+def _sheet(picture: np.ndarray, found: Explained, how: How) -> np.ndarray:
+    """The picture and every head of the layer, each on a scale of its own."""
+    assert found.heads is not None
+    small = Image.fromarray(picture)
+    small.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
+    plain, times = np.asarray(small), small.height / picture.shape[0]
+    top, left, bottom, right = (side * times for side in found.box)
+    tiles, captions = [plain], [f"{found.label}, {found.score:.0%} sure"]
+    for head, each in enumerate(found.heads):
+        tiles.append(overlay(plain, each, box=(top, left, bottom, right), range=_range(each)))
+        strongest = each.max() * each.size / max(each.sum(), 1e-12)
+        captions.append(f"head {head}: up to {strongest:.1f} times its mean")
+    columns = min(len(tiles), 4 if len(tiles) in (4, 7, 8) or len(tiles) > 9 else 3)
+    words = "the last layer" if how.layer == -1 else f"layer {how.layer}"
+    note = "Bright is where the head looks most; each head has a scale of its own."
+    return contact_sheet(
+        tiles, captions, columns=columns, title=f"{Path(found.key).name}: the heads of {words}", footnote=note
+    )
+
+
+def _names(keys: Sequence[str]) -> dict[str, str]:
+    """A name for the files of each image: that of its own file, with a number where several have the same."""
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for key in keys:
+        stem = name = Path(key.replace("#", "-")).stem or "image"
+        count = 1
+        while name.lower() in taken:  # some disks do not tell capitals
+            count += 1
+            name = f"{stem}-{count}"
+        taken.add(name.lower())
+        names[key] = name
+    return names
+
+
+@dataclass(frozen=True)
+class MethodScore:
+    """How well a method says what the answer rests on: areas of deletion (less is better) and insertion (more is better),
+    and by how much they differ from those of random maps, with the ends of a 95 % bootstrap interval over images.
+    """
+
+    method: str
+    deletion: float
+    insertion: float
+    deletion_gain: tuple[float, float, float] | None
+    insertion_gain: tuple[float, float, float] | None
+
+
+def faithfulness(
+    model: str | Path | Classifier,
+    inputs: Sequence[str],
+    *,
+    how: How = How(),
+    steps: int = 14,
+    draws: int = 2,
+    classes: Path | None = None,
+    reading: Reading = Reading(),
+    say: Say = to_stderr,
+) -> tuple[int, list[MethodScore]]:
+    """Every method judged on the same images by deletion and insertion; how many images, and the scores."""
+    classifier = reading.load(model, classes, say)
+    _check(classifier, How(method="occlusion", layer=how.layer, target=how.target))
+    source = find_inputs(inputs)
+    has_attention = bool(classifier.attention_grids(classifier.preprocessing.size))
+    methods = [name for name in METHODS if has_attention or name not in NEEDS_ATTENTION]
+    bad = BadImages(reading.on_bad, reading.max_bad, total=len(source))
+    curves: dict[str, list[tuple[float, float]]] = {}
+    with Show("judging methods", len(source), quiet=reading.quiet) as show:
+        for number, (_, seen) in enumerate(_seen(classifier, source, bad)):
+            with torch.no_grad():
+                targets = classifier(seen.images).argmax(1)
+            if how.target is not None:
+                targets = torch.tensor([classifier.classes.index(how.target)])
+            heats = {name: METHODS[name](classifier, seen.images, targets, how) for name in methods}
+            found = compare(
+                classifier,
+                seen.images,
+                heats,
+                targets=targets,
+                steps=steps,
+                draws=draws,
+                batch=reading.batch,
+                seed=number,
+            )
+            for name, each in found.items():
+                curves.setdefault(name, []).append((float(each.deletion_area), float(each.insertion_area)))
+            show.update(number + 1)
+    if not curves:
+        raise DataError("none of the images could be read", "see `vitrail data check`")
+    return len(curves[BASELINE]), [_score(name, curves) for name in curves]
+
+
+def _score(name: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> MethodScore:
+    own, random = np.array(curves[name]), np.array(curves[BASELINE])  # (N, 2)
+    gains = [None if name == BASELINE else paired_difference(own[:, axis], random[:, axis]) for axis in (0, 1)]
+    return MethodScore(name, *own.mean(0).tolist(), *gains)
