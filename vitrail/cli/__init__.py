@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from vitrail.cli import convert, data, doctor, evaluate, explain, models, predict, train
+from vitrail.cli import convert, data, doctor, evaluate, explain, inspect, models, predict, train
 from vitrail.errors import VitrailError
 
 
@@ -25,6 +25,7 @@ def build_app() -> App:
     app.command(predict.predict)
     app.command(predict.embed)
     app.command(explain.explain)
+    app.command(inspect.inspect)
     app.command(convert.convert)
     app.command(models.models)
     group = App(name="data", help="Look at a data set before it is used.")

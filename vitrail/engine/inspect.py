@@ -1,0 +1,288 @@
+"""`vitrail inspect`: what a model has learned, by the paper's own figures, as one page and as numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.analysis.attention import attention_map
+from vitrail.analysis.cost import default_sizes, measure_cost
+from vitrail.analysis.embeddings import (
+    as_pictures,
+    embedding_filters,
+    line_similarity,
+    neighbour_rate,
+    position_embeddings,
+    position_similarity,
+    principal_filters,
+)
+from vitrail.analysis.equivariance import map_equivariance, permutation_response, shift_response
+from vitrail.analysis.heads import HeadStatistics
+from vitrail.analysis.locality import locality
+from vitrail.analysis.pictures import thumbnail
+from vitrail.analysis.rollout import relevance, rollout
+from vitrail.data.loader import eval_batches
+from vitrail.data.policing import BadImages
+from vitrail.data.sources import Source, open_data
+from vitrail.engine.evaluate import Reading, Say, to_stderr
+from vitrail.engine.findings import findings
+from vitrail.engine.judge import choose_split
+from vitrail.engine.machine import cores, describe, keep_large_buffers, versions
+from vitrail.engine.progress import Show
+from vitrail.engine.reporting.inspected import Biases, Filters, Inspection, Positions, Sample
+from vitrail.engine.reporting.inspection import write_inspection
+from vitrail.errors import DataError
+from vitrail.files import disk_errors, dump_json, replace_file
+from vitrail.models import cost_of
+from vitrail.tasks.classification import Classifier
+
+MOST = 512  # images that heads are measured on; the paper took 128
+SAMPLES = 6  # images that are shown
+PAIRED = 32  # images that are moved, cut up and differentiated
+LEAST_ROOM = 32  # pixels by which these are larger than the model's window, or a patch
+
+
+def inspect(
+    model: str | Path | Classifier,
+    out: Path,
+    data: Any = None,
+    *,
+    most: int = MOST,
+    cost: bool = False,
+    classes: Path | None = None,
+    reading: Reading = Reading(),
+    command: str = "",
+    say: Say = to_stderr,
+) -> tuple[Path, dict[str, Any]]:
+    """Measures, and writes ``report.html``, ``numbers.json`` and the pictures into ``out``.
+
+    Args:
+        data: images as `open_data` takes them, labelled or not; without them only filters and positions can be shown.
+        most: images that are looked at, spread evenly over the data.
+        cost: time and memory at larger images too.
+
+    Returns:
+        The report's path and the numbers.
+
+    Raises:
+        DataError: no image could be read. `DiskError`: ``out`` cannot be written.
+    """
+    classifier = reading.load(model, classes, say)
+    keep_large_buffers()
+    torch.set_num_threads(cores())
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    config = classifier.config
+    found: dict[str, Any] = {"filters": _filters(classifier), "positions": _positions(classifier)}
+    if data is not None:
+        found |= _of_images(classifier, data, most, out, reading)
+    if cost:
+        say("measuring time and memory")
+        found["cost"] = measure_cost(classifier, default_sizes(config))
+    counted = cost_of(config)
+    inspection = Inspection(
+        title=Path(str(model)).name if not isinstance(model, Classifier) else config.about,
+        model=config.about,
+        image_size=config.image_size,
+        patch_size=config.patch_size,
+        parameters=counted.parameters,
+        multiply_adds=counted.multiply_adds,
+        findings=findings(found.get("heads", ()), found["positions"]),
+        command=command,
+        machine=describe(),
+        versions=versions(),
+        date=date.today().isoformat(),
+        notes=_notes(classifier, data, found),
+        **found,
+    )
+    figures = numbers(inspection)
+    replace_file(out / "numbers.json", dump_json(figures))
+    return write_inspection(out, inspection), figures
+
+
+def _filters(classifier: Classifier) -> Filters:
+    filters = embedding_filters(classifier)
+    components, explained = principal_filters(filters)
+    return Filters(pictures=as_pictures(components), explained=explained.cpu().numpy(), width=len(filters))
+
+
+def _positions(classifier: Classifier) -> Positions | None:
+    embeddings = position_embeddings(classifier)
+    if embeddings is None:
+        return None
+    similarity = position_similarity(embeddings)
+    return Positions(
+        similarity=similarity.cpu().numpy(),
+        neighbour_rate=neighbour_rate(similarity),
+        neighbour_rate_with_corners=neighbour_rate(similarity, reach=1.5),
+        lines=line_similarity(similarity),
+    )
+
+
+def _of_images(classifier: Classifier, data: Any, most: int, out: Path, reading: Reading) -> dict[str, Any]:
+    """Heads, samples and biases: all that needs images."""
+    channels = classifier.config.in_channels
+    split, source = choose_split(open_data(data, labelled=False, validation=0, channels=channels))
+    source = source.subset(_spread(len(source), most))
+    bad = BadImages(reading.on_bad, reading.max_bad, out / "bad_images.csv", total=len(source))
+    statistics, seen = HeadStatistics(classifier), 0
+    has_attention = bool(classifier.attention_grids(classifier.preprocessing.size))
+    if has_attention:
+        with Show("looking", len(source), quiet=reading.quiet) as show:
+            for images, _ in _batches(classifier, source, reading, bad):
+                statistics.add(images)
+                seen += len(images)
+                show.update(seen)
+    few = source.subset(_spread(len(source), PAIRED))
+    shown = source.subset(_spread(len(source), SAMPLES))
+    found: dict[str, Any] = {
+        "data": f"{data}, {split}" if isinstance(data, str | Path) else split,
+        "samples": _samples(classifier, shown, reading, bad) if has_attention and classifier.classes else [],
+        "biases": _biases(classifier, few, reading, bad),
+        "images": seen,
+    }
+    if has_attention and not seen:
+        raise DataError("none of the images could be read", f"the reasons are in {out / 'bad_images.csv'}")
+    return found | {"heads": statistics.figures() if has_attention else []}
+
+
+def _batches(
+    classifier: Classifier, source: Source, reading: Reading, bad: BadImages, **changes: Any
+) -> Iterator[tuple[Tensor, list[str]]]:
+    """Normalised images (B, C, H, W) on the model's device and their keys; ``changes`` are of the preprocessing."""
+    preprocessing, device = changes.get("preprocessing", classifier.preprocessing), next(classifier.parameters()).device
+    for batch in eval_batches(source, preprocessing, batch=min(reading.batch, 32), workers=reading.workers, bad=bad):
+        yield preprocessing.normalise(batch.images.to(device)), batch.keys
+
+
+def _samples(classifier: Classifier, source: Source, reading: Reading, bad: BadImages) -> list[Sample]:
+    """Images with what counted in them, by each method that needs one pass."""
+    samples, preprocessing = [], classifier.preprocessing
+    methods: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
+        "attention": attention_map,
+        "rollout": rollout,
+        "gradient": relevance,
+    }
+    for images, keys in _batches(classifier, source, reading, bad):
+        with torch.no_grad():
+            scores = classifier.probabilities(classifier(images))
+        maps = {name: of(classifier, images).float().cpu().numpy() for name, of in methods.items()}
+        mean, std = (images.new_tensor(each).view(-1, 1, 1) for each in (preprocessing.mean, preprocessing.std))
+        for place, key in enumerate(keys):
+            picture = (images[place] * std + mean).clamp(0, 1).cpu().numpy()
+            best = int(scores[place].argmax())
+            samples.append(
+                Sample(
+                    key=str(key),
+                    label=classifier.classes[best],
+                    score=float(scores[place, best]),
+                    picture=thumbnail(picture),
+                    maps={name: each[place] for name, each in maps.items()},
+                )
+            )
+    return samples
+
+
+def _biases(classifier: Classifier, source: Source, reading: Reading, bad: BadImages) -> Biases | None:
+    """What CNNs have by construction, measured on pictures a little larger than the model's window."""
+    height, width = classifier.config.image_size
+    room = max(LEAST_ROOM, *classifier.config.patch_size)
+    wide = classifier.preprocessing.at((height + room, width + room))
+    parts = [images for images, _ in _batches(classifier, source, reading, bad, preprocessing=wide)]
+    if not parts:
+        return None
+    images = torch.cat(parts)
+    windows = images[..., :height, :width]
+    return Biases(
+        images=len(images),
+        shifts=shift_response(classifier, images),
+        maps=map_equivariance(classifier, images),
+        locality=locality(classifier, windows[:8]),
+        permutation=permutation_response(classifier, windows),
+    )
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """At most ``most`` of ``count`` numbers, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
+
+
+def _notes(classifier: Classifier, data: Any, found: Mapping[str, Any]) -> list[str]:
+    """What is not there, and why."""
+    notes = []
+    if data is None:
+        notes.append("No images were given, so nothing that needs them could be measured; --data adds it.")
+    elif not found["heads"]:
+        notes.append(f"{classifier.config.about[0].upper()}{classifier.config.about[1:]} has no attention to look at.")
+    if found["positions"] is None:
+        notes.append("No position embeddings are added to the patches of this model.")
+    return notes
+
+
+def numbers(found: Inspection) -> dict[str, Any]:
+    """Every number of the page as plain values for JSON; what is undefined is None."""
+    figures: dict[str, Any] = {
+        "model": found.model,
+        "images": found.images,
+        "data": found.data,
+        "filters_explained": _plain(found.filters.explained),
+        "findings": {each.claim: each.holds for each in found.findings},
+    }
+    if found.positions is not None:
+        lines = found.positions.lines
+        figures |= {
+            "position_neighbour_rate": found.positions.neighbour_rate,
+            "position_neighbour_rate_with_corners": found.positions.neighbour_rate_with_corners,
+            "position_similarity_row": lines.row,
+            "position_similarity_column": lines.column,
+            "position_similarity_elsewhere": lines.elsewhere,
+            "position_similarity": _plain(found.positions.similarity),
+        }
+    if found.heads:
+        figures |= {
+            "attention_distance_px": [_plain(each.distance) for each in found.heads],
+            "attention_distance_uniform_px": [each.uniform for each in found.heads],
+            "attention_entropy": [_plain(each.entropy) for each in found.heads],
+            "attention_to_prefix": [_plain(each.prefix) for each in found.heads],
+        }
+    if (biases := found.biases) is not None:
+        figures |= {
+            "shift_response": {str(shift): each._asdict() for shift, each in biases.shifts.items()},
+            "map_equivariance": [each._asdict() for each in biases.maps],
+            "locality_px": [each._asdict() for each in biases.locality],
+            "permuted_pixels": biases.permutation.pixels._asdict(),
+            "permuted_without_positions": biases.permutation.unplaced and biases.permutation.unplaced._asdict(),
+        }
+    if found.cost:
+        figures["cost"] = [each._asdict() for each in found.cost]
+    if found.samples:
+        figures["samples"] = [
+            {
+                "path": each.key,
+                "label": each.label,
+                "score": each.score,
+                **{name: _plain(map_) for name, map_ in each.maps.items()},
+            }
+            for each in found.samples
+        ]
+    return _defined(figures)
+
+
+def _plain(values: np.ndarray | Tensor | Sequence[float]) -> Any:
+    return np.asarray(values, dtype=np.float64).round(6).tolist()
+
+
+def _defined(value: Any) -> Any:
+    """The same with None for every number that is none: JSON has no NaN."""
+    if isinstance(value, Mapping):
+        return {key: _defined(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_defined(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
