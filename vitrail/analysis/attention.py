@@ -5,7 +5,7 @@ B images, H heads, P prefix tokens, N = h w places of a layer's map, T = P + N t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
@@ -46,21 +46,17 @@ def attention_map(
 def head_maps(model: Any, images: Tensor, layer: int = -1, query: Place | None = None) -> Tensor:
     """`attention_map` of every head: (B, H, h, w)."""
     grids = model.attention_grids(tuple(images.shape[2:]))
+    wanted = check_index("layer", layer, len(grids)) if grids else 0  # a model without attention says so itself
     found: list[Tensor] = []
+    layers = count()
 
-    def look(wanted: int) -> Callable[[Look], None]:
-        numbers = iter(range(len(grids)))
-
-        def take(each: Look) -> None:
-            if next(numbers) == wanted:
-                found.append(_received(each, Lift(grids[wanted], images.device), shares))
-
-        return take
+    def watch(look: Look) -> None:
+        if next(layers) == wanted:
+            shares = asking_shares(model, grids[wanted], query, images.device)
+            found.append(_received(look, Lift(grids[wanted], images.device), shares))
 
     with at_rest(model):
-        wanted = check_index("layer", layer, len(grids)) if grids else 0
-        shares = asking_shares(model, grids[wanted], query, images.device) if grids else torch.empty(0)
-        model.forward_looking(images, look(wanted))
+        model.forward_looking(images, watch)
     return found[0]
 
 

@@ -67,7 +67,7 @@ def explain(
 
 def _judge(model: str, inputs: tuple[str, ...], *, json: bool, **how) -> None:
     from vitrail.cli.words import columns, one_line
-    from vitrail.engine.explain import faithfulness
+    from vitrail.engine.faithfulness import faithfulness
 
     images, scores = faithfulness(model, inputs or ("-",), **how)
     if json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,6 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.analysis.attention import attention_map, check_index, head_maps
-from vitrail.analysis.faithfulness import BASELINE, compare
 from vitrail.analysis.occlusion import occlusion
 from vitrail.analysis.pictures import contact_sheet, overlay, rgb, save_png, shared_range
 from vitrail.analysis.rollout import relevance, rollout
@@ -26,7 +26,6 @@ from vitrail.engine.judge import AUTOCAST
 from vitrail.engine.predict import find_inputs
 from vitrail.engine.progress import Show
 from vitrail.errors import ConfigError, DataError, nearest
-from vitrail.evaluation.intervals import paired_difference
 from vitrail.files import disk_errors, dump_json, replace_file
 from vitrail.tasks.classification import Classifier
 
@@ -116,14 +115,14 @@ def explain(
     """
     classifier = reading.load(model, classes, say)
     source = find_inputs(inputs)
-    _check(classifier, how)
+    check_can(classifier, how)
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     bad = BadImages(reading.on_bad, reading.max_bad, out / "bad_images.csv", total=len(source))
     rows: list[dict[str, Any]] = []
     names = _names(list(map(str, source.keys)))
     with Show("explaining", len(source), quiet=reading.quiet) as show:
-        for number, (item, seen) in enumerate(_seen(classifier, source, bad)):
+        for number, (item, seen) in enumerate(inputs_of(classifier, source, bad)):
             with torch.autocast(
                 seen.images.device.type, AUTOCAST.get(reading.precision), enabled=reading.precision != "fp32"
             ):
@@ -140,7 +139,7 @@ def explain(
 
 
 @dataclass(frozen=True)
-class _Seen:
+class Seen:
     """An image as a person has it, uint8 (H, W, 3), the part of it that the model gets, and that as its input (1, C, h, w)."""
 
     picture: np.ndarray
@@ -148,7 +147,7 @@ class _Seen:
     images: Tensor
 
 
-def _seen(classifier: Classifier, source: Source, bad: BadImages) -> Iterator[tuple[Item, _Seen]]:
+def inputs_of(classifier: Classifier, source: Source, bad: BadImages) -> Iterator[tuple[Item, Seen]]:
     """Every image that can be read, one by one: each may have any size."""
     preprocessing, device = classifier.preprocessing, next(classifier.parameters()).device
     for index in range(len(source)):
@@ -164,10 +163,10 @@ def _seen(classifier: Classifier, source: Source, bad: BadImages) -> Iterator[tu
         if picture.dtype != np.uint8:
             picture = (picture * 255).round().clip(0, 255).astype(np.uint8)
         box = preprocessing.seen(*picture.shape[:2])
-        yield item, _Seen(rgb(picture), box, preprocessing.normalise(torch.from_numpy(pixels)[None].to(device)))
+        yield item, Seen(rgb(picture), box, preprocessing.normalise(torch.from_numpy(pixels)[None].to(device)))
 
 
-def _check(classifier: Classifier, how: How) -> None:
+def check_can(classifier: Classifier, how: How) -> None:
     """Raises `ConfigError` for what the model has not, before an image is touched."""
     classifier.check_can_answer(1)
     if how.target is not None and how.target not in classifier.classes:
@@ -184,7 +183,7 @@ def _layer(classifier: Classifier, how: How) -> int:
     return check_index("layer", how.layer, len(classifier.attention_grids(classifier.preprocessing.size)))
 
 
-def _explained(classifier: Classifier, key: str, seen: _Seen, how: How) -> Explained:
+def _explained(classifier: Classifier, key: str, seen: Seen, how: How) -> Explained:
     with torch.no_grad():
         scores = classifier.probabilities(classifier(seen.images))[0]
     best = int(scores.argmax())
@@ -254,7 +253,8 @@ def _names(keys: Sequence[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     taken: set[str] = set()
     for key in keys:
-        stem = name = Path(key.replace("#", "-")).stem or "image"
+        file, number = re.fullmatch(r"(.*?)(?:#(\d+))?", key, re.DOTALL).groups()  # type: ignore[union-attr]
+        stem = name = "-".join(filter(None, (Path(file).stem, number))) or "image"
         count = 1
         while name.lower() in taken:  # some disks do not tell capitals
             count += 1
@@ -262,66 +262,3 @@ def _names(keys: Sequence[str]) -> dict[str, str]:
         taken.add(name.lower())
         names[key] = name
     return names
-
-
-@dataclass(frozen=True)
-class MethodScore:
-    """How well a method says what the answer rests on: areas of deletion (less is better) and insertion (more is better),
-    and by how much they differ from those of random maps, with the ends of a 95 % bootstrap interval over images.
-    """
-
-    method: str
-    deletion: float
-    insertion: float
-    deletion_gain: tuple[float, float, float] | None
-    insertion_gain: tuple[float, float, float] | None
-
-
-def faithfulness(
-    model: str | Path | Classifier,
-    inputs: Sequence[str],
-    *,
-    how: How = How(),
-    steps: int = 14,
-    draws: int = 2,
-    classes: Path | None = None,
-    reading: Reading = Reading(),
-    say: Say = to_stderr,
-) -> tuple[int, list[MethodScore]]:
-    """Every method judged on the same images by deletion and insertion; how many images, and the scores."""
-    classifier = reading.load(model, classes, say)
-    _check(classifier, How(method="occlusion", layer=how.layer, target=how.target))
-    source = find_inputs(inputs)
-    has_attention = bool(classifier.attention_grids(classifier.preprocessing.size))
-    methods = [name for name in METHODS if has_attention or name not in NEEDS_ATTENTION]
-    bad = BadImages(reading.on_bad, reading.max_bad, total=len(source))
-    curves: dict[str, list[tuple[float, float]]] = {}
-    with Show("judging methods", len(source), quiet=reading.quiet) as show:
-        for number, (_, seen) in enumerate(_seen(classifier, source, bad)):
-            with torch.no_grad():
-                targets = classifier(seen.images).argmax(1)
-            if how.target is not None:
-                targets = torch.tensor([classifier.classes.index(how.target)])
-            heats = {name: METHODS[name](classifier, seen.images, targets, how) for name in methods}
-            found = compare(
-                classifier,
-                seen.images,
-                heats,
-                targets=targets,
-                steps=steps,
-                draws=draws,
-                batch=reading.batch,
-                seed=number,
-            )
-            for name, each in found.items():
-                curves.setdefault(name, []).append((float(each.deletion_area), float(each.insertion_area)))
-            show.update(number + 1)
-    if not curves:
-        raise DataError("none of the images could be read", "see `vitrail data check`")
-    return len(curves[BASELINE]), [_score(name, curves) for name in curves]
-
-
-def _score(name: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> MethodScore:
-    own, random = np.array(curves[name]), np.array(curves[BASELINE])  # (N, 2)
-    gains = [None if name == BASELINE else paired_difference(own[:, axis], random[:, axis]) for axis in (0, 1)]
-    return MethodScore(name, *own.mean(0).tolist(), *gains)

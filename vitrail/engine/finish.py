@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitrail.analysis.attention import attention_map
 from vitrail.analysis.pictures import thumbnail
 from vitrail.data.sources import Source, Splits
 from vitrail.engine import faults
@@ -26,7 +27,7 @@ from vitrail.engine.settings import plain
 from vitrail.engine.training import Training, averaged
 from vitrail.errors import DataError
 from vitrail.files import dump_json, replace_file
-from vitrail.models import AttentionGrid, cost_of
+from vitrail.models import cost_of
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.native import save_model
 
@@ -111,7 +112,7 @@ def mistakes(classifier: Classifier, source: Source, judgement: Judgement, most:
                 predicted=predicted,
                 confidence=float(probabilities[index].max()),
                 picture=thumbnail(picture),
-                attention=attention_grid(classifier, picture),
+                attention=last_attention(classifier, picture),
             )
         )
     return tuple(found)
@@ -126,33 +127,13 @@ def _named(judgement: Judgement, probabilities: np.ndarray, target: np.ndarray) 
     return tuple(", ".join(names) or "none" for names in words)  # type: ignore[return-value]
 
 
-@torch.inference_mode()
-def attention_grid(classifier: Classifier, picture: np.ndarray) -> np.ndarray | None:
-    """Where the last layer looks, (rows, columns): the class token's attention, or the mean over patches without one.
-
-    None for an architecture that has no attention.
-    """
-    grids = classifier.attention_grids((picture.shape[1], picture.shape[2]))
-    if not grids:
+def last_attention(classifier: Classifier, picture: np.ndarray) -> np.ndarray | None:
+    """Where the last layer looks, (h, w); None for an architecture that has no attention."""
+    if not classifier.attention_grids((picture.shape[1], picture.shape[2])):
         return None
     device = next(classifier.parameters()).device
     images = classifier.preprocessing.normalise(torch.from_numpy(picture)[None].to(device))
-    classifier.eval()
-    _, attentions = classifier.forward_with_attention(images)
-    return _received(attentions[-1][0].mean(0).cpu(), grids[-1]).numpy()
-
-
-def _received(weights: torch.Tensor, grid: AttentionGrid) -> torch.Tensor:
-    """What each place of the keys gets of attention ``weights`` (Q, K): from the first prefix token, else from all places."""
-    if grid.prefix:
-        return weights[0, grid.prefix :].reshape(grid.keys)
-    if grid.columns is None:
-        return weights.mean(0).reshape(grid.keys)
-    asked = torch.ones(len(weights), dtype=torch.bool) if grid.rows is None else grid.rows.cpu() >= 0
-    columns, rows = grid.keys[1], grid.keys[0]
-    received = torch.zeros(rows * columns + 1)  # the last one for keys outside of the image
-    received.index_add_(0, grid.columns.cpu()[asked].flatten() % len(received), weights[asked].flatten())
-    return received[:-1].reshape(rows, columns) / asked.sum()
+    return attention_map(classifier, images)[0].cpu().numpy()
 
 
 def report_facts(

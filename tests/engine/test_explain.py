@@ -1,0 +1,185 @@
+"""`vitrail explain`: what is written for an image, whatever the image and the model, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.models.tiny import TINY
+from vitrail.analysis.attention import attention_map
+from vitrail.analysis.rollout import relevance, rollout
+from vitrail.cli import run
+from vitrail.engine.evaluate import Reading
+from vitrail.engine.explain import METHODS, NEEDS_ATTENTION, How, explain
+from vitrail.engine.faithfulness import faithfulness
+from vitrail.errors import ConfigError, DataError, DiskError
+from vitrail.models import Config
+from vitrail.models.config import changed
+from vitrail.tasks.classification import Classifier, create_model
+from vitrail.weights.native import save_model
+
+QUIET = Reading(quiet=True, max_bad=1)
+NAMES = ("ant", "bee", "cat", "dog", "eel", "fly", "<b>gnu</b>")
+
+
+def shaken(config: Config = TINY["vit"]) -> Classifier:
+    model = create_model(config, classes=NAMES)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3, generator=generator)
+    return model.eval()
+
+
+def picture(height: int, width: int, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    for name, size in {"a/wide": (40, 130), "b/wide": (90, 50), "grey ü": (33, 33)}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        picture(*size).save(folder / f"{name}.png")
+    (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
+    return folder
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_image_gets_an_overlay_of_its_own_size_its_heads_and_the_numbers(photos, tmp_path, method):
+    model, out = shaken(), tmp_path / "out"
+    found = list(explain(model, [str(photos)], out, how=How(method=method, layer=1), reading=QUIET))
+    assert [Path(each.key).name for each in found] == ["wide.png", "wide.png", "grey ü.png"]
+    assert [each.files["overlay"] for each in found] == [
+        f"{name}.{method}.png" for name in ("wide", "wide-2", "grey ü")
+    ]
+    for each in found:
+        with Image.open(each.key) as original, Image.open(out / each.files["overlay"]) as lit:
+            assert lit.size == original.size
+            content = Path(each.key).read_bytes()
+        with Image.open(out / each.files["heads"]) as sheet:
+            assert sheet.width == 1280
+        images = model.preprocess(content)
+        with torch.no_grad():
+            scores = model.probabilities(model(images))[0]
+        assert (each.label, each.score) == (NAMES[int(scores.argmax())], pytest.approx(float(scores.max())))
+        numbers = np.load(out / each.files["numbers"])
+        assert numbers["heads"].shape == (2, 4, 4)
+        np.testing.assert_allclose(numbers["heads"].mean(0), attention_map(model, images, 1)[0], rtol=1e-5)
+        truth = {"attention": attention_map(model, images, 1), "rollout": rollout(model, images)}
+        truth["gradient"] = relevance(model, images)
+        if method in truth:
+            np.testing.assert_allclose(numbers["heat"], truth[method][0], rtol=1e-5)
+    stored = json.loads((out / f"{method}.json").read_text())
+    assert (stored["method"], stored["layer"], len(stored["images"])) == (method, 1, 3)
+    assert "broken.jpg" in (out / "bad_images.csv").read_text()
+
+
+def test_one_head_and_every_head(photos, tmp_path):
+    model, wide = shaken(), str(photos / "a" / "wide.png")
+    one, two = (
+        next(explain(model, [wide], tmp_path / "out", how=How(head=head), reading=QUIET)) for head in (1, "all")
+    )
+    np.testing.assert_array_equal(one.heat, one.heads[1])
+    np.testing.assert_allclose(two.heat, two.heads.mean(0), rtol=1e-6)
+    assert {f"wide.attention.head{head}.png" for head in (0, 1)} <= {each.name for each in (tmp_path / "out").iterdir()}
+
+
+def test_another_class_than_the_answer_can_be_explained(photos, tmp_path):
+    model, wide = shaken(), str(photos / "a" / "wide.png")
+    images = model.preprocess(Path(wide).read_bytes())
+    for target in NAMES:
+        how = How(method="gradient", target=target)
+        found = next(explain(model, [wide], tmp_path / "out", how=how, reading=QUIET))
+        truth = relevance(model, images, torch.tensor([NAMES.index(target)]))[0]
+        np.testing.assert_allclose(found.heat, truth, rtol=1e-5)
+        assert found.target == target
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_architecture_is_explained_by_every_method_that_it_has(name, photos, tmp_path):
+    model = shaken(TINY[name])
+    has_attention = bool(model.attention_grids(model.config.image_size))
+    for method in METHODS:
+        answers = explain(
+            model, [str(photos / "b" / "wide.png")], tmp_path / "out", how=How(method=method), reading=QUIET
+        )
+        if method in NEEDS_ATTENTION and not has_attention:
+            with pytest.raises(ConfigError, match=r"no attention, so there is no .*\n.*occlusion"):
+                next(answers)
+            continue
+        found = next(answers)
+        assert np.isfinite(found.heat).all() and found.heat.max() > 0
+        assert (found.heads is not None) == has_attention
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_arrays_of_other_channels(tmp_path, channels):
+    np.save(tmp_path / "some.npy", np.random.default_rng(0).integers(0, 256, (2, 40, 48, channels), dtype=np.uint8))
+    model = shaken(changed(TINY["vit"], in_channels=channels))
+    found = list(
+        explain(model, [str(tmp_path / "some.npy")], tmp_path / "out", how=How(method="rollout"), reading=QUIET)
+    )
+    assert [each.files["overlay"] for each in found] == ["some-0.rollout.png", "some-1.rollout.png"]
+    with Image.open(tmp_path / "out" / "some-0.rollout.png") as lit:
+        assert lit.size == (48, 40)
+
+
+def test_what_cannot_be_meant_is_refused_in_words(photos, tmp_path):
+    def refused(inputs: Path = photos, out: str = "out", **how) -> str:
+        with pytest.raises((ConfigError, DataError, DiskError)) as caught:
+            list(explain(shaken(), [str(inputs)], tmp_path / out, how=How(**how), reading=QUIET))
+        return str(caught.value)
+
+    assert "there is no method 'rolout'\n  try: did you mean 'rollout'" in refused(method="rolout")
+    assert "there is no layer 3: the model has 3" in refused(layer=3)
+    assert "there is no head 2: the model has 2" in refused(head=2)
+    assert "head is 'both'" in refused(head="both")
+    assert "no class 'aunt'\n  try: did you mean 'ant'" in refused(target="aunt")
+    assert "there is no image" in refused(photos / "wyde.png")
+    assert "none of the images could be read" in refused(photos / "broken.jpg")
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in refused(out="file/out")
+
+
+def test_methods_are_judged_on_the_same_images_against_random_maps(photos):
+    images, scores = faithfulness(shaken(), [str(photos)], steps=4, draws=2, reading=QUIET)
+    assert images == 3
+    assert [each.method for each in scores] == [*METHODS, "random"]
+    random = scores[-1]
+    assert random.deletion_gain is None
+    for each in scores[:-1]:
+        gain, low, high = each.deletion_gain
+        assert low <= gain <= high
+        assert gain == pytest.approx(each.deletion - random.deletion, abs=1e-6)
+        assert each.insertion_gain[0] == pytest.approx(each.insertion - random.insertion, abs=1e-6)
+
+
+def test_a_model_without_attention_is_judged_by_what_it_has(photos):
+    _, scores = faithfulness(shaken(TINY["bit"]), [str(photos)], steps=2, draws=1, reading=QUIET)
+    assert [each.method for each in scores] == ["occlusion", "random"]
+
+
+def test_the_command_prints_a_table_and_leaves_with_the_codes_of_the_house(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_model("a", shaken())
+    assert run(["explain", "a", "photos", "--out", "out", "--method", "rollout", "--quiet"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head == "path,label,score,target,target_score,overlay,numbers,heads"
+    assert len(rows) == 3
+    assert run(["explain", "a", "photos", "--out", "out", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["overlay"] == "grey ü.attention.png"
+    assert run(["explain", "a", "photos", "--faithfulness", "--quiet"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in table] == ["method", *METHODS, "random", "over"]
+    assert run(["explain", "a", "photos", "--faithfulness", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 3
+    assert run(["explain", "a", "photos"]) == 2
+    assert "--out" in capsys.readouterr().err
+    assert run(["explain", "a", "photos", "--out", "out", "--layer", "12", "--quiet"]) == 2
+    assert "there is no layer 12: the model has 3" in capsys.readouterr().err

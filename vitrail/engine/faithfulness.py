@@ -1,0 +1,83 @@
+"""`vitrail explain --faithfulness`: which method says best what the answers of a model rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitrail.analysis.faithfulness import BASELINE, compare
+from vitrail.data.policing import BadImages
+from vitrail.engine.evaluate import Reading, Say, to_stderr
+from vitrail.engine.explain import METHODS, NEEDS_ATTENTION, How, check_can, inputs_of
+from vitrail.engine.predict import find_inputs
+from vitrail.engine.progress import Show
+from vitrail.errors import DataError
+from vitrail.evaluation.intervals import paired_difference
+from vitrail.tasks.classification import Classifier
+
+
+@dataclass(frozen=True)
+class MethodScore:
+    """How well a method says what the answer rests on: areas of deletion (less is better) and insertion (more is better),
+    and by how much they differ from those of random maps, with the ends of a 95 % bootstrap interval over images.
+    """
+
+    method: str
+    deletion: float
+    insertion: float
+    deletion_gain: tuple[float, float, float] | None
+    insertion_gain: tuple[float, float, float] | None
+
+
+def faithfulness(
+    model: str | Path | Classifier,
+    inputs: Sequence[str],
+    *,
+    how: How = How(),
+    steps: int = 14,
+    draws: int = 2,
+    classes: Path | None = None,
+    reading: Reading = Reading(),
+    say: Say = to_stderr,
+) -> tuple[int, list[MethodScore]]:
+    """Every method judged on the same images by deletion and insertion; how many images, and the scores."""
+    classifier = reading.load(model, classes, say)
+    check_can(classifier, How(method="occlusion", layer=how.layer, target=how.target))
+    source = find_inputs(inputs)
+    has_attention = bool(classifier.attention_grids(classifier.preprocessing.size))
+    methods = [name for name in METHODS if has_attention or name not in NEEDS_ATTENTION]
+    bad = BadImages(reading.on_bad, reading.max_bad, total=len(source))
+    curves: dict[str, list[tuple[float, float]]] = {}
+    with Show("judging methods", len(source), quiet=reading.quiet) as show:
+        for number, (_, seen) in enumerate(inputs_of(classifier, source, bad)):
+            with torch.no_grad():
+                targets = classifier(seen.images).argmax(1)
+            if how.target is not None:
+                targets = torch.tensor([classifier.classes.index(how.target)])
+            heats = {name: METHODS[name](classifier, seen.images, targets, how) for name in methods}
+            found = compare(
+                classifier,
+                seen.images,
+                heats,
+                targets=targets,
+                steps=steps,
+                draws=draws,
+                batch=reading.batch,
+                seed=number,
+            )
+            for name, each in found.items():
+                curves.setdefault(name, []).append((float(each.deletion_area), float(each.insertion_area)))
+            show.update(number + 1)
+    if not curves:
+        raise DataError("none of the images could be read", "see `vitrail data check`")
+    return len(curves[BASELINE]), [_score(name, curves) for name in curves]
+
+
+def _score(name: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> MethodScore:
+    own, random = np.array(curves[name]), np.array(curves[BASELINE])  # (N, 2)
+    gains = [None if name == BASELINE else paired_difference(own[:, axis], random[:, axis]) for axis in (0, 1)]
+    return MethodScore(name, *own.mean(0).tolist(), *gains)
