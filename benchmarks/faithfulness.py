@@ -27,9 +27,8 @@ def main() -> None:
         given.model, [given.images], steps=given.steps, draws=given.draws, reading=Reading(batch=64)
     )
     for each in scores:
-        print(
-            f"{each.method:10} deletion {each.deletion:.4f} {each.deletion_gain}  insertion {each.insertion:.4f} {each.insertion_gain}"
-        )
+        print(f"{each.method:10} deletion {each.deletion:.4f} {each.deletion_gain}")
+        print(f"{'':10} insertion {each.insertion:.4f} {each.insertion_gain}")
     facts = {"images": images, "steps": given.steps, "draws": given.draws, "methods": [asdict(each) for each in scores]}
     print(harness.write("faithfulness", facts, device="cpu"))
 

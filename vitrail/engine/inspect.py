@@ -23,10 +23,11 @@ from vitrail.analysis.embeddings import (
     position_similarity,
     principal_filters,
 )
-from vitrail.analysis.equivariance import map_equivariance, permutation_response, shift_response
+from vitrail.analysis.equivariance import map_equivariance, permutation_response, shift_response, strides_of
 from vitrail.analysis.heads import HeadStatistics
 from vitrail.analysis.locality import locality
 from vitrail.analysis.pictures import thumbnail
+from vitrail.analysis.resting import at_rest
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.loader import eval_batches
 from vitrail.data.policing import BadImages
@@ -46,7 +47,6 @@ from vitrail.tasks.classification import Classifier
 MOST = 512  # images that heads are measured on; the paper took 128
 SAMPLES = 6  # images that are shown
 PAIRED = 32  # images that are moved, cut up and differentiated
-LEAST_ROOM = 32  # pixels by which these are larger than the model's window, or a patch
 
 
 def inspect(
@@ -193,7 +193,7 @@ def _samples(classifier: Classifier, source: Source, reading: Reading, bad: BadI
 def _biases(classifier: Classifier, source: Source, reading: Reading, bad: BadImages) -> Biases | None:
     """What CNNs have by construction, measured on pictures a little larger than the model's window."""
     height, width = classifier.config.image_size
-    room = max(LEAST_ROOM, *classifier.config.patch_size)
+    room = _room(classifier)
     wide = classifier.preprocessing.at((height + room, width + room))
     parts = [images for images, _ in _batches(classifier, source, reading, bad, preprocessing=wide)]
     if not parts:
@@ -207,6 +207,14 @@ def _biases(classifier: Classifier, source: Source, reading: Reading, bad: BadIm
         locality=locality(classifier, windows[:8]),
         permutation=permutation_response(classifier, windows),
     )
+
+
+def _room(classifier: Classifier) -> int:
+    """Pixels by which a window must be able to move: whole patches, and a place of the coarsest map."""
+    config = classifier.config
+    with at_rest(classifier) as device:
+        maps = classifier.feature_maps(torch.zeros(1, config.in_channels, *config.image_size, device=device))
+    return max(math.lcm(*config.patch_size), *map(max, strides_of(config, config.image_size, maps)))
 
 
 def _spread(count: int, most: int) -> np.ndarray:
