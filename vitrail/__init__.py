@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitrail.analysis.visualize import visualize_attention as visualize_attention
     from vitrail.engine.api import train as train
     from vitrail.engine.evaluate import evaluate as evaluate
     from vitrail.models import MODELS as MODELS
@@ -25,8 +26,9 @@ _HOMES = {
     "evaluate": "vitrail.engine.evaluate",
     "load": "vitrail.weights",
     "train": "vitrail.engine.api",
+    "visualize_attention": "vitrail.analysis.visualize",
 }
-__all__ = ["MODELS", "Classifier", "convert", "create_model", "evaluate", "load", "train"]
+__all__ = ["MODELS", "Classifier", "convert", "create_model", "evaluate", "load", "train", "visualize_attention"]
 
 
 def __getattr__(name: str) -> Any:

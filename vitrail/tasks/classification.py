@@ -135,7 +135,7 @@ class Classifier(nn.Module):
         Raises:
             BadImage: it cannot be used.
         """
-        return self.preprocessing.picture(_opened(picture, self.preprocessing.channels))
+        return self.preprocessing.picture(opened(picture, self.preprocessing.channels))
 
     def predict(self, pictures: Picture | Iterable[Picture], top: int = 5) -> list[Prediction]:
         """The answer for each picture, best first.
@@ -278,7 +278,7 @@ def check_classes(classes: Sequence[str], *, outputs: int) -> tuple[str, ...]:
     return names
 
 
-def _opened(picture: Any, channels: int) -> Image.Image | np.ndarray:
+def opened(picture: Any, channels: int) -> Image.Image | np.ndarray:
     """A Pillow image or an array (H, W, C), uint8 or float32 in [0, 1]. Raises `BadImage` for anything else."""
     if isinstance(picture, bytes):
         return decode(picture, channels=channels)

@@ -1,0 +1,387 @@
+"""The figure shows the map that `attention_map` gives, on the picture that the model sees, for all that can be an image."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from tests.analysis.weighing import shaken
+from tests.models.tiny import TINY
+from vitrail.analysis.attention import attention_map
+from vitrail.analysis.figure import AttentionFigure
+from vitrail.analysis.pictures import overlay
+from vitrail.analysis.visualize import visualize_attention
+from vitrail.data.images import Preprocessing
+from vitrail.errors import ConfigError, DataError, DiskError
+from vitrail.models import ViTConfig
+from vitrail.tasks.classification import Classifier, create_model
+
+VIT = ViTConfig(
+    image_size=(24, 40), patch_size=8, width=12, depth=3, heads=3, mlp_width=20, classes=5
+)  # a map of 3 x 5
+DISTILLED = replace(VIT, prefix=("cls", "dist"))
+PATCHES_ONLY = replace(VIT, prefix=(), pool="gap")
+
+
+def noise(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).integers(0, 256, shape).astype(np.uint8)
+
+
+def photo(height: int = 60, width: int = 90) -> Image.Image:
+    return Image.fromarray(noise(height, width, 3))
+
+
+def inputs(model: Classifier) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(1, model.config.in_channels, *model.config.image_size, generator=generator)
+
+
+def panels(figure: AttentionFigure) -> list[np.ndarray]:
+    """The picture, the picture in its light, and the scale."""
+    return [np.asarray(axes.images[0].get_array()) for axes in figure.axes]
+
+
+def aspects(figure: AttentionFigure) -> list[float]:
+    """Width / height of both panels on the page."""
+    boxes = [axes.get_window_extent() for axes in figure.axes[:2]]
+    return [box.width / box.height for box in boxes]
+
+
+def words(figure: AttentionFigure) -> list[str]:
+    return [text.get_text() for text in figure.texts]
+
+
+# what is shown
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if not name.startswith("bit")])
+def test_the_numbers_are_those_of_the_attention_map_in_every_architecture(name):
+    model = shaken(TINY[name])
+    images = inputs(model)
+    for layer in (0, -1):
+        figure = visualize_attention(model, images, layer)
+        assert figure.attention.dtype == np.float32
+        np.testing.assert_array_equal(figure.attention, attention_map(model, images, layer, 0)[0])
+
+
+@pytest.mark.parametrize(
+    "config", [VIT, DISTILLED, PATCHES_ONLY, replace(VIT, registers=2), replace(VIT, in_channels=5)]
+)
+@pytest.mark.parametrize(("head", "query"), [(2, None), (-1, (2, 4)), (None, (0, -1))])
+def test_layer_head_and_query_mean_what_they_mean_there(config, head, query):
+    model = shaken(config)
+    images = inputs(model)
+    figure = visualize_attention(model, images, 1, head, query=query)
+    assert figure.attention.shape == (3, 5)
+    np.testing.assert_allclose(figure.attention, attention_map(model, images, 1, head, query)[0], rtol=1e-6)
+
+
+def test_beside_the_picture_it_is_shown_in_the_light_of_the_map():
+    figure = visualize_attention(shaken(VIT), photo(), 1)
+    picture, lit, scale = panels(figure)
+    assert figure.range == pytest.approx(np.quantile(figure.attention, [0, 0.97]))
+    np.testing.assert_array_equal(lit, overlay(picture, figure.attention, range=figure.range))
+    assert (np.diff(scale[0].astype(int), axis=0) >= 0).all() and scale[0, -1].sum() > 2 * scale[0, 0].sum()
+
+
+@pytest.mark.parametrize(
+    ("config", "head", "query", "title"),
+    [
+        (VIT, 0, None, "layer 2, head 0 (class token)"),
+        (VIT, -1, None, "layer 2, head 2 (class token)"),
+        (VIT, None, (1, -1), "layer 2, mean of 3 heads (patch in row 1, column 4)"),
+        (DISTILLED, 0, None, "layer 2, head 0 (class and distillation tokens)"),
+        (replace(DISTILLED, pool="cls-only"), 0, None, "layer 2, head 0 (class token)"),
+        (PATCHES_ONLY, 0, None, "layer 2, head 0 (all patches)"),
+        (replace(VIT, pool="gap"), 0, None, "layer 2, head 0 (all patches)"),
+        (replace(VIT, pool="cls+gap"), 0, None, "layer 2, head 0 (class token and all patches)"),
+    ],
+)
+def test_the_title_says_in_words_which_map_it_is(config, head, query, title):
+    assert title in words(visualize_attention(shaken(config), photo(), -1, head, query=query))
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last"), [("cait", "all patches", "class token"), ("pvt", "all patches", "class token")]
+)
+def test_the_class_token_asks_in_the_layers_that_have_it(name, first, last):
+    titles = [words(visualize_attention(shaken(TINY[name]), photo(), layer)) for layer in (0, -1)]
+    assert f"layer 0, head 0 ({first})" in titles[0] and any(each.endswith(f"head 0 ({last})") for each in titles[1])
+
+
+def test_the_scale_tells_its_ends_and_compares_the_highest_with_an_equal_share():
+    attention = np.array([[0.1, 0.2, 0.05], [0.31, 0.02, 0.12]], np.float32)
+    figure = AttentionFigure(noise(20, 30, 3), attention, "map", size=(20, 30), cell=(10, 10), tokens=7)
+    shown = words(figure)
+    assert "0.02" in shown and "0.29 or more" in shown
+    (mark,) = figure.axes[2].patches
+    scale = (1 / 7 - 0.02) / (np.quantile(attention, 0.97) - 0.02)
+    assert mark.get_center()[0] / figure.axes[2].get_xlim()[1] == pytest.approx(scale)
+
+
+def test_an_equal_share_that_is_not_on_the_scale_has_no_mark():
+    attention = np.array([[0.01, 0.02, 0.06], [0.03, 0.02, 0.04]], np.float32)  # the rest is the class token's own
+    figure = AttentionFigure(noise(20, 30, 3), attention, "map", size=(20, 30), cell=(10, 10), tokens=7)
+    assert not figure.axes[2].patches
+    assert "highest 0.06, 0.4 times uniform (1/7); 18.0% on patches" in words(figure)
+
+
+def test_the_numbers_below_are_those_of_the_map():
+    figure = visualize_attention(shaken(VIT), photo(), 1)
+    highest, whole = figure.attention.max(), figure.attention.sum()
+    line = f"highest {highest:.2g}, {highest * 16:.1f} times uniform (mark: 1/16); {whole:.1%} on patches"
+    assert line in words(figure) and "3 × 5 patches of 8 × 8 pixels" in words(figure)
+
+
+def test_a_map_whose_numbers_are_all_alike_is_dark_and_has_one_number():
+    attention = np.full((2, 3), 0.125, np.float32)
+    figure = AttentionFigure(noise(20, 30, 3), attention, "map", size=(20, 30), cell=(10, 10), tokens=8)
+    assert "0.12" in words(figure) and not any("more" in each for each in words(figure))
+    assert not figure.axes[2].patches and panels(figure)[1].mean() < 50
+
+
+def test_the_patch_that_asks_is_outlined_on_both_panels():
+    figure = visualize_attention(shaken(VIT), photo(), 1, query=(-1, 3))
+    for axes in figure.axes[:2]:
+        assert {(*each.get_xy(), each.get_width(), each.get_height()) for each in axes.patches} == {(24, 16, 8, 8)}
+        assert (axes.get_xlim(), axes.get_ylim()) == ((0, 40), (24, 0))
+    assert not visualize_attention(shaken(VIT), photo(), 1).axes[0].patches
+
+
+def test_a_map_that_is_larger_than_the_image_is_laid_where_its_places_are():
+    model = shaken(replace(VIT, image_size=(20, 36), pad=True))
+    figure = visualize_attention(model, inputs(model), 1)
+    picture, lit, _ = panels(figure)
+    height, width = picture.shape[:2]
+    box = (0.0, 0.0, 24 / 20 * height, 40 / 36 * width)
+    assert figure.attention.shape == (3, 5)
+    np.testing.assert_array_equal(lit, overlay(picture, figure.attention, box=box, range=figure.range))
+
+
+# what may be an image
+
+
+def test_every_form_of_a_picture_gives_the_same_figure(tmp_path):
+    pixels, model = noise(60, 90, 3), shaken(VIT)
+    buffer = BytesIO()
+    Image.fromarray(pixels).save(buffer, "png")
+    (tmp_path / "bee.png").write_bytes(buffer.getvalue())
+    tensor = torch.from_numpy(pixels).movedim(-1, 0)
+    forms = [
+        pixels,
+        tensor,
+        tensor[None],
+        pixels[None],
+        [pixels],
+        buffer.getvalue(),
+        tmp_path / "bee.png",
+        str(tmp_path / "bee.png"),
+    ]
+    expected = visualize_attention(model, Image.fromarray(pixels), 2)
+    for form in forms:
+        figure = visualize_attention(model, form, 2)
+        np.testing.assert_array_equal(figure.attention, expected.attention)
+        np.testing.assert_array_equal(panels(figure)[0], panels(expected)[0])
+    floats = visualize_attention(model, pixels.astype(np.float32) / 255, 2)
+    np.testing.assert_allclose(floats.attention, expected.attention, rtol=0.05)
+    np.testing.assert_array_equal(panels(floats)[0], panels(expected)[0])
+
+
+def test_a_float_tensor_in_0_to_1_is_a_picture_and_with_a_batch_axis_or_beyond_an_input():
+    model = shaken(VIT)
+    picture = torch.rand(3, 24, 40, generator=torch.Generator().manual_seed(6))
+    as_picture, as_input = model.preprocess([picture]), picture[None]
+    for given, images in [(picture, as_picture), (as_input, as_input), (picture * 4 - 2, as_input * 4 - 2)]:
+        np.testing.assert_array_equal(
+            visualize_attention(model, given, 1).attention, attention_map(model, images, 1, 0)[0]
+        )
+
+
+def test_an_input_is_shown_as_it_was_before_its_normalisation():
+    model = shaken(VIT)
+    model.preprocessing = replace(model.preprocessing, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
+    pixels = noise(24, 40, 3)
+    images = model.preprocess([pixels])
+    shown = panels(visualize_attention(model, images, 1))[0]
+    expected = panels(visualize_attention(model, pixels, 1))[0]
+    assert shown.shape == (660, 1100, 3) and np.abs(shown.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("form", [torch.Tensor.clone, lambda images: images[0]])
+def test_a_backbone_takes_normalised_tensors_and_shows_them_stretched(form):
+    model = shaken(VIT)
+    images = inputs(model) * 7
+    figure = visualize_attention(model.backbone, form(images), 1)
+    np.testing.assert_array_equal(figure.attention, attention_map(model, images, 1, 0)[0])
+    assert (panels(figure)[0].min(), panels(figure)[0].max()) == (0, 255)
+
+
+@pytest.mark.parametrize(
+    ("channels", "picture"),
+    [(1, noise(60, 90)), (5, noise(60, 90, 5)), (1, photo()), (3, photo().convert("CMYK")), (3, photo().convert("P"))],
+)
+def test_pictures_of_other_channels_and_modes_are_shown(channels, picture):
+    model = shaken(replace(VIT, in_channels=channels))
+    figure = visualize_attention(model, picture, 1)
+    np.testing.assert_array_equal(figure.attention, attention_map(model, model.preprocess([picture]), 1, 0)[0])
+    shown = panels(figure)[0]
+    assert shown.shape[2] == 3 and shown.std() > 20 and (channels > 1 or (shown[..., :1] == shown).all())
+
+
+def test_the_part_that_the_model_sees_is_shown_and_in_the_shape_of_the_picture():
+    pixels = np.repeat(noise(60, 100, 1), 3, axis=2)
+    pixels[:, :30], pixels[:, 70:] = (255, 0, 0), (255, 0, 0)
+    seen = Preprocessing(size=(24, 16), resize="short", resize_to=16)
+    model = create_model(replace(VIT, image_size=(24, 16)), classes=5, preprocessing=seen)
+    figure = visualize_attention(model, pixels, 1)
+    shown = panels(figure)[0].astype(int)
+    assert shown.shape[:2] == (1100, 733) and np.abs(shown - shown[..., :1]).max() == 0
+    assert aspects(figure) == pytest.approx([2 / 3] * 2, rel=1e-2)
+    squashing = shaken(VIT)
+    assert aspects(visualize_attention(squashing, photo(30, 90), 1)) == pytest.approx([3, 3], rel=1e-2)
+
+
+def test_a_picture_smaller_than_an_input_that_is_not_scaled_has_its_black_border():
+    preprocessing = Preprocessing(size=(24, 40), resize="none")
+    model = create_model(VIT, classes=5, preprocessing=preprocessing)
+    shown = panels(visualize_attention(model, np.full((12, 20, 3), 200, np.uint8), 1))[0]
+    assert shown.shape == (660, 1100, 3)
+    assert shown[330, 550].tolist() == [200] * 3 and not shown[:150].any() and not shown[:, :250].any()
+
+
+# the figure as a figure
+
+
+def test_a_notebook_shows_it_as_a_png_of_its_size():
+    figure = visualize_attention(shaken(VIT), photo(), 1)
+    shown = Image.open(BytesIO(figure._repr_png_()))
+    assert shown.format == "PNG" and shown.width == 1205
+    np.testing.assert_allclose(shown.size, figure.get_size_inches() * 100, atol=1)
+
+
+@pytest.mark.parametrize("ending", ["png", "JPG", "webp", "svg", "pdf"])
+def test_a_saved_figure_is_of_the_format_that_its_name_ends_in(tmp_path, ending):
+    path = tmp_path / f"map.{ending}"
+    figure = visualize_attention(shaken(VIT), photo(), 1, path=path)
+    if ending in ("svg", "pdf"):
+        assert path.read_bytes().startswith(b"<?xml" if ending == "svg" else b"%PDF")
+        return
+    with Image.open(path) as saved:
+        assert saved.format == {"png": "PNG", "JPG": "JPEG", "webp": "WEBP"}[ending]
+        across, down = figure.get_size_inches()
+        assert saved.width == 1205 and saved.width / saved.height == pytest.approx(across / down, rel=1e-2)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("size", [(20, 400), (400, 20), (90, 90)])
+def test_no_words_leave_the_page_or_run_into_each_other(size):
+    figure = visualize_attention(shaken(replace(DISTILLED, pool="cls")), photo(*size), 1, None)
+    page, boxes = figure.bbox, [text.get_window_extent() for text in figure.texts]
+    assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= page.x1 and box.y1 <= page.y1 for box in boxes)
+    pairs = [(one, other) for place, one in enumerate(boxes) for other in boxes[:place]]
+    assert len(boxes) == 7 and not any(one.overlaps(other) for one, other in pairs)
+    assert aspects(figure) == pytest.approx([size[1] / size[0]] * 2, rel=2e-2)
+
+
+def test_the_figure_pickles():
+    figure = visualize_attention(shaken(VIT), photo(), 1)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(figure)).attention, figure.attention)
+
+
+def test_pyplot_is_not_loaded_and_matplotlib_only_for_a_figure():
+    code = (
+        "import sys, vitrail\n"
+        "draw = vitrail.visualize_attention\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "import numpy as np\n"
+        "model = vitrail.create_model('vit-ti16', classes=2, image_size=32, depth=1)\n"
+        "assert draw(model, np.zeros((32, 32, 3), np.uint8), 0)._repr_png_()[1:4] == b'PNG'\n"
+        "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=Path(vitrail.__file__).parent.parent)
+
+
+def test_the_model_is_left_as_it_was():
+    model = shaken(VIT).train()
+    visualize_attention(model, photo(), 1)
+    assert model.training and all(parameter.grad is None for parameter in model.parameters())
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"layer_idx": 11}, "there is no layer 11: the model has 3"),
+        ({}, "there is no layer 11: the model has 3"),
+        ({"layer_idx": -4}, "there is no layer -4: the model has 3"),
+        ({"layer_idx": 0, "head_idx": 3}, "there is no head 3: the model has 3"),
+        ({"layer_idx": 0, "query": (3, 0)}, "there is no row 3"),
+        ({"layer_idx": 0, "query": (0, 5)}, "there is no column 5"),
+    ],
+)
+def test_what_the_model_does_not_have_is_told(wanted, message):
+    with pytest.raises(ConfigError, match=message):
+        visualize_attention(shaken(VIT), photo(), **wanted)
+
+
+@pytest.mark.parametrize("image", [photo(), torch.zeros(1, 3, 32, 32)])
+def test_a_model_without_attention_says_so(image):
+    with pytest.raises(ConfigError, match="has no attention"):
+        visualize_attention(shaken(TINY["bit"]), image)
+
+
+@pytest.mark.parametrize(
+    "images", [torch.zeros(2, 3, 24, 40), noise(2, 60, 90, 3), [photo(), photo()], torch.zeros(0, 3, 24, 40)]
+)
+def test_several_images_or_none_are_refused(images):
+    with pytest.raises(ConfigError, match=f"{len(images)} images"):
+        visualize_attention(shaken(VIT), images, 0)
+
+
+@pytest.mark.parametrize(
+    "image", [photo(), noise(24, 40, 3), "bee.png", torch.zeros(3, 24, 40, dtype=torch.uint8), torch.zeros(24, 40)]
+)
+def test_a_backbone_refuses_what_needs_preprocessing(image):
+    with pytest.raises(ConfigError, match="has no preprocessing"):
+        visualize_attention(shaken(VIT).backbone, image, 0)
+
+
+def test_what_is_no_picture_is_a_data_error(tmp_path):
+    model = shaken(VIT)
+    with pytest.raises(DataError, match=r"none\.png cannot be read"):
+        visualize_attention(model, tmp_path / "none.png", 0)
+    for nothing, reason in [
+        (b"GIF", "not a JPEG"),
+        (object(), "it is a object"),
+        (noise(60, 90, 3) * 2.0, "run from 0 to"),
+    ]:
+        with pytest.raises(DataError, match=reason):
+            visualize_attention(model, nothing, 0)
+    with pytest.raises(DataError, match="not finite"):
+        visualize_attention(model, torch.full((1, 3, 24, 40), float("nan")), 0)
+
+
+@pytest.mark.parametrize("name", ["map", "map.bmp", "map.eps"])
+def test_an_ending_that_is_no_format_is_told_before_the_model_runs(tmp_path, name):
+    with pytest.raises(ConfigError, match=r"try: end its name in \.png, \.jpg"):
+        visualize_attention(None, None, path=tmp_path / name)
+
+
+def test_a_place_that_cannot_be_written_is_a_disk_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskError, match="cannot be written"):
+        visualize_attention(shaken(VIT), photo(), 0, path=tmp_path / "file" / "map.png")
+    with pytest.raises(DiskError):
+        visualize_attention(shaken(VIT), photo(), 0, path=tmp_path / "no" / "map.png")

@@ -1,0 +1,156 @@
+"""The figure of one attention map: a picture, and beside it the same picture lit by what a query attends to.
+
+H and W of the picture, h and w of the map. Lengths are in inches; the axes of both panels count pixels of the model's input.
+"""
+
+from __future__ import annotations
+
+import math
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from vitrail.analysis.palette import LIGHT
+from vitrail.analysis.pictures import Range, overlay
+from vitrail.files import replace_file
+
+PIXELS_PER_INCH = 100
+WIDE, TALL = 5.5, 6.5  # the most that a panel is
+ROOM = 4.0  # the least width of a column, for its words
+EDGE, HEAD, FOOT = 0.35, 0.75, 1.0  # the margins, and also the gap between the panels; title above, scale below
+BAR, MARK, BEYOND = 0.14, 0.03, 0.04  # the height of the scale, the width of the mark on it, how far it stands out
+TITLE, WORDS = 14, 10.5  # sizes of type, in points
+PAPER, INK, MUTED = (LIGHT[name] for name in ("paper", "ink", "muted"))
+GREY = 128  # of the picture that the scale lights
+BRIGHT = 0.97  # of all places are told apart; the few above are as bright, and do not darken the rest (`shared_range`)
+
+
+class AttentionFigure(Figure):
+    """A picture and its attention map. It shows itself in a notebook, without pyplot and its list of open figures.
+
+    Light is enlarged bilinearly. Its scale ends at ``range``, above which a few places are equally bright.
+
+    Args:
+        picture: what the model sees, uint8 (H, W, 3), in any resolution.
+        attention: (h, w) in fp32; kept as the attribute ``attention``.
+        title: which layer and head it is of, and who asks.
+        size: (height, width) of the model's input in pixels, which the picture stands for.
+        cell: (height, width) of a place of the map in these pixels; the last may go beyond the edge.
+        tokens: of the layer, with those that have no place; the scale has a mark where all would have the same attention.
+        query: (row, column) of the place that asks; outlined.
+    """
+
+    def __init__(
+        self,
+        picture: np.ndarray,
+        attention: np.ndarray,
+        title: str,
+        *,
+        size: tuple[int, int],
+        cell: tuple[int, int],
+        tokens: int,
+        query: tuple[int, int] | None = None,
+    ) -> None:
+        height, width, _ = picture.shape
+        wide = min(WIDE, TALL * width / height)
+        tall, column = wide * height / width, max(wide, ROOM)
+        across, down = 2 * column + 3 * EDGE, HEAD + tall + FOOT
+        super().__init__(figsize=(across, down), dpi=PIXELS_PER_INCH, facecolor=PAPER)
+        FigureCanvasAgg(self)
+        self.attention = attention
+        covered = [places * pixels / side for places, pixels, side in zip(attention.shape, cell, size)]
+        box = 0.0, 0.0, covered[0] * height, covered[1] * width
+        self.range = _range(attention)
+        lit = overlay(picture, attention, box=box, range=self.range)
+        lefts = EDGE, 2 * EDGE + column
+        titles = "what the model sees", title
+        for left, shown, words, colour in zip(lefts, (picture, lit), titles, (MUTED, INK)):
+            panel = self._axes(left, FOOT, wide, tall)
+            panel.imshow(shown, extent=(0, size[1], size[0], 0), origin="upper", aspect="auto")
+            self._write(left, FOOT + tall + 0.17, words, column, TITLE, colour)
+            if query is not None:
+                _outline(panel, query, cell)
+        grid = "{} × {} patches of {} × {} pixels".format(*attention.shape, *cell)
+        self._write(lefts[0], FOOT - 0.28, grid, column, WORDS, MUTED)
+        self._scale(lefts[1], column, 1 / tokens)
+        self._write(lefts[1], 0.22, self._comparison(tokens), column, WORDS, MUTED)
+
+    def _scale(self, left: float, width: float, equal: float) -> None:
+        """The light of the map, as it falls on grey, with its numbers below."""
+        low, high = self.range or (float(self.attention.min()),) * 2
+        bar = self._axes(left, FOOT - 0.17 - BAR, width, BAR)
+        pixels = round(width * PIXELS_PER_INCH)
+        grey, light = np.full((1, pixels), GREY, np.uint8), np.linspace(low, high, pixels)[None]
+        bar.imshow(overlay(grey, light, range=self.range), extent=(0, width, 0, BAR), aspect="auto")
+        if self._marks(equal):
+            corner = (equal - low) / (high - low) * width - MARK / 2, -BEYOND
+            bar.add_patch(
+                Rectangle(corner, MARK, BAR + 2 * BEYOND, facecolor="white", edgecolor=INK, linewidth=1, clip_on=False)
+            )
+        decimals = max(0, 1 - math.floor(math.log10(high or 1)))  # so many that the brightest has two digits
+        dark, bright, most = (f"{each:.{decimals}f}" for each in (low, high, self.attention.max()))
+        self._write(left, 0.45, dark, width, WORDS, INK)
+        if high > low:
+            more = "" if bright == most else " or more"
+            self._write(left + width, 0.45, bright + more, width, WORDS, INK, align="right")
+        self._write(left + width / 2, 0.45, "attention to one patch", width, WORDS, MUTED, align="center")
+
+    def _marks(self, equal: float) -> bool:
+        """Whether an equal share lies on the scale."""
+        return self.range is not None and self.range[0] < equal < self.range[1]
+
+    def _comparison(self, tokens: int) -> str:
+        """The greatest number beside an equal share, and what the map has in all."""
+        highest, whole = float(self.attention.max()), float(self.attention.sum())
+        uniform = f"{'mark: ' if self._marks(1 / tokens) else ''}1/{tokens}"
+        return f"highest {highest:.2g}, {highest * tokens:.1f} times uniform ({uniform}); {whole:.1%} on patches"
+
+    def _axes(self, left: float, bottom: float, width: float, height: float) -> Axes:
+        across, down = self.get_size_inches()
+        axes = self.add_axes((left / across, bottom / down, width / across, height / down))
+        axes.set_axis_off()
+        return axes
+
+    def _write(
+        self, x: float, y: float, words: str, room: float, size: float, colour: str, align: str = "left"
+    ) -> None:
+        """One line of type on its foot at (x, y), smaller where it would be wider than ``room``."""
+        across, down = self.get_size_inches()
+        text = self.text(x / across, y / down, words, fontsize=size, color=colour, ha=align, va="baseline")
+        wide = text.get_window_extent().width / self.dpi
+        text.set_fontsize(size * min(1.0, room / wide))
+
+    def drawn(self, format: str) -> bytes:
+        """The figure as a file of that format, such as "png" or "svg"."""
+        buffer = BytesIO()
+        self.savefig(buffer, format=format, dpi=PIXELS_PER_INCH, facecolor=PAPER)
+        return buffer.getvalue()
+
+    def save(self, path: Path) -> None:
+        """Writes it to ``path`` in one step, in the format of its ending; `DiskError` where the disk will not have it."""
+        replace_file(path, self.drawn(path.suffix[1:].lower()))
+
+    def _repr_png_(self) -> bytes:
+        return self.drawn("png")
+
+
+def _range(attention: np.ndarray) -> Range | None:
+    """The numbers that are dark and that are bright; None where all are alike."""
+    low, bright, high = (float(each) for each in np.quantile(attention, [0, BRIGHT, 1]))
+    if bright > low:
+        return low, bright
+    return (low, high) if high > low else None
+
+
+def _outline(panel: Axes, query: tuple[int, int], cell: tuple[int, int]) -> None:
+    """A white line on a dark one, which is seen on any picture."""
+    (row, column), (height, width) = query, cell
+    for colour, thick in ((INK, 4.5), ("white", 2.0)):
+        panel.add_patch(
+            Rectangle((column * width, row * height), width, height, fill=False, edgecolor=colour, linewidth=thick)
+        )

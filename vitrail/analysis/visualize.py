@@ -1,0 +1,183 @@
+"""One call from an image to a figure of what a head attends to on it.
+
+C channels, H and W of an image or of the model's input, h and w of a layer's map, T tokens.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitrail.analysis.attention import Place, asking_shares, check_index, head_maps
+from vitrail.analysis.lifting import Lift
+from vitrail.analysis.pictures import rgb, thumbnail
+from vitrail.data.images import Preprocessing, pixels
+from vitrail.errors import ConfigError, DataError
+from vitrail.models import AttentionGrid
+from vitrail.tasks.classification import Classifier, opened
+
+if TYPE_CHECKING:
+    from vitrail.analysis.figure import AttentionFigure
+
+FORMATS = ("png", "jpg", "jpeg", "webp", "svg", "pdf")
+TOKENS = {"cls": "class", "dist": "distillation"}
+LONGER_SIDE = 1100  # of the picture in the figure, in pixels: twice what a panel has
+SQUARES = 8  # a pixel enlarged so many times is shown as the square that it is
+
+
+def visualize_attention(
+    model: Any,
+    image: Any,
+    layer_idx: int = 11,
+    head_idx: int | None = 0,
+    *,
+    query: Place | None = None,
+    path: str | PathLike[str] | None = None,
+) -> AttentionFigure:
+    """What the class token of one layer and head attends to: the image, and beside it the image lit by the attention.
+
+    Where the answer is read from the patches, they ask, and their attention is averaged (`attention_map`). The scale
+    below says how much attention each light is, how much the brightest patch has, and how much lies on patches at all.
+
+    Args:
+        model: a `Classifier`, or a backbone, which has no preprocessing and takes normalised tensors alone.
+        image: one of: the path of an image file; what `Classifier.preprocess` takes for one picture; or the normalised
+            input of the model, a float tensor (1, C, H, W), or (C, H, W) with a value outside of [0, 1]. So a float
+            tensor (C, H, W) in [0, 1] is a picture, for a classifier; with the axis of the batch it is an input. Of a
+            picture the part is shown that the model sees; an input is shown as it was before its normalisation, or,
+            where that is unknown, from its least to its greatest value.
+        layer_idx: of `attention_grids`, from 0, or from the end.
+        head_idx: from 0; None is the mean of all.
+        query: row and column of the patch that asks instead, in the layer's map; outlined in the figure.
+        path: where the figure is saved as well; .png, .jpg, .webp, .svg or .pdf.
+
+    Returns:
+        A matplotlib figure, which a notebook shows and pyplot does not know. Its ``attention`` is the map, (h, w) in fp32.
+
+    Raises:
+        ConfigError: a layer, head or patch that the model does not have; a model without attention; several images; an
+            image that a backbone cannot take; an ending that is no format.
+        DataError: a picture that cannot be used, and why.
+        DiskError: ``path`` cannot be written.
+    """
+    target = _checked(path)
+    images, picture = _looked_at(model, image)
+    maps = head_maps(model, images, layer_idx, query)[0]  # (heads, h, w)
+    heads = len(maps)
+    head = None if head_idx is None else check_index("head", head_idx, heads)
+    attention = (maps.mean(0) if head is None else maps[head]).cpu().numpy()
+    if not np.isfinite(attention).all():
+        raise DataError("the attention is not finite", "look for NaN in the image and in the weights")
+
+    size = images.shape[2], images.shape[3]
+    grids = model.attention_grids(size)
+    layer = check_index("layer", layer_idx, len(grids))
+    tokens = Lift(grids[layer], images.device).tokens
+    if query is not None:
+        query = query[0] % attention.shape[0], query[1] % attention.shape[1]
+    asking = _asking(model, grids[layer]) if query is None else "patch in row {}, column {}".format(*query)
+    title = f"layer {layer}, {f'mean of {heads} heads' if head is None else f'head {head}'} ({asking})"
+    shown = _enlarged(_before(model, images) if picture is None else _seen(picture, model.preprocessing))
+
+    from vitrail.analysis.figure import AttentionFigure
+
+    cell = grids[layer].cell
+    figure = AttentionFigure(shown, attention, title, size=size, cell=cell, tokens=tokens, query=query)
+    if target is not None:
+        figure.save(target)
+    return figure
+
+
+def _checked(path: str | PathLike[str] | None) -> Path | None:
+    if path is None:
+        return None
+    path = Path(path)
+    if path.suffix[1:].lower() not in FORMATS:
+        raise ConfigError(f"a figure cannot be saved as {path.name!r}", f"end its name in .{', .'.join(FORMATS)}")
+    return path
+
+
+def _looked_at(model: Any, image: Any) -> tuple[Tensor, Image.Image | np.ndarray | None]:
+    """The model's input (1, C, H, W), and the picture that it was made from, where there is one."""
+    device = next(model.parameters()).device
+    image = _single(image)
+    if isinstance(image, Tensor) and _is_input(model, image):
+        return (image if image.ndim == 4 else image[None]).detach().to(device), None
+    if not isinstance(model, Classifier):
+        what = f"a backbone has no preprocessing and cannot take a {type(image).__name__} as its image"
+        raise ConfigError(what, "give a normalised float tensor (1, C, H, W), or a Classifier as the model")
+    if isinstance(image, str | PathLike):
+        image = _content(Path(image))
+    elif isinstance(image, np.ndarray | Tensor) and image.ndim == 4:
+        image = image[0]
+    return model.preprocess([image]), opened(image, model.preprocessing.channels)
+
+
+def _single(image: Any) -> Any:
+    """Raises `ConfigError` for several images."""
+    batch = isinstance(image, list | tuple) or (isinstance(image, np.ndarray | Tensor) and image.ndim == 4)
+    if batch and len(image) != 1:
+        raise ConfigError(f"{len(image)} images", "give one, such as images[:1]; a figure shows a single image")
+    return image[0] if isinstance(image, list | tuple) else image
+
+
+def _is_input(model: Any, image: Tensor) -> bool:
+    """Whether a tensor is what the model takes, and not a picture that is still to be prepared."""
+    if not image.is_floating_point() or image.ndim not in (3, 4):
+        return False
+    return image.ndim == 4 or not isinstance(model, Classifier) or not bool(((image >= 0) & (image <= 1)).all())
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", "give the path of an image file") from error
+
+
+def _asking(model: Any, grid: AttentionGrid) -> str:
+    """Who asks in this layer where no query is given, in words."""
+    shares = asking_shares(model, grid, None, torch.device("cpu"))  # (T,)
+    tokens = [TOKENS[name] for name, share in zip(model.prefix[: grid.prefix], shares.tolist()) if share]
+    asking = [" and ".join(tokens) + (" tokens" if tokens[1:] else " token")] if tokens else []
+    if shares[grid.prefix :].any():
+        asking.append("all patches")
+    return " and ".join(asking)
+
+
+def _seen(picture: Image.Image | np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
+    """The part of a picture that the model sees, in the picture's own resolution and shape: uint8 (H, W, 3)."""
+    whole = rgb(np.asarray(picture if isinstance(picture, np.ndarray) else pixels(picture, preprocessing.channels)))
+    if whole.dtype != np.uint8:
+        whole = (whole * 255).round().astype(np.uint8)
+    top, left, bottom, right = map(round, preprocessing.seen(*whole.shape[:2]))
+    box = left, top, max(right, left + 1), max(bottom, top + 1)
+    return np.asarray(Image.fromarray(np.ascontiguousarray(whole)).crop(box))
+
+
+def _before(model: Any, images: Tensor) -> np.ndarray:
+    """A model's input (1, C, H, W) as the picture that it stands for: uint8 (H, W, 3)."""
+    values = images[0].float().cpu()  # (C, H, W)
+    if isinstance(model, Classifier):
+        preprocessing = model.preprocessing
+        mean, std = (values.new_tensor(each)[:, None, None] for each in (preprocessing.mean, preprocessing.std))
+        values = (values * std + mean).clamp(0, 1)
+    else:
+        low, high = values.min(), values.max()
+        values = (values - low) / (high - low).clamp(min=1e-12)
+    return thumbnail(values.numpy())
+
+
+def _enlarged(picture: np.ndarray) -> np.ndarray:
+    """In the resolution of the figure: uint8 (H, W, 3)."""
+    height, width, _ = picture.shape
+    factor = LONGER_SIDE / max(height, width)
+    how = Image.Resampling.NEAREST if factor >= SQUARES else Image.Resampling.BICUBIC
+    size = max(1, round(width * factor)), max(1, round(height * factor))
+    return np.asarray(Image.fromarray(picture).resize(size, how))
