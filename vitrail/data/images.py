@@ -100,6 +100,8 @@ def header_size(content: bytes) -> tuple[int, int] | None:
 
 def pixels(image: Image.Image, channels: int = 3) -> Image.Image | np.ndarray:
     """A Pillow image upright and in the asked number of channels: the second half of `decode`, by the same rules."""
+    if channels not in MODES:
+        raise BadImage(f"an image cannot give {channels} channels; give such pictures as arrays")
     image = _upright(image)
     if image.mode.startswith("I;16"):
         image = _eight_bits(image)

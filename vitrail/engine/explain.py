@@ -224,8 +224,12 @@ def _write(out: Path, name: str, found: Explained, picture: np.ndarray, how: How
 
 
 def _range(heat: np.ndarray) -> tuple[float, float]:
-    """What is dark and what is bright: nothing, or the least there is, and what nearly all places stay below."""
-    return shared_range([heat.clip(min=0)], share=BRIGHTEST)
+    """What is dark, the least or nothing, and what is bright: nearly all places that count for something are below it."""
+    counting = heat[heat > 0]
+    if not counting.size:
+        return 0.0, 1.0
+    low, high = max(float(heat.min()), 0.0), shared_range([counting], share=BRIGHTEST)[1]
+    return (low, high) if high > low else (0.0, high)
 
 
 def _sheet(picture: np.ndarray, found: Explained, how: How) -> np.ndarray:
