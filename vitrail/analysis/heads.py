@@ -24,8 +24,8 @@ class HeadFigures:
     Args:
         distance: mean attention distance in pixels of the input (ViT paper, section 4.5, figures 7 and 11).
         uniform: what attention that is alike for all keys of the layer would have.
-        entropy: of the attention of a query over all its keys, as a share of the largest there can be: 0 looks at one
-            key, 1 at all alike.
+        entropy: of the attention of a query over all its K keys, as a share of log K: 0 looks at one key, 1 at all alike,
+            which it cannot where shifted windows shut keys out.
         prefix: the share of attention that goes to tokens without a place.
     """
 

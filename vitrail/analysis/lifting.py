@@ -101,7 +101,8 @@ class Lift:
         nowhere = places.new_zeros(1, 2)
         asking = torch.cat([places, nowhere])[self.rows[rows] - self.prefix]  # (R, 2)
         if self.columns is None:
-            return torch.cdist(asking, keys)
+            # not by a matrix product, which rounds squares: a quarter of a pixel on a large image
+            return torch.cdist(asking, keys, compute_mode="donot_use_mm_for_euclid_dist")
         return (asking[:, None] - torch.cat([keys, nowhere])[self.columns[rows] - self.prefix]).norm(dim=-1)
 
 

@@ -77,7 +77,7 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
         looks: list[Look] = []
         # a copy that asks for a gradient: the parameters may be frozen
         logits = model.forward_looking(images.clone().requires_grad_(), looks.append)
-        answers = logits.gather(1, check_targets(targets, logits)[:, None]).sum()
+        answers = logits.gather(1, check_targets(targets, logits, model.config.classes)[:, None]).sum()
         found = [look.found for look in looks if look.found is not None]
         gradients = dict(zip(looks, torch.autograd.grad(answers, found), strict=True))
         del logits, answers
@@ -85,19 +85,20 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
             return _backwards(model, images, looks, None, weighted, kept=1.0)
 
 
-def check_targets(targets: Tensor | None, logits: Tensor) -> Tensor:
-    """(B,) indices of the classes to explain. Raises `ConfigError` for what is no class of the model."""
-    classes = logits.shape[1]
+def check_targets(targets: Tensor | None, logits: Tensor, classes: int) -> Tensor:
+    """(B,) indices of the classes to explain. Raises `ConfigError` for what is none of the model's ``classes``."""
     if not classes:
         raise ConfigError(
             "the model has no head, so there is no answer to explain", "load it with its classes, or train one"
         )
     if targets is None:
         return logits.argmax(1)
-    if targets.shape != logits.shape[:1] or not ((targets >= 0) & (targets < classes)).all():
+    is_class = not targets.is_floating_point() and bool(((targets >= 0) & (targets < classes)).all())
+    if targets.shape != logits.shape[:1] or not is_class:
         what = f"targets {targets.tolist()} for {len(logits)} images and {classes} classes"
         raise ConfigError(what, "give the index of one class for each image")
-    return targets.to(logits.device)
+    # a copy: the graph takes no tensor that was made in inference mode
+    return targets.to(logits.device, torch.long, copy=True)
 
 
 def _backwards(

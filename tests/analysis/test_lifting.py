@@ -1,0 +1,110 @@
+"""Rows and columns of attention among the tokens of a layer, against whole matrices made by plain loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.analysis.dense import asking, dense, dense_distances, is_inside, map_of, pixels, place_of_query, step_down
+from tests.models.tiny import TINY
+from vitrail.analysis.lifting import Lift, descend
+from vitrail.models import AttentionGrid, create_backbone
+
+CPU = torch.device("cpu")
+SIZES = {"swin": (50, 38), "pvt, odd map": (34, 27), "pvt v2": (34, 27), "axial": (24, 40)}
+LAYERS = [
+    (name, layer) for name, config in TINY.items() for layer in range(config.blocks) if config.attention != "none"
+]
+
+
+def grids_of(name: str) -> list[AttentionGrid]:
+    return create_backbone(TINY[name]).attention_grids(SIZES.get(name, (48, 32)))
+
+
+def random_rows(grid: AttentionGrid, batch: int = 2, heads: int = 3) -> Tensor:
+    """(B, H, Q, K) above zero."""
+    keys = grid.prefix + np.prod(grid.keys) if grid.columns is None else grid.columns.shape[1]
+    places = np.prod(grid.queries) if grid.rows is None else len(grid.rows)
+    shape = (batch, heads, int(grid.prefix + places), int(keys))
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1)) + 0.1
+
+
+@pytest.mark.parametrize(("name", "layer"), LAYERS)
+def test_shares_are_carried_as_by_the_whole_matrix(name, layer):
+    grid = grids_of(name)[layer]
+    lift, weights = Lift(grid, CPU), random_rows(grid)[:, 0]
+    truth = np.stack([dense(grid, each[None].double().numpy())[0] for each in weights])  # (B, T, T)
+    shares = torch.rand(2, lift.tokens, generator=torch.Generator().manual_seed(2)) + 0.1
+    carried = np.stack([each @ matrix for each, matrix in zip(shares.double().numpy(), truth)])
+    for step in (1, 4, weights.shape[1]):
+        found = torch.zeros(2, lift.tokens)
+        for start in range(0, weights.shape[1], step):
+            rows = slice(start, min(start + step, weights.shape[1]))
+            found += lift.carry(shares, lift.inside(weights[:, None, rows], rows)[:, 0], rows)
+        np.testing.assert_allclose(found, carried, atol=1e-5, rtol=1e-5)
+    np.testing.assert_array_equal(lift.asks, asking(grid))
+
+
+@pytest.mark.parametrize(("name", "layer"), LAYERS)
+def test_what_lies_outside_of_the_image_counts_as_nothing(name, layer):
+    grid = grids_of(name)[layer]
+    weights = random_rows(grid)
+    inside = Lift(grid, CPU).inside(weights, slice(None))
+    np.testing.assert_array_equal(inside, weights.numpy() * is_inside(grid, tuple(weights.shape[2:])))
+
+
+@pytest.mark.parametrize(("name", "layer"), LAYERS)
+def test_distances_are_those_between_the_middles_of_places(name, layer):
+    grid = grids_of(name)[layer]._replace(cell=(5, 3))
+    lift, (queries, keys) = Lift(grid, CPU), random_rows(grid).shape[2:]
+    truth = dense_distances(grid, queries, keys)
+    found = torch.cat([lift.distances(slice(start, start + 5)) for start in range(0, queries, 5)])
+    shown = np.isfinite(truth[:, grid.prefix :])
+    assert shown.any() == lift.all_ask
+    np.testing.assert_allclose(found.numpy()[shown], truth[:, grid.prefix :][shown], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "layer"), LAYERS)
+def test_rows_say_which_token_asks(name, layer):
+    grid = grids_of(name)[layer]
+    lift = Lift(grid, CPU)
+    places = [place_of_query(grid, row) for row in range(len(lift.rows) - grid.prefix)]
+    tokens = [lift.tokens if place < 0 else grid.prefix + place for place in places]
+    assert lift.rows.tolist() == [*range(grid.prefix), *tokens]
+    assert lift.map == map_of(grid)
+
+
+def test_distances_on_a_large_map_are_exact():
+    grid = AttentionGrid(0, (255, 201), (7, 7), (4, 4))
+    found = Lift(grid, CPU).distances(slice(100 * 201, 101 * 201))
+    keys = [
+        (np.arange(at * length // 7, -(-(at + 1) * length // 7)).mean() + 0.5) * 4
+        for length in (255, 201)
+        for at in range(7)
+    ]
+    middles = np.array([(row, column) for row in keys[:7] for column in keys[7:]])
+    truth = [np.hypot(*(middles - pixels(grid, place)).T) for place in range(100 * 201, 101 * 201)]
+    np.testing.assert_allclose(found, truth, atol=1e-3)
+
+
+def test_a_key_is_shared_by_its_places_and_one_that_was_left_over_gets_nothing():
+    lift = Lift(AttentionGrid(1, (5, 3), (2, 1), (4, 4), covered=(4, 2)), CPU)
+    keys = torch.tensor([0.5, 0.3, 0.2])  # the prefix, the upper key, the lower one
+    upper, lower, left_over = [0.075, 0.075, 0.0], [0.05, 0.05, 0.0], [0.0, 0.0, 0.0]
+    torch.testing.assert_close(lift.spread(keys), torch.tensor([0.5, *upper, *upper, *lower, *lower, *left_over]))
+
+
+def test_more_keys_than_places_are_added_where_they_lie():
+    lift = Lift(AttentionGrid(0, (1, 2), (3, 4), (4, 4)), CPU)
+    torch.testing.assert_close(lift.spread(torch.ones(12)), torch.tensor([6.0, 6.0]))
+
+
+@pytest.mark.parametrize(("coarse", "fine"), [((5, 4), (9, 7)), ((3, 2), (6, 4)), ((1, 1), (2, 1)), ((4, 3), (4, 3))])
+def test_a_merged_place_stands_for_the_places_of_its_square_in_equal_parts(coarse, fine):
+    above, below = (AttentionGrid(0, grid, grid, (4, 4)) for grid in (coarse, fine))
+    shares = torch.rand(2, coarse[0] * coarse[1], generator=torch.Generator().manual_seed(1))
+    found = descend(shares, coarse, fine)
+    np.testing.assert_allclose(found, shares.double().numpy() @ step_down(above, below), atol=1e-6)
+    torch.testing.assert_close(found.sum(1), shares.sum(1))

@@ -1,0 +1,211 @@
+"""Rollout and relevance against products of whole matrices, of every architecture that has attention."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from tests.analysis.dense import dense_relevance, dense_rollout, map_of, random_images
+from tests.models.conftest import shaken
+from tests.models.plainly import run_plainly
+from tests.models.tiny import TINY
+from vitrail.analysis.rollout import relevance, rollout
+from vitrail.errors import ConfigError
+from vitrail.models import Backbone, create_backbone
+from vitrail.tasks.classification import create_model
+
+# sizes on which windows are filled up and reductions leave places over
+SIZES = {"swin": (50, 38), "swin, odd map": (34, 27), "pvt, odd map": (34, 27), "pvt v2": (34, 27), "axial": (24, 40)}
+OTHERS = {
+    "registers": replace(TINY["vit"], registers=2),
+    "two tokens": replace(TINY["vit"], prefix=("cls", "dist")),
+    "one is read": replace(TINY["vit"], prefix=("cls", "dist"), pool="cls-only"),
+    "mean beside registers": replace(TINY["vit"], prefix=(), pool="gap", pool_norm=True, registers=1),
+    "token and mean": replace(TINY["vit"], pool="cls+gap"),
+    "attention pooling": replace(TINY["vit"], pool="map"),
+    "relative": replace(TINY["vit"], positions="relative"),
+}
+CASES = {**{name: config for name, config in TINY.items() if config.attention != "none"}, **OTHERS}
+
+
+def make(name: str, **changes) -> Backbone:
+    return shaken(create_backbone(CASES[name], **changes)).double().eval()
+
+
+def size_of(name: str) -> tuple[int, int]:
+    return SIZES.get(name, (48, 32))
+
+
+def asked_of(name: str, tokens: int) -> np.ndarray:
+    """How much each token of the last layer counts in the answer."""
+    asked = np.zeros(tokens)
+    if name in ("two tokens", "token and mean"):
+        asked[:1] = 0.5
+        places = slice(1, 2) if name == "two tokens" else slice(1, None)
+        asked[places] = 0.5 / len(asked[places])
+    elif name in ("axial", "swin", "swin, odd map", "pvt v2", "pvt v2, linear"):
+        asked[:] = 1 / tokens
+    elif name in ("beit", "mean beside registers", "attention pooling"):
+        asked[1:] = 1 / (tokens - 1)
+    else:
+        asked[0] = 1
+    return asked
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rollout_is_the_product_of_whole_matrices(name):
+    model, size = make(name, in_channels=1), size_of(name)
+    images, grids = random_images(model, size), model.attention_grids(size)
+    _, matrices = model.forward_with_attention(images)
+    tokens = grids[-1].prefix + np.prod(map_of(grids[-1]))
+    truth = dense_rollout(grids, [each.detach() for each in matrices], asked_of(name, tokens))
+    found = rollout(model, images)
+    assert found.dtype == torch.float32
+    assert found.shape == truth.shape
+    np.testing.assert_allclose(found, truth, atol=1e-6)
+    total = found.sum((1, 2))
+    assert (total <= 1 + 1e-5).all() and (found >= 0).all()
+    if not grids[0].prefix and name not in ("cait", "pvt", "pvt, odd map"):
+        # what stands for all of its layer's places loses nothing
+        torch.testing.assert_close(total, torch.ones(2), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "cait"])
+def test_rollout_of_a_place(name):
+    model, size = make(name), size_of(name)
+    images, grids = random_images(model, size), model.attention_grids(size)
+    _, matrices = model.forward_with_attention(images)
+    rows, columns = map_of(grids[-1])
+    asked = np.zeros(grids[-1].prefix + rows * columns)
+    asked[grids[-1].prefix + (rows - 1) * columns + columns - 2] = 1
+    truth = dense_rollout(grids, [each.detach() for each in matrices], asked)
+    for query in ((rows - 1, columns - 2), (-1, -2)):
+        np.testing.assert_allclose(rollout(model, images, query), truth, atol=1e-6)
+    with pytest.raises(ConfigError, match=f"there is no row {rows}: the model has {rows}\n.*give 0 to {rows - 1}"):
+        rollout(model, images, (rows, 0))
+
+
+def test_where_patches_rest_none_can_be_asked():
+    with pytest.raises(ConfigError, match="only the class token asks"):
+        rollout(make("cait"), random_images(make("cait"), (32, 32)), (0, 0))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_relevance_is_the_product_of_whole_matrices_and_their_gradients(name):
+    model, size, targets = make(name, in_channels=1), size_of(name), torch.tensor([2, 6])
+    images, grids = random_images(model, size), model.attention_grids(size)
+    _, matrices, gradients = run_plainly(model, images, targets)
+    tokens = grids[-1].prefix + np.prod(map_of(grids[-1]))
+    truth = dense_relevance(grids, matrices, gradients, asked_of(name, tokens))
+    found = relevance(model, images, targets)
+    assert found.dtype == torch.float32
+    assert not found.requires_grad
+    assert found.shape == truth.shape
+    assert truth.any()
+    np.testing.assert_allclose(found, truth, atol=1e-6 * max(truth.max(), 1), rtol=1e-4)
+    assert (found >= 0).all()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pieces_of_any_size_give_the_same(name, monkeypatch):
+    model = make(name)
+    images = random_images(model, size_of(name))
+    whole = rollout(model, images), relevance(model, images)
+    for at_once in (1, 500):
+        monkeypatch.setattr("vitrail.models.attention.AT_ONCE", at_once)
+        torch.testing.assert_close(rollout(model, images), whole[0], atol=1e-6, rtol=0)
+        torch.testing.assert_close(relevance(model, images), whole[1], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["vit", "relative", "swin", "cait", "beit", "pvt"])
+def test_relevance_of_a_frozen_model_inside_of_inference_mode_and_of_what_it_answers(name):
+    model = make(name)
+    images = random_images(model, size_of(name))
+    answers = model(images).argmax(1)
+    truth = relevance(model, images, answers)
+    assert not torch.allclose(relevance(model, images, (answers + 1) % 7), truth)
+    torch.testing.assert_close(relevance(model, images), truth)
+    torch.testing.assert_close(relevance(model, images, answers.int()), truth)
+    model.requires_grad_(False)
+    torch.testing.assert_close(relevance(model, images), truth, atol=1e-6, rtol=1e-4)
+    with torch.inference_mode():
+        inside = relevance(model, images.clone()), relevance(model, images.clone(), answers.clone())
+        assert not torch.is_grad_enabled()
+    for each in inside:
+        torch.testing.assert_close(each, truth, atol=1e-6, rtol=1e-4)
+    assert not images.requires_grad
+
+
+def test_a_classifier_is_asked_as_its_backbone_is_and_left_as_it_was():
+    model = create_model(TINY["vit"], classes=7)
+    shaken(model).train()
+    images = random_images(model, (32, 32)).float()
+    torch.testing.assert_close(rollout(model, images), rollout(model.backbone, images), atol=0, rtol=0)
+    torch.testing.assert_close(relevance(model, images), relevance(model.backbone, images), atol=0, rtol=0)
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("targets", [[0], [0, 7], [-1, 0], [[0, 1]], [0.0, 1.0]])
+def test_targets_that_are_no_classes_are_refused(targets):
+    model = make("vit")
+    with pytest.raises(ConfigError, match=r"for 2 images and 7 classes\n.*give the index of one class for each image"):
+        relevance(model, random_images(model, (32, 32)), torch.tensor(targets))
+
+
+def test_a_model_without_a_head_has_no_answer_to_explain():
+    model = make("vit", classes=0)
+    images = random_images(model, (32, 32))
+    with pytest.raises(ConfigError, match="no head"):
+        relevance(model, images)
+    assert rollout(model, images).shape == (2, 4, 4)
+
+
+@pytest.mark.parametrize("look", [rollout, relevance])
+def test_a_model_without_attention_is_refused(look):
+    with pytest.raises(ConfigError, match="a BiT ResNet has no attention"):
+        look(create_backbone(TINY["bit"]), torch.zeros(1, 3, 32, 32))
+
+
+def test_rollout_of_a_real_model_is_a_share(real_data):
+    model = vitrail.load(real_data / "vit_tiny_patch16_224.safetensors")
+    images = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    found = rollout(model, images)
+    assert found.shape == (2, 14, 14)
+    assert found.isfinite().all()
+    assert (found >= 0).all() and (found <= 1).all() and (found.sum((1, 2)) < 1).all()
+
+
+PEAK = """
+import sys, torch, vitrail
+from pathlib import Path
+from vitrail.analysis.attention import attention_map
+from vitrail.analysis.rollout import rollout
+
+torch.set_num_threads(1)
+model, images = vitrail.load(sys.argv[1]).eval(), torch.zeros(1, 3, 1024, 1024)
+with torch.no_grad():
+    for verb in sys.argv[2:]:
+        {"forward": model, "rollout": lambda x: rollout(model, x), "map": lambda x: attention_map(model, x)}[verb](images)
+print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from Linux's /proc")
+def test_a_large_image_is_looked_at_in_the_memory_of_the_model_itself(real_data):
+    weights = str(real_data / "vit_tiny_patch16_224.safetensors")
+
+    def peak(*verbs: str) -> int:
+        """Resident kilobytes of a process of its own."""
+        command = [sys.executable, "-c", PEAK, weights, *verbs]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    assert peak("rollout", "map") < 1.5 * peak("forward")  # one matrix of 4,097 tokens and 3 heads would be 201 MB

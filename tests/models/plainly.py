@@ -1,0 +1,59 @@
+"""Every architecture by the plain definition of attention, whose matrices stay in the graph and get their gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from vitrail.models import Backbone
+from vitrail.models.cait import TalkingHeads
+
+# `vitrail.models.heads` has the name too, but its pooling is no layer
+WHERE = ("attention", "beit", "swin", "cait", "spatial_reduction")
+
+
+def run_plainly(model: Backbone, images: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Logits; of each layer the matrix and the gradient by it of the logits of ``targets`` (B,), both (B, H, Q, K).
+
+    The last layer may have only those queries that are needed. Heads of talking blocks are those before they are mixed again.
+    """
+    kept: list[Tensor] = []
+
+    def keep(weights: Tensor) -> Tensor:
+        weights.retain_grad()
+        kept.append(weights)
+        return weights
+
+    def attend(q, k, v, *, bias=None, dropout=0.0, path):
+        return keep((q @ k.mT / q.shape[-1] ** 0.5 + (0 if bias is None else bias)).softmax(-1)) @ v
+
+    def talk(self, q, k):
+        logits = torch.einsum("ca,baqe,bake->bcqk", self.proj_l.weight, q / q.shape[-1] ** 0.5, k)
+        return keep((logits + self.proj_l.bias[:, None, None]).softmax(-1))
+
+    with pytest.MonkeyPatch.context() as patch, torch.enable_grad():
+        for name in WHERE:
+            patch.setattr(f"vitrail.models.{name}.attend", attend)
+        patch.setattr(TalkingHeads, "softmax", talk)
+        logits = model(images.clone().requires_grad_())
+        logits.gather(1, targets[:, None]).sum().backward()
+    model.zero_grad()
+    shapes = [look.shape for look in looks_of(model, images)]
+    gradients = [each.grad for each in kept]
+    matrices = [_in_order(each, shape) for each, shape in zip(kept, shapes, strict=True)]
+    return logits.detach(), matrices, [_in_order(each, shape) for each, shape in zip(gradients, shapes, strict=True)]
+
+
+def _in_order(matrix: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """Groups, which count as images or as heads, one after another: to (B, H, Q, K)."""
+    batch, heads, *_ = shape
+    matrix = matrix.detach()
+    return matrix.reshape(batch, -1, heads, *matrix.shape[2:]).transpose(1, 2).flatten(2, 3)
+
+
+def looks_of(model: Backbone, images: Tensor) -> list:
+    looks: list = []
+    with torch.no_grad():
+        model.forward_looking(images, looks.append)
+    return looks

@@ -1,0 +1,140 @@
+"""Attention that is looked at afterwards, of every architecture, against the plain definition with its matrix in the graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.models.conftest import assert_near, shaken
+from tests.models.plainly import looks_of, run_plainly
+from tests.models.tiny import TINY
+from vitrail.errors import ConfigError
+from vitrail.models import Backbone, ViTConfig, create_backbone
+
+OTHERS = {
+    "registers": replace(TINY["vit"], registers=2),
+    "two tokens": replace(TINY["vit"], prefix=("cls", "dist")),
+    "one is read": replace(TINY["vit"], prefix=("cls", "dist"), pool="cls-only"),
+    "mean": replace(TINY["vit"], prefix=(), pool="gap", pool_norm=True),
+    "token and mean": replace(TINY["vit"], pool="cls+gap"),
+    "attention pooling": replace(TINY["vit"], pool="map"),
+    "relative": replace(TINY["vit"], positions="relative"),
+    "no bias": replace(TINY["beit"], relative_bias="none"),
+}
+CASES = {**{name: config for name, config in TINY.items() if config.attention != "none"}, **OTHERS}
+
+
+def make(name: str, dtype: torch.dtype = torch.float64) -> Backbone:
+    return shaken(create_backbone(CASES[name])).to(dtype).eval()
+
+
+def draw(model: Backbone, dtype: torch.dtype = torch.float64, batch: int = 2) -> torch.Tensor:
+    shape = (batch, model.config.in_channels, *model.config.image_size)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_matrices_are_those_of_the_plain_definition(name):
+    model = make(name)
+    images = draw(model)
+    logits, matrices, _ = run_plainly(model, images, torch.tensor([3, 5]))
+    ours, attention = model.forward_with_attention(images)
+    assert_near(ours, logits)
+    for found, truth, grid in zip(attention, matrices, model.attention_grids(model.config.image_size), strict=True):
+        assert found.dtype == torch.float32
+        keys = grid.prefix + grid.keys[0] * grid.keys[1] if grid.columns is None else grid.columns.shape[1]
+        assert found.shape[3] == keys
+        torch.testing.assert_close(found[:, :, : truth.shape[2]], truth.float(), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(found.sum(-1), torch.ones(found.shape[:3]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_gradient_of_a_matrix_is_that_of_the_same_logit_where_the_matrix_is_in_the_graph(name):
+    model, targets = make(name), torch.tensor([3, 5])
+    images = draw(model)
+    _, _, truths = run_plainly(model, images, targets)
+    looks: list = []
+    logits = model.forward_looking(images.requires_grad_(), looks.append)
+    founds = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), [look.found for look in looks])
+    for look, of_found, truth in zip(looks, founds, truths, strict=True):
+        gradient = look.gradient(of_found)
+        assert gradient.dtype == torch.float32 and gradient.shape == look.shape
+        needed = truth.shape[2]
+        assert truth.any()
+        assert_near(gradient[:, :, :needed], truth.float(), 1e-4)
+        assert not gradient[:, :, needed:].any()
+        for rows in (slice(0, 1), slice(1, max(needed, 2)), slice(needed - 1, None)):
+            torch.testing.assert_close(look.gradient(of_found, rows), gradient[:, :, rows], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_rows_put_together_are_the_matrix(name, monkeypatch):
+    model = make(name, torch.float32)
+    for look in looks_of(model, draw(model, torch.float32)):
+        whole, (batch, heads, queries, keys) = look.weights(), look.shape
+        assert whole.shape == look.shape
+        for at_once in (1, 3 * batch * heads * keys, 5 * batch * heads * keys + 1, 1 << 21):
+            monkeypatch.setattr("vitrail.models.attention.AT_ONCE", at_once)
+            pieces = list(look.slices())
+            rows = [row for piece in pieces for row in range(queries)[piece]]
+            assert rows == list(range(queries))
+            assert all(piece.stop - piece.start <= max(at_once // (batch * heads * keys), 1) for piece in pieces)
+            together = torch.cat([look.weights(piece) for piece in pieces], 2)
+            torch.testing.assert_close(together, whole, atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CASES)
+def test_looking_changes_no_bit_of_the_logits(name):
+    model = make(name, torch.float32)
+    images, watched = draw(model, torch.float32, batch=3), []
+    assert torch.equal(model.forward_looking(images, watched.append), model(images))
+    assert len(watched) == len(model.attention_grids(model.config.image_size))
+    with torch.autocast("cpu", torch.bfloat16):
+        rough: list = []
+        assert torch.equal(model.forward_looking(images, rough.append), model(images))
+        for look in rough:
+            assert look.weights().dtype == torch.float32
+            assert (look.weights().sum(-1) - 1).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_a_look_keeps_no_place_in_a_graph_where_there_is_none():
+    model = make("vit")
+    assert all(look.found is None for look in looks_of(model, draw(model)))
+
+
+@pytest.mark.parametrize("name", [name for name, config in TINY.items() if config.attention == "none"])
+def test_a_model_without_attention_says_so(name):
+    model = create_backbone(TINY[name]).eval()
+    with pytest.raises(ConfigError, match=r"a BiT ResNet has no attention\n.*feature_maps"):
+        model.forward_looking(torch.zeros(1, 3, *model.config.image_size), print)
+
+
+def _random_tokens(model: Backbone) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of the shape that the model gives, (B, T, D), and what it pools of them."""
+    tokens = model.forward_features(draw(model))
+    x = torch.randn(tokens.x.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return x, model.pool(tokens._replace(x=x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CASES)
+def test_the_shares_of_tokens_make_what_is_pooled(name):
+    model = make(name)
+    x, pooled = _random_tokens(model)
+    shares = model.pooling_shares(x.shape[1])
+    assert shares.shape == (x.shape[1],)
+    torch.testing.assert_close(shares.sum(), torch.tensor(1.0))
+    weighted = (shares.double()[:, None] * x).sum(1)  # (B, D)
+    if isinstance(model.config, ViTConfig) and model.config.pool == "map":
+        # its attention says for each image what counts: here the mean stands for it
+        torch.testing.assert_close(weighted, x[:, len(model.prefix) :].mean(1))
+    elif isinstance(model.config, ViTConfig) and len(pooled[0]) > len(weighted[0]):
+        parts = torch.stack(pooled.chunk(len(pooled[0]) // len(weighted[0]), 1))
+        torch.testing.assert_close(weighted, parts.mean(0), atol=1e-6, rtol=1e-6)  # tokens side by side count alike
+    else:
+        norm = getattr(model, "fc_norm", torch.nn.Identity())
+        torch.testing.assert_close(norm(weighted), pooled, atol=1e-6, rtol=1e-6)
