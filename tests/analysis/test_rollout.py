@@ -156,7 +156,7 @@ def test_a_classifier_is_asked_as_its_backbone_is_and_left_as_it_was():
 @pytest.mark.parametrize("targets", [[0], [0, 7], [-1, 0], [[0, 1]], [0.0, 1.0]])
 def test_targets_that_are_no_classes_are_refused(targets):
     model = make("vit")
-    with pytest.raises(ConfigError, match=r"for 2 images and 7 classes\n.*give the index of one class for each image"):
+    with pytest.raises(ConfigError, match=r"targets? .*\n.*one index of a class an image, 2 whole numbers from 0 to 6"):
         relevance(model, random_images(model, (32, 32)), torch.tensor(targets))
 
 

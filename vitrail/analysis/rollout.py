@@ -17,6 +17,7 @@ from torch import Tensor
 from vitrail.analysis.attention import Place, asking_shares
 from vitrail.analysis.lifting import Lift, descend
 from vitrail.analysis.resting import at_rest
+from vitrail.analysis.versions import check_targets
 from vitrail.errors import ConfigError
 from vitrail.models import Look
 
@@ -73,32 +74,21 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
         gradient = look.gradient(gradients[look], rows)
         return lift.inside(look.weights(rows) * gradient, rows).clamp(min=0).mean(1)  # (B, R, K)
 
+    if not model.config.classes:
+        raise ConfigError(
+            "the model has no head, so it gives no answer to explain", "train one: load(..., classes=[...])"
+        )
     with at_rest(model, gradients=True):
         looks: list[Look] = []
         # a copy that asks for a gradient: the parameters may be frozen
         logits = model.forward_looking(images.clone().requires_grad_(), looks.append)
-        answers = logits.gather(1, check_targets(targets, logits, model.config.classes)[:, None]).sum()
+        chosen = logits.argmax(1) if targets is None else check_targets(targets, *logits.shape).to(logits.device)
+        answers = logits.gather(1, chosen[:, None]).sum()
         found = [look.found for look in looks if look.found is not None]
         gradients = dict(zip(looks, torch.autograd.grad(answers, found), strict=True))
         del logits, answers
         with torch.no_grad():
             return _backwards(model, images, looks, None, weighted, kept=1.0)
-
-
-def check_targets(targets: Tensor | None, logits: Tensor, classes: int) -> Tensor:
-    """(B,) indices of the classes to explain. Raises `ConfigError` for what is none of the model's ``classes``."""
-    if not classes:
-        raise ConfigError(
-            "the model has no head, so there is no answer to explain", "load it with its classes, or train one"
-        )
-    if targets is None:
-        return logits.argmax(1)
-    is_class = not targets.is_floating_point() and bool(((targets >= 0) & (targets < classes)).all())
-    if targets.shape != logits.shape[:1] or not is_class:
-        what = f"targets {targets.tolist()} for {len(logits)} images and {classes} classes"
-        raise ConfigError(what, "give the index of one class for each image")
-    # a copy: the graph takes no tensor that was made in inference mode
-    return targets.to(logits.device, torch.long, copy=True)
 
 
 def _backwards(

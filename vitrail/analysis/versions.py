@@ -32,20 +32,22 @@ def answered(model: Classifier, images: Tensor, targets: Tensor | None, *, batch
         raise ConfigError(f"batch is {batch}", "batch = how many images the model sees at one time, from 1")
     with at_rest(model) as device:
         if targets is not None:
-            return _checked(targets, len(images), len(model.classes)).to(device)
+            return check_targets(targets, len(images), len(model.classes)).to(device)
         found = torch.empty(len(images), dtype=torch.long, device=device)
         for start in range(0, len(images), batch):
             found[start : start + batch] = model(images[start : start + batch].to(device)).argmax(1)
     return found
 
 
-def _checked(targets: Tensor, images: int, classes: int) -> Tensor:
+def check_targets(targets: Tensor, images: int, classes: int) -> Tensor:
+    """A copy of ``targets``, (B,) int64. Raises `ConfigError` for what is not one class of the model for each image."""
     remedy = f"give one index of a class an image, {images} whole numbers from 0 to {classes - 1}"
     if targets.shape != (images,) or targets.is_floating_point() or targets.dtype == torch.bool:
         raise ConfigError(f"targets of shape {tuple(targets.shape)} and {targets.dtype}", remedy)
     if len(wrong := targets[(targets < 0) | (targets >= classes)]):
         raise ConfigError(f"target {wrong[0]} in a model of {classes} classes", remedy)
-    return targets.long()
+    # a copy: no graph takes a tensor that was made in inference mode
+    return targets.to(torch.long, copy=True)
 
 
 def probabilities_of(
