@@ -102,13 +102,13 @@ def test_the_matrices_are_counted_before_they_are_made(name):
     assert matrix_bytes(model.config) == sum(matrix.nbytes for matrix in matrices) > 0
 
 
-@pytest.mark.parametrize("name", WITH_ATTENTION)
+@pytest.mark.parametrize("name", ["axial", "swin", "cait", "beit, one table", "pvt", "pvt v2, linear"])
 def test_a_pass_that_makes_all_matrices_takes_at_least_their_bytes(name):
     [point] = measure_cost(made(name), [TINY[name].image_size], batch=2, repeats=1)
     assert point.plain_bytes >= max(2 * matrix_bytes(TINY[name]), point.bytes)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_it_takes_no_more_than_they_one_layer_twice_and_what_the_plain_pass_takes(dtype):
     points = measure_cost(made().to(dtype), [64, 96], batch=2, repeats=1)
     for point, side in zip(points, [64, 96]):
@@ -150,16 +150,16 @@ def test_they_are_not_made_above_the_limit():
 
 @pytest.mark.parametrize("name", TINY)
 def test_a_point_says_what_was_measured_and_what_is_counted(name):
-    for point, size in zip(measure_cost(made(name), [(32, 64), (48, 32)], repeats=1), [(32, 64), (48, 32)]):
-        counted = cost_of(configure(TINY[name], image_size=size))
-        assert (point.size, point.patch_size) == (size, TINY[name].patch_size)
-        assert (point.tokens, point.multiply_adds) == (counted.tokens, counted.multiply_adds)
+    [point] = measure_cost(made(name), [(32, 48)], repeats=1, plain=False)
+    counted = cost_of(configure(TINY[name], image_size=(32, 48)))
+    assert (point.size, point.patch_size) == ((32, 48), TINY[name].patch_size)
+    assert (point.tokens, point.multiply_adds) == (counted.tokens, counted.multiply_adds)
 
 
 def test_one_pass_warms_up_and_one_more_is_watched():
     model, shapes = made(), []
     model.register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape)))
-    measure_cost(model, [(24, 40), 32], batch=3, repeats=2)
+    measure_cost(model, [(24, 40), 32], batch=3, repeats=2, plain=False)
     assert shapes == [(3, 3, 24, 40)] * 4 + [(3, 3, 32, 32)] * 4
 
 
@@ -175,7 +175,7 @@ def test_the_seconds_are_the_median_divided_by_the_images(monkeypatch):
 def test_a_classifier_costs_what_its_backbone_does_and_stays_in_training():
     model = shaken(create_model(TINY["vit"], classes=7, drop_path=0.5, patch_dropout=0.5)).train()
     of_both = [
-        [(point.bytes, point.plain_bytes) for point in measure_cost(each, [32, 48], repeats=1)]
+        [(point.bytes, point.plain_bytes) for point in measure_cost(each, [48], repeats=1)]
         for each in (model, model.backbone, made())
     ]
     assert of_both[0] == of_both[1] == of_both[2]
@@ -183,7 +183,7 @@ def test_a_classifier_costs_what_its_backbone_does_and_stays_in_training():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["vit", "swin, odd map", "pvt", "pvt v2, linear"])
+@pytest.mark.parametrize("name", ["swin, odd map", "pvt"])
 def test_inside_of_inference_mode_nothing_goes_unseen(name):
     model = made(name)
     with torch.inference_mode():
@@ -210,13 +210,13 @@ def test_fewer_than_one_image_or_pass_is_refused(given):
 
 
 def test_other_patches_are_other_models_of_the_same_width_and_depth():
-    found = cost_by_patch(TINY["vit"], [16, 8, (4, 8)], (32, 48), batch=2, repeats=1)
+    found = cost_by_patch(TINY["vit"], [16, 8, (4, 8)], (32, 48), batch=2, repeats=1, plain=False)
     assert [point.patch_size for point in found] == [(16, 16), (8, 8), (4, 8)]
     assert [point.tokens for point in found] == [2 * 3 + 1, 4 * 6 + 1, 8 * 6 + 1]
     for point in found:
         config = configure(TINY["vit"], patch_size=point.patch_size, image_size=(32, 48))
         assert point.size == (32, 48) and point.multiply_adds == cost_of(config).multiply_adds
-        assert point.bytes == measure_cost(made(config), [(32, 48)], batch=2, repeats=1)[0].bytes
+    assert found[-1].bytes == measure_cost(made(config), [(32, 48)], batch=2, repeats=1, plain=False)[0].bytes
 
 
 def test_a_name_will_do_and_what_is_asked_is_passed_on():

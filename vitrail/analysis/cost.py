@@ -234,7 +234,7 @@ def _point(model: Model, config: Config, batch: int, repeats: int, limit: int) -
         return _seconds(step, repeats, like.device) / batch, peak_bytes(step, like.device)
 
     seconds, most = measured(model)
-    tried = 0 < batch * matrix_bytes(config) <= limit
+    tried = limit > 0 and 0 < batch * matrix_bytes(config) <= limit
     plain_seconds, plain_most = measured(model.forward_with_attention) if tried else (None, None)
     return CostPoint(
         config.image_size,
