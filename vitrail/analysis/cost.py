@@ -77,15 +77,16 @@ def measure_cost(
 
     One pass warms up, ``repeats`` are timed, and one more is watched for its memory. A single thread of a CPU is timed by
     the time that it was given, which a busy neighbour takes little of, all else by the clock on the wall. Bytes are those of
-    torch's CUDA allocator; elsewhere those of every tensor that an operation makes, without what a kernel needs inside.
+    torch's CUDA allocator; elsewhere those of every tensor that an operation makes, without what a kernel needs inside: fused
+    attention on a CPU 0.13 MB in a ViT-Ti, whatever the size.
 
     Args:
         sizes: (height, width) in pixels; one number stands for a square.
         batch: B, images in one pass.
         repeats: timed passes.
         plain: also with all attention matrices, where the model has any.
-        limit: bytes that the matrices may take; a size at which they would take more is not tried with them. The pass
-            itself takes a little more, as two matrices of one layer stand beside those of all.
+        limit: bytes that the matrices of B images may take; a size at which they would take more is not tried with them.
+            The pass itself takes more: the logits of a layer, and what it takes without.
 
     Raises:
         ConfigError: a size that the model does not take, before anything is measured; batch or repeats below 1.
