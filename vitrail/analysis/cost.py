@@ -1,0 +1,265 @@
+"""What a model costs against the sizes of image and patch, measured: tokens grow with the area of the image and with the
+inverse square of the patch's side, attention with the square of the tokens (Dosovitskiy et al. 2021, sections 3.1 and 4.1,
+appendix D.5).
+
+`vitrail.models.cost_of` counts; here the model runs, as it always does and once more with every attention matrix made. The
+matrices are the memory that grows with the square: fused attention takes the time for them, but never holds them.
+
+B images, C channels, H x W pixels, T tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from vitrail.analysis.equivariance import Model, Pair
+from vitrail.analysis.resting import at_rest
+from vitrail.errors import ConfigError, nearest
+from vitrail.models import Config, configure, cost_of, create_backbone, sketch
+from vitrail.models.config import changed, is_whole
+
+LIMIT = 2 << 30  # bytes of attention matrices that are made without being asked
+LARGEST = 1024  # pixels of the longer side of `default_sizes`
+FACTORS = (1, 1.5, 2, 3)  # of the smallest side; 3 makes nine times the patches
+
+
+class CostPoint(NamedTuple):
+    """What images of one size cost a model with patches of one size.
+
+    Args:
+        size: (height, width) of the images in pixels.
+        patch_size: (height, width) of a patch in pixels.
+        tokens: after the last block.
+        seconds: for one image, the median over the timed passes divided by B.
+        bytes: the most that the tensors of one pass over all B images take at one time, beside parameters and images.
+        plain_seconds: the same of a pass that also makes the attention matrices of all layers, as `forward_with_attention`
+            does, and holds them until it is over. None where that was not tried.
+        plain_bytes: likewise.
+        multiply_adds: for one image, as `vitrail.models.cost_of` counts them.
+    """
+
+    size: Pair
+    patch_size: Pair
+    tokens: int
+    seconds: float
+    bytes: int
+    plain_seconds: float | None
+    plain_bytes: int | None
+    multiply_adds: int
+
+
+FIGURES = ("seconds", "bytes", "plain_seconds", "plain_bytes", "multiply_adds")
+
+
+def measure_cost(
+    model: Model,
+    sizes: Sequence[int | Pair],
+    *,
+    batch: int = 1,
+    repeats: int = 3,
+    plain: bool = True,
+    limit: int = LIMIT,
+) -> list[CostPoint]:
+    """What a forward pass without gradients costs at each size, on random images, on the device of the model.
+
+    One pass warms up, ``repeats`` are timed, and one more is watched for its memory. A single thread of a CPU is timed by
+    the time that it was given, which a busy neighbour takes little of, all else by the clock on the wall. Bytes are those of
+    torch's CUDA allocator; elsewhere those of every tensor that an operation makes, without what a kernel needs inside: fused
+    attention on a CPU 0.13 MB in a ViT-Ti, whatever the size.
+
+    Args:
+        sizes: (height, width) in pixels; one number stands for a square.
+        batch: B, images in one pass.
+        repeats: timed passes.
+        plain: also with all attention matrices, where the model has any.
+        limit: bytes that the matrices of B images may take; a size at which they would take more is not tried with them.
+            The pass itself takes more: the logits of a layer, and what it takes without.
+
+    Raises:
+        ConfigError: a size that the model does not take, before anything is measured; batch or repeats below 1.
+    """
+    for name, value in (("batch", batch), ("repeats", repeats)):
+        if not is_whole(value, 1):
+            raise ConfigError(f"{name} is {value!r}", f"{name} = a whole number from 1")
+    configs = [changed(model.config, image_size=size) for size in sizes]
+    # inside of somebody's inference mode operations come whole that are made of others, whose tensors would go unseen
+    with torch.inference_mode(False), at_rest(model):
+        return [_point(model, config, batch, repeats, limit if plain else 0) for config in configs]
+
+
+def cost_by_patch(
+    model: str | Config,
+    patch_sizes: Sequence[int | Pair],
+    image_size: int | Pair,
+    *,
+    batch: int = 1,
+    repeats: int = 3,
+    plain: bool = True,
+    limit: int = LIMIT,
+    device: str | torch.device = "cpu",
+) -> list[CostPoint]:
+    """`measure_cost` at one size of image for new models that differ in the size of their patches alone.
+
+    Args:
+        model: a name of `vitrail.models.MODELS`, or a config.
+        patch_sizes: (height, width) in pixels; one number stands for a square.
+        device: where the models are measured.
+
+    Raises:
+        ConfigError: also for an unknown model, one whose patches have one size only, or patches that do not divide the image.
+    """
+    config = configure(model)
+    if "patch_size" not in {field.name for field in fields(config)}:
+        what = f"{config.about} has patches of {'x'.join(map(str, config.patch_size))} pixels and no others"
+        raise ConfigError(what, "take an architecture whose patches can be chosen, such as vit-b16")
+    configs = [changed(config, image_size=image_size, patch_size=each) for each in patch_sizes]
+    asked: dict[str, Any] = {"batch": batch, "repeats": repeats, "plain": plain, "limit": limit}
+    measured = (measure_cost(create_backbone(each).to(device), [each.image_size], **asked) for each in configs)
+    return [point for points in measured for point in points]
+
+
+def growth(points: Sequence[CostPoint], what: str) -> float:
+    """The exponent p of figure = a T^p, by least squares of the logarithms; NaN without two different numbers of tokens.
+
+    Args:
+        points: those whose figure is None or zero are left out.
+        what: one of `FIGURES`.
+
+    Raises:
+        ConfigError: a figure that there is not, with the nearest names.
+    """
+    if what not in FIGURES:
+        raise ConfigError(f"there is no figure {what!r}", nearest(what, FIGURES))
+    pairs = [(math.log(point.tokens), math.log(figure)) for point in points if (figure := getattr(point, what))]
+    if len({tokens for tokens, _ in pairs}) < 2:
+        return math.nan
+    return statistics.linear_regression(*zip(*pairs)).slope
+
+
+def default_sizes(config: Config) -> list[Pair]:
+    """Sizes to measure a model at: 1, 1.5, 2 and 3 times its own, rounded down to whole patches, of the last stage where
+    there are several. Nine times as many patches at the last as at the first; the longer side is at most 1,024 pixels,
+    for which the model's own size is halved as often as it takes.
+
+    Raises:
+        ConfigError: patches so large that an image of that size holds less than three along a side.
+    """
+    grids = sketch(config).attention_grids(config.image_size)
+    cell = grids[-1].cell if grids else config.patch_size
+    if max(cell) * max(FACTORS) > LARGEST:
+        what = f"{LARGEST} pixels hold less than {max(FACTORS)} patches of {'x'.join(map(str, cell))}"
+        raise ConfigError(what, "give the sizes of images that are to be measured")
+    halved = next(times for times in count() if max(config.image_size) * max(FACTORS) <= LARGEST << times)
+    rows, columns = (max((length >> halved) // pixels, 1) for length, pixels in zip(config.image_size, cell))
+    sizes = ((int(rows * factor) * cell[0], int(columns * factor) * cell[1]) for factor in FACTORS)
+    return list(dict.fromkeys(sizes))
+
+
+def matrix_bytes(config: Config) -> int:
+    """Bytes of all attention matrices of one image of the config's size, as `forward_with_attention` gives them; counted on
+    the meta device, so they need not fit anywhere. 0 without attention.
+    """
+    backbone = sketch(config)
+    if not backbone.attention_grids(config.image_size):
+        return 0
+    with torch.no_grad():
+        image = torch.empty(1, config.in_channels, *config.image_size, device="meta")
+        return sum(matrix.nbytes for matrix in backbone.forward_with_attention(image)[1])
+
+
+def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
+    """The most bytes that the tensors which ``step`` makes take at one time, its result included."""
+    if device.type != "cuda":
+        with _Made() as made:
+            step()
+        return made.peak
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    step()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+class _Made(TorchDispatchMode):
+    """Follows the storages that operations make until they are freed. Those that come from elsewhere do not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, weakref.ref] = {}  # by address, which another storage may have after one is freed
+        self.found: dict[int, torch.UntypedStorage] = {}  # held, so that their addresses stay theirs
+        self.held = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for storage in _storages((args, kwargs)):
+            if storage._cdata not in self.live:
+                self.found[storage._cdata] = storage
+        made = func(*args, **kwargs)
+        for storage in _storages(made):
+            if storage._cdata not in self.live and storage._cdata not in self.found:
+                self.live[storage._cdata] = weakref.ref(storage, partial(self._free, storage._cdata, storage.nbytes()))
+                self.held += storage.nbytes()
+        self.peak = max(self.peak, self.held)
+        return made
+
+    def _free(self, address: int, size: int, _: weakref.ref) -> None:
+        del self.live[address]
+        self.held -= size
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_iter(tree) if isinstance(leaf, Tensor)]
+
+
+def _point(model: Model, config: Config, batch: int, repeats: int, limit: int) -> CostPoint:
+    cost, like = cost_of(config), next(model.parameters())
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(batch, config.in_channels, *config.image_size, generator=generator, device="cpu").to(like)
+
+    def measured(verb: Callable[[Tensor], object]) -> tuple[float, int]:
+        step = partial(verb, images)
+        return _seconds(step, repeats, like.device) / batch, peak_bytes(step, like.device)
+
+    seconds, most = measured(model)
+    tried = limit > 0 and 0 < batch * matrix_bytes(config) <= limit
+    plain_seconds, plain_most = measured(model.forward_with_attention) if tried else (None, None)
+    return CostPoint(
+        config.image_size,
+        config.patch_size,
+        cost.tokens,
+        seconds,
+        most,
+        plain_seconds,
+        plain_most,
+        cost.multiply_adds,
+    )
+
+
+def _seconds(step: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """The median of ``repeats`` calls, after one that allocates and plans."""
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if alone else time.perf_counter
+
+    def once() -> float:
+        started = clock()
+        step()
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        return clock() - started
+
+    once()
+    return statistics.median(once() for _ in range(repeats))
