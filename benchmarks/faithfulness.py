@@ -22,14 +22,15 @@ def main() -> None:
     parser.add_argument("images")
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--draws", type=int, default=2)
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
     given = parser.parse_args()
-    images, scores = faithfulness(
-        given.model, [given.images], steps=given.steps, draws=given.draws, reading=Reading(batch=64)
-    )
+    reading = Reading(batch=64, precision=given.precision)
+    images, scores = faithfulness(given.model, [given.images], steps=given.steps, draws=given.draws, reading=reading)
     for each in scores:
         print(f"{each.method:10} deletion {each.deletion:.4f} {each.deletion_gain}")
         print(f"{'':10} insertion {each.insertion:.4f} {each.insertion_gain}")
-    facts = {"images": images, "steps": given.steps, "draws": given.draws, "methods": [asdict(each) for each in scores]}
+    asked = {"steps": given.steps, "draws": given.draws, "precision": given.precision}
+    facts = {"images": images, **asked, "methods": [asdict(each) for each in scores]}
     print(harness.write("faithfulness", facts, device="cpu"))
 
 

@@ -123,9 +123,7 @@ def explain(
     names = _names(list(map(str, source.keys)))
     with Show("explaining", len(source), quiet=reading.quiet) as show:
         for number, (item, seen) in enumerate(inputs_of(classifier, source, bad)):
-            with torch.autocast(
-                seen.images.device.type, AUTOCAST.get(reading.precision), enabled=reading.precision != "fp32"
-            ):
+            with precision_of(reading, seen.images.device):
                 found = _explained(classifier, item.key, seen, how)
             files = _write(out, names[item.key], found, seen.picture, how)
             rows.append({**found.row(), **files, "box": [round(each, 3) for each in found.box]})
@@ -136,6 +134,12 @@ def explain(
     layer = how.layer if not classifier.attention_grids(classifier.preprocessing.size) else _layer(classifier, how)
     facts = {"method": how.method, "layer": layer, "head": how.head, "images": rows}
     replace_file(out / f"{how.method}.json", dump_json(facts))
+
+
+def precision_of(reading: Reading, device: torch.device) -> torch.autocast:
+    """The precision that was asked for, for what runs inside."""
+    kind = AUTOCAST.get(reading.precision)
+    return torch.autocast(device.type, kind, enabled=kind is not None)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from vitrail.analysis.faithfulness import BASELINE, compare
+from vitrail.analysis.faithfulness import BASELINE, Faithfulness, compare
 from vitrail.data.policing import BadImages
 from vitrail.engine.evaluate import Reading, Say, to_stderr
-from vitrail.engine.explain import METHODS, NEEDS_ATTENTION, How, check_can, inputs_of
+from vitrail.engine.explain import METHODS, NEEDS_ATTENTION, How, check_can, inputs_of, precision_of
 from vitrail.engine.predict import find_inputs
 from vitrail.engine.progress import Show
 from vitrail.errors import DataError
@@ -54,27 +55,34 @@ def faithfulness(
     curves: dict[str, list[tuple[float, float]]] = {}
     with Show("judging methods", len(source), quiet=reading.quiet) as show:
         for number, (_, seen) in enumerate(inputs_of(classifier, source, bad)):
-            with torch.no_grad():
-                targets = classifier(seen.images).argmax(1)
-            if how.target is not None:
-                targets = torch.tensor([classifier.classes.index(how.target)])
-            heats = {name: METHODS[name](classifier, seen.images, targets, how) for name in methods}
-            found = compare(
-                classifier,
-                seen.images,
-                heats,
-                targets=targets,
-                steps=steps,
-                draws=draws,
-                batch=reading.batch,
-                seed=number,
-            )
+            with precision_of(reading, seen.images.device):
+                found = _compared(classifier, seen.images, methods, how, steps, draws, reading.batch, seed=number)
             for name, each in found.items():
                 curves.setdefault(name, []).append((float(each.deletion_area), float(each.insertion_area)))
             show.update(number + 1)
     if not curves:
         raise DataError("none of the images could be read", "see `vitrail data check`")
     return len(curves[BASELINE]), [_score(name, curves) for name in curves]
+
+
+def _compared(
+    classifier: Classifier,
+    images: Tensor,
+    methods: Sequence[str],
+    how: How,
+    steps: int,
+    draws: int,
+    batch: int,
+    seed: int,
+) -> dict[str, Faithfulness]:
+    """The curves of every method for one image."""
+    if how.target is None:
+        with torch.no_grad():
+            targets = classifier(images).argmax(1)
+    else:
+        targets = torch.tensor([classifier.classes.index(how.target)])
+    heats = {name: METHODS[name](classifier, images, targets, how) for name in methods}
+    return compare(classifier, images, heats, targets=targets, steps=steps, draws=draws, batch=batch, seed=seed)
 
 
 def _score(name: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> MethodScore:
