@@ -113,6 +113,18 @@ def test_a_model_without_attention_says_so(name):
         model.forward_looking(torch.zeros(1, 3, *model.config.image_size), print)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_the_places_of_every_layer_cover_the_image(name):
+    for grid in create_backbone(CASES[name]).attention_grids((48, 32)):
+        places = grid.keys if grid.queries == (0, 0) else grid.queries
+        assert [length * cell for length, cell in zip(places, grid.cell)] == [48, 32]
+        held = range(places[0] * places[1])
+        if grid.rows is not None:
+            assert sorted(place for place in grid.rows.tolist() if place >= 0) == [*held]
+        if grid.columns is not None:
+            assert set(grid.columns.flatten().tolist()) - {-1} == set(held)
+
+
 def _random_tokens(model: Backbone) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens of the shape that the model gives, (B, T, D), and what it pools of them."""
     tokens = model.forward_features(draw(model))
