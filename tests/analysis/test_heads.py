@@ -186,3 +186,12 @@ def test_heads_of_a_real_model(real_data):
         torch.testing.assert_close(figures.distance, far.mean(1), atol=1e-3, rtol=1e-5)
         torch.testing.assert_close(figures.prefix, matrix[0, :, 1:, 0].mean(1), atol=1e-5, rtol=1e-5)
         assert figures.uniform == pytest.approx(uniform_distance(grid)) == pytest.approx(116.49, abs=0.005)
+
+
+def test_nothing_seen_and_images_of_two_sizes_are_refused():
+    statistics = HeadStatistics(vit((32, 32), 8))
+    with pytest.raises(ConfigError, match="no image was looked at"):
+        statistics.figures()
+    statistics.add(torch.zeros(1, 3, 32, 32, dtype=torch.float64))
+    with pytest.raises(ConfigError, match="images of 32x40 pixels after images of 32x32"):
+        statistics.add(torch.zeros(1, 3, 32, 40, dtype=torch.float64))

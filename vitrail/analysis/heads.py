@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitrail.analysis.lifting import Lift
 from vitrail.analysis.resting import at_rest
+from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, Look
 
 
@@ -52,9 +53,11 @@ class HeadStatistics:
         self.sums: list[Tensor] = []  # of each layer (3, H): distance, entropy, prefix
 
     def add(self, images: Tensor) -> Tensor:
-        """Takes normalised images (B, C, H, W) in; returns their logits."""
+        """Takes normalised images (B, C, H, W) in; returns their logits. Raises `ConfigError` for another size than before."""
         size = (images.shape[2], images.shape[3])
-        assert self.size in (None, size), f"images of {size} after images of {self.size}"
+        if self.size not in (None, size):
+            fact = f"images of {size[0]}x{size[1]} pixels after images of {self.size[0]}x{self.size[1]}"
+            raise ConfigError(fact, "use other statistics for each size")
         self.size = size
         lifts = [Lift(grid, images.device) for grid in self.model.attention_grids(size)]
         seen: list[Tensor] = []
@@ -82,8 +85,9 @@ class HeadStatistics:
         return sums / (asked or math.nan)
 
     def figures(self) -> list[HeadFigures]:
-        """Of every layer, in the order of `attention_grids`."""
-        assert self.size is not None, "no image was added"
+        """Of every layer, in the order of `attention_grids`. Raises `ConfigError` before the first image."""
+        if self.size is None:
+            raise ConfigError("no image was looked at", "give images to add(images) first")
         means = [(sums / self.images).float().cpu() for sums in self.sums]
         grids = self.model.attention_grids(self.size)
         return [
