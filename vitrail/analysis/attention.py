@@ -22,10 +22,10 @@ Place = tuple[int, int]  # row, column
 def attention_map(
     model: Any, images: Tensor, layer: int = -1, head: int | None = None, query: Place | None = None
 ) -> Tensor:
-    """What a query of one layer attends to, on the layer's map: (B, h, w) in fp32, of attention to places outside of the map
-    (class token, registers) nothing.
+    """What a query attends to in one layer, on that layer's map: (B, h, w) in fp32. What goes to tokens without a place (class
+    token, registers) is left out, and nothing is renormalised.
 
-    Without ``query`` those tokens ask that the model's answer is read from: the class token, or without one all places,
+    Without ``query`` those tokens ask from which the model's answer is read: the class token, or without one all places,
     whose attention is averaged.
 
     Args:
