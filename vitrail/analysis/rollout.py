@@ -51,7 +51,7 @@ def rollout(model: Any, images: Tensor, query: Place | None = None) -> Tensor:
     with at_rest(model):
         looks: list[Look] = []
         model.forward_looking(images, looks.append)
-        return _backwards(model, images, looks, query, averaged, kept=0.5)
+        return _backwards(model, images, looks, query, averaged, kept=0.5, given=0.5)
 
 
 def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -88,24 +88,22 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
         gradients = dict(zip(looks, torch.autograd.grad(answers, found), strict=True))
         del logits, answers
         with torch.no_grad():
-            return _backwards(model, images, looks, None, weighted, kept=1.0)
+            return _backwards(model, images, looks, None, weighted, kept=1.0, given=1.0)
 
 
 def _backwards(
-    model: Any, images: Tensor, looks: list[Look], query: Place | None, matrix: Matrix, *, kept: float
+    model: Any, images: Tensor, looks: list[Look], query: Place | None, matrix: Matrix, *, kept: float, given: float
 ) -> Tensor:
     """Shares of the last tokens carried back through all layers to the patches: (B, h, w).
 
     Args:
         looks: of all layers; each is let go when it has been used.
-        matrix: (B, R, K) of the given rows of a layer, zero outside of the image, to which a token gives 1 - kept, or all
-            where it keeps all too.
-        kept: what a token that asks keeps for itself.
+        matrix: (B, R, K) of the given rows of a layer, zero outside of the image.
+        kept, given: how much of its share a token that asks keeps, and gives to its keys; one that rests keeps all.
     """
     grids = model.attention_grids(tuple(images.shape[2:]))
     lift = Lift(grids[-1], images.device)
     shares = asking_shares(model, grids[-1], query, images.device).expand(len(images), -1)  # (B, T)
-    given = 1 - kept or 1.0
     while looks:
         look, below = looks.pop(), Lift(grids[len(looks)], images.device)
         shares = _between(shares, lift, below)
