@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.engine.reporting.reading import PAYLOAD, Page
 from vitrail.engine.reporting import tally
 from vitrail.engine.reporting.figures import Axis, Series, line_chart, smoothed, standalone, thin
 from vitrail.engine.reporting.markup import Markup, data_uri, join, tag
@@ -26,8 +26,6 @@ from vitrail.engine.reporting.wording import large, listing, percent, plural, sc
 from vitrail.errors import DiskError
 from vitrail.tasks.metrics import reliability
 
-PAYLOAD = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>&lt; var(--nothing) </style></title>"
-VOID = {"meta", "link", "img", "br"}
 RECORDS = [
     *(
         {"step": step, "loss": 2.0 / step, "lr": 1e-3, "images_per_second": 90.0, "data_wait": 0.25}
@@ -35,39 +33,6 @@ RECORDS = [
     ),
     {"step": 3, "val_loss": 0.5, "val_top1": 0.75},
 ]
-
-
-class Page(HTMLParser):
-    """What a browser would see: elements with their attributes, the text, and whether every element is closed."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.scripts: list[str] = []
-        self.words = ""
-        self.feed(source)
-        assert not self.open, f"left open: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        self.open += [] if tag in VOID else [tag]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open[-1:] == ["script"]:
-            self.scripts.append(data)
-        elif self.open[-1:] != ["style"]:
-            self.words += data + " "
-
-    def all(self, name: str) -> list[dict[str, str | None]]:
-        return [attributes for tag, attributes in self.elements if tag == name]
-
-    @property
-    def sections(self) -> list[str | None]:
-        return [each["id"] for each in self.all("section")]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

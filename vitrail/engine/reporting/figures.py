@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +21,17 @@ from vitrail.tasks.metrics import Bins, divide
 SANS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 WIDTH, HEIGHT = 460, 250
 LEFT, RIGHT, TOP, BOTTOM = 50, 20, 42, 36  # the margins of a chart, in its own units
+DASHES = "4 4"
 LETTER = 0.58  # of the type's size: the mean width of a letter, for want of a typesetter
+NARROW, BROAD = "fijlrtI.,:;'|() ", "mwMW@%"
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart, x and y (n,); y that is not finite is a gap. ``marked`` draws its points."""
+    """One line of a chart, x and y (n,); y that is not finite is a gap. ``marked`` draws its points.
+
+    A ``smooth`` one is drawn with its moving average where it is long, a ``dashed`` one is what others are compared with.
+    """
 
     label: str
     x: np.ndarray
@@ -33,11 +39,12 @@ class Series:
     colour: str
     marked: bool = False
     smooth: bool = False
+    dashed: bool = False
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Data to drawing units, linear or logarithmic, with ticks at round values."""
+    """Data to drawing units, linear or logarithmic, with ticks at round values, or at ``marks`` where there are any."""
 
     low: float
     high: float
@@ -45,6 +52,7 @@ class Axis:
     stop: float
     log: bool = False
     least_step: float = 0.0
+    marks: Sequence[float] = ()
     words: Callable[[float], str] = field(default=lambda value: f"{value:g}")
 
     def place(self, value: np.ndarray | float) -> np.ndarray:
@@ -52,6 +60,8 @@ class Axis:
         return self.start + (np.asarray(value) - low) / (high - low) * (self.stop - self.start)
 
     def ticks(self) -> list[float]:
+        if self.marks:
+            return list(self.marks)
         if self.log:
             low, high = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             every = max(1, (high - low) // 4)
@@ -121,7 +131,9 @@ def smoothed(y: np.ndarray, window: int) -> np.ndarray:
     return np.where(finite, divide(sums, np.convolve(finite.astype(float), kernel, "same")), np.nan)
 
 
-def path(x: np.ndarray, y: np.ndarray, colour: str, *, width: float = 1.8, opacity: float = 1) -> Markup:
+def path(
+    x: np.ndarray, y: np.ndarray, colour: str, *, width: float = 1.8, opacity: float = 1, **more: object
+) -> Markup:
     """A polyline with gaps where y is not finite; a point between two gaps is a dot (a round cap of no length)."""
     moves, before = [], False
     for across, down in zip(x, y):
@@ -129,7 +141,7 @@ def path(x: np.ndarray, y: np.ndarray, colour: str, *, width: float = 1.8, opaci
             moves.append(f"{'L' if before else 'M'}{across:.1f} {down:.1f}" + ("" if before else "h0"))
         before = here
     how = {"stroke": f"var(--{colour})", "stroke_width": width, "stroke_linecap": "round", "stroke_linejoin": "round"}
-    return tag("path", d=" ".join(moves), fill="none", opacity=f"{opacity:g}", **how)
+    return tag("path", d=" ".join(moves), fill="none", opacity=f"{opacity:g}", **how, **more)
 
 
 def vertical_axis(
@@ -165,30 +177,38 @@ def line_chart(
     alone = start == stop  # a single record stands in the middle
     across = Axis(start - alone, stop + alone, LEFT, WIDTH - RIGHT, least_step=1, words=whole)
     up = vertical_axis(np.concatenate([each.y for each in series]), words, least=least, most=most)
-    drawn = join(*(draw_series(each, across, up) for each in series))
     ends = [f"{each.label} ends at {words(last[-1])}" for each in series if len(last := each.y[np.isfinite(each.y)])]
     says = f"{title} over {plural(int(stop), 'step')}: {', '.join(ends) or 'no finite value'}"
-    return svg(WIDTH, HEIGHT, says, heading(title, series), axes(across, up, "step"), drawn)
+    return chart(title, series, across, up, "step", says)
 
 
-def draw_series(series: Series, across: Axis, up: Axis) -> Markup:
+def chart(title: str, series: Sequence[Series], across: Axis, up: Axis, label: str, says: str, *over: object) -> Markup:
+    """Lines on two axes, the horizontal one named ``label``, and whatever is drawn ``over`` them."""
+    drawn = join(*(draw_series(each, across, up, label) for each in series))
+    return svg(WIDTH, up.start + BOTTOM, says, heading(title, series), axes(across, up, label), drawn, *over)
+
+
+def draw_series(series: Series, across: Axis, up: Axis, label: str) -> Markup:
     """The line itself; a noisy one is drawn faintly with its moving average over it."""
     x, y = series.x, np.where(series.y > 0, series.y, np.nan) if up.log else series.y
     x, y = (x, y) if series.marked else thin(x, y)
     noisy = series.smooth and len(x) > 40
-    faint = {"width": 1.2, "opacity": 0.3} if noisy else {}
-    parts = [path(across.place(x), up.place(y), series.colour, **faint)]
+    how: dict[str, Any] = (
+        {"width": 1.2, "opacity": 0.3} if noisy else {"stroke_dasharray": DASHES if series.dashed else None}
+    )
+    parts = [path(across.place(x), up.place(y), series.colour, **how)]
     if noisy:
         parts.append(path(across.place(x), up.place(smoothed(y, len(y) // 25 | 1)), series.colour))
     if series.marked or len(x) == 1:
         for step, value in zip(x[np.isfinite(y)], y[np.isfinite(y)]):
-            hover = f"step {step:,.0f}: {up.words(value)}"
+            hover = f"{label} {step:,.0f}: {up.words(value)}"
             parts.append(dot(float(across.place(step)), float(up.place(value)), series.colour, hover))
     return join(*parts)
 
 
-def dot(x: float, y: float, colour: str, says: str, radius: float = 2.4) -> Markup:
-    return tag("circle", tag("title", says), cx=f"{x:.1f}", cy=f"{y:.1f}", r=radius, fill=f"var(--{colour})")
+def dot(x: float, y: float, colour: str, says: str, radius: float = 2.4, **more: object) -> Markup:
+    where = {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": radius}
+    return tag("circle", tag("title", says), **where, fill=f"var(--{colour})", **more)
 
 
 def heading(title: str, series: Sequence[Series] = ()) -> Markup:
@@ -196,10 +216,16 @@ def heading(title: str, series: Sequence[Series] = ()) -> Markup:
     parts, right = [text(0, 14, title, colour="ink", size=13.5, font_weight=600)], float(WIDTH - RIGHT)
     for each in reversed(series if len(series) > 1 else ()):
         parts.append(text(right, 14, each.label, size=11.5, anchor="end"))
-        right -= 6.1 * len(each.label) + 8
-        parts.append(line(right - 16, 10, right, 10, each.colour, stroke_width=2.4, stroke_linecap="round"))
+        right -= 11.5 * length_of(each.label) + 8
+        how = {"stroke_width": 1.8, "stroke_dasharray": DASHES} if each.dashed else {"stroke_width": 2.4}
+        parts.append(line(right - 16, 10, right, 10, each.colour, stroke_linecap="round", **how))
         right -= 30
     return join(*parts)
+
+
+def length_of(words: str) -> float:
+    """About how long a line of type is, in its size."""
+    return sum(0.3 if letter in NARROW else 0.95 if letter in BROAD else 0.6 for letter in words)
 
 
 def axes(across: Axis, up: Axis, label: str) -> Markup:
@@ -278,7 +304,7 @@ def reliability_chart(bins: Bins) -> Markup:
         parts.append(tag("g", tag("title", hover), *panes, opacity=0.4 if images < 5 else None))
     corner = (across.start, floor, across.stop, float(up.place(1)))
     parts += [
-        line(*corner, "muted", stroke_dasharray="4 4"),
+        line(*corner, "muted", stroke_dasharray=DASHES),
         text(LEFT, 338, "answers at that confidence (square-root scale)", size=10),
     ]
     answers = plural(int(bins.counts.sum()), "answer")

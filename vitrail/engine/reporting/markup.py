@@ -52,6 +52,15 @@ def data_uri(picture: np.ndarray, most: int = 288) -> str:
     """A uint8 picture (H, W[, C]) inside the page, its sides at most ``most`` pixels: JPEG, or PNG where small."""
     image = Image.fromarray(np.ascontiguousarray(rgb(picture)))
     image.thumbnail((most, most), Image.Resampling.LANCZOS)
-    kind, buffer = "png" if min(image.size) <= SHORT_SIDE_OF_A_DRAWING else "jpeg", io.BytesIO()
+    return _inside(image, "png" if min(image.size) <= SHORT_SIDE_OF_A_DRAWING else "jpeg")
+
+
+def exact_uri(picture: np.ndarray) -> str:
+    """The same without loss and as large as it is, for pictures whose edges are hard."""
+    return _inside(Image.fromarray(np.ascontiguousarray(rgb(picture))), "png")
+
+
+def _inside(image: Image.Image, kind: str) -> str:
+    buffer = io.BytesIO()
     image.save(buffer, kind, quality=85)
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitrail.analysis.palette import DARK, LIGHT
 from vitrail.engine.reporting import figures as draw
 from vitrail.engine.reporting import sections
 from vitrail.engine.reporting.facts import Mistake as Mistake
 from vitrail.engine.reporting.facts import ReportFacts as ReportFacts
-from vitrail.engine.reporting.markup import Markup, tag
+from vitrail.engine.reporting.frame import frame
+from vitrail.engine.reporting.markup import Markup, join
 from vitrail.engine.reporting.tally import worst_mistakes as worst_mistakes
 from vitrail.engine.reporting.wording import large, scientific
 from vitrail.files import disk_errors, replace_file
 
 MATRIX_MOST = 32  # classes; beyond, the pairs say more than a matrix whose panes are pixels
-PANES = ("cobalt", "emerald", "amber", "cobalt", "violet", "cobalt", "ruby")
 LOSS = ("loss", "training", "cobalt")
 SPEED = ("images_per_second", "images/s", "emerald")
 
@@ -89,65 +85,5 @@ def page(facts: ReportFacts, plots: Mapping[str, Markup]) -> str:
         "Calibration": sections.calibration(facts, plots),
         "What was run": sections.run(facts),
     }
-    named = {title.lower().replace(" ", "-"): (title, part) for title, part in parts.items() if part is not None}
-    links = (tag("a", title, href=f"#{name}") for name, (title, _) in named.items())
-    eyebrow = tag("p", " · ".join(filter(None, ("vitrail report", facts.date))), class_="eyebrow")
-    opening = tag("header", eyebrow, tag("h1", facts.title), tag("nav", *links, aria_label="Sections"))
-    bodies = (tag("section", part, id=name) for name, (_, part) in named.items())
-    footer = tag("footer", "Written by vitrail. The page is one file and asks nothing of the network.")
-    main = tag("main", opening, sections.headline(facts), sections.notes(facts), *bodies, footer)
-    script = (files("vitrail.engine.reporting") / "report.js").read_text("utf-8")
-    body = tag("body", stained_glass(), main, tag("script", Markup(script)))
-    return f"<!doctype html>\n{tag('html', head(facts.title, script), body, lang='en')}\n"
-
-
-def head(title: str, script: str) -> Markup:
-    """The page's head. Its policy forbids the browser every request, and any script but ``script``."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("link", rel="icon", href="data:image/svg+xml;base64," + base64.b64encode(ICON.encode()).decode()),
-        tag("title", title, " · vitrail"),
-        tag("style", Markup(stylesheet())),
-    )
-
-
-def stylesheet() -> str:
-    """The page's style: the palette of the drawings, then ``report.css``."""
-
-    def palette(colours: Mapping[str, str]) -> str:
-        return ";".join(f"--{name}:{colour}" for name, colour in colours.items())
-
-    serif = "'Iowan Old Style','Palatino Linotype',Palatino,'Source Serif 4','Liberation Serif',Georgia,serif"
-    mono = "ui-monospace,'SF Mono',Menlo,Consolas,'Liberation Mono',monospace"
-    fonts = f"--sans:{draw.SANS};--serif:{serif};--mono:{mono};--lead:#23262e"
-    dark = f"@media(prefers-color-scheme:dark){{:root{{{palette(DARK)}}}}}"
-    printed = f"@media print{{:root{{{palette(LIGHT)}}}}}"
-    own = (files("vitrail.engine.reporting") / "report.css").read_text("utf-8")
-    return f":root{{color-scheme:light dark;{fonts};{palette(LIGHT)}}}{dark}{printed}\n{own}"
-
-
-ICON = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="3" fill="#23262e"/>'
-    '<path d="M2 2h5v6H2z" fill="#234f9e"/><path d="M8 2h6v4H8z" fill="#c07a12"/>'
-    '<path d="M2 9h5v5H2z" fill="#25785a"/><path d="M8 7h6v7H8z" fill="#b22a40"/></svg>'
-)
-
-
-def stained_glass() -> Markup:
-    """The strip of leaded panes above the page, which gives the workbench its name."""
-    panes, left, lean = [], 0, 0
-    for index in range(40):
-        width, slant = 34 + (index * 29 + index**2 * 7) % 67, (index * 5) % 11 - 5
-        right = left + width
-        corners = f"{left + lean},0 {right + slant},0 {right - slant},14 {left - lean},14"
-        panes.append(tag("polygon", points=corners, fill=LIGHT[PANES[(index * 3 + index // 5) % len(PANES)]]))
-        left, lean = right, slant
-    leads = {"stroke": "var(--lead)", "stroke_width": 2.5}
-    return tag("svg", *panes, viewBox="0 0 2400 14", preserveAspectRatio="xMidYMid slice", class_="window",
-               aria_hidden="true", **leads)  # fmt: skip
+    opening = join(sections.headline(facts), sections.notes(facts.notes))
+    return frame("vitrail report", facts.title, facts.date, opening, parts)

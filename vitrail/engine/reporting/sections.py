@@ -92,13 +92,11 @@ def further(facts: ReportFacts) -> Markup | None:
     return tag("dl", *rows, class_="more") if rows else None
 
 
-def notes(facts: ReportFacts) -> Markup | None:
+def notes(words: Sequence[str]) -> Markup | None:
     """What a careful reader should know before believing the figures."""
-    if not facts.notes:
+    if not words:
         return None
-    return tag(
-        "aside", tag("h2", "Worth knowing"), tag("ul", *(tag("li", each) for each in facts.notes)), class_="notes"
-    )
+    return tag("aside", tag("h2", "Worth knowing"), tag("ul", *(tag("li", each) for each in words)), class_="notes")
 
 
 def curves(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
@@ -221,20 +219,29 @@ def mistakes(facts: ReportFacts) -> Markup | None:
 
 def mistake(each: Mistake, *, multi_label: bool) -> Markup:
     """One picture, beside it where the model looked, and the two names."""
-    small = min(each.picture.shape[:2]) <= SHORT_SIDE_OF_A_DRAWING
-    how = {"alt": f"An image of {each.true}, taken for {each.predicted}", "class_": "drawing" if small else None}
-    panes = [tag("img", src=data_uri(each.picture), **how)]
+    panes = [photograph(each.picture, f"An image of {each.true}, taken for {each.predicted}")]
     if each.attention is not None:
-        # enlarged first, so that the light is smooth over hard pixels
-        times = math.ceil(SHARPEST / max(each.picture.shape[:2])) if small else 1
-        enlarged = each.picture.repeat(times, 0).repeat(times, 1)
-        lit = overlay(enlarged, each.attention, range=shared_range([each.attention], share=BRIGHT))
-        panes.append(tag("img", src=data_uri(lit), alt="The same image, light where the model looks"))
+        looked = lit(each.picture, each.attention)
+        panes.append(tag("img", src=data_uri(looked), alt="The same image, light where the model looks"))
     true, predicted = tag("span", each.true, class_="right"), tag("span", each.predicted, class_="wrong")
     words = (true, " taken for ", predicted, f", {percent(each.confidence)} sure")
     if multi_label:
         words = ("has ", true, ", named ", predicted)
     return tag("li", tag("div", *panes, class_="panes"), tag("p", *words), tag("p", each.key, class_="key"))
+
+
+def photograph(picture: np.ndarray, alt: str) -> Markup:
+    """A picture as the model got it; a small one keeps its hard edges."""
+    small = min(picture.shape[:2]) <= SHORT_SIDE_OF_A_DRAWING
+    return tag("img", src=data_uri(picture), alt=alt, class_="drawing" if small else None)
+
+
+def lit(picture: np.ndarray, looked: np.ndarray) -> np.ndarray:
+    """The picture, light where the map ``looked`` (h, w) is large: uint8 (H, W, 3)."""
+    # a small one is enlarged first, so that the light is smooth over hard pixels
+    small = min(picture.shape[:2]) <= SHORT_SIDE_OF_A_DRAWING
+    times = math.ceil(SHARPEST / max(picture.shape[:2])) if small else 1
+    return overlay(picture.repeat(times, 0).repeat(times, 1), looked, range=shared_range([looked], share=BRIGHT))
 
 
 def calibration(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
@@ -264,25 +271,38 @@ def calibration(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | Non
 
 def run(facts: ReportFacts) -> Markup | None:
     """What to repeat to get the same, and what it was measured on."""
-    size = " × ".join(map(str, facts.image_size)) + " pixels" if facts.image_size else None
-    sums = f"{large(facts.multiply_adds)} multiply-adds an image" if facts.multiply_adds else None
-    parameters = f"{large(facts.parameters)} parameters" if facts.parameters else None
     took = duration(facts.seconds) if facts.seconds is not None else None
     speed = f"{facts.images_per_second:,.0f} images/s" if facts.images_per_second else None
     rows = {
-        "Model": ", ".join(filter(None, (facts.model, parameters, sums, size))),
+        "Model": of_model(facts.model, facts.parameters, facts.multiply_adds, facts.image_size),
         "Recipe": facts.recipe,
         "Data": ": ".join(filter(None, (facts.data, facts.layout))),
         "Images": ", ".join(f"{count:,} {name}" for name, count in facts.images.items()),
         "Classes": f"{len(facts.classes):,}: {listing([shorten(name, 40) for name in facts.classes])}",
         "Time": ", ".join(filter(None, (took, speed))),
         "Machine": facts.machine,
-        "Versions": ", ".join(f"{name} {version}" for name, version in facts.versions.items() if version != "absent"),
+        "Versions": of_versions(facts.versions),
     }
-    lines = (join(tag("dt", name), tag("dd", words)) for name, words in rows.items() if words)
-    command = tag("pre", tag("code", facts.command), class_="command") if facts.command else None
     settings = None
     if facts.config:
         text = tag("pre", tag("code", as_yaml(facts.config)))
         settings = tag("details", tag("summary", "Every setting, as resolved"), text)
-    return join(tag("h2", "What was run"), command, tag("dl", *lines, class_="facts"), settings)
+    return join(was_run(facts.command, rows), settings)
+
+
+def was_run(command: str, rows: Mapping[str, str]) -> Markup:
+    """The command and what it worked with, without the rows that have no words."""
+    lines = (join(tag("dt", name), tag("dd", words)) for name, words in rows.items() if words)
+    typed = tag("pre", tag("code", command), class_="command") if command else None
+    return join(tag("h2", "What was run"), typed, tag("dl", *lines, class_="facts"))
+
+
+def of_model(about: str, parameters: int | None, multiply_adds: int | None, image_size: tuple[int, int] | None) -> str:
+    """The model in a line, as far as it is known."""
+    size = " × ".join(map(str, image_size)) + " pixels" if image_size else None
+    sums = f"{large(multiply_adds)} multiply-adds an image" if multiply_adds else None
+    return ", ".join(filter(None, (about, f"{large(parameters)} parameters" if parameters else None, sums, size)))
+
+
+def of_versions(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version != "absent")
