@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.engine.test_explain import NAMES, QUIET, picture, shaken
+from tests.engine.test_explain import QUIET, picture, shaken
 from tests.models.tiny import TINY
 from vitrail.analysis.heads import HeadStatistics
 from vitrail.cli import run
@@ -46,12 +46,11 @@ def test_the_numbers_are_those_of_the_images(photos, tmp_path):
         np.testing.assert_allclose(found, truth.distance, rtol=1e-4)
     assert np.shape(numbers["attention_entropy"]) == (3, 2)
     assert np.shape(numbers["position_similarity"]) == (4, 4, 4, 4)
-    assert len(numbers["samples"]) == 6
+    assert len(numbers["samples"]) == 5  # of the six that are shown one is broken
     assert np.shape(numbers["samples"][0]["rollout"]) == (4, 4)
     assert set(numbers["shift_response"]) == {"1", "2", "4", "8"}
     assert "broken.jpg" in (tmp_path / "out" / "bad_images.csv").read_text()
-    page = report.read_text()
-    assert "&lt;b&gt;gnu&lt;/b&gt;" in page or "<b>gnu</b>" not in page
+    assert "<b>gnu</b>" not in report.read_text()
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -104,5 +103,8 @@ def test_the_command_prints_the_findings_and_the_path_of_the_page(photos, tmp_pa
     assert len(claims) == 4 and path == "out/report.html"
     assert run(["inspect", "a", "--data", "fotos", "--out", "out", "--quiet"]) == 3
     assert "photos" in capsys.readouterr().err
-    assert all(Image.open(each).size for each in Path("out").glob("*.png"))
-    assert NAMES
+    pictures = sorted(Path("out").glob("*.png"))
+    assert {"filters.png", "positions.png"} <= {each.name for each in pictures}
+    for each in pictures:
+        with Image.open(each) as picture:
+            picture.load()

@@ -55,10 +55,10 @@ class HeadStatistics:
     def add(self, images: Tensor) -> Tensor:
         """Takes normalised images (B, C, H, W) in; returns their logits. Raises `ConfigError` for another size than before."""
         size = (images.shape[2], images.shape[3])
-        if self.size not in (None, size):
-            fact = f"images of {size[0]}x{size[1]} pixels after images of {self.size[0]}x{self.size[1]}"
+        before, self.size = self.size or size, size
+        if before != size:
+            fact = "images of {}x{} pixels after images of {}x{}".format(*size, *before)
             raise ConfigError(fact, "use other statistics for each size")
-        self.size = size
         lifts = [Lift(grid, images.device) for grid in self.model.attention_grids(size)]
         seen: list[Tensor] = []
         with at_rest(self.model):
