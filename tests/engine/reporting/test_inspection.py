@@ -203,19 +203,19 @@ def test_there_is_one_dot_for_each_head_and_it_says_which(tmp_path):
 
 def test_dots_stand_at_their_distance():
     drawing = charts.distance_chart([layer(10, 20, uniform=40.0)])
-    high, low = (float(y) for y in re.findall(r'cy="([\d.]+)" r="3.4"', drawing))
+    high, low = (float(y) for y in re.findall(r'cy="([\d.]+)"[^>]*class="head"', drawing))
     zero = next(float(y) for y in re.findall(r'y1="([\d.]+)"', drawing) if f'y="{float(y) + 3.8:.1f}"' in drawing)
     assert zero - low == pytest.approx(2 * (zero - high), abs=0.2)
 
 
 def test_layers_in_which_no_place_asks_are_gaps_with_a_word(tmp_path):
-    heads = [layer(3, 4), layer(), layer(5, 6)]
+    heads = [layer(3, 4), layer(), layer(), layer(5, 6), layer()]
     page = written(tmp_path, found(heads=heads))
     drawing = (tmp_path / "attention-distance.svg").read_text()
     assert drawing.count('class="head"') == 4
-    assert drawing.count(">no place asks</text>") == 1
-    assert (tmp_path / "entropy.svg").read_text().count("no place asks</title>") == 2
-    assert "In 1 layer no place asks" in page.said
+    assert drawing.count(">no place asks</text>") == 2  # once for both in the middle
+    assert (tmp_path / "entropy.svg").read_text().count("no place asks</title>") == 6
+    assert "In 3 layers no place asks" in page.said
 
 
 def test_a_model_in_which_no_place_ever_asks_has_a_page(tmp_path):

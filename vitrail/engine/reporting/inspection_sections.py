@@ -36,12 +36,14 @@ def headline(found: Inspection) -> Markup:
         tag("strong", f"{large(found.parameters)} parameters"),
         f", which sees images of {size} pixels in patches of {height} × {width} with {large(found.multiply_adds)} multiply-adds.",
     )
-    looked = f"Looked at on {plural(found.images, 'image')}." if found.images else ""
+    looked = f"Measured on {plural(found.images, 'image')}." if found.images else ""
     words = tag("div", model, lead(looked), class_="words")
     if not asked:
         return join(tag("div", words, class_="headline bare"), findings(found.findings))
     value = f"{sum(bool(each.holds) for each in asked)} of {len(asked)}"
     name = "findings of the ViT paper hold for this model"
+    if len(asked) < len(found.findings):
+        name = "findings of the ViT paper that could be asked hold for this model"
     figure = tag("div", tag("p", value, class_="figure-value"), tag("p", name, class_="figure-name"))
     return join(tag("div", figure, words, class_="headline"), findings(found.findings))
 
@@ -145,7 +147,7 @@ def sample(each: Sample) -> Markup:
 def steepness(looked: np.ndarray) -> str:
     """How far the strongest patch stands out: light alone cannot say it, as every map has its own scale."""
     mean = float(looked.mean())
-    return f"peak {float(looked.max()) / mean:.1f} × its mean" if mean > 0 else "zero everywhere"
+    return f"peak\u00a0{float(looked.max()) / mean:.1f}\u00a0×\u00a0its\u00a0mean" if mean > 0 else "zero everywhere"
 
 
 def pane(image: Markup, caption: str) -> Markup:
@@ -172,7 +174,7 @@ def biases(found: Inspection, plots: Mapping[str, Markup]) -> Markup | None:
     }
     drawn = [tag("figure", plots[name], tag("figcaption", caption)) for name, caption in captions.items()]
     drawn.append(tag("div", tag("h3", "The patches in another order"), *permuted(found), class_="aside"))
-    return join(tag("h2", "What a convolution would have had"), lead(words), tag("div", *drawn, class_="charts"))
+    return join(tag("h2", "What convolutions have by construction"), lead(words), tag("div", *drawn, class_="charts"))
 
 
 def other_answers(shifts: Mapping[int, Response]) -> str:
