@@ -273,6 +273,18 @@ def test_a_model_without_a_head_has_no_answers_that_change(tmp_path):
     assert "Most answers change" not in page.said
 
 
+def test_figures_of_maps_and_shifts_are_said_where_they_are_known(tmp_path):
+    page = written(tmp_path, found())
+    assert "Most answers change at 4 pixels: those for 40.0 % of the images." in page.said
+    assert "It is 0.88 for map 1." in page.said
+    assert "It is 3.5 px for map 1." in page.said
+    same = {shift: each._replace(changed=0.0) for shift, each in biases().shifts.items()}
+    two = [MapEquivariance((4, 4), 1, concordance) for concordance in (None, 0.75, 0.5)]
+    page = written(tmp_path / "two", found(biases=replace(biases(), shifts=same, maps=two)))
+    assert "No answer changes." in page.said
+    assert "It is 0.75 for map 2 and 0.50 for map 3." in page.said
+
+
 def test_cost_is_drawn_with_its_powers_and_what_was_not_tried_is_a_dash(tmp_path):
     page = written(tmp_path, found())
     assert "to the power 1.00 as it runs and 2.00 with whole matrices, memory to the power 1.00 and 2.00" in page.said

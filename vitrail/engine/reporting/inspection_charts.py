@@ -123,8 +123,9 @@ def shift_chart(shifts: Mapping[int, Response]) -> Markup:
         Series("two different images", pixels, apart, "muted", dashed=True),
     ]
     says = f"Change of the features for {plural(len(pixels), 'shift')}: " + _listed(pixels, moved, "px")
+    away = 15 if moved.max() > 0.75 * up.high else -8  # on the side of the line where there is nothing else
     labels = (
-        draw.text(float(across.place(at)), float(up.place(value)) - 8, up.words(value), anchor="middle", size=10)
+        draw.text(float(across.place(at)), float(up.place(value)) + away, up.words(value), anchor="middle", size=10)
         for at, value in zip(pixels, moved)
     )
     return draw.chart("Change of the features", series, across, up, "shift, pixels", says, *labels)

@@ -36,8 +36,8 @@ def headline(found: Inspection) -> Markup:
         tag("strong", f"{large(found.parameters)} parameters"),
         f", which sees images of {size} pixels in patches of {height} × {width} with {large(found.multiply_adds)} multiply-adds.",
     )
-    looked = f"Measured on {plural(found.images, 'image')}." if found.images else ""
-    words = tag("div", model, lead(looked), class_="words")
+    looked = lead(f"Measured on {plural(found.images, 'image')}.") if found.images else None
+    words = tag("div", model, looked, class_="words")
     if not asked:
         return join(tag("div", words, class_="headline bare"), findings(found.findings))
     value = f"{sum(bool(each.holds) for each in asked)} of {len(asked)}"
@@ -183,15 +183,19 @@ def other_answers(shifts: Mapping[int, Response]) -> str:
     if not known:
         return ""
     share, shift = max(known)
+    if not share:
+        return "No answer changes."
     return f"Most answers change at {plural(shift, 'pixel')}: those for {percent(share)} of the images."
 
 
 def between(values: Sequence[float | None], digits: int, unit: str = "") -> str:
     """The first and the last figure that is known."""
-    known = [each for each in values if each is not None]
+    known = [
+        f"{decimal(each, digits)}{unit} for map {number}" for number, each in enumerate(values, 1) if each is not None
+    ]
     if not known:
         return "No map has such a figure."
-    return f"It is {decimal(known[0], digits)}{unit} for the first map and {decimal(known[-1], digits)}{unit} for the last."
+    return f"It is {known[0]}." if len(known) == 1 else f"It is {known[0]} and {known[-1]}."
 
 
 def permuted(found: Inspection) -> list[Markup]:
@@ -253,7 +257,7 @@ def cost(found: Inspection, plots: Mapping[str, Markup]) -> Markup | None:
         cells += ["–" if each is None else spell_time(each) for each in figures[0]]
         cells += ["–" if each is None else large(each, "B") for each in figures[1]]
         rows.append(tag("tr", tag("th", size, scope="row"), *(tag("td", each) for each in cells)))
-    columns = ("image", "tokens", "multiply-adds", "time", "with matrices", "memory", "with matrices")
+    columns = ("image", "tokens", "multiply-adds", "time", "time with matrices", "memory", "memory with matrices")
     table = scrolled(tag("table", header(columns), tag("tbody", *rows)), "Cost by size of image")
     return join(tag("h2", "What more tokens cost"), lead(words), drawn, said, table)
 
