@@ -203,19 +203,19 @@ def test_there_is_one_dot_for_each_head_and_it_says_which(tmp_path):
 
 def test_dots_stand_at_their_distance():
     drawing = charts.distance_chart([layer(10, 20, uniform=40.0)])
-    high, low = (float(y) for y in re.findall(r'cy="([\d.]+)" r="3.4"', drawing))
+    high, low = (float(y) for y in re.findall(r'cy="([\d.]+)"[^>]*class="head"', drawing))
     zero = next(float(y) for y in re.findall(r'y1="([\d.]+)"', drawing) if f'y="{float(y) + 3.8:.1f}"' in drawing)
     assert zero - low == pytest.approx(2 * (zero - high), abs=0.2)
 
 
 def test_layers_in_which_no_place_asks_are_gaps_with_a_word(tmp_path):
-    heads = [layer(3, 4), layer(), layer(5, 6)]
+    heads = [layer(3, 4), layer(), layer(), layer(5, 6), layer()]
     page = written(tmp_path, found(heads=heads))
     drawing = (tmp_path / "attention-distance.svg").read_text()
     assert drawing.count('class="head"') == 4
-    assert drawing.count(">no place asks</text>") == 1
-    assert (tmp_path / "entropy.svg").read_text().count("no place asks</title>") == 2
-    assert "In 1 layer no place asks" in page.said
+    assert drawing.count(">no place asks</text>") == 2  # once for both in the middle
+    assert (tmp_path / "entropy.svg").read_text().count("no place asks</title>") == 6
+    assert "In 3 layers no place asks" in page.said
 
 
 def test_a_model_in_which_no_place_ever_asks_has_a_page(tmp_path):
@@ -271,6 +271,18 @@ def test_a_model_without_a_head_has_no_answers_that_change(tmp_path):
     silent = {shift: each._replace(changed=None, apart=None) for shift, each in biases().shifts.items()}
     page = written(tmp_path, found(biases=replace(biases(), shifts=silent)))
     assert "Most answers change" not in page.said
+
+
+def test_figures_of_maps_and_shifts_are_said_where_they_are_known(tmp_path):
+    page = written(tmp_path, found())
+    assert "Most answers change at 4 pixels: those for 40.0 % of the images." in page.said
+    assert "It is 0.88 for map 1." in page.said
+    assert "It is 3.5 px for map 1." in page.said
+    same = {shift: each._replace(changed=0.0) for shift, each in biases().shifts.items()}
+    two = [MapEquivariance((4, 4), 1, concordance) for concordance in (None, 0.75, 0.5)]
+    page = written(tmp_path / "two", found(biases=replace(biases(), shifts=same, maps=two)))
+    assert "No answer changes." in page.said
+    assert "It is 0.75 for map 2 and 0.50 for map 3." in page.said
 
 
 def test_cost_is_drawn_with_its_powers_and_what_was_not_tried_is_a_dash(tmp_path):

@@ -182,10 +182,12 @@ def line_chart(
     return chart(title, series, across, up, "step", says)
 
 
-def chart(title: str, series: Sequence[Series], across: Axis, up: Axis, label: str, says: str, *over: object) -> Markup:
-    """Lines on two axes, the horizontal one named ``label``, and whatever is drawn ``over`` them."""
+def chart(
+    title: str, series: Sequence[Series], across: Axis, up: Axis, label: str, says: str, *below: object
+) -> Markup:
+    """Lines on two axes, the horizontal one named ``label``, and whatever is drawn ``below`` them."""
     drawn = join(*(draw_series(each, across, up, label) for each in series))
-    return svg(WIDTH, up.start + BOTTOM, says, heading(title, series), axes(across, up, label), drawn, *over)
+    return svg(WIDTH, up.start + BOTTOM, says, heading(title, series), axes(across, up, label), *below, drawn)
 
 
 def draw_series(series: Series, across: Axis, up: Axis, label: str) -> Markup:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 
@@ -34,21 +35,30 @@ def distance_chart(heads: Sequence[HeadFigures]) -> Markup:
     up = _linear(values, "{:g} px".format, height=TALL)
     across = _depth_axis(len(heads))
     means = Series("mean over heads", layers, np.array([each.mean() for each in distances]), "amber")
-    parts = []
-    for layer, layer_heads in zip(layers, distances):
-        x = float(across.place(layer))
-        if not np.isfinite(layer_heads).any():
-            y = (up.start + up.stop) / 2
-            parts.append(draw.text(x + 3.5, y, HOLLOW, anchor="middle", transform=f"rotate(-90 {x + 3.5:.1f} {y:.1f})"))
-            continue
-        for head, distance in enumerate(layer_heads.tolist(), 1):
-            says = f"layer {layer:.0f}, head {head}: {distance:.1f} px"
-            y = float(up.place(distance))
-            parts.append(draw.dot(x, y, "cobalt", says, radius=3.4, fill_opacity=0.8, class_="head"))
+    radius, dots = min(3.4, 0.28 * float(across.place(2) - across.place(1))), []
+    for layer, layer_heads in zip(layers.tolist(), distances):
+        for head, far in enumerate(layer_heads.tolist(), 1):
+            if math.isfinite(far):
+                says = f"layer {layer:.0f}, head {head}: {far:.1f} px"
+                place = float(across.place(layer)), float(up.place(far))
+                dots.append(draw.dot(*place, "cobalt", says, radius, fill_opacity=0.75, class_="head"))
+    words = _hollow([not np.isfinite(each).any() for each in distances], across, up)
     drawn = sum(np.isfinite(each).any() for each in distances)
     says = f"Mean attention distance of {plural(sum(map(len, distances)), 'head')} in {plural(int(drawn), 'layer')}"
     lines = [means, _level("uniform attention", layers, uniform)]
-    return draw.chart("Attention distance", lines, across, up, "layer", says, *parts)
+    return draw.chart("Attention distance", lines, across, up, "layer", says, *dots, *words)
+
+
+def _hollow(gaps: Sequence[bool], across: Axis, up: Axis) -> list[Markup]:
+    """A word upright in each run of layers without a dot."""
+    words, first = [], 0
+    for is_gap, run in groupby(gaps):
+        last = first + len(list(run))
+        if is_gap:
+            x, y = float(across.place((first + 1 + last) / 2)) + 3.5, (up.start + up.stop) / 2
+            words.append(draw.text(x, y, HOLLOW, anchor="middle", transform=f"rotate(-90 {x:.1f} {y:.1f})"))
+        first = last
+    return words
 
 
 def head_map(title: str, values: Sequence[np.ndarray]) -> Markup:
@@ -113,8 +123,9 @@ def shift_chart(shifts: Mapping[int, Response]) -> Markup:
         Series("two different images", pixels, apart, "muted", dashed=True),
     ]
     says = f"Change of the features for {plural(len(pixels), 'shift')}: " + _listed(pixels, moved, "px")
+    away = 15 if moved.max() > 0.75 * up.high else -8  # on the side of the line where there is nothing else
     labels = (
-        draw.text(float(across.place(at)), float(up.place(value)) - 8, up.words(value), anchor="middle", size=10)
+        draw.text(float(across.place(at)), float(up.place(value)) + away, up.words(value), anchor="middle", size=10)
         for at, value in zip(pixels, moved)
     )
     return draw.chart("Change of the features", series, across, up, "shift, pixels", says, *labels)

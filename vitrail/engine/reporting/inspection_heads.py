@@ -52,11 +52,11 @@ def reach(found: Inspection) -> list[Markup]:
 
     uniform = [each.uniform for each in found.heads if math.isfinite(each.uniform)]
     low, high = min(uniform), max(uniform)
-    alike = f"{low:.1f} px" if high - low < 0.05 else f"{low:.1f} to {high:.1f} px, by layer"
+    alike = f"{low:.1f} px" if high - low < 0.05 else f"{low:.1f} to {high:.1f} px (by layer)"
     figures = [
         tag("p", "On average over places and images, the nearest head looks ", words(min(named)), " far, the farthest ",
             words(max(named)), "."),
-        tag("p", f"Uniform attention would look {alike}; measured on {plural(found.images, 'image')}."),
+        tag("p", f"Uniform attention would look {alike} far; measured on {plural(found.images, 'image')}."),
     ]  # fmt: skip
     if missing := len(found.heads) - len(uniform):
         figures.append(lead(f"In {plural(missing, 'layer')} no place asks, only tokens without one."))

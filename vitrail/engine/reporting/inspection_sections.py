@@ -36,12 +36,14 @@ def headline(found: Inspection) -> Markup:
         tag("strong", f"{large(found.parameters)} parameters"),
         f", which sees images of {size} pixels in patches of {height} × {width} with {large(found.multiply_adds)} multiply-adds.",
     )
-    looked = f"Looked at on {plural(found.images, 'image')}." if found.images else ""
-    words = tag("div", model, lead(looked), class_="words")
+    looked = lead(f"Measured on {plural(found.images, 'image')}.") if found.images else None
+    words = tag("div", model, looked, class_="words")
     if not asked:
         return join(tag("div", words, class_="headline bare"), findings(found.findings))
     value = f"{sum(bool(each.holds) for each in asked)} of {len(asked)}"
     name = "findings of the ViT paper hold for this model"
+    if len(asked) < len(found.findings):
+        name = "findings of the ViT paper that could be asked hold for this model"
     figure = tag("div", tag("p", value, class_="figure-value"), tag("p", name, class_="figure-name"))
     return join(tag("div", figure, words, class_="headline"), findings(found.findings))
 
@@ -145,7 +147,7 @@ def sample(each: Sample) -> Markup:
 def steepness(looked: np.ndarray) -> str:
     """How far the strongest patch stands out: light alone cannot say it, as every map has its own scale."""
     mean = float(looked.mean())
-    return f"peak {float(looked.max()) / mean:.1f} × its mean" if mean > 0 else "zero everywhere"
+    return f"peak\u00a0{float(looked.max()) / mean:.1f}\u00a0×\u00a0its\u00a0mean" if mean > 0 else "zero everywhere"
 
 
 def pane(image: Markup, caption: str) -> Markup:
@@ -172,7 +174,7 @@ def biases(found: Inspection, plots: Mapping[str, Markup]) -> Markup | None:
     }
     drawn = [tag("figure", plots[name], tag("figcaption", caption)) for name, caption in captions.items()]
     drawn.append(tag("div", tag("h3", "The patches in another order"), *permuted(found), class_="aside"))
-    return join(tag("h2", "What a convolution would have had"), lead(words), tag("div", *drawn, class_="charts"))
+    return join(tag("h2", "What convolutions have by construction"), lead(words), tag("div", *drawn, class_="charts"))
 
 
 def other_answers(shifts: Mapping[int, Response]) -> str:
@@ -181,15 +183,19 @@ def other_answers(shifts: Mapping[int, Response]) -> str:
     if not known:
         return ""
     share, shift = max(known)
+    if not share:
+        return "No answer changes."
     return f"Most answers change at {plural(shift, 'pixel')}: those for {percent(share)} of the images."
 
 
 def between(values: Sequence[float | None], digits: int, unit: str = "") -> str:
     """The first and the last figure that is known."""
-    known = [each for each in values if each is not None]
+    known = [
+        f"{decimal(each, digits)}{unit} for map {number}" for number, each in enumerate(values, 1) if each is not None
+    ]
     if not known:
         return "No map has such a figure."
-    return f"It is {decimal(known[0], digits)}{unit} for the first map and {decimal(known[-1], digits)}{unit} for the last."
+    return f"It is {known[0]}." if len(known) == 1 else f"It is {known[0]} and {known[-1]}."
 
 
 def permuted(found: Inspection) -> list[Markup]:
@@ -251,7 +257,7 @@ def cost(found: Inspection, plots: Mapping[str, Markup]) -> Markup | None:
         cells += ["–" if each is None else spell_time(each) for each in figures[0]]
         cells += ["–" if each is None else large(each, "B") for each in figures[1]]
         rows.append(tag("tr", tag("th", size, scope="row"), *(tag("td", each) for each in cells)))
-    columns = ("image", "tokens", "multiply-adds", "time", "with matrices", "memory", "with matrices")
+    columns = ("image", "tokens", "multiply-adds", "time", "time with matrices", "memory", "memory with matrices")
     table = scrolled(tag("table", header(columns), tag("tbody", *rows)), "Cost by size of image")
     return join(tag("h2", "What more tokens cost"), lead(words), drawn, said, table)
 
