@@ -17,6 +17,7 @@ LOCAL, GLOBAL = (
     0.5,
     0.75,
 )  # of the distance of uniform attention: below the one a head is local, from the other on global
+TOO_FEW, NOT_SEEN = "There are fewer than three layers in which places attend to places.", "No attention was looked at."
 NEAREST = 0.95  # of the patches must have their most similar position beside them
 
 

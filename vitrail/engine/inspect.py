@@ -39,6 +39,7 @@ from vitrail.engine.machine import cores, describe, keep_large_buffers, versions
 from vitrail.engine.progress import Show
 from vitrail.engine.reporting.inspected import Biases, Filters, Inspection, Positions, Sample
 from vitrail.engine.reporting.inspection import write_inspection
+from vitrail.engine.reporting.wording import sentence
 from vitrail.errors import DataError
 from vitrail.files import disk_errors, dump_json, replace_file
 from vitrail.models import cost_of
@@ -46,6 +47,7 @@ from vitrail.tasks.classification import Classifier
 
 MOST = 512  # images that heads are measured on; the paper took 128
 SAMPLES = 6  # images that are shown
+SHOWN = 28  # principal components of the filters, as in the paper
 PAIRED = 32  # images that are moved, cut up and differentiated
 
 
@@ -84,14 +86,16 @@ def inspect(
     if data is not None:
         found |= _of_images(classifier, data, most, out, reading)
     if cost:
-        say("measuring time and memory")
+        say("measuring time and memory on one thread")
+        torch.set_num_threads(1)  # whose own time a busy machine takes little of
         found["cost"] = measure_cost(classifier, default_sizes(config))
+        torch.set_num_threads(cores())
     counted = cost_of(config)
     inspection = Inspection(
-        title=Path(str(model)).name if not isinstance(model, Classifier) else config.about,
+        title=sentence(config.about) if isinstance(model, Classifier) else Path(str(model)).name,
         model=config.about,
         image_size=config.image_size,
-        patch_size=config.patch_size,
+        patch_size=config.patch_size if classifier.attention_grids(config.image_size) else None,
         parameters=counted.parameters,
         multiply_adds=counted.multiply_adds,
         findings=findings(found.get("heads", ()), found["positions"]),
@@ -109,8 +113,8 @@ def inspect(
 
 def _filters(classifier: Classifier) -> Filters:
     filters = embedding_filters(classifier)
-    components, explained = principal_filters(filters)
-    return Filters(pictures=as_pictures(components), explained=explained.cpu().numpy(), width=len(filters))
+    components, explained = principal_filters(filters, count=len(filters))
+    return Filters(pictures=as_pictures(components[:SHOWN]), explained=explained.cpu().numpy(), width=len(filters))
 
 
 def _positions(classifier: Classifier) -> Positions | None:
@@ -143,7 +147,9 @@ def _of_images(classifier: Classifier, data: Any, most: int, out: Path, reading:
     few = source.subset(_spread(len(source), PAIRED))
     shown = source.subset(_spread(len(source), SAMPLES))
     found: dict[str, Any] = {
-        "data": f"{data}, {split}" if isinstance(data, str | Path) else split,
+        "data": ", ".join(
+            filter(None, (str(data) if isinstance(data, str | Path) else "", split * (split != "train")))
+        ),
         "samples": _samples(classifier, shown, reading, bad) if has_attention and classifier.classes else [],
         "biases": _biases(classifier, few, reading, bad),
         "images": seen,
@@ -228,7 +234,7 @@ def _notes(classifier: Classifier, data: Any, found: Mapping[str, Any]) -> list[
     if data is None:
         notes.append("No images were given, so nothing that needs them could be measured; --data adds it.")
     elif not found["heads"]:
-        notes.append(f"{classifier.config.about[0].upper()}{classifier.config.about[1:]} has no attention to look at.")
+        notes.append(f"{sentence(classifier.config.about)} has no attention to look at.")
     if found["positions"] is None:
         notes.append("No position embeddings are added to the patches of this model.")
     return notes

@@ -19,7 +19,9 @@ from vitrail.analysis.locality import Locality
 
 @dataclass(frozen=True, kw_only=True)
 class Filters:
-    """The first layer: its principal components as pictures, uint8 (n, P, Q, 3), and the share of the variance in each (n,)."""
+    """The first layer: its first principal components as pictures, uint8 (n, P, Q, 3), and the share of the variance in each of
+    all of them, (n or more,).
+    """
 
     pictures: np.ndarray
     explained: np.ndarray
@@ -78,7 +80,7 @@ class Inspection:
     title: str
     model: str
     image_size: tuple[int, int]
-    patch_size: tuple[int, int]
+    patch_size: tuple[int, int] | None  # of the patches that attention sees
     parameters: int
     multiply_adds: int
     filters: Filters

@@ -29,7 +29,7 @@ HOLLOW = "no place asks"
 
 def distance_chart(heads: Sequence[HeadFigures]) -> Markup:
     """Mean attention distance against depth, a dot for each head (ViT paper, figure 7, right, and figure 11)."""
-    layers, distances = np.arange(1.0, len(heads) + 1), [np.asarray(each.distance, np.float64) for each in heads]
+    layers, distances = np.arange(float(len(heads))), [np.asarray(each.distance, np.float64) for each in heads]
     uniform = np.array([each.uniform for each in heads])
     values = np.concatenate([*distances, uniform])
     up = _linear(values, "{:g} px".format, height=TALL)
@@ -37,7 +37,7 @@ def distance_chart(heads: Sequence[HeadFigures]) -> Markup:
     means = Series("mean over heads", layers, np.array([each.mean() for each in distances]), "amber")
     radius, dots = min(3.4, 0.28 * float(across.place(2) - across.place(1))), []
     for layer, layer_heads in zip(layers.tolist(), distances):
-        for head, far in enumerate(layer_heads.tolist(), 1):
+        for head, far in enumerate(layer_heads.tolist()):
             if math.isfinite(far):
                 says = f"layer {layer:.0f}, head {head}: {far:.1f} px"
                 place = float(across.place(layer)), float(up.place(far))
@@ -55,7 +55,7 @@ def _hollow(gaps: Sequence[bool], across: Axis, up: Axis) -> list[Markup]:
     for is_gap, run in groupby(gaps):
         last = first + len(list(run))
         if is_gap:
-            x, y = float(across.place((first + 1 + last) / 2)) + 3.5, (up.start + up.stop) / 2
+            x, y = float(across.place((first + last - 1) / 2)) + 3.5, (up.start + up.stop) / 2
             words.append(draw.text(x, y, HOLLOW, anchor="middle", transform=f"rotate(-90 {x:.1f} {y:.1f})"))
         first = last
     return words
@@ -71,12 +71,12 @@ def head_map(title: str, values: Sequence[np.ndarray]) -> Markup:
     for column, layer in enumerate(values):
         x = left + column * width
         if column % every == 0:
-            parts.append(draw.text(x + width / 2, 37, column + 1, anchor="middle"))
+            parts.append(draw.text(x + width / 2, 37, column, anchor="middle"))
         for row, share in enumerate(np.asarray(layer, np.float64).tolist()):
-            says = f"layer {column + 1}, head {row + 1}: {f'{share:.2f}' if math.isfinite(share) else HOLLOW}"
+            says = f"layer {column}, head {row}: {f'{share:.2f}' if math.isfinite(share) else HOLLOW}"
             parts.append(_cell((x, 44 + row * height, width, height), share, says))
     for row in range(0, rows, math.ceil(14 / height)):
-        parts.append(draw.text(left - 8, 44 + (row + 0.5) * height + 3.8, row + 1, anchor="end"))
+        parts.append(draw.text(left - 8, 44 + (row + 0.5) * height + 3.8, row, anchor="end"))
     below = 44 + rows * height
     parts.append(draw.text(left + len(values) * width, below + 17, "layer", anchor="end", font_style="italic"))
     says = f"{title}: {plural(len(values), 'layer')} of up to {plural(rows, 'head')}"
@@ -135,7 +135,7 @@ def depth_chart(
     title: str, name: str, values: Sequence[float | None], unit: str = "", uniform: Sequence[float] = ()
 ) -> Markup:
     """One figure for each feature map; None is a gap."""
-    depth, known = np.arange(1.0, len(values) + 1), np.array([math.nan if each is None else each for each in values])
+    depth, known = np.arange(float(len(values))), np.array([math.nan if each is None else each for each in values])
     series = [Series(name, depth, known, "cobalt", marked=True)]
     if uniform:
         series.append(_level("all pixels alike", depth, np.array(uniform)))
@@ -191,8 +191,8 @@ def _level(name: str, layers: np.ndarray, values: np.ndarray) -> Series:
 
 
 def _depth_axis(count: int) -> Axis:
-    marks = np.arange(1.0, count + 1, math.ceil(max(count, 1) / MOST_MARKS)).tolist()
-    return Axis(0.5, count + 0.5, draw.LEFT, draw.WIDTH - draw.RIGHT, marks=marks)
+    marks = np.arange(0.0, count, math.ceil(max(count, 1) / MOST_MARKS)).tolist()
+    return Axis(-0.5, count - 0.5, draw.LEFT, draw.WIDTH - draw.RIGHT, marks=marks)
 
 
 def _linear(

@@ -40,8 +40,8 @@ def reach(found: Inspection) -> list[Markup]:
     """The nearest and the farthest head, and what uniform attention would be."""
     named = [
         (float(far), layer, head)
-        for layer, each in enumerate(found.heads, 1)
-        for head, far in enumerate(np.asarray(each.distance), 1)
+        for layer, each in enumerate(found.heads)
+        for head, far in enumerate(np.asarray(each.distance))
         if math.isfinite(far)
     ]
     if not named:
@@ -56,7 +56,7 @@ def reach(found: Inspection) -> list[Markup]:
     figures = [
         tag("p", "On average over places and images, the nearest head looks ", words(min(named)), " far, the farthest ",
             words(max(named)), "."),
-        tag("p", f"Uniform attention would look {alike} far; measured on {plural(found.images, 'image')}."),
+        tag("p", f"Uniform attention would look {alike} far. Layers and heads count from 0, as in --layer and --head."),
     ]  # fmt: skip
     if missing := len(found.heads) - len(uniform):
         figures.append(lead(f"In {plural(missing, 'layer')} no place asks, only tokens without one."))
@@ -65,11 +65,11 @@ def reach(found: Inspection) -> list[Markup]:
 
 def heads_table(found: Inspection) -> Markup:
     prefixed, rows = has_prefix(found.heads), []
-    for layer, each in enumerate(found.heads, 1):
+    for layer, each in enumerate(found.heads):
         shares = zip(
             *(np.asarray(values, np.float64).tolist() for values in (each.distance, each.entropy, each.prefix))
         )
-        for head, (far, entropy, prefix) in enumerate(shares, 1):
+        for head, (far, entropy, prefix) in enumerate(shares):
             cells = [number(far, 1), number(far / each.uniform, 2), number(entropy, 3)]
             cells += [number(prefix, 3)] if prefixed else []
             first = tag("th", f"{layer}", scope="row", data_value=layer)

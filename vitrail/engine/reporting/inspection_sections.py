@@ -16,7 +16,7 @@ from vitrail.engine.reporting import inspection_charts as charts
 from vitrail.engine.reporting.inspected import Filters, Finding, Inspection, Positions, Sample
 from vitrail.engine.reporting.markup import Markup, data_uri, exact_uri, join, tag
 from vitrail.engine.reporting.sections import header, lead, lit, of_model, of_versions, photograph, scrolled, was_run
-from vitrail.engine.reporting.wording import decimal, large, percent, plural
+from vitrail.engine.reporting.wording import decimal, large, percent, plural, sentence
 
 MARKS = {True: ("✓", "true", "holds"), False: ("✗", "false", "fails"), None: ("–", "not asked", "open")}
 METHODS = {"attention": "attention, last layer", "rollout": "attention rollout", "gradient": "gradient relevance"}
@@ -28,13 +28,13 @@ ROUNDING = 1e-6  # features that move less have not moved
 def headline(found: Inspection) -> Markup:
     """The model in words, and the paper's findings asked of it."""
     asked = [each for each in found.findings if each.holds is not None]
-    height, width = found.patch_size
-    size = " × ".join(map(str, found.image_size))
+    size = " × ".join(map(str, found.image_size)) + " pixels"
+    patches = f" in patches of {found.patch_size[0]} × {found.patch_size[1]}" if found.patch_size else ""
     model = tag(
         "p",
-        f"{found.model[:1].upper()}{found.model[1:]} of ",
+        f"{sentence(found.model)} of ",
         tag("strong", f"{large(found.parameters)} parameters"),
-        f", which sees images of {size} pixels in patches of {height} × {width} with {large(found.multiply_adds)} multiply-adds.",
+        f", which sees images of {size}{patches} with {large(found.multiply_adds)} multiply-adds.",
     )
     looked = lead(f"Measured on {plural(found.images, 'image')}.") if found.images else None
     words = tag("div", model, looked, class_="words")
@@ -67,17 +67,12 @@ def filters(found: Filters, sheet: np.ndarray) -> Markup:
         "first; mid grey is zero. In a trained model they look like a basis for the fine structure within a patch, "
         "smooth waves and edges in few colours, and in an untrained one like noise (ViT paper, figure 7, left)."
     )
-    if not count:
-        return join(
-            tag("h2", "What the first layer looks for"), lead("There is only one filter, so they do not differ.")
-        )
+    if not count or not explained[-1]:
+        words = "There is only one filter, or all are alike, so they do not differ."
+        return join(tag("h2", "What the first layer looks for"), lead(words))
     reached = np.flatnonzero(explained >= MOST_OF_VARIANCE)
-    share = percent(float(explained[-1]))
-    enough = (
-        f"the first {reached[0] + 1} reach {percent(MOST_OF_VARIANCE, 0)}."
-        if len(reached)
-        else f"{percent(MOST_OF_VARIANCE, 0)} would take more than these."
-    )
+    share, most = percent(float(explained[count - 1])), percent(MOST_OF_VARIANCE, 0)
+    enough = f"the first {reached[0] + 1} reach {most}."
     figures = [
         tag("p", f"The first {plural(count, 'principal component')} of {found.width:,} filters explain ", tag("strong", share),
             f" of their variance; {enough}"),
@@ -191,7 +186,7 @@ def other_answers(shifts: Mapping[int, Response]) -> str:
 def between(values: Sequence[float | None], digits: int, unit: str = "") -> str:
     """The first and the last figure that is known."""
     known = [
-        f"{decimal(each, digits)}{unit} for map {number}" for number, each in enumerate(values, 1) if each is not None
+        f"{decimal(each, digits)}{unit} for map {number}" for number, each in enumerate(values) if each is not None
     ]
     if not known:
         return "No map has such a figure."

@@ -70,3 +70,8 @@ def as_yaml(tree: Mapping[str, Any]) -> str:
     """Settings in their own order; a value that YAML has no word for is shown as its text."""
     simple = json.loads(json.dumps(plain(tree), default=str))
     return yaml.safe_dump(simple, sort_keys=False, allow_unicode=True, width=100)
+
+
+def sentence(words: str) -> str:
+    """With a capital at the beginning."""
+    return words[:1].upper() + words[1:]
