@@ -108,3 +108,15 @@ def test_the_command_prints_the_findings_and_the_path_of_the_page(photos, tmp_pa
     for each in pictures:
         with Image.open(each) as picture:
             picture.load()
+
+
+def test_cost_is_measured_where_it_is_asked_for(tmp_path):
+    _, numbers = inspect(shaken(), tmp_path / "out", cost=True, reading=QUIET, say=silent)
+    assert [each["size"] for each in numbers["cost"]] == [[32, 32], [48, 48], [64, 64], [96, 96]]
+    assert [each["patch_size"] for each in numbers["cost_by_patch"]] == [[4, 4], [8, 8], [16, 16]]
+    assert [each["tokens"] for each in numbers["cost_by_patch"]] == [65, 17, 5]
+    assert json.loads((tmp_path / "out" / "numbers.json").read_text()) == numbers
+    assert "cost_by_patch" not in inspect(shaken(), tmp_path / "without", reading=QUIET, say=silent)[1]
+    assert (
+        inspect(shaken(TINY["swin"]), tmp_path / "swin", cost=True, reading=QUIET, say=silent)[1]["cost_by_patch"] == []
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail.analysis.attention import attention_map
-from vitrail.analysis.cost import default_sizes, measure_cost
+from vitrail.analysis.cost import CostPoint, cost_by_patch, default_sizes, measure_cost
 from vitrail.analysis.embeddings import (
     as_pictures,
     embedding_filters,
@@ -89,6 +90,7 @@ def inspect(
         say("measuring time and memory on one thread")
         torch.set_num_threads(1)  # whose own time a busy machine takes little of
         found["cost"] = measure_cost(classifier, default_sizes(config))
+        found["cost_by_patch"] = _cost_by_patch(config)
         torch.set_num_threads(cores())
     counted = cost_of(config)
     inspection = Inspection(
@@ -109,6 +111,16 @@ def inspect(
     figures = numbers(inspection)
     replace_file(out / "numbers.json", dump_json(figures))
     return write_inspection(out, inspection), figures
+
+
+def _cost_by_patch(config: Any) -> list[CostPoint]:
+    """Of models with patches half and twice as large, where patches can be chosen and there is one map."""
+    if config.STAGES or not any(each.name == "patch_size" for each in fields(config)):
+        return []
+    height, width = config.patch_size
+    sizes = [(height * factor // 2, width * factor // 2) for factor in (1, 2, 4)]
+    fitting = [size for size in sizes if all(side and full % side == 0 for side, full in zip(size, config.image_size))]
+    return cost_by_patch(config, fitting, config.image_size)
 
 
 def _filters(classifier: Classifier) -> Filters:
@@ -276,6 +288,7 @@ def numbers(found: Inspection) -> dict[str, Any]:
         }
     if found.cost:
         figures["cost"] = [each._asdict() for each in found.cost]
+        figures["cost_by_patch"] = [each._asdict() for each in found.cost_by_patch]
     if found.samples:
         figures["samples"] = [
             {

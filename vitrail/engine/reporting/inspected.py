@@ -88,7 +88,8 @@ class Inspection:
     heads: Sequence[HeadFigures] = ()
     samples: Sequence[Sample] = ()
     biases: Biases | None = None
-    cost: Sequence[CostPoint] = ()
+    cost: Sequence[CostPoint] = ()  # by size of image
+    cost_by_patch: Sequence[CostPoint] = ()  # of like models with other patches, freshly made
     findings: Sequence[Finding] = ()
     data: str = ""
     images: int = 0

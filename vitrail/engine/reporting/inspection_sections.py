@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vitrail.analysis.cost import growth
+from vitrail.analysis.cost import CostPoint, growth
 from vitrail.analysis.equivariance import Response
 from vitrail.engine.reporting import inspection_charts as charts
 from vitrail.engine.reporting.inspected import Filters, Finding, Inspection, Positions, Sample
@@ -244,17 +244,26 @@ def cost(found: Inspection, plots: Mapping[str, Markup]) -> Markup | None:
             "p", f"Fitted to these points, time grows with the tokens to the power {time} as it runs and {plain_time} with whole "
             f"matrices, memory to the power {memory} and {plain_memory}."
         )  # fmt: skip
+    tables = [cost_table("image", [(point.size, point) for point in found.cost])]
+    if found.cost_by_patch:
+        image = " × ".join(map(str, found.cost_by_patch[0].size))
+        tables.append(tag("p", f"And at {image} pixels, models that differ in nothing but the size of their patches:"))
+        tables.append(cost_table("patch", [(point.patch_size, point) for point in found.cost_by_patch]))
+    return join(tag("h2", "What more tokens cost"), lead(words), drawn, said, *tables)
+
+
+def cost_table(what: str, points: Sequence[tuple[tuple[int, int], CostPoint]]) -> Markup:
+    """A row for each size in pixels of what is varied."""
     rows = []
-    for point in found.cost:
-        size = " × ".join(map(str, point.size))
+    for size, point in points:
         figures = (point.seconds, point.plain_seconds), (point.bytes, point.plain_bytes)
         cells = [f"{point.tokens:,}", large(point.multiply_adds)]
         cells += ["–" if each is None else spell_time(each) for each in figures[0]]
         cells += ["–" if each is None else large(each, "B") for each in figures[1]]
-        rows.append(tag("tr", tag("th", size, scope="row"), *(tag("td", each) for each in cells)))
-    columns = ("image", "tokens", "multiply-adds", "time", "time with matrices", "memory", "memory with matrices")
-    table = scrolled(tag("table", header(columns), tag("tbody", *rows)), "Cost by size of image")
-    return join(tag("h2", "What more tokens cost"), lead(words), drawn, said, table)
+        named = tag("th", " × ".join(map(str, size)), scope="row")
+        rows.append(tag("tr", named, *(tag("td", each) for each in cells)))
+    columns = (what, "tokens", "multiply-adds", "time", "time with matrices", "memory", "memory with matrices")
+    return scrolled(tag("table", header(columns), tag("tbody", *rows)), f"Cost by size of {what}")
 
 
 def spell_time(seconds: float) -> str:
