@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ PAGES = [
     *sorted(ROOT.glob("docs/**/*.md")),
     *ROOT.glob("benchmarks/*.md"),
 ]
+EXAMPLES = sorted(ROOT.glob("examples/*.py"))
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -110,6 +113,11 @@ def test_the_commands_of_a_page_parse(page):
 @each_page
 def test_the_links_of_a_page_lead_somewhere(page):
     assert not broken_links(page)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_an_example_runs(example, desk):
+    subprocess.run([sys.executable, example], check=True)
 
 
 def test_the_readme_shows_a_command_and_some_python():
