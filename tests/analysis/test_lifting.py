@@ -109,3 +109,23 @@ def test_a_merged_place_stands_for_the_places_of_its_square_in_equal_parts(coars
     found = descend(shares, coarse, fine)
     np.testing.assert_allclose(found, shares.double().numpy() @ step_down(above, below), atol=1e-6)
     torch.testing.assert_close(found.sum(1), shares.sum(1))
+
+
+@pytest.mark.parametrize("name", ["vit", "swin", "pvt v2"])
+def test_a_precision_that_is_meant_for_the_model_rounds_nothing_here(name):
+    grids = grids_of(name)
+
+    def carried() -> list[Tensor]:
+        found = []
+        for grid in grids:
+            lift, weights = Lift(grid, CPU), random_rows(grid, heads=1)[:, 0]
+            shares = torch.rand(2, lift.tokens, generator=torch.Generator().manual_seed(2))
+            rows = slice(0, weights.shape[1])
+            places = shares[:, lift.prefix :]
+            finer = (2 * lift.map[0], 2 * lift.map[1])
+            found += [lift.carry(shares, weights, rows), *lift.centres, descend(places, lift.map, finer)]
+        return found
+
+    truth = carried()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(carried(), truth, atol=0, rtol=0)

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import vitrail
 from tests.analysis.dense import dense_relevance, dense_rollout, map_of, random_images
@@ -18,7 +20,7 @@ from tests.models.plainly import run_plainly
 from tests.models.tiny import TINY
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.errors import ConfigError
-from vitrail.models import Backbone, create_backbone
+from vitrail.models import Backbone, Look, create_backbone
 from vitrail.tasks.classification import create_model
 
 # sizes on which windows are filled up and reductions leave places over
@@ -123,6 +125,20 @@ def test_pieces_of_any_size_give_the_same(name, monkeypatch):
         monkeypatch.setattr("vitrail.models.attention.AT_ONCE", at_once)
         torch.testing.assert_close(rollout(model, images), whole[0], atol=1e-6, rtol=0)
         torch.testing.assert_close(relevance(model, images), whole[1], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("explain", [rollout, relevance])
+def test_one_layer_at_a_time_is_looked_at(explain, monkeypatch):
+    looks, held, weights = WeakSet(), [], Look.weights
+
+    def counted(look: Look, rows: slice) -> Tensor:
+        looks.add(look)
+        held.append(sum("parts" in each.__dict__ for each in looks))
+        return weights(look, rows)
+
+    monkeypatch.setattr(Look, "weights", counted)
+    explain(make("vit"), random_images(make("vit"), (32, 32)))
+    assert len(held) == 3 and max(held) == 1
 
 
 @pytest.mark.parametrize("name", ["vit", "relative", "swin", "cait", "beit", "pvt"])

@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 
 from vitrail.models import AttentionGrid
+from vitrail.models.layers import by_hand
 
 
 class Lift:
-    """Where the rows and columns of a layer's attention lie among its tokens: the prefix, then the places of its map."""
+    """Where the rows and columns of a layer's attention lie among its tokens: the prefix, then the places of its map.
+
+    What it computes stays in fp32: a caller's autocast is for the model.
+    """
 
     def __init__(self, grid: AttentionGrid, device: torch.device) -> None:
         self.prefix = grid.prefix
@@ -65,7 +69,8 @@ class Lift:
         padded = torch.cat([shares, shares.new_zeros(len(shares), 1)], 1)
         given = padded[:, self.rows[rows]]  # (B, R), nothing from outside of the image
         if self.columns is None:
-            return self.spread((given[:, None] @ weights)[:, 0])
+            with by_hand(weights):
+                return self.spread((given[:, None] @ weights)[:, 0])
         found = torch.zeros_like(padded)
         found.index_add_(1, self.columns[rows].flatten(), (given[..., None] * weights).flatten(1))
         return found[:, :-1]
@@ -76,7 +81,8 @@ class Lift:
             return keys
         before, places = keys[..., : self.prefix], keys[..., self.prefix :].unflatten(-1, self.grid.keys)
         of_rows, of_columns = self.covers
-        return torch.cat([before, (of_rows.mT @ places @ of_columns).flatten(-2)], -1)
+        with by_hand(places):
+            return torch.cat([before, (of_rows.mT @ places @ of_columns).flatten(-2)], -1)
 
     @cached_property
     def covers(self) -> tuple[Tensor, Tensor]:
@@ -92,7 +98,8 @@ class Lift:
         places = torch.cartesian_prod(*axes).reshape(-1, 2) * cell
         if self.columns is not None or self.grid.keys == self.map:
             return places, places
-        keys = [cover @ axis for cover, axis in zip(self.covers, axes)]
+        with by_hand(places):
+            keys = [cover @ axis for cover, axis in zip(self.covers, axes)]
         return places, torch.cartesian_prod(*keys).reshape(-1, 2) * cell
 
     def distances(self, rows: slice) -> Tensor:
@@ -124,4 +131,5 @@ def descend(places: Tensor, coarse: tuple[int, int], fine: tuple[int, int]) -> T
     of_rows, of_columns = (
         _cover(few, few * factor, many, places.device) for few, factor, many in zip(coarse, factors, fine)
     )
-    return (of_rows.mT @ places.unflatten(1, coarse) @ of_columns).flatten(1)
+    with by_hand(places):
+        return (of_rows.mT @ places.unflatten(1, coarse) @ of_columns).flatten(1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -84,8 +85,8 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
         logits = model.forward_looking(images.clone().requires_grad_(), looks.append)
         chosen = logits.argmax(1) if targets is None else check_targets(targets, *logits.shape).to(logits.device)
         answers = logits.gather(1, chosen[:, None]).sum()
-        found = [look.found for look in looks if look.found is not None]
-        gradients = dict(zip(looks, torch.autograd.grad(answers, found), strict=True))
+        of_found = torch.autograd.grad(answers, [look.found for look in looks])  # type: ignore[arg-type]
+        gradients = WeakKeyDictionary(zip(looks, of_found))  # so that a look goes when it has been used
         del logits, answers
         with torch.no_grad():
             return _backwards(model, images, looks, None, weighted, kept=1.0, given=1.0)
