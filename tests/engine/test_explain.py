@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,7 @@ def test_what_cannot_be_meant_is_refused_in_words(photos, tmp_path):
     assert "there is no layer 3: the model has 3" in refused(layer=3)
     assert "there is no head 2: the model has 2" in refused(head=2)
     assert "head is 'both'" in refused(head="both")
+    assert "rollout has no head all" in refused(method="rollout", head="all")
     assert "no class 'aunt'\n  try: did you mean 'ant'" in refused(target="aunt")
     assert "there is no image" in refused(photos / "wyde.png")
     assert "none of the images could be read" in refused(photos / "broken.jpg")
@@ -165,6 +167,32 @@ def test_a_model_without_attention_is_judged_by_what_it_has(photos):
     assert [each.method for each in scores] == ["occlusion", "random"]
 
 
+def test_methods_are_judged_on_maps_of_few_cells(photos):
+    model = shaken(changed(TINY["vit"], image_size=(16, 16)))  # 2 x 2 patches, less than the steps that are asked for
+    images, scores = faithfulness(model, [str(photos / "a" / "wide.png")], draws=1, reading=QUIET)
+    assert (images, len(scores)) == (1, len(METHODS) + 1)
+
+
+def test_a_single_image_has_no_interval(photos):
+    _, scores = faithfulness(shaken(), [str(photos / "a" / "wide.png")], steps=2, draws=1, reading=QUIET)
+    assert {(each.deletion_gain, each.insertion_gain) for each in scores} == {(None, None)}
+
+
+def test_covered_images_are_shown_as_many_at_a_time_as_asked_for(photos, tmp_path):
+    model, seen = shaken(), []
+    model.backbone.patch_embed.register_forward_hook(lambda module, given, found: seen.append(len(given[0])))
+    how, reading = How(method="occlusion"), Reading(quiet=True, batch=5)
+    next(explain(model, [str(photos / "a" / "wide.png")], tmp_path / "out", how=how, reading=reading))
+    assert seen.count(5) == 3 and max(seen) == 5  # 16 windows
+
+
+def test_bad_images_of_another_time_do_not_count(photos, tmp_path):
+    (photos / "worse.jpg").write_bytes(b"no picture")
+    list(explain(shaken(), [str(photos)], tmp_path / "out", reading=QUIET))
+    few = [str(photos / "a" / "wide.png"), str(photos / "broken.jpg")]
+    assert len(list(explain(shaken(), few, tmp_path / "out", reading=replace(QUIET, max_bad=0.5)))) == 1
+
+
 def test_the_command_prints_a_table_and_leaves_with_the_codes_of_the_house(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     save_model("a", shaken())
@@ -179,6 +207,8 @@ def test_the_command_prints_a_table_and_leaves_with_the_codes_of_the_house(photo
     assert [line.split()[0] for line in table] == ["method", *METHODS, "random", "over"]
     assert run(["explain", "a", "photos", "--faithfulness", "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 3
+    assert run(["explain", "a", "photos", "--out", "out", "--head=--1", "--quiet"]) == 2
+    assert "head is '--1'" in capsys.readouterr().err
     assert run(["explain", "a", "photos"]) == 2
     assert "--out" in capsys.readouterr().err
     assert run(["explain", "a", "photos", "--out", "out", "--layer", "12", "--quiet"]) == 2

@@ -10,7 +10,7 @@ B images, C channels, H and W their size, r x c = N cells of a map, S steps, b v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,8 +141,7 @@ def compare(
 
     Args:
         heats: (B, r, c) by the name of the method that made it, each of its own grid.
-        grid: (rows, columns) that all are brought to, see `on_grid`; by default the fewest of both among the maps, so
-            that none is asked for detail that it does not have.
+        grid: (rows, columns) that all are brought to, see `on_grid`; by default the `coarsest`.
         draws: random maps of each image; the curves under "random" are their means.
 
     The others are those of `deletion` and `insertion`.
@@ -151,8 +150,7 @@ def compare(
         ConfigError: also for no maps, a map called "random", or no draws.
     """
     _check_methods(heats, len(images), draws)
-    if grid is None:
-        grid = min(heat.shape[1] for heat in heats.values()), min(heat.shape[2] for heat in heats.values())
+    grid = coarsest(heats.values()) if grid is None else grid
     targets = answered(model, images, targets, batch=batch)
     common = {"targets": targets, "steps": steps, "batch": batch, "seed": seed, "progress": progress}
 
@@ -169,6 +167,12 @@ def compare(
         torch.stack([each.insertion for each in drawn]).mean(0),
     )
     return found
+
+
+def coarsest(heats: Iterable[Tensor]) -> tuple[int, int]:
+    """The fewest rows and columns among maps (B, r, c), so that none is asked for detail that it does not have."""
+    rows, columns = zip(*(heat.shape[1:] for heat in heats))
+    return min(rows), min(columns)
 
 
 def area(curve: Tensor) -> Tensor:

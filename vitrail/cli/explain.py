@@ -36,9 +36,9 @@ def explain(
     method
         attention of one layer; rollout through all layers; gradient-weighted relevance; occlusion.
     layer
-        Whose attention, from 0, or from the end: -1 is the last.
+        Whose attention, from 0, or from the end: -1 is the last; of other methods only the sheet of heads.
     head
-        A number from 0, mean, or all for an overlay of each.
+        With --method attention: a number from 0, mean, or all for an overlay of each.
     target
         The class to explain, by name; by default what the model answers.
     faithfulness
@@ -49,7 +49,7 @@ def explain(
     from vitrail.engine.explain import How
 
     reading = using.reading(max_bad="100%")
-    how = How(method=method, layer=layer, head=int(head) if head.lstrip("-").isdigit() else head, target=target)
+    how = How(method=method, layer=layer, head=int(head) if head.removeprefix("-").isdecimal() else head, target=target)
     if faithfulness:
         _judge(model, inputs, how=how, json=json, classes=using.classes, reading=reading)
         return
@@ -91,4 +91,5 @@ def _judge(model: str, inputs: tuple[str, ...], *, json: bool, **how) -> None:
         for each in scores
     )
     print(columns(rows, ("method", "deletion", "against random", "insertion", "against random")))
-    print(f"over {images} images; of deletion less is better, of insertion more; in brackets 95 % intervals")
+    over, brackets = ("1 image", "") if images == 1 else (f"{images:,} images", "; in brackets 95 % intervals")
+    print(f"over {over}; of deletion less is better, of insertion more{brackets}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from collections.abc import Container
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ class BadImages:
         most: the part of the set that may be bad under `skip`.
         path: of the CSV file, made with the first bad image; None writes none. One that exists is continued.
         total: images of the set that ``most`` is a part of.
+        keys: of the images of the set, where the file may be that of another set, whose images do not count.
 
     Raises:
         ConfigError: a policy that does not exist.
@@ -34,12 +36,14 @@ class BadImages:
         path: str | os.PathLike[str] | None = None,
         *,
         total: int,
+        keys: Container[str] | None = None,
     ) -> None:
         if policy not in ("skip", "stop"):
             raise ConfigError(f"the policy for bad images is {policy!r}", nearest(str(policy), ("skip", "stop")))
         self.policy, self.most, self.total = policy, most, total
         self.path = None if path is None else Path(path)
-        self.reasons: dict[str, str] = read_bad_images(self.path) if self.path and self.path.exists() else {}
+        before = read_bad_images(self.path) if self.path and self.path.exists() else {}
+        self.reasons = {key: reason for key, reason in before.items() if keys is None or key in keys}
 
     def __len__(self) -> int:
         return len(self.reasons)

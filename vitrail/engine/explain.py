@@ -39,8 +39,8 @@ class How:
 
     Args:
         method: one of `METHODS`.
-        layer, head: whose attention; of ``attention`` only, but the contact sheet always shows that layer. The head is a number,
-            "mean" or "all".
+        layer: whose attention; of ``attention`` only, but the contact sheet always shows that layer.
+        head: a number, "mean" or "all"; of ``attention`` only.
         target: the name of the class to explain; by default what the model answers.
     """
 
@@ -54,20 +54,24 @@ class How:
             raise ConfigError(f"there is no method {self.method!r}", nearest(self.method, METHODS))
         if isinstance(self.head, str) and self.head not in ("mean", "all"):
             raise ConfigError(f"head is {self.head!r}", "give a number from 0, or 'mean' or 'all'")
+        if self.head != "mean" and self.method != "attention":
+            raise ConfigError(
+                f"{self.method} has no head {self.head}", "take the method attention, or leave the head out"
+            )
 
 
-Method = Callable[[Classifier, Tensor, Tensor, How], Tensor]
+Method = Callable[[Classifier, Tensor, Tensor, How, int], Tensor]  # model, images, targets, how, versions at one time
 
 
-def _attention(model: Classifier, images: Tensor, targets: Tensor, how: How) -> Tensor:
+def _attention(model: Classifier, images: Tensor, targets: Tensor, how: How, batch: int) -> Tensor:
     return attention_map(model, images, how.layer, how.head if isinstance(how.head, int) else None)
 
 
 METHODS: dict[str, Method] = {
     "attention": _attention,
-    "rollout": lambda model, images, targets, how: rollout(model, images),
-    "gradient": lambda model, images, targets, how: relevance(model, images, targets),
-    "occlusion": lambda model, images, targets, how: occlusion(model, images, targets=targets),
+    "rollout": lambda model, images, targets, how, batch: rollout(model, images),
+    "gradient": lambda model, images, targets, how, batch: relevance(model, images, targets),
+    "occlusion": lambda model, images, targets, how, batch: occlusion(model, images, targets=targets, batch=batch),
 }
 NEEDS_ATTENTION = ("attention", "rollout", "gradient")
 
@@ -118,19 +122,20 @@ def explain(
     check_can(classifier, how)
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-    bad = BadImages(reading.on_bad, reading.max_bad, out / "bad_images.csv", total=len(source))
+    keys, bad_list = list(map(str, source.keys)), out / "bad_images.csv"
+    bad = BadImages(reading.on_bad, reading.max_bad, bad_list, total=len(source), keys=set(keys))
     rows: list[dict[str, Any]] = []
-    names = _names(list(map(str, source.keys)))
+    names = _names(keys)
     with Show("explaining", len(source), quiet=reading.quiet) as show:
         for number, (item, seen) in enumerate(inputs_of(classifier, source, bad)):
             with precision_of(reading, seen.images.device):
-                found = _explained(classifier, item.key, seen, how)
+                found = _explained(classifier, item.key, seen, how, reading.batch)
             files = _write(out, names[item.key], found, seen.picture, how)
             rows.append({**found.row(), **files, "box": [round(each, 3) for each in found.box]})
             yield replace(found, files=files)
             show.update(number + 1)
     if not rows:
-        raise DataError("none of the images could be read", f"the reasons are in {out / 'bad_images.csv'}")
+        raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
     layer = how.layer if not classifier.attention_grids(classifier.preprocessing.size) else _layer(classifier, how)
     facts = {"method": how.method, "layer": layer, "head": how.head, "images": rows}
     replace_file(out / f"{how.method}.json", dump_json(facts))
@@ -187,12 +192,12 @@ def _layer(classifier: Classifier, how: How) -> int:
     return check_index("layer", how.layer, len(classifier.attention_grids(classifier.preprocessing.size)))
 
 
-def _explained(classifier: Classifier, key: str, seen: Seen, how: How) -> Explained:
+def _explained(classifier: Classifier, key: str, seen: Seen, how: How, batch: int) -> Explained:
     with torch.no_grad():
         scores = classifier.probabilities(classifier(seen.images))[0]
     best = int(scores.argmax())
     target = best if how.target is None else classifier.classes.index(how.target)
-    heat = METHODS[how.method](classifier, seen.images, torch.tensor([target]), how)
+    heat = METHODS[how.method](classifier, seen.images, torch.tensor([target]), how, batch)
     heads = None
     if classifier.attention_grids(classifier.preprocessing.size):
         heads = head_maps(classifier, seen.images, how.layer)[0].float().cpu().numpy()

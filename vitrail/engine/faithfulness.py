@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.faithfulness import BASELINE, Faithfulness, compare
+from vitrail.analysis.faithfulness import BASELINE, Faithfulness, coarsest, compare
 from vitrail.data.policing import BadImages
 from vitrail.engine.evaluate import Reading, Say, to_stderr
 from vitrail.engine.explain import METHODS, NEEDS_ATTENTION, How, check_can, inputs_of, precision_of
@@ -24,7 +26,8 @@ from vitrail.tasks.classification import Classifier
 @dataclass(frozen=True)
 class MethodScore:
     """How well a method says what the answer rests on: areas of deletion (less is better) and insertion (more is better),
-    and by how much they differ from those of random maps, with the ends of a 95 % bootstrap interval over images.
+    and by how much they differ from those of random maps, with the ends of a 95 % bootstrap interval over images. A single
+    image has no interval, and the random maps no difference.
     """
 
     method: str
@@ -45,7 +48,12 @@ def faithfulness(
     reading: Reading = Reading(),
     say: Say = to_stderr,
 ) -> tuple[int, list[MethodScore]]:
-    """Every method judged on the same images by deletion and insertion; how many images, and the scores."""
+    """Every method judged on the same images by deletion and insertion; how many images, and the scores.
+
+    Args:
+        steps: of the curves; fewer where the maps have fewer cells.
+        draws: random maps of each image.
+    """
     classifier = reading.load(model, classes, say)
     check_can(classifier, How(method="occlusion", layer=how.layer, target=how.target))
     source = find_inputs(inputs)
@@ -75,17 +83,28 @@ def _compared(
     batch: int,
     seed: int,
 ) -> dict[str, Faithfulness]:
-    """The curves of every method for one image."""
+    """The curves of every method for one image, of at most ``steps`` steps."""
     if how.target is None:
         with torch.no_grad():
             targets = classifier(images).argmax(1)
     else:
         targets = torch.tensor([classifier.classes.index(how.target)])
-    heats = {name: METHODS[name](classifier, images, targets, how) for name in methods}
-    return compare(classifier, images, heats, targets=targets, steps=steps, draws=draws, batch=batch, seed=seed)
+    heats = {name: METHODS[name](classifier, images, targets, how, batch) for name in methods}
+    grid = coarsest(heats.values())
+    steps = min(steps, math.prod(grid))
+    asked: dict[str, Any] = {
+        "targets": targets,
+        "grid": grid,
+        "steps": steps,
+        "draws": draws,
+        "batch": batch,
+        "seed": seed,
+    }
+    return compare(classifier, images, heats, **asked)
 
 
 def _score(name: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> MethodScore:
     own, random = np.array(curves[name]), np.array(curves[BASELINE])  # (N, 2)
-    gains = [None if name == BASELINE else paired_difference(own[:, axis], random[:, axis]) for axis in (0, 1)]
+    is_told = name != BASELINE and len(own) > 1
+    gains = [paired_difference(own[:, axis], random[:, axis]) if is_told else None for axis in (0, 1)]
     return MethodScore(name, *own.mean(0).tolist(), *gains)
