@@ -73,7 +73,14 @@ def test_positions():
     assert lines_are_alike(POSITIONS).holds
     assert lines_are_alike(replace(POSITIONS, lines=LineSimilarity(0.4, 0.1, 0.1))).holds is False
     assert lines_are_alike(replace(POSITIONS, lines=LineSimilarity(math.nan, math.nan, math.nan))).holds is None
-    assert [each.holds for each in findings([], None)] == [None] * 4
+    assert positions_know_neighbours(replace(POSITIONS, neighbour_rate=math.nan)).holds is None
+
+
+def test_what_was_not_looked_at_is_not_said_to_be_too_little():
+    unasked = findings([], None)
+    assert [each.holds for each in unasked] == [None] * 4
+    assert [each.words for each in unasked[:2]] == ["No attention was looked at."] * 2
+    assert "fewer than three layers" in distance_grows(layers([10.0], [20.0])).words
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -15,7 +15,7 @@ from tests.models.tiny import TINY
 from vitrail.analysis.heads import HeadStatistics
 from vitrail.cli import run
 from vitrail.engine.inspect import inspect
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import changed
 from vitrail.weights.native import save_model
 
@@ -84,11 +84,40 @@ def test_as_many_images_as_asked_for_spread_evenly(tmp_path):
     assert inspect(shaken(), tmp_path / "out", images, most=4, reading=QUIET, say=silent)[1]["images"] == 4
 
 
-def test_images_that_cannot_be_read_are_the_end(tmp_path):
+def test_a_model_without_attention_counts_its_images_too(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+    assert inspect(shaken(TINY["bit"]), tmp_path / "out", images, reading=QUIET, say=silent)[1]["images"] == 3
+
+
+def test_no_image_at_all_cannot_be_asked_for(tmp_path):
+    with pytest.raises(ConfigError, match="most is 0"):
+        inspect(shaken(), tmp_path / "out", most=0, reading=QUIET, say=silent)
+
+
+def test_threads_are_as_many_as_before_a_measurement_that_fails(tmp_path, monkeypatch):
+    seen = []
+
+    def fails(*_) -> None:
+        seen.append(torch.get_num_threads())
+        raise MemoryError
+
+    monkeypatch.setattr("vitrail.engine.inspect.measure_cost", fails)
+    monkeypatch.setattr("vitrail.engine.inspect.cores", lambda: 2)
+    before = torch.get_num_threads()
+    try:
+        with pytest.raises(MemoryError):
+            inspect(shaken(), tmp_path / "out", cost=True, reading=QUIET, say=silent)
+        assert (*seen, torch.get_num_threads()) == (1, 2)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["vit", "bit"])
+def test_images_that_cannot_be_read_are_the_end(name, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
     with pytest.raises(DataError, match="none of the images could be read"):
-        inspect(shaken(), tmp_path / "out", str(tmp_path / "photos"), reading=QUIET, say=silent)
+        inspect(shaken(TINY[name]), tmp_path / "out", str(tmp_path / "photos"), reading=QUIET, say=silent)
 
 
 def test_the_command_prints_the_findings_and_the_path_of_the_page(photos, tmp_path, monkeypatch, capsys):

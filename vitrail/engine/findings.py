@@ -17,7 +17,8 @@ LOCAL, GLOBAL = (
     0.5,
     0.75,
 )  # of the distance of uniform attention: below the one a head is local, from the other on global
-TOO_FEW, NOT_SEEN = "There are fewer than three layers in which places attend to places.", "No attention was looked at."
+TOO_FEW = "There are fewer than three layers in which places attend to places."
+NOT_SEEN = "No attention was looked at."
 NEAREST = 0.95  # of the patches must have their most similar position beside them
 
 
@@ -36,9 +37,7 @@ def low_layers_mix(heads: Sequence[HeadFigures]) -> Finding:
     claim = "The low layers have local heads and global heads"
     asked = _shares(heads)
     if len(asked) < 3:
-        return Finding(
-            claim=claim, holds=None, words="There are fewer than three layers in which places attend to places."
-        )
+        return Finding(claim=claim, holds=None, words=TOO_FEW if heads else NOT_SEEN)
     low = np.concatenate(asked[: math.ceil(len(asked) / 3)])
     local, all_over = int((low < LOCAL).sum()), int((low >= GLOBAL).sum())
     words = (
@@ -53,9 +52,7 @@ def distance_grows(heads: Sequence[HeadFigures]) -> Finding:
     claim = "The attention distance grows with depth"
     asked = _shares(heads)
     if len(asked) < 3:
-        return Finding(
-            claim=claim, holds=None, words="There are fewer than three layers in which places attend to places."
-        )
+        return Finding(claim=claim, holds=None, words=TOO_FEW if heads else NOT_SEEN)
     means = np.array([layer.mean() for layer in asked])
     third = math.ceil(len(means) / 3)
     low, high, order = means[:third].mean(), means[-third:].mean(), rank_correlation(means)
@@ -69,8 +66,9 @@ def distance_grows(heads: Sequence[HeadFigures]) -> Finding:
 def positions_know_neighbours(positions: Positions | None) -> Finding:
     """Figure 7, centre: closer patches tend to have more similar position embeddings."""
     claim = "Neighbouring patches have the most similar positions"
-    if positions is None:
-        return Finding(claim=claim, holds=None, words="No position embeddings are added to the patches.")
+    if positions is None or math.isnan(positions.neighbour_rate):
+        words = "No position embeddings are added to the patches, or there is only one."
+        return Finding(claim=claim, holds=None, words=words)
     rate = positions.neighbour_rate
     words = (
         f"For {rate:.1%} of the patches the most similar other position is that of one of the four patches beside it."

@@ -41,7 +41,7 @@ from vitrail.engine.progress import Show
 from vitrail.engine.reporting.inspected import Biases, Filters, Inspection, Positions, Sample
 from vitrail.engine.reporting.inspection import write_inspection
 from vitrail.engine.reporting.wording import sentence
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError
 from vitrail.files import disk_errors, dump_json, replace_file
 from vitrail.models import cost_of
 from vitrail.tasks.classification import Classifier
@@ -75,8 +75,12 @@ def inspect(
         The report's path and the numbers.
 
     Raises:
-        DataError: no image could be read. `DiskError`: ``out`` cannot be written.
+        ConfigError: ``most`` below 1.
+        DataError: no image could be read.
+        DiskError: ``out`` cannot be written.
     """
+    if most < 1:
+        raise ConfigError(f"most is {most}", "look at one image at least, such as --most 128")
     classifier = reading.load(model, classes, say)
     keep_large_buffers()
     torch.set_num_threads(cores())
@@ -87,11 +91,7 @@ def inspect(
     if data is not None:
         found |= _of_images(classifier, data, most, out, reading)
     if cost:
-        say("measuring time and memory on one thread")
-        torch.set_num_threads(1)  # whose own time a busy machine takes little of
-        found["cost"] = measure_cost(classifier, default_sizes(config))
-        found["cost_by_patch"] = _cost_by_patch(config)
-        torch.set_num_threads(cores())
+        found |= _cost(classifier, say)
     counted = cost_of(config)
     inspection = Inspection(
         title=sentence(config.about) if isinstance(model, Classifier) else Path(str(model)).name,
@@ -113,14 +113,26 @@ def inspect(
     return write_inspection(out, inspection), figures
 
 
-def _cost_by_patch(config: Any) -> list[CostPoint]:
+def _cost(classifier: Classifier, say: Say) -> dict[str, list[CostPoint]]:
+    """Time and memory on one thread, whose own time a busy machine takes little of."""
+    say("measuring time and memory on one thread")
+    before, config = torch.get_num_threads(), classifier.config
+    torch.set_num_threads(1)
+    try:
+        by_size = measure_cost(classifier, default_sizes(config))
+        return {"cost": by_size, "cost_by_patch": _cost_by_patch(config, next(classifier.parameters()).device)}
+    finally:
+        torch.set_num_threads(before)
+
+
+def _cost_by_patch(config: Any, device: torch.device) -> list[CostPoint]:
     """Of models with patches half and twice as large, where patches can be chosen and there is one map."""
     if config.STAGES or not any(each.name == "patch_size" for each in fields(config)):
         return []
     height, width = config.patch_size
     sizes = [(height * factor // 2, width * factor // 2) for factor in (1, 2, 4)]
     fitting = [size for size in sizes if all(side and full % side == 0 for side, full in zip(size, config.image_size))]
-    return cost_by_patch(config, fitting, config.image_size)
+    return cost_by_patch(config, fitting, config.image_size, device=device)
 
 
 def _filters(classifier: Classifier) -> Filters:
@@ -147,7 +159,8 @@ def _of_images(classifier: Classifier, data: Any, most: int, out: Path, reading:
     channels = classifier.config.in_channels
     split, source = choose_split(open_data(data, labelled=False, validation=0, channels=channels))
     source = source.subset(_spread(len(source), most))
-    bad = BadImages(reading.on_bad, reading.max_bad, out / "bad_images.csv", total=len(source))
+    keys, bad_list = set(map(str, source.keys)), out / "bad_images.csv"
+    bad = BadImages(reading.on_bad, reading.max_bad, bad_list, total=len(source), keys=keys)
     statistics, seen = HeadStatistics(classifier), 0
     has_attention = bool(classifier.attention_grids(classifier.preprocessing.size))
     if has_attention:
@@ -158,17 +171,19 @@ def _of_images(classifier: Classifier, data: Any, most: int, out: Path, reading:
                 show.update(seen)
     few = source.subset(_spread(len(source), PAIRED))
     shown = source.subset(_spread(len(source), SAMPLES))
-    found: dict[str, Any] = {
+    biases = _biases(classifier, few, reading, bad)
+    count = seen if has_attention else biases.images if biases else 0
+    if not count:
+        raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
+    return {
         "data": ", ".join(
             filter(None, (str(data) if isinstance(data, str | Path) else "", split * (split != "train")))
         ),
         "samples": _samples(classifier, shown, reading, bad) if has_attention and classifier.classes else [],
-        "biases": _biases(classifier, few, reading, bad),
-        "images": seen,
+        "biases": biases,
+        "images": count,
+        "heads": statistics.figures() if has_attention else [],
     }
-    if has_attention and not seen:
-        raise DataError("none of the images could be read", f"the reasons are in {out / 'bad_images.csv'}")
-    return found | {"heads": statistics.figures() if has_attention else []}
 
 
 def _batches(
