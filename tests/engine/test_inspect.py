@@ -103,13 +103,9 @@ def test_threads_are_as_many_as_before_a_measurement_that_fails(tmp_path, monkey
 
     monkeypatch.setattr("vitrail.engine.inspect.measure_cost", fails)
     monkeypatch.setattr("vitrail.engine.inspect.cores", lambda: 2)
-    before = torch.get_num_threads()
-    try:
-        with pytest.raises(MemoryError):
-            inspect(shaken(), tmp_path / "out", cost=True, reading=QUIET, say=silent)
-        assert (*seen, torch.get_num_threads()) == (1, 2)
-    finally:
-        torch.set_num_threads(before)
+    with pytest.raises(MemoryError):
+        inspect(shaken(), tmp_path / "out", cost=True, reading=QUIET, say=silent)
+    assert (*seen, torch.get_num_threads()) == (1, 2)
 
 
 @pytest.mark.parametrize("name", ["vit", "bit"])
