@@ -72,14 +72,19 @@ class Interrupted(VitrailError):
     code = 130
 
 
+LISTED, BEGINNING = 100, 12  # names at most in a list, and of a longer one
+
+
 def nearest(name: str, known: Iterable[str], *, most: int = 3) -> str:
     """The known names closest to ``name``, as words for a remedy: ``"did you mean 'size'?"``.
 
-    Falls back to the whole list where nothing is close.
+    Falls back to the whole list where nothing is close, or to its beginning where it is too long to read.
     """
     known = [str(each) for each in known]
     lowered = {each.lower(): each for each in known}
     close = [lowered[each] for each in get_close_matches(name.lower(), lowered, n=most, cutoff=0.5)]
     if close:
         return "did you mean " + " or ".join(repr(each) for each in close) + "?"
-    return "choose one of " + ", ".join(sorted(known))
+    shown = sorted(known) if len(known) <= LISTED else sorted(known)[:BEGINNING]
+    more = f" and {len(known) - len(shown):,} more" if len(known) > len(shown) else ""
+    return "choose one of " + ", ".join(shown) + more

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from vitrail.cli import run
+from vitrail.errors import nearest
 
 REAL_FOLDER = "photos"
 
@@ -239,3 +240,9 @@ def test_debug_shows_the_traceback(place: Path) -> None:
     command = [sys.executable, "-m", "vitrail", "evaluate", "nowhere", "digits", "--debug"]
     found = subprocess.run(command, cwd=place, capture_output=True, text=True)
     assert "Traceback" in found.stderr
+
+
+def test_of_a_thousand_names_the_first_are_listed():
+    names = [f"class {number:03}" for number in range(1000)]
+    assert nearest("zebra", names).endswith("class 010, class 011 and 988 more")
+    assert nearest("zebra", names[:100]).endswith("class 099")

@@ -188,7 +188,9 @@ def test_covered_images_are_shown_as_many_at_a_time_as_asked_for(photos, tmp_pat
 
 def test_bad_images_of_another_time_do_not_count(photos, tmp_path):
     (photos / "worse.jpg").write_bytes(b"no picture")
-    list(explain(shaken(), [str(photos)], tmp_path / "out", reading=QUIET))
+    said = []
+    list(explain(shaken(), [str(photos)], tmp_path / "out", reading=QUIET, say=said.append))
+    assert "2 of 5 images could not be read; they are listed in" in said[-1]
     few = [str(photos / "a" / "wide.png"), str(photos / "broken.jpg")]
     assert len(list(explain(shaken(), few, tmp_path / "out", reading=replace(QUIET, max_bad=0.5)))) == 1
 

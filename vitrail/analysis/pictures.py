@@ -41,7 +41,7 @@ def thumbnail(picture: np.ndarray) -> np.ndarray:
     """A model's input (C, h, w), uint8 or float in [0, 1], as uint8 (h, w, 3) for a person."""
     shown = rgb(picture.transpose(1, 2, 0))
     if shown.dtype != np.uint8:
-        shown = (shown * 255).clip(0, 255).astype(np.uint8)
+        shown = (shown * 255).round().clip(0, 255).astype(np.uint8)
     return np.ascontiguousarray(shown)
 
 

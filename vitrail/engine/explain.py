@@ -136,6 +136,8 @@ def explain(
             show.update(number + 1)
     if not rows:
         raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
+    if len(bad):
+        say(f"bad      {len(bad):,} of {len(source):,} images could not be read; they are listed in {bad_list}")
     layer = how.layer if not classifier.attention_grids(classifier.preprocessing.size) else _layer(classifier, how)
     facts = {"method": how.method, "layer": layer, "head": how.head, "images": rows}
     replace_file(out / f"{how.method}.json", dump_json(facts))

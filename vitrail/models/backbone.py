@@ -124,6 +124,9 @@ class Backbone(nn.Module):
     def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
         """Logits (B, K) as `forward` gives them, bit for bit; ``watch`` is given the attention of each layer, a `Look`,
         in the order of `attention_grids`. No patch is dropped.
+
+        For a model in evaluation mode: in training, stochastic depth leaves images out of a layer, and ``checkpoint`` shows
+        each layer once more in the backward pass.
         """
 
     def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
