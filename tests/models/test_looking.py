@@ -150,3 +150,14 @@ def test_the_shares_of_tokens_make_what_is_pooled(name):
     else:
         norm = getattr(model, "fc_norm", torch.nn.Identity())
         torch.testing.assert_close(norm(weighted), pooled, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_in_training_every_image_is_seen_once_in_every_layer(name):
+    if TINY[name].attention == "none":
+        return
+    model = shaken(create_backbone(replace(TINY[name], drop_path=0.5, checkpoint=True))).train()
+    images = draw(model, torch.float32, batch=16).requires_grad_()
+    looks: list[int] = []
+    model.forward_looking(images, lambda look: looks.append(look.shape[0])).sum().backward()
+    assert looks == [16] * len(model.attention_grids(model.config.image_size))

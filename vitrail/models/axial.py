@@ -109,7 +109,8 @@ class Layer(nn.Module):
             return self.mlp(self.norm2(x))
 
         drop = self.drop_path if self.training else 0.0
-        return add_branch(add_branch(x, attention, drop=drop), mlp, drop=drop)
+        skip = None if watch is None else False  # all images are looked at
+        return add_branch(add_branch(x, attention, drop=drop, skip=skip), mlp, drop=drop)
 
 
 def _of_lines(look: Look, batch: int) -> Look:
@@ -173,7 +174,7 @@ class AxialViT(Backbone):
     def _encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         x = self._begin(patches)
         for block in self.blocks:
-            x = self._run(block, x, watch)
+            x = self._run(block, x, watch=watch)
         return Tokens(self.norm(x).flatten(1, 2), patches.grid)
 
     def _begin(self, patches: Patches) -> Tensor:

@@ -123,10 +123,7 @@ class Backbone(nn.Module):
     @abstractmethod
     def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
         """Logits (B, K) as `forward` gives them, bit for bit; ``watch`` is given the attention of each layer, a `Look`,
-        in the order of `attention_grids`. No patch is dropped.
-
-        For a model in evaluation mode: in training, stochastic depth leaves images out of a layer, and ``checkpoint`` shows
-        each layer once more in the backward pass.
+        in the order of `attention_grids`. No patch is dropped, and in training stochastic depth masks.
         """
 
     def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -190,8 +187,12 @@ class Backbone(nn.Module):
             what = f"{self.config.about} works on the whole grid of patches, {patches.x.shape[1]} of them were kept"
             raise ConfigError(what, f"take an architecture that can: {', '.join(TAKE_SUBSETS)}")
 
-    def _run(self, block: nn.Module, *given: Any) -> Any:
-        """A block's answer; in training with ``checkpoint`` its inner activations are computed again for the gradient."""
+    def _run(self, block: nn.Module, *given: Any, watch: Watch | None = None) -> Any:
+        """A block's answer; in training with ``checkpoint`` its inner activations are computed again for the gradient, unless
+        they are looked at, for which they would be seen twice.
+        """
+        if watch is not None:
+            return block(*given, watch=watch)
         if self.config.checkpoint and self.training and torch.is_grad_enabled():
             return checkpoint(block, *given, use_reentrant=False)
         return block(*given)

@@ -170,8 +170,8 @@ class Block(nn.Module):
             return _scale(self.mlp(self.norm2(x)), self.gamma_2)
 
         drop = self.drop_path if self.training else 0.0
-        # where each image has its own bias, a subset of the images would need it too
-        skip = None if bias is None or bias.shape[0] == 1 else False
+        # all images are looked at, and where each has its own bias, a subset of them would need it too
+        skip = False if watch is not None or (bias is not None and bias.shape[0] > 1) else None
         x = add_branch(x, attention, drop=drop, skip=skip)
         return add_branch(x, mlp, drop=drop, skip=skip)
 
@@ -218,7 +218,7 @@ class BEiT(Backbone):
     def _encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         x = self._begin(patches)
         for block, bias in self._layers(patches):
-            x = self._run(block, x, bias, watch)
+            x = self._run(block, x, bias, watch=watch)
         return Tokens(self.norm(x), patches.grid, patches.ids)
 
     def _begin(self, patches: Patches) -> Tensor:

@@ -215,7 +215,8 @@ class Block(nn.Module):
             return y * self.gamma_2.to(y.dtype)
 
         drop = self.drop_path if self.training else 0.0
-        x = add_branch(asked, attention, drop=drop, queries=x.shape[1])
+        skip = None if watch is None else False  # all images are looked at
+        x = add_branch(asked, attention, drop=drop, skip=skip, queries=x.shape[1])
         return add_branch(x, mlp, drop=drop)
 
 
@@ -254,10 +255,10 @@ class CaiT(Backbone):
     def _encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         x = residual_stream(patches.x)
         for block in self.blocks:
-            x = self._run(block, x, None, watch)
+            x = self._run(block, x, watch=watch)
         token = self.cls_token.to(x.dtype).expand(x.shape[0], -1, -1)
         for block in self.blocks_token_only:
-            token = self._run(block, token, x, watch)
+            token = self._run(block, token, x, watch=watch)
         return Tokens(self.norm(torch.cat([token, x], 1)), patches.grid, patches.ids)
 
     def pool(self, tokens: Tokens) -> Tensor:

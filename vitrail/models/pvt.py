@@ -106,7 +106,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, grid: Grid, watch: Watch | None = None) -> Tensor:
         """(B, T, D) to (B, T, D)."""
         drop = self.drop_path if self.training else 0.0
-        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, watch)), drop=drop)
+        skip = None if watch is None else False  # all images are looked at
+        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, watch)), drop=drop, skip=skip)
         return add_branch(x, lambda x: self.mlp(self.norm2(x)), drop=drop)
 
 
@@ -178,7 +179,7 @@ class PVT(Backbone):
                 x = torch.cat([token.expand(len(x), -1, -1), x], 1)
             x = self.dropout(residual_stream(x))
             for block in stage.blocks:
-                x = self._run(block, x, grid, watch)
+                x = self._run(block, x, grid, watch=watch)
             passed.append((x, grid))
         return passed
 

@@ -153,7 +153,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, grid: Grid, watch: Watch | None = None) -> Tensor:
         """(B, N, D) to (B, N, D)."""
         drop = self.drop_path if self.training else 0.0
-        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, watch)), drop=drop)
+        skip = None if watch is None else False  # all images are looked at
+        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, watch)), drop=drop, skip=skip)
         return add_branch(x, lambda x: self.mlp(self.norm2(x), grid), drop=drop)
 
 
@@ -205,7 +206,7 @@ class PVTv2(Backbone):
                 x, grid = stage.downsample(as_map(x, grid))
             x = residual_stream(x)
             for block in stage.blocks:
-                x = self._run(block, x, grid, watch)
+                x = self._run(block, x, grid, watch=watch)
             x = stage.norm(x)
             passed.append((x, grid))
         return passed

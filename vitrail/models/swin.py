@@ -199,7 +199,8 @@ class Block(nn.Module):
             return self.mlp(self.norm2(x))
 
         drop = self.drop_path if self.training else 0.0
-        x = add_branch(x, attention, drop=drop)
+        skip = None if watch is None else False  # all images are looked at
+        x = add_branch(x, attention, drop=drop, skip=skip)
         return add_branch(x, mlp, drop=drop)
 
 
@@ -307,7 +308,7 @@ class Swin(Backbone):
         for stage in self.stages:
             x = stage.downsample(x)
             for block in stage.blocks:
-                x = self._run(block, x, watch)
+                x = self._run(block, x, watch=watch)
             yield x
 
     def pool(self, tokens: Tokens) -> Tensor:

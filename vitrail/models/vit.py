@@ -66,8 +66,8 @@ class Block(nn.Module):
         if not self.skips:
             return mlp(attention(x))
         drop = self.drop_path if self.training else 0.0
-        # where each image has an index of its own, a subset of the images would need a subset of it too
-        skip = False if relative is not None and relative.index.ndim == 3 else None
+        # all images are looked at, and where each has an index of its own, a subset of them would need a subset of it too
+        skip = False if watch is not None or (relative is not None and relative.index.ndim == 3) else None
         x = add_branch(x, attention, drop=drop, skip=skip, queries=queries)
         return add_branch(x, mlp, drop=drop, skip=skip)
 
@@ -162,7 +162,7 @@ class ViT(Backbone):
         for block, added, relative in layers:
             x = x if added is None else x + added
             queries = reads if block is self.blocks[-1] else None
-            x = self._run(block, x, relative, queries, watch)
+            x = self._run(block, x, relative, queries, watch=watch)
         return Tokens(self.norm(x), patches.grid, patches.ids)
 
     def _begin(self, patches: Patches) -> Tensor:
