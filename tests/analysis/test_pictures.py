@@ -471,3 +471,11 @@ def test_an_input_of_a_model_becomes_a_picture_for_a_person(channels):
     floats = thumbnail(normalised * std + mean)
     assert floats.dtype == np.uint8
     np.testing.assert_array_equal(floats, shown)
+
+
+def test_a_map_may_reach_beyond_what_was_seen():
+    """Its last row and column lie half outside of the box: the light is that of the map cut off there."""
+    heat, grey = np.arange(12.0).reshape(3, 4), np.full((40, 60, 3), 128, np.uint8)
+    whole = overlay(np.full((48, 80, 3), 128, np.uint8), heat)
+    cut = overlay(grey, heat, reach=(48 / 40, 80 / 60))
+    np.testing.assert_array_equal(cut, whole[:40, :60])

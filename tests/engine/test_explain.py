@@ -208,10 +208,40 @@ def test_the_command_prints_a_table_and_leaves_with_the_codes_of_the_house(photo
     table = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in table] == ["method", *METHODS, "random", "over"]
     assert run(["explain", "a", "photos", "--faithfulness", "--json", "--quiet"]) == 0
-    assert json.loads(capsys.readouterr().out)["images"] == 3
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["images"] == 3
+    gain = figures["rollout_deletion"] - figures["random_deletion"]
+    assert figures["rollout_deletion_gain"] == pytest.approx(gain, abs=2e-6)
+    assert figures["rollout_deletion_gain_low"] <= gain <= figures["rollout_deletion_gain_high"]
     assert run(["explain", "a", "photos", "--out", "out", "--head=--1", "--quiet"]) == 2
     assert "head is '--1'" in capsys.readouterr().err
     assert run(["explain", "a", "photos"]) == 2
     assert "--out" in capsys.readouterr().err
     assert run(["explain", "a", "photos", "--out", "out", "--layer", "12", "--quiet"]) == 2
     assert "there is no layer 12: the model has 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["swin, odd map", "pvt, odd map"])
+def test_a_map_that_was_filled_up_lies_where_it_looked(name, tmp_path):
+    """Of images of 34 x 27 pixels the places of the last map, of 16 pixels, cover 48 x 32."""
+    model = shaken(TINY[name])
+    picture(34, 27).save(tmp_path / "small.png")
+    found = next(explain(model, [str(tmp_path / "small.png")], tmp_path / "out", reading=QUIET))
+    assert found.heat.shape == (3, 2)
+    assert found.reach == found.heads_reach == (48 / 34, 32 / 27)
+    how = How(method="rollout")
+    found = next(explain(model, [str(tmp_path / "small.png")], tmp_path / "out", how=how, reading=QUIET))
+    assert found.reach == (36 / 34, 28 / 27)  # 9 x 7 patches of 4 pixels
+
+
+def test_a_file_named_twice_is_one(photos, tmp_path):
+    wide = str(photos / "a" / "wide.png")
+    found = list(explain(shaken(), [wide, wide], tmp_path / "out", reading=QUIET))
+    assert [each.files["overlay"] for each in found] == ["wide.attention.png"] * 2
+
+
+def test_the_folder_of_a_run_is_refused(photos, tmp_path):
+    for name in ("status.json", "config.yaml"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match=r"is the folder of a run\n.*inside"):
+        next(explain(shaken(), [str(photos)], tmp_path, reading=QUIET))

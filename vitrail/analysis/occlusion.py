@@ -53,7 +53,7 @@ def occlusion(
     """
     targets = answered(model, images, targets, batch=batch)
     size = images.shape[2], images.shape[3]
-    window = _window(model.config, size) if window is None else _fitting(window, size)
+    window = default_window(model.config, size) if window is None else _fitting(window, size)
     stride = window if stride is None else _lengths("stride", stride)
     rows, columns = (_covered(*each).to(targets.device) for each in zip(size, window, stride))  # (R, H), (S, W) bool
 
@@ -67,8 +67,10 @@ def occlusion(
     return (plain - covered).view(len(images), len(rows), len(columns))
 
 
-def _window(config: Config, size: tuple[int, int]) -> tuple[int, int]:
-    """The patch that the model works on to its end; in a pyramid there is none, and its first patches hide too little."""
+def default_window(config: Config, size: tuple[int, int]) -> tuple[int, int]:
+    """(height, width) in pixels of what is covered at one time: the patch that the model works on to its end. In a pyramid
+    there is none, and its first patches hide too little; there it is a fourteenth of the image.
+    """
     patch = tuple(round(length / GRID) for length in size) if config.STAGES else config.patch_size
     height, width = (min(max(side, 1), length) for side, length in zip(patch, size))
     return height, width

@@ -45,7 +45,14 @@ def thumbnail(picture: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(shown)
 
 
-def overlay(picture: np.ndarray, heat: np.ndarray, *, box: Box | None = None, range: Range | None = None) -> np.ndarray:
+def overlay(
+    picture: np.ndarray,
+    heat: np.ndarray,
+    *,
+    box: Box | None = None,
+    reach: tuple[float, float] = (1.0, 1.0),
+    range: Range | None = None,
+) -> np.ndarray:
     """A picture lit by what the model looked at: dark where it did not look, amber where it looked most.
 
     Args:
@@ -53,6 +60,7 @@ def overlay(picture: np.ndarray, heat: np.ndarray, *, box: Box | None = None, ra
         heat: (h, w), one number a patch; enlarged bilinearly. What is not finite counts as nothing seen.
         box: (top, left, bottom, right) of the part that the model saw, in pixels of the picture
             (`Preprocessing.seen`); the rest is grey and dark, and a thin frame divides them. Default: all of it.
+        reach: how many times as high and as wide as that part the map is: patches that fill an image up lie beyond it.
         range: the numbers that are dark and that are bright, for pictures that are compared; default, the map's own.
 
     Returns:
@@ -68,8 +76,9 @@ def overlay(picture: np.ndarray, heat: np.ndarray, *, box: Box | None = None, ra
     if not (top < bottom and left < right):
         raise ConfigError(f"an empty box {box}", "give (top, left, bottom, right) in pixels of the picture")
     level = np.nan_to_num(levels(heat, range)).astype(np.float32)
-    down = _enlarging(top, bottom, height, level.shape[0])  # (H, h)
-    across = level @ _enlarging(left, right, width, level.shape[1]).T  # (h, W)
+    low, far = top + reach[0] * (bottom - top), left + reach[1] * (right - left)  # the ends of the map
+    down = _enlarging(top, low, height, level.shape[0])  # (H, h)
+    across = level @ _enlarging(left, far, width, level.shape[1]).T  # (h, W)
     seen_rows, seen_columns = _within(top, bottom, height), _within(left, right, width)
     result = np.empty((height, width, 3), np.uint8)
     for strip in np.array_split(np.arange(height), math.ceil(height * width / STRIP)):

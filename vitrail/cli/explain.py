@@ -71,10 +71,9 @@ def _judge(model: str, inputs: tuple[str, ...], *, json: bool, **how) -> None:
 
     images, scores = faithfulness(model, inputs or ("-",), **how)
     if json:
-        figures = {
-            f"{each.method}_{name}": getattr(each, name) for each in scores for name in ("deletion", "insertion")
-        }
-        print(one_line({"images": images, **figures}))
+        print(
+            one_line({"images": images, **{name: value for each in scores for name, value in each.figures().items()}})
+        )
         return
 
     def gain(of: tuple[float, float, float] | None) -> str:

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.analysis.attention import attention_map, check_index, head_maps
-from vitrail.analysis.occlusion import occlusion
+from vitrail.analysis.occlusion import default_window, occlusion
 from vitrail.analysis.pictures import contact_sheet, overlay, rgb, save_png, shared_range
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.images import BadImage, decode
@@ -80,7 +80,8 @@ NEEDS_ATTENTION = ("attention", "rollout", "gradient")
 class Explained:
     """One image: the answer, the class that is explained, what was written, and how much the places of the image count.
 
-    ``heat`` (h, w), ``heads`` (H, h, w) of the layer where there is attention; ``box`` as `Preprocessing.seen` gives it.
+    ``heat`` (h, w), ``heads`` (H, h, w) of the layer where there is attention; ``box`` as `Preprocessing.seen` gives it, and
+    ``reach``, ``heads_reach``: how many times as high and as wide as the box each map is, as in `overlay`.
     """
 
     key: str
@@ -91,6 +92,8 @@ class Explained:
     heat: np.ndarray
     heads: np.ndarray | None
     box: tuple[float, float, float, float]
+    reach: tuple[float, float] = (1.0, 1.0)
+    heads_reach: tuple[float, float] = (1.0, 1.0)
     files: Mapping[str, str] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
@@ -119,9 +122,8 @@ def explain(
     """
     classifier = reading.load(model, classes, say)
     source = find_inputs(inputs)
-    check_can(classifier, how)
-    with disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
+    how = check_can(classifier, how)
+    make_folder(out)
     keys, bad_list = list(map(str, source.keys)), out / "bad_images.csv"
     bad = BadImages(reading.on_bad, reading.max_bad, bad_list, total=len(source), keys=set(keys))
     rows: list[dict[str, Any]] = []
@@ -138,8 +140,7 @@ def explain(
         raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
     if len(bad):
         say(f"bad      {len(bad):,} of {len(source):,} images could not be read; they are listed in {bad_list}")
-    layer = how.layer if not classifier.attention_grids(classifier.preprocessing.size) else _layer(classifier, how)
-    facts = {"method": how.method, "layer": layer, "head": how.head, "images": rows}
+    facts = {"method": how.method, "layer": how.layer, "head": how.head, "images": rows}
     replace_file(out / f"{how.method}.json", dump_json(facts))
 
 
@@ -177,21 +178,26 @@ def inputs_of(classifier: Classifier, source: Source, bad: BadImages) -> Iterato
         yield item, Seen(rgb(picture), box, preprocessing.normalise(torch.from_numpy(pixels)[None].to(device)))
 
 
-def check_can(classifier: Classifier, how: How) -> None:
-    """Raises `ConfigError` for what the model has not, before an image is touched."""
+def make_folder(out: Path) -> None:
+    """Raises `ConfigError` for the folder of a run, whose own report would be lost, and `DiskError`."""
+    if (out / "status.json").exists() and (out / "config.yaml").exists():
+        raise ConfigError(f"{out} is the folder of a run", f"give a folder of its own, such as {out / 'inside'}")
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+
+
+def check_can(classifier: Classifier, how: How) -> How:
+    """The same with its layer counted from 0. Raises `ConfigError` for what the model has not, before an image is touched."""
     classifier.check_can_answer(1)
     if how.target is not None and how.target not in classifier.classes:
         raise ConfigError(f"the model has no class {how.target!r}", nearest(how.target, classifier.classes))
-    if not classifier.attention_grids(classifier.preprocessing.size):
-        if how.method in NEEDS_ATTENTION:
-            what = f"{classifier.config.about} has no attention, so there is no {how.method}"
-            raise ConfigError(what, "--method occlusion asks any model")
-        return
-    _layer(classifier, how)
-
-
-def _layer(classifier: Classifier, how: How) -> int:
-    return check_index("layer", how.layer, len(classifier.attention_grids(classifier.preprocessing.size)))
+    layers = len(classifier.attention_grids(classifier.preprocessing.size))
+    if layers:
+        return replace(how, layer=check_index("layer", how.layer, layers))
+    if how.method in NEEDS_ATTENTION:
+        what = f"{classifier.config.about} has no attention, so there is no {how.method}"
+        raise ConfigError(what, "--method occlusion asks any model")
+    return how
 
 
 def _explained(classifier: Classifier, key: str, seen: Seen, how: How, batch: int) -> Explained:
@@ -200,9 +206,13 @@ def _explained(classifier: Classifier, key: str, seen: Seen, how: How, batch: in
     best = int(scores.argmax())
     target = best if how.target is None else classifier.classes.index(how.target)
     heat = METHODS[how.method](classifier, seen.images, torch.tensor([target]), how, batch)
-    heads = None
-    if classifier.attention_grids(classifier.preprocessing.size):
+    size = seen.images.shape[2], seen.images.shape[3]
+    heads, heads_cell, cell = None, (1, 1), default_window(classifier.config, size)
+    if grids := classifier.attention_grids(size):
         heads = head_maps(classifier, seen.images, how.layer)[0].float().cpu().numpy()
+        heads_cell = grids[how.layer].cell
+    if how.method in NEEDS_ATTENTION:
+        cell = heads_cell if how.method == "attention" else grids[0].cell
     return Explained(
         key=key,
         label=classifier.classes[best],
@@ -212,21 +222,31 @@ def _explained(classifier: Classifier, key: str, seen: Seen, how: How, batch: in
         heat=heat[0].float().cpu().numpy(),
         heads=heads,
         box=seen.box,
+        reach=_reach(heat.shape[1:], cell, size),
+        heads_reach=(1.0, 1.0) if heads is None else _reach(heads.shape[1:], heads_cell, size),
     )
+
+
+def _reach(cells: Sequence[int], cell: tuple[int, int], size: tuple[int, int]) -> tuple[float, float]:
+    """How many times as high and as wide as images of ``size`` a map of cells is: those at the end may lie half outside."""
+    down, across = (count * side / length for count, side, length in zip(cells, cell, size))
+    return down, across
 
 
 def _write(out: Path, name: str, found: Explained, picture: np.ndarray, how: How) -> dict[str, str]:
     """Writes what belongs to one image; the names of the files by what they are."""
     files = {"overlay": f"{name}.{how.method}.png", "numbers": f"{name}.{how.method}.npz"}
-    save_png(out / files["overlay"], overlay(picture, found.heat, box=found.box, range=_range(found.heat)))
-    numbers = {"heat": found.heat, "box": np.array(found.box)}
+    save_png(
+        out / files["overlay"], overlay(picture, found.heat, box=found.box, reach=found.reach, range=_range(found.heat))
+    )
+    numbers = {"heat": found.heat, "box": np.array(found.box), "reach": np.array(found.reach)}
     if found.heads is not None:
         numbers["heads"] = found.heads
         files["heads"] = f"{name}.heads.png"
         save_png(out / files["heads"], _sheet(picture, found, how))
         if how.method == "attention" and how.head == "all":
             for head, each in enumerate(found.heads):
-                lit = overlay(picture, each, box=found.box, range=_range(each))
+                lit = overlay(picture, each, box=found.box, reach=found.heads_reach, range=_range(each))
                 save_png(out / f"{name}.attention.head{head}.png", lit)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **numbers)
@@ -248,18 +268,17 @@ def _sheet(picture: np.ndarray, found: Explained, how: How) -> np.ndarray:
     assert found.heads is not None
     small = Image.fromarray(picture)
     small.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
-    plain, times = np.asarray(small), small.height / picture.shape[0]
-    top, left, bottom, right = (side * times for side in found.box)
+    plain, (down, across) = np.asarray(small), (small.height / picture.shape[0], small.width / picture.shape[1])
+    box = found.box[0] * down, found.box[1] * across, found.box[2] * down, found.box[3] * across
     tiles, captions = [plain], [f"{found.label}, {found.score:.0%} sure"]
     for head, each in enumerate(found.heads):
-        tiles.append(overlay(plain, each, box=(top, left, bottom, right), range=_range(each)))
+        tiles.append(overlay(plain, each, box=box, reach=found.heads_reach, range=_range(each)))
         strongest = each.max() * each.size / max(each.sum(), 1e-12)
         captions.append(f"head {head}: up to {strongest:.1f} times its mean")
     columns = min(len(tiles), 4 if len(tiles) in (4, 7, 8) or len(tiles) > 9 else 3)
-    words = "the last layer" if how.layer == -1 else f"layer {how.layer}"
     note = "Bright is where the head looks most; each head has a scale of its own."
     return contact_sheet(
-        tiles, captions, columns=columns, title=f"{Path(found.key).name}: the heads of {words}", footnote=note
+        tiles, captions, columns=columns, title=f"{Path(found.key).name}: the heads of layer {how.layer}", footnote=note
     )
 
 
@@ -268,6 +287,8 @@ def _names(keys: Sequence[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     taken: set[str] = set()
     for key in keys:
+        if key in names:  # the same file, given twice
+            continue
         file, number = re.fullmatch(r"(.*?)(?:#(\d+))?", key, re.DOTALL).groups()  # type: ignore[union-attr]
         stem = name = "-".join(filter(None, (Path(file).stem, number))) or "image"
         count = 1

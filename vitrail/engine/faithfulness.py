@@ -36,6 +36,15 @@ class MethodScore:
     deletion_gain: tuple[float, float, float] | None
     insertion_gain: tuple[float, float, float] | None
 
+    def figures(self) -> dict[str, float]:
+        """Flat, for JSON: ``rollout_deletion``, ``rollout_deletion_gain``, its ends ``..._low`` and ``..._high``, and so on."""
+        flat = {f"{self.method}_deletion": self.deletion, f"{self.method}_insertion": self.insertion}
+        for name, gain in (("deletion", self.deletion_gain), ("insertion", self.insertion_gain)):
+            if gain is not None:
+                ends = ("gain", "gain_low", "gain_high")
+                flat |= {f"{self.method}_{name}_{end}": value for end, value in zip(ends, gain)}
+        return flat
+
 
 def faithfulness(
     model: str | Path | Classifier,

@@ -34,6 +34,7 @@ from vitrail.data.loader import eval_batches
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, open_data
 from vitrail.engine.evaluate import Reading, Say, to_stderr
+from vitrail.engine.explain import make_folder, precision_of
 from vitrail.engine.findings import findings
 from vitrail.engine.judge import choose_split
 from vitrail.engine.machine import cores, describe, keep_large_buffers, versions
@@ -42,7 +43,7 @@ from vitrail.engine.reporting.inspected import Biases, Filters, Inspection, Posi
 from vitrail.engine.reporting.inspection import write_inspection
 from vitrail.engine.reporting.wording import sentence
 from vitrail.errors import ConfigError, DataError
-from vitrail.files import disk_errors, dump_json, replace_file
+from vitrail.files import dump_json, replace_file
 from vitrail.models import cost_of
 from vitrail.tasks.classification import Classifier
 
@@ -84,8 +85,7 @@ def inspect(
     classifier = reading.load(model, classes, say)
     keep_large_buffers()
     torch.set_num_threads(cores())
-    with disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     config = classifier.config
     found: dict[str, Any] = {"filters": _filters(classifier), "positions": _positions(classifier)}
     if data is not None:
@@ -166,7 +166,8 @@ def _of_images(classifier: Classifier, data: Any, most: int, out: Path, reading:
     if has_attention:
         with Show("looking", len(source), quiet=reading.quiet) as show:
             for images, _ in _batches(classifier, source, reading, bad):
-                statistics.add(images)
+                with precision_of(reading, images.device):
+                    statistics.add(images)
                 seen += len(images)
                 show.update(seen)
     few = source.subset(_spread(len(source), PAIRED))
@@ -206,7 +207,8 @@ def _samples(classifier: Classifier, source: Source, reading: Reading, bad: BadI
     for images, keys in _batches(classifier, source, reading, bad):
         with torch.no_grad():
             scores = classifier.probabilities(classifier(images))
-        maps = {name: of(classifier, images).float().cpu().numpy() for name, of in methods.items()}
+        with precision_of(reading, images.device):
+            maps = {name: of(classifier, images).float().cpu().numpy() for name, of in methods.items()}
         mean, std = (images.new_tensor(each).view(-1, 1, 1) for each in (preprocessing.mean, preprocessing.std))
         for place, key in enumerate(keys):
             picture = (images[place] * std + mean).clamp(0, 1).cpu().numpy()
