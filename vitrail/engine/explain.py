@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitrail.analysis.attention import attention_map, check_index, head_maps
 from vitrail.analysis.occlusion import occlusion
-from vitrail.analysis.pictures import contact_sheet, overlay, rgb, save_png, shared_range
+from vitrail.analysis.pictures import contact_sheet, light_range, overlay, rgb, save_png
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.images import BadImage, decode
 from vitrail.data.policing import BadImages
@@ -29,7 +29,6 @@ from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.files import disk_errors, dump_json, replace_file
 from vitrail.tasks.classification import Classifier
 
-BRIGHTEST = 0.97  # of a map's places are below the end of the scale: a few draw much attention whatever they show
 WIDEST = 720  # pixels of a tile before it is laid on a contact sheet
 
 
@@ -218,7 +217,7 @@ def _explained(classifier: Classifier, key: str, seen: Seen, how: How, batch: in
 def _write(out: Path, name: str, found: Explained, picture: np.ndarray, how: How) -> dict[str, str]:
     """Writes what belongs to one image; the names of the files by what they are."""
     files = {"overlay": f"{name}.{how.method}.png", "numbers": f"{name}.{how.method}.npz"}
-    save_png(out / files["overlay"], overlay(picture, found.heat, box=found.box, range=_range(found.heat)))
+    save_png(out / files["overlay"], overlay(picture, found.heat, box=found.box, range=light_range(found.heat)))
     numbers = {"heat": found.heat, "box": np.array(found.box)}
     if found.heads is not None:
         numbers["heads"] = found.heads
@@ -226,21 +225,12 @@ def _write(out: Path, name: str, found: Explained, picture: np.ndarray, how: How
         save_png(out / files["heads"], _sheet(picture, found, how))
         if how.method == "attention" and how.head == "all":
             for head, each in enumerate(found.heads):
-                lit = overlay(picture, each, box=found.box, range=_range(each))
+                lit = overlay(picture, each, box=found.box, range=light_range(each))
                 save_png(out / f"{name}.attention.head{head}.png", lit)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **numbers)
     replace_file(out / files["numbers"], buffer.getvalue())
     return files
-
-
-def _range(heat: np.ndarray) -> tuple[float, float]:
-    """What is dark, the least or nothing, and what is bright: nearly all places that count for something are below it."""
-    counting = heat[heat > 0]
-    if not counting.size:
-        return 0.0, 1.0
-    low, high = max(float(heat.min()), 0.0), shared_range([counting], share=BRIGHTEST)[1]
-    return (low, high) if high > low else (0.0, high)
 
 
 def _sheet(picture: np.ndarray, found: Explained, how: How) -> np.ndarray:
@@ -252,7 +242,7 @@ def _sheet(picture: np.ndarray, found: Explained, how: How) -> np.ndarray:
     top, left, bottom, right = (side * times for side in found.box)
     tiles, captions = [plain], [f"{found.label}, {found.score:.0%} sure"]
     for head, each in enumerate(found.heads):
-        tiles.append(overlay(plain, each, box=(top, left, bottom, right), range=_range(each)))
+        tiles.append(overlay(plain, each, box=(top, left, bottom, right), range=light_range(each)))
         strongest = each.max() * each.size / max(each.sum(), 1e-12)
         captions.append(f"head {head}: up to {strongest:.1f} times its mean")
     columns = min(len(tiles), 4 if len(tiles) in (4, 7, 8) or len(tiles) > 9 else 3)
