@@ -16,6 +16,7 @@ from vitrail.analysis.pictures import (
     GAP,
     MARGIN,
     contact_sheet,
+    eight_bits,
     filters_sheet,
     fitting,
     heat_picture,
@@ -465,6 +466,13 @@ def test_a_saved_picture_is_read_back_and_replaces_the_old_one_whole(tmp_path, m
 def test_a_place_that_cannot_be_written_is_a_disk_error(tmp_path):
     with pytest.raises(DiskError, match=r"heads\.png"):
         save_png(tmp_path / "missing" / "heads.png", noise(3, 3))
+
+
+def test_floats_become_the_nearest_of_256_levels_and_bytes_stay():
+    floats = np.array([[-0.1, 0.0, 0.4 / 255], [0.6 / 255, 1.0, 1.1]], np.float32)
+    shown = eight_bits(floats)
+    assert shown.dtype == np.uint8 and shown.tolist() == [[0, 0, 0], [1, 255, 255]]
+    assert eight_bits(shown) is shown
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 5])

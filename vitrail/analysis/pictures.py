@@ -38,12 +38,14 @@ def rgb(picture: np.ndarray) -> np.ndarray:
     return picture[..., :3] if picture.shape[-1] >= 3 else np.repeat(picture[..., :1], 3, axis=-1)
 
 
+def eight_bits(picture: np.ndarray) -> np.ndarray:
+    """A picture of any shape as uint8: floats in [0, 1] are scaled and rounded, what is uint8 stays as it is."""
+    return picture if picture.dtype == np.uint8 else (picture * 255).round().clip(0, 255).astype(np.uint8)
+
+
 def thumbnail(picture: np.ndarray) -> np.ndarray:
     """A model's input (C, h, w), uint8 or float in [0, 1], as uint8 (h, w, 3) for a person."""
-    shown = rgb(picture.transpose(1, 2, 0))
-    if shown.dtype != np.uint8:
-        shown = (shown * 255).round().clip(0, 255).astype(np.uint8)
-    return np.ascontiguousarray(shown)
+    return np.ascontiguousarray(eight_bits(rgb(picture.transpose(1, 2, 0))))
 
 
 def overlay(picture: np.ndarray, heat: np.ndarray, *, box: Box | None = None, range: Range | None = None) -> np.ndarray:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitrail.analysis.attention import attention_map, check_index, head_maps
 from vitrail.analysis.occlusion import occlusion
-from vitrail.analysis.pictures import contact_sheet, light_range, overlay, rgb, save_png
+from vitrail.analysis.pictures import contact_sheet, eight_bits, light_range, overlay, rgb, save_png
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.images import BadImage, decode
 from vitrail.data.policing import BadImages
@@ -169,9 +169,7 @@ def inputs_of(classifier: Classifier, source: Source, bad: BadImages) -> Iterato
         except BadImage as error:
             bad(str(source.keys[index]), error.reason)
             continue
-        picture = np.asarray(image)
-        if picture.dtype != np.uint8:
-            picture = (picture * 255).round().clip(0, 255).astype(np.uint8)
+        picture = eight_bits(np.asarray(image))
         box = preprocessing.seen(*picture.shape[:2])
         yield item, Seen(rgb(picture), box, preprocessing.normalise(torch.from_numpy(pixels)[None].to(device)))
 
