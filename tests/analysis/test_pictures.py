@@ -10,7 +10,7 @@ from PIL import Image, ImageFont
 
 from vitrail import files
 from vitrail.analysis import pictures
-from vitrail.analysis.palette import ABSENT, LUMA, PAPER, SCALE, colours
+from vitrail.analysis.palette import ABSENT, LUMA, PAPER, colours
 from vitrail.analysis.pictures import (
     FRAME,
     GAP,
@@ -19,7 +19,6 @@ from vitrail.analysis.pictures import (
     eight_bits,
     filters_sheet,
     fitting,
-    heat_picture,
     levels,
     light_range,
     mosaic,
@@ -264,26 +263,6 @@ def test_a_few_sinks_do_not_darken_the_rest():
     grey = np.full((140, 140), 128, np.uint8)
     own, told_apart = (luma(overlay(grey, heat, range=ends))[75, 85] for ends in (None, light_range(heat)))
     assert own < 60 and told_apart > 130
-
-
-def test_a_map_alone_has_one_flat_colour_a_cell():
-    heat = np.array([[0.0, 1.0, 2.0], [3.0, 4.0, np.nan]])
-    shown = heat_picture(heat, (20, 30))
-    np.testing.assert_array_equal(shown, colours(levels(heat)).repeat(10, 0).repeat(10, 1))
-    np.testing.assert_array_equal(shown[-1, -1], ABSENT)
-    np.testing.assert_array_equal(heat_picture(heat, (20, 30), range=(4, 5))[0, 0], SCALE[0])
-
-
-def test_a_cell_is_shown_where_its_middle_is_nearest():
-    heat = np.arange(9.0)[None]
-    np.testing.assert_array_equal(heat_picture(heat, (1, 3)), colours(levels(heat))[:, [1, 4, 7]])
-    np.testing.assert_array_equal(heat_picture(heat[:, :3], (1, 5)), colours(levels(heat[:, :3]))[:, [0, 0, 1, 2, 2]])
-
-
-@pytest.mark.parametrize("size", [(1, 1), (3, 400), (15, 22)])
-def test_a_map_alone_takes_any_size(size):
-    shown = heat_picture(heat_of(7, 9), size)
-    assert shown.shape == (*size, 3) and shown.dtype == np.uint8
 
 
 def test_the_scale_bar_runs_from_low_to_high_with_its_numbers_at_the_ends():

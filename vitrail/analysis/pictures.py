@@ -153,15 +153,6 @@ def _within(start: float, stop: float, pixels: int, beyond: float = 0.0) -> np.n
     return (centres > start - beyond) & (centres < stop + beyond)
 
 
-def heat_picture(heat: np.ndarray, size: tuple[int, int], *, range: Range | None = None) -> np.ndarray:
-    """A map (h, w) alone, in the colours of the scale, each cell with hard edges: uint8 (height, width, 3) of ``size``.
-
-    What is not finite is grey. Raises `ConfigError` for a range that does not rise.
-    """
-    rows, columns = ((np.arange(side) * 2 + 1) * cells // (2 * side) for side, cells in zip(size, heat.shape))
-    return colours(levels(heat, range))[rows[:, None], columns]
-
-
 def scale_bar(low: float, high: float, *, label: str = "", width: int = 320) -> np.ndarray:
     """The scale from ``low`` to ``high`` with its numbers below and what they count between them: uint8 (H, width, 3)."""
     font, ends = _font(FOOTNOTE), (f"{low:.3g}", f"{high:.3g}")
