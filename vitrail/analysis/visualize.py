@@ -162,15 +162,11 @@ def _seen(picture: Image.Image | np.ndarray, preprocessing: Preprocessing) -> np
 
 def _before(model: Any, images: Tensor) -> np.ndarray:
     """A model's input (1, C, H, W) as the picture that it stands for: uint8 (H, W, 3)."""
-    values = images[0].float().cpu()  # (C, H, W)
     if isinstance(model, Classifier):
-        preprocessing = model.preprocessing
-        mean, std = (values.new_tensor(each)[:, None, None] for each in (preprocessing.mean, preprocessing.std))
-        values = (values * std + mean).clamp(0, 1)
-    else:
-        low, high = values.min(), values.max()
-        values = (values - low) / (high - low).clamp(min=1e-12)
-    return thumbnail(values.numpy())
+        return thumbnail(model.preprocessing.restored(images)[0].cpu().numpy())
+    values = images[0].float()  # (C, H, W)
+    low, high = values.min(), values.max()
+    return thumbnail(((values - low) / (high - low).clamp(min=1e-12)).cpu().numpy())
 
 
 def _enlarged(picture: np.ndarray) -> np.ndarray:
