@@ -10,22 +10,22 @@ from PIL import Image, ImageFont
 
 from vitrail import files
 from vitrail.analysis import pictures
-from vitrail.analysis.palette import ABSENT, LUMA, PAPER, SCALE, colours
+from vitrail.analysis.palette import ABSENT, LUMA, PAPER, colours
 from vitrail.analysis.pictures import (
     FRAME,
     GAP,
     MARGIN,
     contact_sheet,
+    eight_bits,
     filters_sheet,
     fitting,
-    heat_picture,
     levels,
+    light_range,
     mosaic,
     overlay,
     rgb,
     save_png,
     scale_bar,
-    shared_range,
     thumbnail,
 )
 from vitrail.data.images import Preprocessing
@@ -236,45 +236,33 @@ def test_levels_are_shares_of_the_range():
     assert np.isnan(levels(np.full((2, 2), np.nan))).all()
 
 
-def test_a_shared_range_holds_all_numbers_or_the_share_that_is_asked_for():
-    maps = [np.arange(101.0).reshape(1, 101), np.full((2, 2), np.nan)]
-    assert shared_range(maps) == (0, 100)
-    assert shared_range(maps, share=0.97) == (0, 97)
-    assert shared_range([np.array([[-5.0, np.inf]]), *maps]) == (-5, 100)
+@pytest.mark.parametrize(
+    ("heat", "ends"),
+    [
+        (np.arange(1.0, 102.0), (1, 98)),
+        (np.arange(101.0), (0, 97.03)),
+        (np.r_[np.zeros(900), np.arange(1.0, 102.0)], (0, 98)),
+        (np.r_[-5.0, np.arange(1.0, 102.0)], (0, 98)),
+        (np.r_[np.nan, np.inf, -np.inf, np.arange(1.0, 102.0)], (1, 98)),
+    ],
+)
+def test_light_runs_from_the_least_or_nothing_to_what_97_of_100_places_above_zero_have(heat, ends):
+    assert light_range(heat[None]) == pytest.approx(ends)
 
 
-@pytest.mark.parametrize("maps", [[], [np.full((2, 2), np.nan)], [np.full((2, 2), 3.0), np.full((1, 1), 3.0)]])
-def test_a_shared_range_of_maps_without_contrast_is_a_range(maps):
-    low, high = shared_range([*maps, np.full((1, 1), 3.0)])
-    assert (low, high) == (3, 4)
+@pytest.mark.parametrize(
+    ("numbers", "ends"), [([], (0, 1)), ([np.nan], (0, 1)), ([-2, 0], (0, 1)), ([3, 3], (0, 3)), ([-2, 0, 4], (0, 4))]
+)
+def test_light_has_a_range_where_a_map_has_little_to_tell(numbers, ends):
+    assert light_range(np.array([numbers], np.float32)) == ends
 
 
-def test_under_a_shared_range_a_few_sinks_do_not_darken_the_rest():
-    heat = np.zeros((14, 14))
+def test_a_few_sinks_do_not_darken_the_rest():
+    heat = np.full((14, 14), 0.001)
     heat[[0, 0, -1, -1], [0, -1, 0, -1]], heat[7, 7:10] = 1.0, 0.1
     grey = np.full((140, 140), 128, np.uint8)
-    own, shared = (luma(overlay(grey, heat, range=shared_range([heat], share=share)))[75, 85] for share in (1, 0.97))
-    assert own < 60 and shared > 130
-
-
-def test_a_map_alone_has_one_flat_colour_a_cell():
-    heat = np.array([[0.0, 1.0, 2.0], [3.0, 4.0, np.nan]])
-    shown = heat_picture(heat, (20, 30))
-    np.testing.assert_array_equal(shown, colours(levels(heat)).repeat(10, 0).repeat(10, 1))
-    np.testing.assert_array_equal(shown[-1, -1], ABSENT)
-    np.testing.assert_array_equal(heat_picture(heat, (20, 30), range=(4, 5))[0, 0], SCALE[0])
-
-
-def test_a_cell_is_shown_where_its_middle_is_nearest():
-    heat = np.arange(9.0)[None]
-    np.testing.assert_array_equal(heat_picture(heat, (1, 3)), colours(levels(heat))[:, [1, 4, 7]])
-    np.testing.assert_array_equal(heat_picture(heat[:, :3], (1, 5)), colours(levels(heat[:, :3]))[:, [0, 0, 1, 2, 2]])
-
-
-@pytest.mark.parametrize("size", [(1, 1), (3, 400), (15, 22)])
-def test_a_map_alone_takes_any_size(size):
-    shown = heat_picture(heat_of(7, 9), size)
-    assert shown.shape == (*size, 3) and shown.dtype == np.uint8
+    own, told_apart = (luma(overlay(grey, heat, range=ends))[75, 85] for ends in (None, light_range(heat)))
+    assert own < 60 and told_apart > 130
 
 
 def test_the_scale_bar_runs_from_low_to_high_with_its_numbers_at_the_ends():
@@ -457,6 +445,13 @@ def test_a_saved_picture_is_read_back_and_replaces_the_old_one_whole(tmp_path, m
 def test_a_place_that_cannot_be_written_is_a_disk_error(tmp_path):
     with pytest.raises(DiskError, match=r"heads\.png"):
         save_png(tmp_path / "missing" / "heads.png", noise(3, 3))
+
+
+def test_floats_become_the_nearest_of_256_levels_and_bytes_stay():
+    floats = np.array([[-0.1, 0.0, 0.4 / 255], [0.6 / 255, 1.0, 1.1]], np.float32)
+    shown = eight_bits(floats)
+    assert shown.dtype == np.uint8 and shown.tolist() == [[0, 0, 0], [1, 255, 255]]
+    assert eight_bits(shown) is shown
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 5])

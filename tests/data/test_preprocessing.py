@@ -226,6 +226,17 @@ def test_normalising_is_arithmetic():
     assert torch.equal(floats, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_restoring_undoes_normalising_and_ends_at_black_and_white(dtype):
+    declared = Preprocessing(size=(2, 2), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    picture = torch.from_numpy(noise(2, 2).transpose(2, 0, 1)[None] / np.float32(255))
+    restored = declared.restored(declared.normalise(picture).to(dtype))
+    assert restored.dtype == torch.float32
+    torch.testing.assert_close(restored, picture, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.01)
+    beyond = torch.tensor([-9.0, 9.0]).to(dtype).expand(1, 3, 2, 2)
+    assert torch.equal(declared.restored(beyond), (beyond > 0).float())
+
+
 def test_it_survives_json():
     declared = Preprocessing.timm((192, 224), crop_fraction=0.875, interpolation="lanczos", mean=(0.4, 0.5, 0.6))
     assert Preprocessing.from_dict(json.loads(json.dumps(declared.to_dict()))) == declared

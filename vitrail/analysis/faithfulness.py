@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.versions import Progress, answered, probabilities_of
+from vitrail.analysis.versions import answered, probabilities_of
 from vitrail.data.randomness import uniforms
 from vitrail.errors import ConfigError
 from vitrail.tasks.classification import Classifier
@@ -57,7 +57,6 @@ def deletion(
     fill: float = 0.0,
     batch: int = 64,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> Tensor:
     """The probability of the target as cells are covered, the most important first.
 
@@ -72,7 +71,6 @@ def deletion(
         fill: what cells are covered with, in normalised pixels; 0 is the mean colour of the data set.
         batch: covered images shown to the model at one time.
         seed: of the order of cells of equal heat, see `rank`.
-        progress: told after every batch how many covered images it held.
 
     Returns:
         (B, S + 1) in fp32, from the plain image to one that is covered.
@@ -87,7 +85,7 @@ def deletion(
     def cover(pixels: Tensor, image: Tensor, step: Tensor) -> Tensor:
         return pixels.masked_fill(covered.after(image, step), fill)
 
-    return probabilities_of(model, images, targets, covered.steps + 1, cover, batch=batch, progress=progress)
+    return probabilities_of(model, images, targets, covered.steps + 1, cover, batch=batch)
 
 
 def insertion(
@@ -100,7 +98,6 @@ def insertion(
     sigma: float | None = None,
     batch: int = 64,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> Tensor:
     """The probability of the target as cells of a blurred image are revealed, the most important first.
 
@@ -119,7 +116,7 @@ def insertion(
     def reveal(pixels: Tensor, image: Tensor, step: Tensor) -> Tensor:
         return torch.where(revealed.after(image, step), pixels, blur(pixels))
 
-    return probabilities_of(model, images, targets, revealed.steps + 1, reveal, batch=batch, progress=progress)
+    return probabilities_of(model, images, targets, revealed.steps + 1, reveal, batch=batch)
 
 
 def compare(
@@ -135,7 +132,6 @@ def compare(
     draws: int = 5,
     batch: int = 64,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> dict[str, Faithfulness]:
     """The curves of several maps of the same images, with equal cells and equal targets, and those of random maps.
 
@@ -152,7 +148,7 @@ def compare(
     _check_methods(heats, len(images), draws)
     grid = coarsest(heats.values()) if grid is None else grid
     targets = answered(model, images, targets, batch=batch)
-    common = {"targets": targets, "steps": steps, "batch": batch, "seed": seed, "progress": progress}
+    common = {"targets": targets, "steps": steps, "batch": batch, "seed": seed}
 
     def curves(heat: Tensor) -> Faithfulness:
         return Faithfulness(

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from vitrail.analysis.palette import LIGHT
-from vitrail.analysis.pictures import Range, overlay
+from vitrail.analysis.pictures import light_range, overlay
 from vitrail.files import replace_file
 
 PIXELS_PER_INCH = 100
@@ -27,7 +27,6 @@ BAR, MARK, BEYOND = 0.14, 0.03, 0.04  # the height of the scale, the width of th
 TITLE, WORDS = 14, 10.5  # sizes of type, in points
 PAPER, INK, MUTED = (LIGHT[name] for name in ("paper", "ink", "muted"))
 GREY = 128  # of the picture that the scale lights
-BRIGHT = 0.97  # of all places are told apart; the few above are as bright, and do not darken the rest (`shared_range`)
 
 
 class AttentionFigure(Figure):
@@ -65,7 +64,7 @@ class AttentionFigure(Figure):
         self.attention = attention
         covered = [places * pixels / side for places, pixels, side in zip(attention.shape, cell, size)]
         box = 0.0, 0.0, covered[0] * height, covered[1] * width
-        self.range = _range(attention)
+        self.range = light_range(attention) if attention.min() < attention.max() else None  # one number has no scale
         lit = overlay(picture, attention, box=box, range=self.range)
         lefts = EDGE, 2 * EDGE + column
         titles = "what the model sees", title
@@ -137,14 +136,6 @@ class AttentionFigure(Figure):
 
     def _repr_png_(self) -> bytes:
         return self.drawn("png")
-
-
-def _range(attention: np.ndarray) -> Range | None:
-    """The numbers that are dark and that are bright; None where all are alike."""
-    low, bright, high = (float(each) for each in np.quantile(attention, [0, BRIGHT, 1]))
-    if bright > low:
-        return low, bright
-    return (low, high) if high > low else None
 
 
 def _outline(panel: Axes, query: tuple[int, int], cell: tuple[int, int]) -> None:

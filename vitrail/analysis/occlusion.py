@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.analysis.versions import Progress, answered, probabilities_of
+from vitrail.analysis.versions import answered, probabilities_of
 from vitrail.errors import ConfigError
 from vitrail.models import Config
 from vitrail.models.config import is_whole
@@ -27,7 +27,6 @@ def occlusion(
     stride: Lengths | None = None,
     fill: float = 0.0,
     batch: int = 64,
-    progress: Progress | None = None,
 ) -> Tensor:
     """How far the probability of a class falls when a window of the image is covered; below 0 where it rises.
 
@@ -42,7 +41,6 @@ def occlusion(
         stride: pixels from one window to the next; by default the window, so that windows tile the image.
         fill: what a window is covered with, in normalised pixels; 0 is the mean colour of the data set.
         batch: covered images shown to the model at one time.
-        progress: told after every batch how many covered images it held.
 
     Returns:
         (B, R, S) in fp32, differences of probabilities in [-1, 1], R = ceil(H / stride) and S = ceil(W / stride).
@@ -63,7 +61,7 @@ def occlusion(
 
     plain = probabilities_of(model, images, targets, 1, lambda pixels, *_: pixels, batch=batch)  # (B, 1)
     windows = len(rows) * len(columns)
-    covered = probabilities_of(model, images, targets, windows, cover, batch=batch, progress=progress)  # (B, R S)
+    covered = probabilities_of(model, images, targets, windows, cover, batch=batch)  # (B, R S)
     return (plain - covered).view(len(images), len(rows), len(columns))
 
 

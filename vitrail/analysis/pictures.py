@@ -25,6 +25,7 @@ Range = tuple[float, float]  # the numbers at the two ends of a scale
 DIM, FADED = 0.22, 0.35  # of the picture's light, and of its colour, where the model does not look
 GLOW, TINT = 0.5, 0.3  # of amber where it looks most: added to what is dark, mixed into what is bright
 AMBER, FRAME = triple("#ffb02e"), triple("#e9e6df")
+BRIGHT = 0.97  # of the places above zero are told apart; the few with more are all in full light
 UNSEEN = 0.15  # of the light of what the model did not get
 STRIP = 100_000  # pixels computed at a time: so few stay in the processor's cache
 MARGIN, GAP, NEAR = 32, 16, 7  # of a sheet, in pixels: around it, between tiles, above a caption
@@ -37,12 +38,14 @@ def rgb(picture: np.ndarray) -> np.ndarray:
     return picture[..., :3] if picture.shape[-1] >= 3 else np.repeat(picture[..., :1], 3, axis=-1)
 
 
+def eight_bits(picture: np.ndarray) -> np.ndarray:
+    """A picture of any shape as uint8: floats in [0, 1] are scaled and rounded, what is uint8 stays as it is."""
+    return picture if picture.dtype == np.uint8 else (picture * 255).round().clip(0, 255).astype(np.uint8)
+
+
 def thumbnail(picture: np.ndarray) -> np.ndarray:
     """A model's input (C, h, w), uint8 or float in [0, 1], as uint8 (h, w, 3) for a person."""
-    shown = rgb(picture.transpose(1, 2, 0))
-    if shown.dtype != np.uint8:
-        shown = (shown * 255).round().clip(0, 255).astype(np.uint8)
-    return np.ascontiguousarray(shown)
+    return np.ascontiguousarray(eight_bits(rgb(picture.transpose(1, 2, 0))))
 
 
 def overlay(
@@ -109,15 +112,18 @@ def levels(values: np.ndarray, range: Range | None = None) -> np.ndarray:
     return ((values - low) / (high - low)).clip(0, 1)
 
 
-def shared_range(maps: Sequence[np.ndarray], *, share: float = 1.0) -> Range:
-    """One range for maps that are compared: from their least number to the one that ``share`` of all do not exceed.
+def light_range(heat: np.ndarray) -> Range:
+    """What is dark in a map, the least or nothing, and what is bright: nearly all places that count are below it.
 
     A few patches, whatever they show, can draw most of the attention ("Vision Transformers Need Registers", Darcet et
-    al., 2024, section 2); with a share of 0.97 they are as bright as the strongest others, and do not darken the rest.
+    al., 2024, section 2); they are as bright as the strongest others, and do not darken the rest.
     """
-    numbers = np.concatenate([each[np.isfinite(each)].astype(np.float64) for each in maps])
-    low, high = np.quantile(numbers, [0, share]) if len(numbers) else (0.0, 0.0)
-    return float(low), float(high) if high > low else float(low) + 1.0
+    finite = heat[np.isfinite(heat)].astype(np.float64)
+    counting = finite[finite > 0]
+    if not counting.size:
+        return 0.0, 1.0
+    low, high = max(float(finite.min()), 0.0), float(np.quantile(counting, BRIGHT))
+    return (low, high) if high > low else (0.0, high)
 
 
 def _lit(planes: np.ndarray, grey: np.ndarray, light: np.ndarray) -> np.ndarray:
@@ -154,15 +160,6 @@ def _within(start: float, stop: float, pixels: int, beyond: float = 0.0) -> np.n
     """Which pixels have their centre in the stretch, or so near to it: bool (pixels,)."""
     centres = np.arange(pixels) + 0.5
     return (centres > start - beyond) & (centres < stop + beyond)
-
-
-def heat_picture(heat: np.ndarray, size: tuple[int, int], *, range: Range | None = None) -> np.ndarray:
-    """A map (h, w) alone, in the colours of the scale, each cell with hard edges: uint8 (height, width, 3) of ``size``.
-
-    What is not finite is grey. Raises `ConfigError` for a range that does not rise.
-    """
-    rows, columns = ((np.arange(side) * 2 + 1) * cells // (2 * side) for side, cells in zip(size, heat.shape))
-    return colours(levels(heat, range))[rows[:, None], columns]
 
 
 def scale_bar(low: float, high: float, *, label: str = "", width: int = 320) -> np.ndarray:

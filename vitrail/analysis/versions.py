@@ -14,7 +14,6 @@ from vitrail.analysis.resting import at_rest
 from vitrail.errors import ConfigError
 from vitrail.tasks.classification import Classifier
 
-Progress = Callable[[int], object]  # told after every batch how many versions it held
 Make = Callable[[Tensor, Tensor, Tensor], Tensor]  # pixels (b, C, H, W), image (b,), version (b,) -> (b, C, H, W)
 
 
@@ -51,14 +50,7 @@ def check_targets(targets: Tensor, images: int, classes: int) -> Tensor:
 
 
 def probabilities_of(
-    model: Classifier,
-    images: Tensor,
-    targets: Tensor,
-    versions: int,
-    make: Make,
-    *,
-    batch: int,
-    progress: Progress | None = None,
+    model: Classifier, images: Tensor, targets: Tensor, versions: int, make: Make, *, batch: int
 ) -> Tensor:
     """The probability of each image's target in each of its versions: (B, V) in fp32, on the device of the images.
 
@@ -78,6 +70,4 @@ def probabilities_of(
             some = images[first : last + 1].to(device)
             logits = model(make(some[image - first], image, version))  # (b, K)
             found[start:stop] = model.probabilities(logits).gather(1, targets[image][:, None])[:, 0]
-            if progress is not None:
-                progress(stop - start)
     return found.view(len(images), versions).to(images.device)

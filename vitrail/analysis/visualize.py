@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitrail.analysis.attention import Place, asking_shares, check_index, head_maps
 from vitrail.analysis.lifting import Lift
-from vitrail.analysis.pictures import rgb, thumbnail
+from vitrail.analysis.pictures import eight_bits, rgb, thumbnail
 from vitrail.data.images import Preprocessing, pixels
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import AttentionGrid
@@ -153,9 +153,8 @@ def _asking(model: Any, grid: AttentionGrid) -> str:
 
 def _seen(picture: Image.Image | np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
     """The part of a picture that the model sees, in the picture's own resolution and shape: uint8 (H, W, 3)."""
-    whole = rgb(np.asarray(picture if isinstance(picture, np.ndarray) else pixels(picture, preprocessing.channels)))
-    if whole.dtype != np.uint8:
-        whole = (whole * 255).round().astype(np.uint8)
+    whole = picture if isinstance(picture, np.ndarray) else np.asarray(pixels(picture, preprocessing.channels))
+    whole = eight_bits(rgb(whole))
     top, left, bottom, right = map(round, preprocessing.seen(*whole.shape[:2]))
     box = left, top, max(right, left + 1), max(bottom, top + 1)
     return np.asarray(Image.fromarray(np.ascontiguousarray(whole)).crop(box))
@@ -163,15 +162,11 @@ def _seen(picture: Image.Image | np.ndarray, preprocessing: Preprocessing) -> np
 
 def _before(model: Any, images: Tensor) -> np.ndarray:
     """A model's input (1, C, H, W) as the picture that it stands for: uint8 (H, W, 3)."""
-    values = images[0].float().cpu()  # (C, H, W)
     if isinstance(model, Classifier):
-        preprocessing = model.preprocessing
-        mean, std = (values.new_tensor(each)[:, None, None] for each in (preprocessing.mean, preprocessing.std))
-        values = (values * std + mean).clamp(0, 1)
-    else:
-        low, high = values.min(), values.max()
-        values = (values - low) / (high - low).clamp(min=1e-12)
-    return thumbnail(values.numpy())
+        return thumbnail(model.preprocessing.restored(images)[0].cpu().numpy())
+    values = images[0].float()  # (C, H, W)
+    low, high = values.min(), values.max()
+    return thumbnail(((values - low) / (high - low).clamp(min=1e-12)).cpu().numpy())
 
 
 def _enlarged(picture: np.ndarray) -> np.ndarray:

@@ -244,17 +244,11 @@ class Preprocessing:
 
         Where ``size`` is no square it resizes with a function of its own, which rounds.
         """
-        height, width = (size, size) if isinstance(size, int) else size
-        shorter = math.floor(min(height, width) / crop_fraction)
-        rounding = "floor" if height == width else "round"
+        size = (size, size) if isinstance(size, int) else size
+        to = math.floor(min(size) / crop_fraction)
+        rounding = "floor" if size[0] == size[1] else "round"
         return cls(
-            size=(height, width),
-            resize="short",
-            resize_to=shorter,
-            rounding=rounding,
-            interpolation=interpolation,
-            mean=mean,
-            std=std,
+            size=size, resize="short", resize_to=to, rounding=rounding, interpolation=interpolation, mean=mean, std=std
         )
 
     @classmethod
@@ -323,6 +317,12 @@ class Preprocessing:
         scaled = images.float() if images.is_floating_point() else images.float() / 255
         mean, std = (scaled.new_tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))  # (C, 1, 1)
         return (scaled - mean) / std
+
+    def restored(self, images: Tensor) -> Tensor:
+        """What `normalise` made these images (B, C, H, W) from: fp32 in [0, 1]."""
+        images = images.float()
+        mean, std = (images.new_tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))  # (C, 1, 1)
+        return (images * std + mean).clamp(0, 1)
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) to which a picture of that size is scaled before the crop."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitrail.analysis.attention import attention_map, check_index, head_maps
 from vitrail.analysis.occlusion import default_window, occlusion
-from vitrail.analysis.pictures import contact_sheet, overlay, rgb, save_png, shared_range
+from vitrail.analysis.pictures import contact_sheet, eight_bits, light_range, overlay, rgb, save_png
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.images import BadImage, decode
 from vitrail.data.policing import BadImages
@@ -29,7 +29,6 @@ from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.files import disk_errors, dump_json, replace_file
 from vitrail.tasks.classification import Classifier
 
-BRIGHTEST = 0.97  # of a map's places are below the end of the scale: a few draw much attention whatever they show
 WIDEST = 720  # pixels of a tile before it is laid on a contact sheet
 
 
@@ -171,9 +170,7 @@ def inputs_of(classifier: Classifier, source: Source, bad: BadImages) -> Iterato
         except BadImage as error:
             bad(str(source.keys[index]), error.reason)
             continue
-        picture = np.asarray(image)
-        if picture.dtype != np.uint8:
-            picture = (picture * 255).round().clip(0, 255).astype(np.uint8)
+        picture = eight_bits(np.asarray(image))
         box = preprocessing.seen(*picture.shape[:2])
         yield item, Seen(rgb(picture), box, preprocessing.normalise(torch.from_numpy(pixels)[None].to(device)))
 
@@ -237,7 +234,8 @@ def _write(out: Path, name: str, found: Explained, picture: np.ndarray, how: How
     """Writes what belongs to one image; the names of the files by what they are."""
     files = {"overlay": f"{name}.{how.method}.png", "numbers": f"{name}.{how.method}.npz"}
     save_png(
-        out / files["overlay"], overlay(picture, found.heat, box=found.box, reach=found.reach, range=_range(found.heat))
+        out / files["overlay"],
+        overlay(picture, found.heat, box=found.box, reach=found.reach, range=light_range(found.heat)),
     )
     numbers = {"heat": found.heat, "box": np.array(found.box), "reach": np.array(found.reach)}
     if found.heads is not None:
@@ -246,21 +244,12 @@ def _write(out: Path, name: str, found: Explained, picture: np.ndarray, how: How
         save_png(out / files["heads"], _sheet(picture, found, how))
         if how.method == "attention" and how.head == "all":
             for head, each in enumerate(found.heads):
-                lit = overlay(picture, each, box=found.box, reach=found.heads_reach, range=_range(each))
+                lit = overlay(picture, each, box=found.box, reach=found.heads_reach, range=light_range(each))
                 save_png(out / f"{name}.attention.head{head}.png", lit)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **numbers)
     replace_file(out / files["numbers"], buffer.getvalue())
     return files
-
-
-def _range(heat: np.ndarray) -> tuple[float, float]:
-    """What is dark, the least or nothing, and what is bright: nearly all places that count for something are below it."""
-    counting = heat[heat > 0]
-    if not counting.size:
-        return 0.0, 1.0
-    low, high = max(float(heat.min()), 0.0), shared_range([counting], share=BRIGHTEST)[1]
-    return (low, high) if high > low else (0.0, high)
 
 
 def _sheet(picture: np.ndarray, found: Explained, how: How) -> np.ndarray:
@@ -272,7 +261,7 @@ def _sheet(picture: np.ndarray, found: Explained, how: How) -> np.ndarray:
     box = found.box[0] * down, found.box[1] * across, found.box[2] * down, found.box[3] * across
     tiles, captions = [plain], [f"{found.label}, {found.score:.0%} sure"]
     for head, each in enumerate(found.heads):
-        tiles.append(overlay(plain, each, box=box, reach=found.heads_reach, range=_range(each)))
+        tiles.append(overlay(plain, each, box=box, reach=found.heads_reach, range=light_range(each)))
         strongest = each.max() * each.size / max(each.sum(), 1e-12)
         captions.append(f"head {head}: up to {strongest:.1f} times its mean")
     columns = min(len(tiles), 4 if len(tiles) in (4, 7, 8) or len(tiles) > 9 else 3)

@@ -198,7 +198,7 @@ def _batches(
 
 def _samples(classifier: Classifier, source: Source, reading: Reading, bad: BadImages) -> list[Sample]:
     """Images with what counted in them, by each method that needs one pass."""
-    samples, preprocessing = [], classifier.preprocessing
+    samples = []
     methods: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
         "attention": attention_map,
         "rollout": rollout,
@@ -209,16 +209,15 @@ def _samples(classifier: Classifier, source: Source, reading: Reading, bad: BadI
             scores = classifier.probabilities(classifier(images))
         with precision_of(reading, images.device):
             maps = {name: of(classifier, images).float().cpu().numpy() for name, of in methods.items()}
-        mean, std = (images.new_tensor(each).view(-1, 1, 1) for each in (preprocessing.mean, preprocessing.std))
+        pictures = classifier.preprocessing.restored(images).cpu().numpy()
         for place, key in enumerate(keys):
-            picture = (images[place] * std + mean).clamp(0, 1).cpu().numpy()
             best = int(scores[place].argmax())
             samples.append(
                 Sample(
                     key=str(key),
                     label=classifier.classes[best],
                     score=float(scores[place, best]),
-                    picture=thumbnail(picture),
+                    picture=thumbnail(pictures[place]),
                     maps={name: each[place] for name, each in maps.items()},
                 )
             )

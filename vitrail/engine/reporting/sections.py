@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vitrail.analysis.pictures import overlay, shared_range
+from vitrail.analysis.pictures import light_range, overlay
 from vitrail.engine.progress import duration
 from vitrail.engine.reporting import figures as draw
 from vitrail.engine.reporting import tally
@@ -27,7 +27,6 @@ GLOSSES = {
 }
 SHARES = {"top5", "f1_macro", "f1_micro", "ece"}
 SHARPEST = 224  # pixels of an enlarged drawing
-BRIGHT = 0.97  # of the patches have less attention than is shown in full light
 
 
 def lead(*words: object) -> Markup:
@@ -241,7 +240,7 @@ def lit(picture: np.ndarray, looked: np.ndarray) -> np.ndarray:
     # a small one is enlarged first, so that the light is smooth over hard pixels
     small = min(picture.shape[:2]) <= SHORT_SIDE_OF_A_DRAWING
     times = math.ceil(SHARPEST / max(picture.shape[:2])) if small else 1
-    return overlay(picture.repeat(times, 0).repeat(times, 1), looked, range=shared_range([looked], share=BRIGHT))
+    return overlay(picture.repeat(times, 0).repeat(times, 1), looked, range=light_range(looked))
 
 
 def calibration(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
