@@ -211,6 +211,9 @@ class ViT(Backbone):
         return self.fc_norm(mean) if pool == "gap" else torch.cat([x[:, 0], mean], 1)
 
     def pooling_shares(self, tokens: int) -> Tensor:
+        """How much each token counts in what `pool` gives, (T,); the mean of the patches where attention pools, whose shares
+        are each image's own.
+        """
         before = len(self.prefix) + self.config.registers
         shares = torch.zeros(tokens)
         if self._reads is not None:
