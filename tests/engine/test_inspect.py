@@ -14,6 +14,7 @@ from tests.engine.test_explain import QUIET, picture, shaken
 from tests.models.tiny import TINY
 from vitrail.analysis.heads import HeadStatistics
 from vitrail.cli import run
+from vitrail.engine import inspect as verb
 from vitrail.engine.inspect import inspect
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import changed
@@ -145,3 +146,14 @@ def test_cost_is_measured_where_it_is_asked_for(tmp_path):
     assert (
         inspect(shaken(TINY["swin"]), tmp_path / "swin", cost=True, reading=QUIET, say=silent)[1]["cost_by_patch"] == []
     )
+
+
+def test_the_maps_of_samples_that_were_filled_up_are_larger_than_the_picture(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(verb, "write_inspection", lambda out, found: seen.append(found) or out)
+    images = np.random.default_rng(0).integers(0, 256, (2, 34, 27, 3), dtype=np.uint8)
+    verb.inspect(shaken(TINY["swin, odd map"]), tmp_path / "out", images, reading=QUIET, say=silent)
+    sample = seen[0].samples[0]
+    # places of 16 pixels in the last map, of 4 in the first
+    assert sample.reach_of("attention") == (48 / 34, 32 / 27)
+    assert sample.reach_of("rollout") == sample.reach_of("gradient") == (36 / 34, 28 / 27)

@@ -5,6 +5,7 @@ B images, H heads, P prefix tokens, N = h w places of a layer's map, T = P + N t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -93,6 +94,14 @@ def _received(look: Look, lift: Lift, shares: Tensor) -> Tensor:
         rows = slice(rows.start + first, rows.start + last + 1)
         found += lift.carry(shares, lift.inside(look.weights(rows), rows).flatten(0, 1), rows)
     return found[:, lift.prefix :].unflatten(1, lift.map).unflatten(0, (batch, heads))
+
+
+def reach_of(cells: Sequence[int], cell: Place, size: Place) -> tuple[float, float]:
+    """How many times as high and as wide as images of ``size`` a map of ``cells`` is, each of ``cell`` pixels: those at the
+    end may lie half outside, where an image or a map was filled up.
+    """
+    down, across = (count * side / length for count, side, length in zip(cells, cell, size))
+    return down, across
 
 
 def check_index(name: str, index: int, length: int) -> int:

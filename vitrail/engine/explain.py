@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.analysis.attention import attention_map, check_index, head_maps
+from vitrail.analysis.attention import attention_map, check_index, head_maps, reach_of
 from vitrail.analysis.occlusion import default_window, occlusion
 from vitrail.analysis.pictures import contact_sheet, eight_bits, light_range, overlay, rgb, save_png
 from vitrail.analysis.rollout import relevance, rollout
@@ -219,15 +219,9 @@ def _explained(classifier: Classifier, key: str, seen: Seen, how: How, batch: in
         heat=heat[0].float().cpu().numpy(),
         heads=heads,
         box=seen.box,
-        reach=_reach(heat.shape[1:], cell, size),
-        heads_reach=(1.0, 1.0) if heads is None else _reach(heads.shape[1:], heads_cell, size),
+        reach=reach_of(heat.shape[1:], cell, size),
+        heads_reach=(1.0, 1.0) if heads is None else reach_of(heads.shape[1:], heads_cell, size),
     )
-
-
-def _reach(cells: Sequence[int], cell: tuple[int, int], size: tuple[int, int]) -> tuple[float, float]:
-    """How many times as high and as wide as images of ``size`` a map of cells is: those at the end may lie half outside."""
-    down, across = (count * side / length for count, side, length in zip(cells, cell, size))
-    return down, across
 
 
 def _write(out: Path, name: str, found: Explained, picture: np.ndarray, how: How) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.analysis.attention import attention_map
+from vitrail.analysis.attention import attention_map, reach_of
 from vitrail.analysis.pictures import thumbnail
 from vitrail.data.sources import Source, Splits
 from vitrail.engine import faults
@@ -104,6 +104,7 @@ def mistakes(classifier: Classifier, source: Source, judgement: Judgement, most:
     found = []
     for index in worst_mistakes(probabilities, judgement.targets, most):
         picture = classifier.picture(source.read(place[judgement.keys[index]]).content)  # (C, h, w)
+        looked, reach = last_attention(classifier, picture)
         true, predicted = _named(judgement, probabilities[index], judgement.targets[index])
         found.append(
             Mistake(
@@ -112,7 +113,8 @@ def mistakes(classifier: Classifier, source: Source, judgement: Judgement, most:
                 predicted=predicted,
                 confidence=float(probabilities[index].max()),
                 picture=thumbnail(picture),
-                attention=last_attention(classifier, picture),
+                attention=looked,
+                reach=reach,
             )
         )
     return tuple(found)
@@ -127,13 +129,15 @@ def _named(judgement: Judgement, probabilities: np.ndarray, target: np.ndarray) 
     return tuple(", ".join(names) or "none" for names in words)  # type: ignore[return-value]
 
 
-def last_attention(classifier: Classifier, picture: np.ndarray) -> np.ndarray | None:
-    """Where the last layer looks, (h, w); None for an architecture that has no attention."""
-    if not classifier.attention_grids((picture.shape[1], picture.shape[2])):
-        return None
+def last_attention(classifier: Classifier, picture: np.ndarray) -> tuple[np.ndarray | None, tuple[float, float]]:
+    """Where the last layer looks, (h, w), and its `reach_of` the picture; None for an architecture that has no attention."""
+    size = picture.shape[1], picture.shape[2]
+    if not (grids := classifier.attention_grids(size)):
+        return None, (1.0, 1.0)
     device = next(classifier.parameters()).device
     images = classifier.preprocessing.normalise(torch.from_numpy(picture)[None].to(device))
-    return attention_map(classifier, images)[0].cpu().numpy()
+    looked = attention_map(classifier, images)[0].cpu().numpy()
+    return looked, reach_of(looked.shape, grids[-1].cell, size)
 
 
 def report_facts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from datetime import date
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.attention import attention_map
+from vitrail.analysis.attention import attention_map, reach_of
 from vitrail.analysis.cost import CostPoint, cost_by_patch, default_sizes, measure_cost
 from vitrail.analysis.embeddings import (
     as_pictures,
@@ -41,6 +41,7 @@ from vitrail.engine.machine import cores, describe, keep_large_buffers, versions
 from vitrail.engine.progress import Show
 from vitrail.engine.reporting.inspected import Biases, Filters, Inspection, Positions, Sample
 from vitrail.engine.reporting.inspection import write_inspection
+from vitrail.engine.reporting.numbers import numbers
 from vitrail.engine.reporting.wording import sentence
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import dump_json, replace_file
@@ -198,17 +199,20 @@ def _batches(
 
 def _samples(classifier: Classifier, source: Source, reading: Reading, bad: BadImages) -> list[Sample]:
     """Images with what counted in them, by each method that needs one pass."""
-    samples = []
+    samples, size = [], classifier.preprocessing.size
     methods: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
         "attention": attention_map,
         "rollout": rollout,
         "gradient": relevance,
     }
+    grids = classifier.attention_grids(size)
+    cells = {"attention": grids[-1].cell, "rollout": grids[0].cell, "gradient": grids[0].cell}
     for images, keys in _batches(classifier, source, reading, bad):
         with torch.no_grad():
             scores = classifier.probabilities(classifier(images))
         with precision_of(reading, images.device):
             maps = {name: of(classifier, images).float().cpu().numpy() for name, of in methods.items()}
+        reach = {name: reach_of(each.shape[1:], cells[name], size) for name, each in maps.items()}
         pictures = classifier.preprocessing.restored(images).cpu().numpy()
         for place, key in enumerate(keys):
             best = int(scores[place].argmax())
@@ -219,6 +223,7 @@ def _samples(classifier: Classifier, source: Source, reading: Reading, bad: BadI
                     score=float(scores[place, best]),
                     picture=thumbnail(pictures[place]),
                     maps={name: each[place] for name, each in maps.items()},
+                    reach=reach,
                 )
             )
     return samples
@@ -266,66 +271,3 @@ def _notes(classifier: Classifier, data: Any, found: Mapping[str, Any]) -> list[
     if found["positions"] is None:
         notes.append("No position embeddings are added to the patches of this model.")
     return notes
-
-
-def numbers(found: Inspection) -> dict[str, Any]:
-    """Every number of the page as plain values for JSON; what is undefined is None."""
-    figures: dict[str, Any] = {
-        "model": found.model,
-        "images": found.images,
-        "data": found.data,
-        "filters_explained": _plain(found.filters.explained),
-        "findings": {each.claim: each.holds for each in found.findings},
-    }
-    if found.positions is not None:
-        lines = found.positions.lines
-        figures |= {
-            "position_neighbour_rate": found.positions.neighbour_rate,
-            "position_neighbour_rate_with_corners": found.positions.neighbour_rate_with_corners,
-            "position_similarity_row": lines.row,
-            "position_similarity_column": lines.column,
-            "position_similarity_elsewhere": lines.elsewhere,
-            "position_similarity": _plain(found.positions.similarity),
-        }
-    if found.heads:
-        figures |= {
-            "attention_distance_px": [_plain(each.distance) for each in found.heads],
-            "attention_distance_uniform_px": [each.uniform for each in found.heads],
-            "attention_entropy": [_plain(each.entropy) for each in found.heads],
-            "attention_to_prefix": [_plain(each.prefix) for each in found.heads],
-        }
-    if (biases := found.biases) is not None:
-        figures |= {
-            "shift_response": {str(shift): each._asdict() for shift, each in biases.shifts.items()},
-            "map_equivariance": [each._asdict() for each in biases.maps],
-            "locality_px": [each._asdict() for each in biases.locality],
-            "permuted_pixels": biases.permutation.pixels._asdict(),
-            "permuted_without_positions": biases.permutation.unplaced and biases.permutation.unplaced._asdict(),
-        }
-    if found.cost:
-        figures["cost"] = [each._asdict() for each in found.cost]
-        figures["cost_by_patch"] = [each._asdict() for each in found.cost_by_patch]
-    if found.samples:
-        figures["samples"] = [
-            {
-                "path": each.key,
-                "label": each.label,
-                "score": each.score,
-                **{name: _plain(map_) for name, map_ in each.maps.items()},
-            }
-            for each in found.samples
-        ]
-    return _defined(figures)
-
-
-def _plain(values: np.ndarray | Tensor | Sequence[float]) -> Any:
-    return np.asarray(values, dtype=np.float64).round(6).tolist()
-
-
-def _defined(value: Any) -> Any:
-    """The same with None for every number that is none: JSON has no NaN."""
-    if isinstance(value, Mapping):
-        return {key: _defined(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_defined(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -19,7 +19,9 @@ SPLITS = {"val": "validation", "train": "training"}
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """An image that the model got wrong, as it is shown: uint8 (H, W[, C]) and, where known, attention (gh, gw)."""
+    """An image that the model got wrong, as it is shown: uint8 (H, W[, C]) and, where known, attention (gh, gw), which is
+    ``reach`` times as high and as wide as the picture.
+    """
 
     key: str
     true: str
@@ -27,6 +29,7 @@ class Mistake:
     confidence: float
     picture: np.ndarray
     attention: np.ndarray | None = None
+    reach: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,13 +40,19 @@ class Positions:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One image: the model's input as uint8 (H, W, 3), its answer, and maps (h, w) of what counted, by method."""
+    """One image: the model's input as uint8 (H, W, 3), its answer, and maps (h, w) of what counted, by method; where one of
+    them is larger than the picture, ``reach`` says how many times as high and as wide.
+    """
 
     key: str
     label: str
     score: float
     picture: np.ndarray
     maps: Mapping[str, np.ndarray]
+    reach: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def reach_of(self, method: str) -> tuple[float, float]:
+        return self.reach.get(method, (1.0, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ def write_inspection(out: Path, found: Inspection) -> Path:
         save_png(out / "positions.png", np.concatenate([pictures["positions"], bar]))
     for number, sample in enumerate(found.samples, 1):
         for name, looked in sample.maps.items():
-            save_png(out / f"{name}-{number}.png", lit(sample.picture, looked))
+            save_png(out / f"{name}-{number}.png", lit(sample.picture, looked, sample.reach_of(name)))
     for name, drawing in plots.items():
         replace_file(out / f"{name}.svg", standalone(drawing))
     replace_file(out / "report.html", page(found, pictures, plots))

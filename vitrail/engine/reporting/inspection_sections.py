@@ -133,7 +133,9 @@ def sample(each: Sample) -> Markup:
     panes = [pane(photograph(each.picture, f"An image that the model takes for {each.label}"), "what the model sees")]
     for name, looked in each.maps.items():
         about = METHODS.get(name, name)
-        image = tag("img", src=data_uri(lit(each.picture, looked)), alt=f"The same image, light by {about}")
+        image = tag(
+            "img", src=data_uri(lit(each.picture, looked, each.reach_of(name))), alt=f"The same image, light by {about}"
+        )
         panes.append(pane(image, f"{about}: {steepness(looked)}"))
     named = tag("p", tag("span", each.label, class_="right"), f", {percent(each.score)}")
     return tag("li", tag("div", *panes, class_="panes"), named, tag("p", each.key, class_="key"))

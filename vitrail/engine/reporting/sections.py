@@ -220,7 +220,7 @@ def mistake(each: Mistake, *, multi_label: bool) -> Markup:
     """One picture, beside it where the model looked, and the two names."""
     panes = [photograph(each.picture, f"An image of {each.true}, taken for {each.predicted}")]
     if each.attention is not None:
-        looked = lit(each.picture, each.attention)
+        looked = lit(each.picture, each.attention, each.reach)
         panes.append(tag("img", src=data_uri(looked), alt="The same image, light where the model looks"))
     true, predicted = tag("span", each.true, class_="right"), tag("span", each.predicted, class_="wrong")
     words = (true, " taken for ", predicted, f", {percent(each.confidence)} sure")
@@ -235,12 +235,12 @@ def photograph(picture: np.ndarray, alt: str) -> Markup:
     return tag("img", src=data_uri(picture), alt=alt, class_="drawing" if small else None)
 
 
-def lit(picture: np.ndarray, looked: np.ndarray) -> np.ndarray:
-    """The picture, light where the map ``looked`` (h, w) is large: uint8 (H, W, 3)."""
+def lit(picture: np.ndarray, looked: np.ndarray, reach: tuple[float, float] = (1.0, 1.0)) -> np.ndarray:
+    """The picture, light where the map ``looked`` (h, w) is large: uint8 (H, W, 3). For ``reach`` see `overlay`."""
     # a small one is enlarged first, so that the light is smooth over hard pixels
     small = min(picture.shape[:2]) <= SHORT_SIDE_OF_A_DRAWING
     times = math.ceil(SHARPEST / max(picture.shape[:2])) if small else 1
-    return overlay(picture.repeat(times, 0).repeat(times, 1), looked, range=light_range(looked))
+    return overlay(picture.repeat(times, 0).repeat(times, 1), looked, reach=reach, range=light_range(looked))
 
 
 def calibration(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
