@@ -55,9 +55,9 @@ class HeadStatistics:
     def add(self, images: Tensor) -> Tensor:
         """Takes normalised images (B, C, H, W) in; returns their logits. Raises `ConfigError` for another size than before."""
         size = (images.shape[2], images.shape[3])
-        before, self.size = self.size or size, size
-        if before != size:
-            fact = "images of {}x{} pixels after images of {}x{}".format(*size, *before)
+        self.size = self.size or size
+        if self.size != size:
+            fact = "images of {}x{} pixels after images of {}x{}".format(*size, *self.size)
             raise ConfigError(fact, "use other statistics for each size")
         lifts = [Lift(grid, images.device) for grid in self.model.attention_grids(size)]
         seen: list[Tensor] = []
