@@ -327,8 +327,8 @@ def check_two_graphs(config):
             assert distance(compiled(images), model(images)) < 1e-4, size
 
 
-# tracing takes 5 to 20 s each: the plain architecture and that with the hardest shapes are traced every time
-TRACED = [name if name in ("vit", "swin") else pytest.param(name, marks=pytest.mark.slow) for name in SHALLOW]
+# tracing takes 5 to 20 s each: the quick tests trace one
+TRACED = [name if name == "vit" else pytest.param(name, marks=pytest.mark.slow) for name in SHALLOW]
 
 
 @LOADS_A_COMPILER
