@@ -167,11 +167,8 @@ class AxialViT(Backbone):
             places = sincos2d(grid, config.width, x.device)  # (N, D)
         return Patches(x + places.to(x.dtype), grid)
 
-    def encode(self, patches: Patches) -> Tokens:
+    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         """Blocks and the last norm: (B, N, D) to (B, N, D). Raises `ConfigError` for a subset of the patches."""
-        return self._encode(patches)
-
-    def _encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         x = self._begin(patches)
         for block in self.blocks:
             x = self._run(block, x, watch=watch)
@@ -193,9 +190,6 @@ class AxialViT(Backbone):
             x = block(x)
             maps.append(x.permute(0, 3, 1, 2))
         return maps
-
-    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
-        return self.head(self.pool(self._encode(self.place(self.patchify(images)), watch)))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """For the two matrices of each global block what their rows and columns are: (B, A, N, w) of patches in row-major

@@ -95,9 +95,13 @@ class Backbone(nn.Module):
         self._check_subset(patches)
         return patches
 
+    def _place_all(self, patches: Patches) -> Patches:
+        """`place`, but in training too no patch is dropped."""
+        return self.place(patches)
+
     @abstractmethod
-    def encode(self, patches: Patches) -> Tokens:
-        """Prefix tokens, blocks and the last norm: (B, N, D) to (B, T, D)."""
+    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
+        """Prefix tokens, blocks and the last norm: (B, N, D) to (B, T, D); for ``watch`` see `forward_looking`."""
 
     @abstractmethod
     def pool(self, tokens: Tokens) -> Tensor:
@@ -120,11 +124,11 @@ class Backbone(nn.Module):
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """Features as images (B, D, h, w), before the last norm: after each block, or after each stage of a pyramid."""
 
-    @abstractmethod
     def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
         """Logits (B, K) as `forward` gives them, bit for bit; ``watch`` is given the attention of each layer, a `Look`,
         in the order of `attention_grids`. No patch is dropped, and in training stochastic depth masks.
         """
+        return self.head(self.pool(self.encode(self._place_all(self.patchify(images)), watch)))
 
     def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Logits (B, K) and the attention of each layer, (B, heads, queries, keys) in fp32, in the order of

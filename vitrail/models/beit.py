@@ -211,11 +211,8 @@ class BEiT(Backbone):
         places = positions.resize(self.pos_embed[:, 1:], self.config.grid, grid, self.config.position_resize)
         return Patches(x + positions.take(places.to(x), ids), grid, ids)
 
-    def encode(self, patches: Patches) -> Tokens:
+    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         """The class token, all blocks and, with ``pool="cls"``, the norm: (B, K, D) to (B, 1 + K, D)."""
-        return self._encode(patches)
-
-    def _encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         x = self._begin(patches)
         for block, bias in self._layers(patches):
             x = self._run(block, x, bias, watch=watch)
@@ -260,9 +257,6 @@ class BEiT(Backbone):
             x = block(x, bias)
             maps.append(x[:, 1:].mT.unflatten(2, patches.grid))
         return maps
-
-    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
-        return self.head(self.pool(self._encode(self._place_all(self.patchify(images)), watch)))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are."""

@@ -248,11 +248,8 @@ class CaiT(Backbone):
         places = positions.resize(self.pos_embed, self.config.grid, grid, self.config.position_resize)
         return Patches(x + positions.take(places.to(x), ids), grid, ids)
 
-    def encode(self, patches: Patches) -> Tokens:
+    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         """All blocks and the norm: (B, K, D) to (B, 1 + K, D), the class token first."""
-        return self._encode(patches)
-
-    def _encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         x = residual_stream(patches.x)
         for block in self.blocks:
             x = self._run(block, x, watch=watch)
@@ -279,9 +276,6 @@ class CaiT(Backbone):
             x = block(x)
             maps.append(x.mT.unflatten(2, patches.grid))
         return maps
-
-    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
-        return self.head(self.pool(self._encode(self._place_all(self.patchify(images)), watch)))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """For each matrix of `forward_with_attention` what its rows and columns are: of each block (B, A, N, N), the softmax of

@@ -160,9 +160,9 @@ class PVT(Backbone):
         prefix, old = config.prefixes(stage), config.grids(config.image_size)[stage]
         return table[:, :prefix], positions.resize(table[:, prefix:], old, grid, config.position_resize)
 
-    def encode(self, patches: Patches) -> Tokens:
+    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         """All stages and the last norm: (B, N, D) of stage 1 to (B, 1 + N, D) of the last."""
-        x, grid = self._stages(patches)[-1]
+        x, grid = self._stages(patches, watch)[-1]
         return Tokens(self.norm(x), grid)
 
     def _stages(self, patches: Patches, watch: Watch | None = None) -> list[tuple[Tensor, Grid]]:
@@ -197,10 +197,6 @@ class PVT(Backbone):
         """The maps after each stage, before the last norm and without the class token: (B, D, h, w) of each stage."""
         passed = self._stages(self.place(self.patchify(images)))
         return [as_map(x[:, x.shape[1] - grid[0] * grid[1] :], grid) for x, grid in passed]
-
-    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
-        x, grid = self._stages(self.place(self.patchify(images)), watch)[-1]
-        return self.head(self.pool(Tokens(self.norm(x), grid)))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are.

@@ -192,9 +192,9 @@ class PVTv2(Backbone):
         self.config.check_size(images.shape[2:])
         return Patches(*self.patch_embed(images))
 
-    def encode(self, patches: Patches) -> Tokens:
+    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         """All stages, each with a norm of its own: (B, N, D) of stage 1 to (B, N, D) of the last."""
-        return Tokens(*self._stages(patches)[-1])
+        return Tokens(*self._stages(patches, watch)[-1])
 
     def _stages(self, patches: Patches, watch: Watch | None = None) -> list[tuple[Tensor, Grid]]:
         """The tokens after each stage, with the grid of its map."""
@@ -218,9 +218,6 @@ class PVTv2(Backbone):
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """The maps after each stage and its norm, of which the next stage is made: (B, D, h, w) of each stage."""
         return [as_map(x, grid) for x, grid in self._stages(self.place(self.patchify(images)))]
-
-    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
-        return self.head(self.pool(Tokens(*self._stages(self.place(self.patchify(images)), watch)[-1])))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are.

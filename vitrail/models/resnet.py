@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, NoReturn
+from typing import ClassVar, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -174,8 +174,14 @@ class ResNet(Backbone):
         x = self.stem(images)
         return Patches(x.flatten(2).mT, (x.shape[2], x.shape[3]))
 
-    def encode(self, patches: Patches) -> Tokens:
-        """The stages, the last norm and ReLU: (B, N, D) to the cells of the last map, (B, T, F)."""
+    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
+        """The stages, the last norm and ReLU: (B, N, D) to the cells of the last map, (B, T, F).
+
+        Raises `ConfigError` where attention is to be looked at: there is none.
+        """
+        if watch is not None:
+            remedy = "look at feature_maps(images), or take an architecture with attention, such as vit-b16"
+            raise ConfigError(f"{self.config.about} has no attention", remedy)
         self._check_subset(patches)
         x = self.norm(self._maps(patches)[-1])
         return Tokens(x.flatten(2).mT, (x.shape[2], x.shape[3]))
@@ -195,11 +201,6 @@ class ResNet(Backbone):
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """After each stage, before the last norm: (B, D, h, w), each with half the rows and columns of the one before."""
         return self._maps(self.place(self.patchify(images)))
-
-    def forward_looking(self, images: Tensor, watch: Watch) -> NoReturn:
-        """Raises `ConfigError`: there is none."""
-        remedy = "look at feature_maps(images), or take an architecture with attention, such as vit-b16"
-        raise ConfigError(f"{self.config.about} has no attention", remedy)
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """None, as there is no attention."""

@@ -7,7 +7,7 @@ B images, C channels, h x w places of a map, D width of a stage, H heads, E = D 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -292,13 +292,9 @@ class Swin(Backbone):
     def width(self) -> int:
         return self.config.widths[-1]
 
-    def encode(self, patches: Patches) -> Tokens:
+    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         """All stages and the norm: (B, N, D) to (B, N', D'), the places of the last map."""
-        return self._finish(self._maps(patches))
-
-    def _finish(self, maps: Iterable[Tensor]) -> Tokens:
-        """The last map after the norm."""
-        *_, x = maps
+        *_, x = self._maps(patches, watch)
         return Tokens(self.norm(x).flatten(1, 2), (x.shape[1], x.shape[2]))
 
     def _maps(self, patches: Patches, watch: Watch | None = None) -> Iterator[Tensor]:
@@ -318,9 +314,6 @@ class Swin(Backbone):
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """After each stage, before the last norm, as images: (B, D, h, w) each."""
         return [x.permute(0, 3, 1, 2) for x in self._maps(self.place(self.patchify(images)))]
-
-    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
-        return self.head(self.pool(self._finish(self._maps(self.place(self.patchify(images)), watch))))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """For each matrix of `forward_with_attention`, (B, H, n S, S): its rows are the windows one after another, the places

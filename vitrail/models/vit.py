@@ -152,9 +152,9 @@ class ViT(Backbone):
         prefix, places = positions.embeddings(self.config, named, table, grid, like.device)
         return prefix.to(like), places.to(like)
 
-    def encode(self, patches: Patches) -> Tokens:
+    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
         """Prefix tokens, blocks and norm, equations (1) to (4): (B, K, D) to (B, P + R + K, D)."""
-        return self._encode(patches)
+        return self._encode(patches, watch=watch)
 
     def _encode(self, patches: Patches, reads: int | None = None, watch: Watch | None = None) -> Tokens:
         """`encode`; the last block answers only for the first ``reads`` tokens."""
