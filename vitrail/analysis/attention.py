@@ -38,10 +38,12 @@ def attention_map(
     Raises:
         ConfigError: a layer, head or place that the model does not have, or a model without attention.
     """
-    maps = head_maps(model, images, layer, query)
-    if head is None:
-        return maps.mean(1)
-    return maps[:, check_index("head", head, maps.shape[1])]
+    return one_map(head_maps(model, images, layer, query), head)
+
+
+def one_map(maps: Tensor, head: int | None) -> Tensor:
+    """One head's of `head_maps` (B, H, h, w), or with None the mean of all: (B, h, w). Raises `ConfigError` for no head."""
+    return maps.mean(1) if head is None else maps[:, check_index("head", head, maps.shape[1])]
 
 
 def head_maps(model: Any, images: Tensor, layer: int = -1, query: Place | None = None) -> Tensor:

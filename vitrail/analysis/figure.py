@@ -15,6 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from vitrail.analysis.attention import reach_of
 from vitrail.analysis.palette import LIGHT
 from vitrail.analysis.pictures import light_range, overlay
 from vitrail.files import replace_file
@@ -62,10 +63,8 @@ class AttentionFigure(Figure):
         super().__init__(figsize=(across, down), dpi=PIXELS_PER_INCH, facecolor=PAPER)
         FigureCanvasAgg(self)
         self.attention = attention
-        covered = [places * pixels / side for places, pixels, side in zip(attention.shape, cell, size)]
-        box = 0.0, 0.0, covered[0] * height, covered[1] * width
         self.range = light_range(attention) if attention.min() < attention.max() else None  # one number has no scale
-        lit = overlay(picture, attention, box=box, range=self.range)
+        lit = overlay(picture, attention, reach=reach_of(attention.shape, cell, size), range=self.range)
         lefts = EDGE, 2 * EDGE + column
         titles = "what the model sees", title
         for left, shown, words, colour in zip(lefts, (picture, lit), titles, (MUTED, INK)):

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.analysis.attention import Place, asking_shares, check_index, head_maps
+from vitrail.analysis.attention import Place, asking_shares, check_index, head_maps, one_map
 from vitrail.analysis.lifting import Lift
 from vitrail.analysis.pictures import eight_bits, rgb, thumbnail
 from vitrail.data.images import Preprocessing, pixels
@@ -68,10 +68,8 @@ def visualize_attention(
     """
     target = _checked(path)
     images, picture = _looked_at(model, image)
-    maps = head_maps(model, images, layer_idx, query)[0]  # (heads, h, w)
-    heads = len(maps)
-    head = None if head_idx is None else check_index("head", head_idx, heads)
-    attention = (maps.mean(0) if head is None else maps[head]).cpu().numpy()
+    maps = head_maps(model, images, layer_idx, query)  # (1, heads, h, w)
+    attention = one_map(maps, head_idx)[0].cpu().numpy()
     if not np.isfinite(attention).all():
         raise DataError("the attention is not finite", "look for NaN in the image and in the weights")
 
@@ -82,7 +80,9 @@ def visualize_attention(
     if query is not None:
         query = query[0] % attention.shape[0], query[1] % attention.shape[1]
     asking = _asking(model, grids[layer]) if query is None else "patch in row {}, column {}".format(*query)
-    title = f"layer {layer}, {f'mean of {heads} heads' if head is None else f'head {head}'} ({asking})"
+    heads = maps.shape[1]
+    looks = f"mean of {heads} heads" if head_idx is None else f"head {head_idx % heads}"
+    title = f"layer {layer}, {looks} ({asking})"
     shown = _enlarged(_before(model, images) if picture is None else _seen(picture, model.preprocessing))
 
     from vitrail.analysis.figure import AttentionFigure

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.analysis.attention import attention_map, check_index, head_maps, reach_of
+from vitrail.analysis.attention import attention_map, check_index, head_maps, one_map, reach_of
 from vitrail.analysis.occlusion import default_window, occlusion
 from vitrail.analysis.pictures import contact_sheet, eight_bits, light_range, overlay, rgb, save_png
 from vitrail.analysis.rollout import relevance, rollout
@@ -22,7 +22,7 @@ from vitrail.data.images import BadImage, decode
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Item, Source
 from vitrail.engine.evaluate import Reading, Say, to_stderr
-from vitrail.engine.judge import AUTOCAST
+from vitrail.engine.judge import in_precision
 from vitrail.engine.predict import find_inputs
 from vitrail.engine.progress import Show
 from vitrail.errors import ConfigError, DataError, nearest
@@ -58,16 +58,17 @@ class How:
                 f"{self.method} has no head {self.head}", "take the method attention, or leave the head out"
             )
 
+    @property
+    def one_head(self) -> int | None:
+        """The head, None where the mean of all is meant."""
+        return self.head if isinstance(self.head, int) else None
+
 
 Method = Callable[[Classifier, Tensor, Tensor, How, int], Tensor]  # model, images, targets, how, versions at one time
 
 
-def _attention(model: Classifier, images: Tensor, targets: Tensor, how: How, batch: int) -> Tensor:
-    return attention_map(model, images, how.layer, how.head if isinstance(how.head, int) else None)
-
-
 METHODS: dict[str, Method] = {
-    "attention": _attention,
+    "attention": lambda model, images, targets, how, batch: attention_map(model, images, how.layer, how.one_head),
     "rollout": lambda model, images, targets, how, batch: rollout(model, images),
     "gradient": lambda model, images, targets, how, batch: relevance(model, images, targets),
     "occlusion": lambda model, images, targets, how, batch: occlusion(model, images, targets=targets, batch=batch),
@@ -129,7 +130,7 @@ def explain(
     names = _names(keys)
     with Show("explaining", len(source), quiet=reading.quiet) as show:
         for number, (item, seen) in enumerate(inputs_of(classifier, source, bad)):
-            with precision_of(reading, seen.images.device):
+            with in_precision(reading.precision, seen.images.device):
                 found = _explained(classifier, item.key, seen, how, reading.batch)
             files = _write(out, names[item.key], found, seen.picture, how)
             rows.append({**found.row(), **files, "box": [round(each, 3) for each in found.box]})
@@ -141,12 +142,6 @@ def explain(
         say(f"bad      {len(bad):,} of {len(source):,} images could not be read; they are listed in {bad_list}")
     facts = {"method": how.method, "layer": how.layer, "head": how.head, "images": rows}
     replace_file(out / f"{how.method}.json", dump_json(facts))
-
-
-def precision_of(reading: Reading, device: torch.device) -> torch.autocast:
-    """The precision that was asked for, for what runs inside."""
-    kind = AUTOCAST.get(reading.precision)
-    return torch.autocast(device.type, kind, enabled=kind is not None)
 
 
 @dataclass(frozen=True)
@@ -202,14 +197,17 @@ def _explained(classifier: Classifier, key: str, seen: Seen, how: How, batch: in
         scores = classifier.probabilities(classifier(seen.images))[0]
     best = int(scores.argmax())
     target = best if how.target is None else classifier.classes.index(how.target)
-    heat = METHODS[how.method](classifier, seen.images, torch.tensor([target]), how, batch)
     size = seen.images.shape[2], seen.images.shape[3]
-    heads, heads_cell, cell = None, (1, 1), default_window(classifier.config, size)
+    maps, heads_cell, cell = None, (1, 1), default_window(classifier.config, size)
     if grids := classifier.attention_grids(size):
-        heads = head_maps(classifier, seen.images, how.layer)[0].float().cpu().numpy()
-        heads_cell = grids[how.layer].cell
+        maps, heads_cell = head_maps(classifier, seen.images, how.layer), grids[how.layer].cell  # (1, H, h, w)
     if how.method in NEEDS_ATTENTION:
         cell = heads_cell if how.method == "attention" else grids[0].cell
+    if how.method == "attention" and maps is not None:
+        heat = one_map(maps, how.one_head)  # the method itself would look once more
+    else:
+        heat = METHODS[how.method](classifier, seen.images, torch.tensor([target]), how, batch)
+    heads = None if maps is None else maps[0].float().cpu().numpy()
     return Explained(
         key=key,
         label=classifier.classes[best],

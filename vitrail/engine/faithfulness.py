@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,8 @@ from torch import Tensor
 from vitrail.analysis.faithfulness import BASELINE, Faithfulness, coarsest, compare
 from vitrail.data.policing import BadImages
 from vitrail.engine.evaluate import Reading, Say, to_stderr
-from vitrail.engine.explain import METHODS, NEEDS_ATTENTION, How, check_can, inputs_of, precision_of
+from vitrail.engine.explain import METHODS, NEEDS_ATTENTION, How, check_can, inputs_of
+from vitrail.engine.judge import in_precision
 from vitrail.engine.predict import find_inputs
 from vitrail.engine.progress import Show
 from vitrail.errors import DataError
@@ -72,7 +72,7 @@ def faithfulness(
     curves: dict[str, list[tuple[float, float]]] = {}
     with Show("judging methods", len(source), quiet=reading.quiet) as show:
         for number, (_, seen) in enumerate(inputs_of(classifier, source, bad)):
-            with precision_of(reading, seen.images.device):
+            with in_precision(reading.precision, seen.images.device):
                 found = _compared(classifier, seen.images, methods, how, steps, draws, reading.batch, seed=number)
             for name, each in found.items():
                 curves.setdefault(name, []).append((float(each.deletion_area), float(each.insertion_area)))
@@ -100,16 +100,8 @@ def _compared(
         targets = torch.tensor([classifier.classes.index(how.target)])
     heats = {name: METHODS[name](classifier, images, targets, how, batch) for name in methods}
     grid = coarsest(heats.values())
-    steps = min(steps, math.prod(grid))
-    asked: dict[str, Any] = {
-        "targets": targets,
-        "grid": grid,
-        "steps": steps,
-        "draws": draws,
-        "batch": batch,
-        "seed": seed,
-    }
-    return compare(classifier, images, heats, **asked)
+    asked = {"steps": min(steps, math.prod(grid)), "draws": draws, "batch": batch, "seed": seed}
+    return compare(classifier, images, heats, targets=targets, grid=grid, **asked)
 
 
 def _score(name: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> MethodScore:

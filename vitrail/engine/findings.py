@@ -16,7 +16,7 @@ from vitrail.engine.reporting.inspected import Finding, Positions
 LOCAL, GLOBAL = (
     0.5,
     0.75,
-)  # of the distance of uniform attention: below the one a head is local, from the other on global
+)  # of the distance of uniform attention: a head below the one is local, from the other on global
 TOO_FEW = "There are fewer than three layers in which places attend to places."
 NOT_SEEN = "No attention was looked at."
 NEAREST = 0.95  # of the patches must have their most similar position beside them

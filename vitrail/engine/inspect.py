@@ -34,9 +34,9 @@ from vitrail.data.loader import eval_batches
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, open_data
 from vitrail.engine.evaluate import Reading, Say, to_stderr
-from vitrail.engine.explain import make_folder, precision_of
+from vitrail.engine.explain import make_folder
 from vitrail.engine.findings import findings
-from vitrail.engine.judge import choose_split
+from vitrail.engine.judge import choose_split, in_precision
 from vitrail.engine.machine import cores, describe, keep_large_buffers, versions
 from vitrail.engine.progress import Show
 from vitrail.engine.reporting.inspected import Biases, Filters, Inspection, Positions, Sample
@@ -167,7 +167,7 @@ def _of_images(classifier: Classifier, data: Any, most: int, out: Path, reading:
     if has_attention:
         with Show("looking", len(source), quiet=reading.quiet) as show:
             for images, _ in _batches(classifier, source, reading, bad):
-                with precision_of(reading, images.device):
+                with in_precision(reading.precision, images.device):
                     statistics.add(images)
                 seen += len(images)
                 show.update(seen)
@@ -210,7 +210,7 @@ def _samples(classifier: Classifier, source: Source, reading: Reading, bad: BadI
     for images, keys in _batches(classifier, source, reading, bad):
         with torch.no_grad():
             scores = classifier.probabilities(classifier(images))
-        with precision_of(reading, images.device):
+        with in_precision(reading.precision, images.device):
             maps = {name: of(classifier, images).float().cpu().numpy() for name, of in methods.items()}
         reach = {name: reach_of(each.shape[1:], cells[name], size) for name, each in maps.items()}
         pictures = classifier.preprocessing.restored(images).cpu().numpy()

@@ -6,7 +6,6 @@ N images, K classes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,12 @@ from vitrail.tasks import metrics
 from vitrail.tasks.classification import Classifier
 
 AUTOCAST = {"bf16": torch.bfloat16, "bf16-weights": torch.bfloat16, "fp16": torch.float16}
+
+
+def in_precision(precision: str, device: torch.device) -> torch.autocast:
+    """The precision that was asked for, for what runs inside."""
+    kind = AUTOCAST.get(precision)
+    return torch.autocast(device.type, kind, enabled=kind is not None)
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,6 @@ def collect(
     device = next(classifier.parameters()).device
     was_training = classifier.training
     classifier.eval()
-    kind = AUTOCAST.get(precision)
     logits, targets, keys = [], [], []
     try:
         for some in eval_batches(source, classifier.preprocessing, batch=batch, workers=workers, bad=bad):
@@ -85,7 +89,7 @@ def collect(
             images = some.images.to(device)
             if corruption is not None:
                 images = corrupt(images, *corruption, samples=some.ids[:, 1])
-            with torch.autocast(device.type, kind) if kind is not None else nullcontext():
+            with in_precision(precision, device):
                 answers = classifier(classifier.preprocessing.normalise(images))
             logits.append(answers.float().cpu().numpy())
             targets.append(some.targets.cpu().numpy())

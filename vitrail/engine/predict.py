@@ -17,7 +17,7 @@ from vitrail.data.loader import eval_batches
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, open_data
 from vitrail.engine.evaluate import Reading, Say, to_stderr
-from vitrail.engine.judge import AUTOCAST, choose_split
+from vitrail.engine.judge import choose_split, in_precision
 from vitrail.engine.progress import Show
 from vitrail.errors import DataError, nearest
 from vitrail.tasks.classification import Classifier
@@ -117,14 +117,13 @@ def _answers(
 ) -> Iterator[tuple[list[str], torch.Tensor, torch.Tensor]]:
     device = next(classifier.parameters()).device
     bad = BadImages(reading.on_bad, reading.max_bad, bad_list, total=len(source))
-    kind = AUTOCAST.get(reading.precision)
     done = 0
     with Show("predicting", len(source), quiet=reading.quiet) as show:
         for batch in eval_batches(
             source, classifier.preprocessing, batch=reading.batch, workers=reading.workers, bad=bad, fast=fast
         ):
             images = classifier.preprocessing.normalise(batch.images.to(device))
-            with torch.autocast(device.type, kind, enabled=kind is not None):
+            with in_precision(reading.precision, device):
                 pooled = classifier.pool(classifier.forward_features(images))
                 logits = pooled if features else classifier.head(pooled)
             yield batch.keys, logits.float(), pooled
