@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.engine.looked_at import NAMES, QUIET, picture, shaken
 from tests.models.tiny import TINY
 from vitrail.analysis.attention import attention_map
 from vitrail.analysis.rollout import relevance, rollout
@@ -19,26 +20,8 @@ from vitrail.engine.evaluate import Reading
 from vitrail.engine.explain import METHODS, NEEDS_ATTENTION, How, explain
 from vitrail.engine.faithfulness import faithfulness
 from vitrail.errors import ConfigError, DataError, DiskError
-from vitrail.models import Config
 from vitrail.models.config import changed
-from vitrail.tasks.classification import Classifier, create_model
 from vitrail.weights.native import save_model
-
-QUIET = Reading(quiet=True, max_bad=1)
-NAMES = ("ant", "bee", "cat", "dog", "eel", "fly", "<b>gnu</b>")
-
-
-def shaken(config: Config = TINY["vit"]) -> Classifier:
-    model = create_model(config, classes=NAMES)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3, generator=generator)
-    return model.eval()
-
-
-def picture(height: int, width: int, seed: int = 0) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.engine.test_explain import QUIET, picture, shaken
+from tests.engine.looked_at import QUIET, picture, shaken
 from tests.models.tiny import TINY
 from vitrail.analysis.heads import HeadStatistics
 from vitrail.cli import run
