@@ -51,6 +51,7 @@ class HeadStatistics:
         self.images = 0
         self.size: tuple[int, int] | None = None
         self.sums: list[Tensor] = []  # of each layer (3, H): distance, entropy, prefix
+        self.lifts: list[Lift] = []
 
     def add(self, images: Tensor) -> Tensor:
         """Takes normalised images (B, C, H, W) in; returns their logits. Raises `ConfigError` for another size than before."""
@@ -59,10 +60,12 @@ class HeadStatistics:
         if self.size != size:
             fact = "images of {}x{} pixels after images of {}x{}".format(*size, *self.size)
             raise ConfigError(fact, "use other statistics for each size")
-        lifts = [Lift(grid, images.device) for grid in self.model.attention_grids(size)]
+        self.lifts = self.lifts or [Lift(grid, images.device) for grid in self.model.attention_grids(size)]
         seen: list[Tensor] = []
         with at_rest(self.model):
-            logits = self.model.forward_looking(images, lambda look: seen.append(self._sums(look, lifts[len(seen)])))
+            logits = self.model.forward_looking(
+                images, lambda look: seen.append(self._sums(look, self.lifts[len(seen)]))
+            )
         self.sums = [sum + new for sum, new in zip(self.sums, seen)] if self.sums else seen
         self.images += len(images)
         return logits
@@ -89,10 +92,9 @@ class HeadStatistics:
         if self.size is None:
             raise ConfigError("no image was looked at", "give images to add(images) first")
         means = [(sums / self.images).float().cpu() for sums in self.sums]
-        grids = self.model.attention_grids(self.size)
         return [
-            HeadFigures(distance=mean[0], uniform=uniform_distance(grid), entropy=mean[1], prefix=mean[2])
-            for mean, grid in zip(means, grids, strict=True)
+            HeadFigures(distance=mean[0], uniform=uniform_distance(lift.grid), entropy=mean[1], prefix=mean[2])
+            for mean, lift in zip(means, self.lifts, strict=True)
         ]
 
 
