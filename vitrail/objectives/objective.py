@@ -1,0 +1,73 @@
+"""What all objectives share: what is trained beside the encoder, and what chance decides for a batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.models import Backbone
+
+
+class Objective(nn.Module):
+    """A loss that owns what it trains. Its forward is the training step; ``encoder`` is what is saved for use.
+
+    The first ``views`` inputs of `forward` are normalised images (B, C, H, W), that many augmentations of the same ones; then
+    come the tensors of `draw`, and whatever else the objective says. Every input has the images along its first axis.
+
+    Args:
+        encoder: a backbone.
+
+    Raises:
+        ConfigError: the architecture cannot carry the objective; names those that can.
+    """
+
+    views: ClassVar[int] = 1
+    carried_by: ClassVar[Collection[str] | None] = None  # architectures that can; None is all
+
+    def __init__(self, encoder: Backbone) -> None:
+        super().__init__()
+        config = encoder.config
+        if self.carried_by is not None and config.architecture not in self.carried_by:
+            raise ConfigError(
+                f"{config.about} cannot carry the objective {type(self).__name__}",
+                f"take an architecture that can: {', '.join(self.carried_by)}",
+            )
+        self.encoder = encoder
+
+    @abstractmethod
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss of the batch in fp32, and what was measured on the way, detached scalars by name."""
+
+    def draw(self, ids: NDArray[np.int64], size: tuple[int, int], seed: int) -> tuple[Tensor, ...]:
+        """What chance decides for images of ``size`` (height, width) with these ids (B, 3): masks and noise, on the CPU.
+
+        A function of each image's id and the seed, whatever else is in the batch.
+        """
+        return ()
+
+    def show(self, *inputs: Tensor) -> dict[str, Tensor]:
+        """Pictures (B, C, H, W) of what the objective sees and answers, by name, normalised as its inputs are; for the report."""
+        return {}
+
+    def after_step(self, share: float) -> None:
+        """What follows an update of the weights; ``share`` of the run is done."""
+
+    def layers(self) -> list[dict[str, nn.Parameter]]:
+        """All parameters by depth, as `Backbone.layers` has them; those of the objective itself stand with the last."""
+        groups = [{f"encoder.{name}": each for name, each in layer.items()} for layer in self.encoder.layers()]
+        groups[-1] |= self._own()
+        return groups
+
+    def no_decay(self) -> set[str]:
+        """Names of all that is no kernel."""
+        own = {name for name, each in self._own().items() if each.ndim == 1 or not name.endswith(".weight")}
+        return {f"encoder.{name}" for name in self.encoder.no_decay()} | own
+
+    def _own(self) -> dict[str, nn.Parameter]:
+        return {name: each for name, each in self.named_parameters() if not name.startswith("encoder.")}
