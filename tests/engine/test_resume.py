@@ -49,7 +49,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     first, second = load_newest(one / "checkpoints"), load_newest(other / "checkpoints")
     assert first.step == second.step == STEPS
     assert first.state == second.state
-    assert first.tensors.keys() == second.tensors.keys() == {"model", "optimiser", "average"}
+    assert first.tensors.keys() == second.tensors.keys() == {"objective", "optimiser", "average"}
     for group, named in first.tensors.items():
         assert named.keys() == second.tensors[group].keys()
         assert all(torch.equal(tensor, second.tensors[group][name]) for name, tensor in named.items()), group

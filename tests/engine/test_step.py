@@ -14,7 +14,7 @@ from vitrail.engine.checkpoint import Checkpoint
 from vitrail.engine.prepare import prepare
 from vitrail.engine.request import request
 from vitrail.engine.rundir import RunFolder
-from vitrail.engine.step import backward, inputs, take_step
+from vitrail.engine.step import backward, take_step
 from vitrail.engine.training import Training, restore, snapshot
 from vitrail.errors import DivergedError
 
@@ -39,16 +39,15 @@ def training(folder: Path, *settings: str, recipe: str = "small-data") -> Traini
     found = prepare(run, place, say=lambda line: None).training
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():  # a zero head would hide what the layers before it do
-        for parameter in found.classifier.parameters():
+        for parameter in found.objective.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
     return found
 
 
 def gradients(found: Training, micro: int) -> dict[str, torch.Tensor]:
     found.run = replace(found.run, data=replace(found.run.data, micro_batch=micro))
-    images, targets = inputs(found, next(found.batches(0, 1)))
-    backward(found, images, targets)
-    return {name: p.grad.clone() for name, p in found.classifier.named_parameters() if p.grad is not None}
+    backward(found, found.feed(next(found.batches(0, 1))))
+    return {name: p.grad.clone() for name, p in found.objective.named_parameters() if p.grad is not None}
 
 
 def assert_equal_to(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float) -> None:
@@ -68,7 +67,7 @@ def test_four_micro_steps_give_the_gradient_of_the_whole_batch(tmp_path) -> None
 def test_the_t4_recipe_accumulates_the_gradient_of_128_images(tmp_path) -> None:
     found = training(tmp_path, "compute.precision=fp32", recipe="t4")
     assert found.run.accumulate == 4
-    assert found.classifier.config.image_size == (224, 224)
+    assert found.objective.encoder.config.image_size == (224, 224)
     assert_equal_to(gradients(found, 128), gradients(found, 32), 1e-6)
 
 
@@ -76,11 +75,11 @@ def test_a_loss_that_is_not_finite_is_not_applied_and_its_batch_is_named(tmp_pat
     found = training(tmp_path, SMALL, "model.name=vit-ti16")
     batch = next(found.batches(0, 1))
     with torch.no_grad():
-        next(iter(found.classifier.backbone.layers()[-1].values())).fill_(float("nan"))
-    before = {name: tensor.clone() for name, tensor in found.classifier.state_dict().items()}
+        next(iter(found.objective.encoder.layers()[-1].values())).fill_(float("nan"))
+    before = {name: tensor.clone() for name, tensor in found.objective.state_dict().items()}
     with pytest.raises(DivergedError, match="not applied"):
         take_step(found, batch)
-    for name, tensor in found.classifier.state_dict().items():
+    for name, tensor in found.objective.state_dict().items():
         assert torch.equal(tensor.nan_to_num(7.0), before[name].nan_to_num(7.0))
     facts = json.loads((tmp_path / "diverged.json").read_text())
     assert (facts["step"], facts["keys"]) == (0, list(batch.keys))
@@ -92,7 +91,7 @@ def test_every_precision_learns_and_keeps_fp32_weights(tmp_path, precision: str)
     batch = next(found.batches(0, 1))
     losses = [take_step(found, batch) for _ in range(4)]
     assert losses[-1] < losses[0]
-    assert {parameter.dtype for parameter in found.classifier.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in found.objective.parameters()} == {torch.float32}
 
 
 def test_a_snapshot_put_back_undoes_steps_to_the_bit(tmp_path) -> None:
@@ -153,21 +152,21 @@ def test_an_overflow_in_one_part_of_fp16_moves_no_weight_and_halves_the_scale(tm
     found = training(tmp_path, SMALL, "compute.precision=fp32", "model.name=vit-ti16")  # Muon and AdamW, a part each
     found.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     batches = found.batches(0, 2)
-    before = {name: tensor.clone() for name, tensor in found.classifier.state_dict().items()}
-    overflow = found.classifier.backbone.get_parameter(name).register_hook(lambda gradient: gradient * float("inf"))
+    before = {name: tensor.clone() for name, tensor in found.objective.state_dict().items()}
+    overflow = found.objective.encoder.get_parameter(name).register_hook(lambda gradient: gradient * float("inf"))
     take_step(found, next(batches))
     assert found.scaler.get_scale() == 2.0**9
-    assert all(torch.equal(tensor, before[name]) for name, tensor in found.classifier.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in found.objective.state_dict().items())
     overflow.remove()
     take_step(found, next(batches))
-    moved = found.classifier.state_dict()
+    moved = found.objective.state_dict()
     assert all(tensor.isfinite().all() for tensor in moved.values())
     assert any(not torch.equal(tensor, before[name]) for name, tensor in moved.items())
 
 
 def test_with_all_but_the_head_frozen_muon_has_nothing_to_do(tmp_path) -> None:
     found = training(tmp_path, SMALL, "model.name=vit-ti16", "model.head_only=true")
-    before = {name: tensor.clone() for name, tensor in found.classifier.backbone.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in found.objective.encoder.state_dict().items()}
     take_step(found, next(found.batches(0, 1)))
-    after = found.classifier.backbone.state_dict()
+    after = found.objective.encoder.state_dict()
     assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}

@@ -32,7 +32,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(("name", "function"), [("softmax", softmax_loss), ("sigmoid", sigmoid_loss)])
 def test_the_loss_is_that_of_the_logits_and_its_gradient_reaches_every_parameter(model, batch, name, function):
     images, targets = batch
-    loss, measured = Supervised(model, loss=name)(images, targets)
+    loss, measured = Supervised(model.backbone, loss=name)(images, targets)
     logits = model(images)
     torch.testing.assert_close(loss, function(logits, targets))
     assert measured["top1"] == (logits.argmax(1) == targets).float().mean()
@@ -41,16 +41,18 @@ def test_the_loss_is_that_of_the_logits_and_its_gradient_reaches_every_parameter
     assert not measured["top1"].requires_grad
 
 
-def test_a_backbone_does_as_well_as_a_classifier_and_is_what_is_kept(model, batch):
+def test_the_backbone_is_what_is_kept_and_all_that_is_trained(model):
     objective = Supervised(model.backbone)
     assert objective.encoder is model.backbone
-    torch.testing.assert_close(objective(*batch)[0], Supervised(model)(*batch)[0])
+    names = [name for layer in objective.layers() for name in layer]
+    assert sorted(names) == sorted(name for name, _ in objective.named_parameters())
+    assert objective.no_decay() == {f"encoder.{name}" for name in model.backbone.no_decay()}
 
 
 def test_binarise_is_handed_on(model, batch):
     images, _ = batch
     mixed = torch.tensor([[0.6, 0.4, 0, 0, 0]] * 6)
-    loss, _ = Supervised(model, loss="sigmoid", binarise=True)(images, mixed)
+    loss, _ = Supervised(model.backbone, loss="sigmoid", binarise=True)(images, mixed)
     torch.testing.assert_close(loss, sigmoid_loss(model(images), mixed.ceil()))
 
 
@@ -63,6 +65,6 @@ def test_top1_takes_any_of_the_largest_of_a_soft_target():
 
 def test_an_unknown_loss_names_the_nearest(model):
     with pytest.raises(ConfigError, match="did you mean 'softmax'"):
-        Supervised(model, loss="soft-max")
+        Supervised(model.backbone, loss="soft-max")
     with pytest.raises(ConfigError, match="belongs to the loss 'sigmoid'"):
-        Supervised(model, binarise=True)
+        Supervised(model.backbone, binarise=True)

@@ -65,5 +65,5 @@ def measure_step(training: Training, *, seconds: float = 5.0) -> float:
 def measure_evaluation(training: Training) -> float:
     """Seconds that one evaluation during training takes."""
     started = time.perf_counter()
-    training.evaluate(training.classifier, lambda: False)
+    training.evaluate(lambda: False)
     return time.perf_counter() - started

@@ -17,7 +17,6 @@ from vitrail.engine.progress import duration
 from vitrail.engine.run import Run
 from vitrail.engine.rundir import RunFolder
 from vitrail.engine.settings import plain
-from vitrail.engine.step import inputs
 from vitrail.engine.training import Training
 from vitrail.models import cost_of
 
@@ -31,15 +30,19 @@ def dry_run(run: Run, *, data: Any = None) -> str:
             lines: list[str] = []
             prepared = prepare(run, folder, data=data, say=lines.append)
             training = prepared.training
+            cost = cost_of(prepared.classifier.config)
+            model = f"model    {cost.parameters:,} parameters, {cost.multiply_adds / 1e9:.3f} G multiply-adds an image"
             fix_length(training, lines.append)
             fix_evaluations(training)
-            return "\n".join([*lines, *_measured(training), "", yaml.safe_dump(plain(training.run), sort_keys=False)])
+            return "\n".join(
+                [*lines, *_measured(training, model), "", yaml.safe_dump(plain(training.run), sort_keys=False)]
+            )
         finally:
             folder.close()
 
 
-def _measured(training: Training) -> list[str]:
-    run, cost = training.run, cost_of(training.classifier.config)
+def _measured(training: Training, model: str) -> list[str]:
+    run = training.run
     step = measure_step(training)
     waiting = _seconds_for_data(training)
     evaluation = measure_evaluation(training)
@@ -48,7 +51,7 @@ def _measured(training: Training) -> list[str]:
     largest = _largest_batch(training)
     return [
         f"machine  {describe()}",
-        f"model    {cost.parameters:,} parameters, {cost.multiply_adds / 1e9:.3f} G multiply-adds an image",
+        model,
         f"length   {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs",
         f"speed    {step * 1000:.1f} ms a step, {run.data.batch / step:.0f} images/s",
         f"takes    about {duration(total)}, {run.save.evaluations} evaluations of {duration(evaluation)} included",
@@ -74,16 +77,16 @@ def _largest_batch(training: Training) -> str:
     if training.device.type != "cuda":
         return f"{training.run.data.micro_batch} (by the memory rule for a CPU)"
     batches = training.batches(0, training.steps)
-    images, targets = inputs(training, next(batches))
+    inputs = training.as_worked(training.feed(next(batches).to(training.device)))
     batches.close()
-    size = fits = training.run.data.micro_batch or len(images)  # it ran when the step was measured
-    kind = next(training.working.parameters()).dtype
+    images = len(inputs[0])
+    size = fits = training.run.data.micro_batch or images  # it ran when the step was measured
     while size < 1 << 16:
         size *= 2
-        rows = torch.arange(size, device=images.device) % len(images)
+        rows = torch.arange(size, device=training.device) % images
         try:
             with training.autocast:
-                training.working(images[rows].to(kind), targets[rows])[0].backward()
+                training.working(*(each[rows] for each in inputs))[0].backward()
             fits = size
         except torch.OutOfMemoryError:
             break

@@ -50,10 +50,11 @@ def record_split(folder: RunFolder, splits: Splits) -> None:
 
 
 def finish(
-    training: Training, prepared: Prepared, *, command: str, seconds: float, quiet: bool, say: Callable[[str], None]
+    prepared: Prepared, *, command: str, seconds: float, quiet: bool, say: Callable[[str], None]
 ) -> tuple[Path, dict[str, float]]:
     """Writes ``model/``, ``report.html`` and ``card.md``; returns the report's path and the final figures."""
-    folder, classifier, splits = training.folder, training.classifier, prepared.splits
+    training = prepared.training
+    folder, classifier, splits = training.folder, prepared.classifier, prepared.splits
     faults.hit("run.before_model")
     with averaged(training):
         split, source = choose_split(splits)
@@ -71,9 +72,9 @@ def finish(
         save_model(folder.model, classifier, metrics=judgement.figures, provenance=provenance(training, splits))
         faults.hit("run.after_model")
         pictures = mistakes(classifier, source, judgement)
-    facts = report_facts(training, prepared, judgement, pictures, command, seconds)
+    facts = report_facts(prepared, judgement, pictures, command, seconds)
     report = write_report(folder.path, facts)
-    write_card(folder.path, card_facts(training, splits, judgement))
+    write_card(folder.path, card_facts(prepared, judgement))
     faults.hit("run.before_finished")
     folder.write_status("finished", steps=training.steps, seconds=round(seconds, 1), figures=judgement.figures)
     name, value = next(iter(judgement.figures.items()))
@@ -141,7 +142,6 @@ def last_attention(classifier: Classifier, picture: np.ndarray) -> tuple[np.ndar
 
 
 def report_facts(
-    training: Training,
     prepared: Prepared,
     judgement: Judgement,
     pictures: tuple[Mistake, ...],
@@ -149,7 +149,8 @@ def report_facts(
     seconds: float,
 ) -> ReportFacts:
     """All that the report says, gathered."""
-    run, splits, config = training.run, prepared.splits, training.classifier.config
+    training = prepared.training
+    run, splits, config = training.run, prepared.splits, prepared.classifier.config
     parts = parts_of(splits)
     cost = cost_of(config)
     laps = [lap for lap in training.folder.timing() if "images_per_second" in lap]
@@ -200,9 +201,10 @@ def model_name(training: Training) -> str:
     return model.name or (Path(model.init).stem if model.init else "vit")
 
 
-def card_facts(training: Training, splits: Splits, judgement: Judgement) -> CardFacts:
+def card_facts(prepared: Prepared, judgement: Judgement) -> CardFacts:
     """All that the model card says."""
-    run, config = training.run, training.classifier.config
+    training, splits, config = prepared.training, prepared.splits, prepared.classifier.config
+    run = training.run
     cost = cost_of(config)
     return CardFacts(
         title=training.folder.path.name,
@@ -217,7 +219,7 @@ def card_facts(training: Training, splits: Splits, judgement: Judgement) -> Card
         images={name: len(part) for name, part in parts_of(splits).items()},
         split=judgement.split,
         figures=judgement.figures,
-        preprocessing=training.classifier.preprocessing.to_dict(),
+        preprocessing=prepared.classifier.preprocessing.to_dict(),
         recipe=run.recipe,
         recipe_settings=plain(run.optim) | plain(run.schedule),
         base=run.model.init or "",

@@ -35,7 +35,6 @@ def fit(training: Training, stop: StopRequests, show: Show) -> None:
             batch = next(batches)
         loss = take_step(training, batch)
         clock.count(len(batch.keys))
-        progress.loss_sum, progress.loss_count = progress.loss_sum + loss, progress.loss_count + 1
         if progress.step % (run.save.log_every or 1) == 0 or progress.step == training.steps:
             _log(training, clock)
         show.update(progress.step, loss=loss, **clock.figures())
@@ -47,15 +46,15 @@ def fit(training: Training, stop: StopRequests, show: Show) -> None:
 
 def _due(training: Training) -> bool:
     progress = training.progress
-    wanted = progress.step and (progress.step % training.evaluate_every == 0 or progress.step == training.steps)
-    return bool(wanted) and progress.evaluated < progress.step
+    wanted = progress.step % training.evaluate_every == 0 or progress.step == training.steps
+    return wanted and (progress.step > 0 or training.evaluate_first) and progress.evaluated < progress.step
 
 
 def _evaluate(training: Training, stop: StopRequests, show: Show) -> None:
     """Judges the weights as they would be used; leaves no trace if a stop is asked meanwhile."""
     started = time.perf_counter()
     with averaged(training):
-        figures = training.evaluate(training.classifier, lambda: stop.asked is not None)
+        figures = training.evaluate(lambda: stop.asked is not None)
     if figures is None:
         return
     progress = training.progress
@@ -73,10 +72,9 @@ def _log(training: Training, clock: _Clock) -> None:
         "step": progress.step,
         "epoch": round(progress.step / training.steps_an_epoch, 4),
         "images": progress.images,
-        "loss": progress.loss_sum / progress.loss_count,
+        **progress.means(),
         "lr": learning_rate(run.schedule, run.optim.lr, progress.step - 1, training.steps),
     }
-    progress.loss_sum, progress.loss_count = 0.0, 0
     progress.metrics_bytes = training.folder.write_metrics(record)
     training.folder.write_timing({"step": progress.step, **clock.lap()})
 

@@ -16,6 +16,7 @@ from vitrail.data.memory import keep_decoded
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, Splits, open_data
 from vitrail.engine.choices import choose_model, find_device, len_in_steps, settle, without_foreign_changes
+from vitrail.engine.feed import Feed, labelled
 from vitrail.engine.judge import quick_figures
 from vitrail.engine.machine import keep_large_buffers
 from vitrail.engine.optim import Average, Optimiser, trainable
@@ -24,6 +25,7 @@ from vitrail.engine.rundir import RunFolder
 from vitrail.engine.training import Training
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import configure
+from vitrail.objectives.objective import Objective
 from vitrail.objectives.supervised import Supervised
 from vitrail.tasks.classification import Classifier, create_model
 from vitrail.weights.find import find
@@ -37,6 +39,7 @@ class Prepared:
     """A training ready for its next step, and the data it stands on."""
 
     training: Training
+    classifier: Classifier
     splits: Splits
     bad: BadImages
 
@@ -70,7 +73,24 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     classifier.preprocessing = classifier.preprocessing.stated(**run.model.preprocessing)
     run = settle(run, classifier, train, device, say)
     torch.set_num_threads(run.compute.threads or 1)
-    return Prepared(assemble(run, classifier, splits, folder, device, bad, transform, say), splits, bad)
+    preprocessing = classifier.preprocessing
+    objective = Supervised(classifier.backbone, run.objective.loss or "softmax", binarise=run.objective.binarise)
+
+    def judge(stopped: Callable[[], bool]) -> dict[str, float] | None:
+        return quick_figures(classifier, splits.val, run, bad=bad, stopped=stopped) if splits.val is not None else {}
+
+    cropped = train.kind == "files" or transform is not None
+    training = assemble(
+        run,
+        objective,
+        labelled(run, preprocessing, len(classifier.classes), cropped=cropped),
+        batches=training_batches(run, train, preprocessing, device, bad, transform),
+        evaluate=judge,
+        images=len(train),
+        folder=folder,
+        device=device,
+    )
+    return Prepared(training, classifier, splits, bad)
 
 
 def check_model(run: Run, say: Say) -> Run:
@@ -166,55 +186,63 @@ def build(run: Run, train: Source, start: Classifier | None, say: Say) -> tuple[
     )
 
 
-def assemble(
+def training_batches(
     run: Run,
-    classifier: Classifier,
-    splits: Splits,
-    folder: RunFolder,
+    train: Source,
+    preprocessing: Preprocessing,
     device: torch.device,
     bad: BadImages,
     transform: Transform | None,
-    say: Say,
-) -> Training:
-    """The `Training` of a settled run."""
-    train = check_data(splits)
-    parameters = trainable(classifier.backbone, head_only=run.model.head_only)
-    size, files = classifier.preprocessing.size, train.kind == "files"
+) -> Callable[[int, int], Generator[Batch, None, None]]:
+    """From the first step and the last to the batches between them."""
 
     def batches(start: int, stop: int) -> Generator[Batch, None, None]:
         return train_batches(
             train,
             policy=run.augment,
-            size=size,
+            size=preprocessing.size,
             batch=run.data.batch,
             seed=run.seed,
             start=start,
             stop=stop,
             workers=run.data.workers or 0,
             repeats=run.data.repeats,
-            channels=classifier.config.in_channels,
+            channels=preprocessing.channels,
             transform=transform,
             bad=bad,
             device=device,
         )
 
-    def judge(model: Classifier, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        return quick_figures(model, splits.val, run, bad=bad, stopped=stopped) if splits.val is not None else {}
+    return batches
 
-    steps = len_in_steps(run, len(train))
+
+def assemble(
+    run: Run,
+    objective: Objective,
+    feed: Feed,
+    *,
+    batches: Callable[[int, int], Generator[Batch, None, None]],
+    evaluate: Callable[[Callable[[], bool]], dict[str, float] | None],
+    images: int,
+    folder: RunFolder,
+    device: torch.device,
+    evaluate_first: bool = False,
+) -> Training:
+    """The `Training` of a settled run on so many ``images``."""
+    parameters = trainable(objective, head_only=run.model.head_only)
     return Training(
         run=run,
-        steps=steps or 1_000_000,
-        steps_an_epoch=len(train) / run.data.batch,
-        classifier=classifier,
-        objective=Supervised(classifier.backbone, run.objective.loss or "softmax", binarise=run.objective.binarise),
-        optimiser=Optimiser(classifier.backbone, run.optim, parameters),
+        steps=len_in_steps(run, images) or 1_000_000,
+        steps_an_epoch=images / run.data.batch,
+        objective=objective,
+        feed=feed,
+        optimiser=Optimiser(objective, run.optim, parameters),
         average=Average(parameters, run.optim.ema) if run.optim.ema else None,
         batches=batches,
-        evaluate=judge,
+        evaluate=evaluate,
         folder=folder,
         device=device,
         evaluate_every=1,
-        cropped=files or transform is not None,
+        evaluate_first=evaluate_first,
         scaler=torch.amp.GradScaler(device.type) if run.compute.precision == "fp16" else None,
     )

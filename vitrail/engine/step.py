@@ -9,11 +9,9 @@ import math
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitrail.data.augment import augment
 from vitrail.data.loader import Batch
-from vitrail.data.mixing import mix, smooth
 from vitrail.engine.optim import learning_rate
 from vitrail.engine.run import largest_divisor
 from vitrail.engine.training import Training
@@ -24,10 +22,11 @@ from vitrail.files import dump_json, replace_file
 def take_step(training: Training, batch: Batch) -> float:
     """One update from one batch; returns its loss. Progress is counted, the average follows."""
     run, progress = training.run, training.progress
-    images, targets = inputs(training, batch)  # (B, C, h, w) fp32, (B,) or (B, K)
+    inputs = training.feed(batch.to(training.device))
     rate = learning_rate(run.schedule, run.optim.lr, progress.step, training.steps)
     training.optimiser.set_rate(rate)
-    loss = float(backward(training, images, targets))
+    measured = backward(training, inputs)
+    loss = float(measured.pop("loss"))
     scaler = training.scaler
     if scaler is not None:
         for part in training.optimiser.parts:
@@ -42,41 +41,26 @@ def take_step(training: Training, batch: Batch) -> float:
         for part in training.optimiser.parts if math.isfinite(norm) else ():
             scaler.step(part)
         scaler.update()
-    training.refresh_working()
     if training.average is not None:
         training.average.update(training.optimiser.parameters, progress.step)
     progress.step += 1
-    progress.images += len(batch.keys)
+    progress.images += len(inputs[0])
+    training.objective.after_step(progress.step / training.steps)
+    training.refresh_working()
+    progress.add({"loss": loss, **{name: float(value) for name, value in measured.items()}})
     return loss
 
 
-def inputs(training: Training, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The batch as the network sees it: augmented, normalised, mixed, its targets softened where the run asks."""
-    run, classifier = training.run, training.classifier
-    policy, size = run.augment, classifier.preprocessing.size
-    batch = batch.to(training.device)
-    images = augment(batch.images, batch.ids, policy, size=size, seed=run.seed, cropped=training.cropped)
-    images = classifier.preprocessing.normalise(images)
-    targets = batch.targets
-    if targets.ndim == 1 and (policy.mixes or policy.smoothing):
-        targets = nn.functional.one_hot(targets, len(classifier.classes)).float()
-    if policy.smoothing:
-        targets = smooth(targets, policy.smoothing)
-    if policy.mixes:
-        images, targets = mix(images, targets, batch.ids, policy, seed=run.seed)
-    return images, targets
-
-
-def backward(training: Training, images: Tensor, targets: Tensor) -> Tensor:
-    """Accumulates the gradient of the batch's mean loss over micro-steps; returns that loss.
+def backward(training: Training, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Accumulates the gradient of the batch's mean loss over micro-steps; returns that ``loss`` and what was measured.
 
     Each micro-step seeds torch's generator from (seed, step, micro-step), so dropout and drop path need no saved state.
     Out of memory takes the next smaller divisor of the batch, at most half, and starts the batch again.
     """
-    micro = training.run.data.micro_batch or len(images)
+    micro = training.run.data.micro_batch or len(inputs[0])
     while True:
         try:
-            return _backward(training, images, targets, micro)
+            return _backward(training, inputs, micro)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error) or micro == 1:
                 raise
@@ -84,21 +68,25 @@ def backward(training: Training, images: Tensor, targets: Tensor) -> Tensor:
         _shrink(training, micro)
 
 
-def _backward(training: Training, images: Tensor, targets: Tensor, micro: int) -> Tensor:
+def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dict[str, Tensor]:
     training.optimiser.zero_grad()
     training.working.zero_grad(set_to_none=True)  # what is left of a try that ran out of memory
-    total = torch.zeros((), device=images.device)
-    for count, (some, answers) in enumerate(zip(images.split(micro), targets.split(micro))):
+    images = len(inputs[0])
+    totals: dict[str, Tensor] = {}
+    for count, some in enumerate(zip(*(each.split(micro) for each in inputs))):
         torch.manual_seed(_mixed(training.run.seed, training.progress.step, count))
         with training.autocast:
-            if training.working is not training.objective:
-                some = some.to(torch.bfloat16)
-            loss, _ = training.step_module(some, answers)
-        loss = loss * (len(some) / len(images))
-        (loss if training.scaler is None else training.scaler.scale(loss)).backward()
-        total += loss.detach()
+            loss, measured = training.step_module(*training.as_worked(some))
+        share = len(some[0]) / images
+        scaled(training, loss * share).backward()
+        for name, value in {"loss": loss, **measured}.items():
+            totals[name] = totals.get(name, 0) + value.detach() * share
         _collect_gradients(training)
-    return total
+    return totals
+
+
+def scaled(training: Training, loss: Tensor) -> Tensor:
+    return loss if training.scaler is None else training.scaler.scale(loss)
 
 
 def _mixed(seed: int, step: int, micro: int, rank: int = 0) -> int:

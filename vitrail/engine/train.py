@@ -147,7 +147,7 @@ def _train(
     with Show("training", training.steps, quiet=quiet) as show:
         fit(training, stop, show)
     seconds = time.perf_counter() - started
-    report, figures = finish(training, prepared, command=command, seconds=seconds, quiet=quiet, say=say)
+    report, figures = finish(prepared, command=command, seconds=seconds, quiet=quiet, say=say)
     return Result(folder.path, report, figures)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from vitrail.data.loader import Batch
 from vitrail.engine.checkpoint import Checkpoint
+from vitrail.engine.feed import Feed
 from vitrail.engine.optim import Average, Optimiser
 from vitrail.engine.run import Run
 from vitrail.engine.rundir import RunFolder
-from vitrail.objectives.supervised import Supervised
-from vitrail.tasks.classification import Classifier
+from vitrail.objectives.objective import Objective
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -28,10 +28,21 @@ class Progress:
 
     step: int = 0
     images: int = 0
-    loss_sum: float = 0.0  # since the last line of metrics.jsonl
-    loss_count: int = 0
+    sums: dict[str, float] = field(default_factory=dict)  # of what was measured since the last line of metrics.jsonl
+    count: int = 0
     evaluated: int = -1  # the last step that was evaluated
     metrics_bytes: int = 0
+
+    def add(self, measured: Mapping[str, float]) -> None:
+        """Counts what one step measured."""
+        self.sums = {name: self.sums.get(name, 0.0) + value for name, value in measured.items()}
+        self.count += 1
+
+    def means(self) -> dict[str, float]:
+        """The means over the steps since they were last asked for."""
+        means = {name: total / self.count for name, total in self.sums.items()}
+        self.sums, self.count = {}, 0
+        return means
 
 
 @dataclass
@@ -41,16 +52,16 @@ class Training:
     run: Run  # every automatic choice is made
     steps: int
     steps_an_epoch: float
-    classifier: Classifier
-    objective: Supervised
+    objective: Objective
+    feed: Feed
     optimiser: Optimiser
     average: Average | None
     batches: Callable[[int, int], Generator[Batch, None, None]]  # (start, stop) -> the batches of those steps
-    evaluate: Callable[[Classifier, Callable[[], bool]], dict[str, float] | None]
+    evaluate: Callable[[Callable[[], bool]], dict[str, float] | None]  # None if it was told to stop
     folder: RunFolder
     device: torch.device
     evaluate_every: int
-    cropped: bool  # the loader has cropped and scaled already
+    evaluate_first: bool = False  # before the first step too
     scaler: torch.amp.GradScaler | None = None
     progress: Progress = field(default_factory=Progress)
 
@@ -65,6 +76,13 @@ class Training:
         kind = AUTOCAST.get(self.run.compute.precision or "fp32")
         return torch.autocast(self.device.type, kind) if kind is not None else nullcontext()
 
+    def as_worked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The inputs of a micro-step, with the images in the type that the working copy computes in."""
+        if self.working is self.objective:
+            return inputs
+        views = self.objective.views
+        return *(each.to(torch.bfloat16) for each in inputs[:views]), *inputs[views:]
+
     @torch.no_grad()
     def refresh_working(self) -> None:
         """Brings the working copy up to the weights."""
@@ -73,7 +91,7 @@ class Training:
 
 
 class averaged:
-    """While entered, the classifier holds the averaged weights (where the run averages)."""
+    """While entered, the objective holds the averaged weights (where the run averages)."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -96,7 +114,7 @@ class averaged:
 
 def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Copies of all that a checkpoint holds: groups of named tensors, and the plain state."""
-    groups = {"model": training.classifier.backbone.state_dict(), "optimiser": training.optimiser.tensors()}
+    groups = {"objective": training.objective.state_dict(), "optimiser": training.optimiser.tensors()}
     if training.average is not None:
         groups["average"] = training.average.tensors
     tensors = {
@@ -109,7 +127,7 @@ def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str
 
 def restore(training: Training, saved: Checkpoint) -> None:
     """Puts ``training`` where the checkpoint was taken."""
-    training.classifier.backbone.load_state_dict(saved.tensors["model"])
+    training.objective.load_state_dict(saved.tensors["objective"])
     training.optimiser.load_tensors(saved.tensors["optimiser"])
     if training.average is not None:
         for name, tensor in saved.tensors["average"].items():

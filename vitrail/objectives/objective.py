@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +17,8 @@ class Objective(nn.Module):
     """A loss that owns what it trains. Its forward is the training step; ``encoder`` is what is saved for use.
 
     The first ``views`` inputs of `forward` are normalised images (B, C, H, W), that many augmentations of the same ones; then
-    come the tensors of `draw`, and whatever else the objective says. Every input has the images along its first axis.
+    come the tensors of `draw`, and whatever else the objective says. Every input has the images along its first axis. It gives
+    the mean loss of the batch in fp32, and what was measured on the way: detached scalars by name.
 
     Args:
         encoder: a backbone.
@@ -28,6 +28,7 @@ class Objective(nn.Module):
     """
 
     views: ClassVar[int] = 1
+    forward: Callable[..., tuple[Tensor, dict[str, Tensor]]]
     carried_by: ClassVar[Collection[str] | None] = None  # architectures that can; None is all
 
     def __init__(self, encoder: Backbone) -> None:
@@ -39,10 +40,6 @@ class Objective(nn.Module):
                 f"take an architecture that can: {', '.join(self.carried_by)}",
             )
         self.encoder = encoder
-
-    @abstractmethod
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of the batch in fp32, and what was measured on the way, detached scalars by name."""
 
     def draw(self, ids: NDArray[np.int64], size: tuple[int, int], seed: int) -> tuple[Tensor, ...]:
         """What chance decides for images of ``size`` (height, width) with these ids (B, 3): masks and noise, on the CPU.

@@ -8,19 +8,21 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.errors import ConfigError, nearest
+from vitrail.models import Backbone
+from vitrail.objectives.objective import Objective
 from vitrail.tasks.classification import sigmoid_loss, softmax_loss
 
 LOSSES = ("softmax", "sigmoid")
 
 
-class Supervised(nn.Module):
+class Supervised(Objective):
     """The loss of a classifier's logits; its forward is the training step.
 
     Args:
-        encoder: a backbone or a classifier: what is trained, and saved for use.
+        encoder: a backbone: what is trained, and saved for use.
         loss: ``softmax``, one choice among all classes; or ``sigmoid``, a yes or no for each.
         binarise: with ``sigmoid``, every target above 0 counts as 1; see `vitrail.tasks.classification.sigmoid_loss`.
 
@@ -29,14 +31,13 @@ class Supervised(nn.Module):
     """
 
     def __init__(
-        self, encoder: nn.Module, loss: Literal["softmax", "sigmoid"] = "softmax", *, binarise: bool = False
+        self, encoder: Backbone, loss: Literal["softmax", "sigmoid"] = "softmax", *, binarise: bool = False
     ) -> None:
-        super().__init__()
+        super().__init__(encoder)
         if loss not in LOSSES:
             raise ConfigError(f"unknown loss {loss!r}", nearest(loss, LOSSES))
         if binarise and loss != "sigmoid":
             raise ConfigError(f"binarise is set with the loss {loss!r}", "it belongs to the loss 'sigmoid'")
-        self.encoder = encoder
         self.loss = loss
         self.binarise = binarise
 
