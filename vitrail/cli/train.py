@@ -18,6 +18,7 @@ def train(
     *,
     model: str | None = None,
     init: str | None = None,
+    teacher: str | None = None,
     recipe: str | None = None,
     size: Annotated[str | None, Parameter(help="Pixels, as 384 or 384x256 (height x width).")] = None,
     epochs: float | None = None,
@@ -51,6 +52,8 @@ def train(
         A name from `vitrail models`; by default the recipe's choice.
     init
         Weights to start from: a run, a model folder, or a .safetensors file.
+    teacher
+        A model that knows the classes: the labels are learnt beside its answers (DeiT).
     recipe
         The starting point for every other setting; `finetune` with --init, else `small-data`.
     epochs
@@ -90,6 +93,7 @@ def train(
         "seed": seed,
         "model": {"name": model, "init": init, "size": size, "head_only": head_only or None},
         "data": {"source": data, "batch": batch, "workers": workers, "max_bad": max_bad},
+        "objective": {"teacher": teacher},
         "optim": {"lr": lr},
         "schedule": {"epochs": epochs, "steps": steps, "time": time},
         "compute": {"device": device, "precision": precision},

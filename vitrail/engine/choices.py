@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from vitrail.data.images import Preprocessing
 from vitrail.data.sources import Source
 from vitrail.data.stream import TrainStream
 from vitrail.engine.machine import cores
@@ -15,8 +16,7 @@ from vitrail.engine.recipes import RECIPES
 from vitrail.engine.run import Run, largest_divisor
 from vitrail.engine.smallest import model_for_images
 from vitrail.errors import ConfigError
-from vitrail.models import Config, activation_bytes
-from vitrail.tasks.classification import Classifier
+from vitrail.models import Config
 
 Say = Callable[[str], None]
 
@@ -44,10 +44,17 @@ def without_foreign_changes(run: Run, config: Config, say: Say) -> Run:
     return replace(run, model=replace(run.model, changes=kept))
 
 
-def settle(run: Run, classifier: Classifier, train: Source, device: torch.device, say: Say) -> Run:
-    """``run`` with nothing automatic left in it but the length that ``schedule.time`` buys."""
+def settle(
+    run: Run, preprocessing: Preprocessing, train: Source, device: torch.device, say: Say, *, width: int, saved: float
+) -> Run:
+    """``run`` with nothing automatic left in it but the length that ``schedule.time`` buys.
+
+    Args:
+        width: of the network.
+        saved: bytes of activations that one image leaves for the backward pass.
+    """
     compute, data, model = run.compute, run.data, run.model
-    precision = compute.precision or default_precision(device, classifier)
+    precision = compute.precision or default_precision(device, width)
     if precision == "fp16" and device.type == "cpu":
         raise ConfigError("fp16 training needs a GPU", "use --precision bf16 or fp32")
     compute = replace(
@@ -61,14 +68,14 @@ def settle(run: Run, classifier: Classifier, train: Source, device: torch.device
     workers = data.workers if data.workers is not None else (max((compute.threads or 1) - 1, 1) if files else 0)
     data = replace(
         data,
-        micro_batch=data.micro_batch or default_micro_batch(classifier, data.batch, device),
+        micro_batch=data.micro_batch or default_micro_batch(saved, data.batch, device),
         workers=workers,
-        channels=classifier.config.in_channels,
+        channels=preprocessing.channels,
     )
     steps = len_in_steps(run, len(train))
     save = replace(run.save, log_every=run.save.log_every or (max(1, min(50, steps // 100)) if steps else 10))
     loss = run.objective.loss or ("sigmoid" if train.multi_label else "softmax")
-    model = replace(model, size=classifier.preprocessing.size)
+    model = replace(model, size=preprocessing.size)
     run = replace(run, compute=compute, data=data, model=model, save=save, objective=replace(run.objective, loss=loss))
     say(
         f"compute  {device}, {precision}, compile {'on' if compute.compile else 'off'}, {compute.threads} threads, "
@@ -88,20 +95,20 @@ def find_device(name: str | None) -> torch.device:
     return torch.device(name)
 
 
-def default_precision(device: torch.device, classifier: Classifier) -> Literal["fp32", "bf16", "fp16"]:
+def default_precision(device: torch.device, width: int) -> Literal["fp32", "bf16", "fp16"]:
     """bf16 where the hardware multiplies it natively and the network is wide enough to gain; see docs/decisions.md."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    if device.type == "cpu" and torch.cpu._is_avx512_bf16_supported() and classifier.width >= 128:
+    if device.type == "cpu" and torch.cpu._is_avx512_bf16_supported() and width >= 128:
         return "bf16"
     return "fp32"
 
 
-def default_micro_batch(classifier: Classifier, batch: int, device: torch.device) -> int:
+def default_micro_batch(saved: float, batch: int, device: torch.device) -> int:
     """The largest divisor of ``batch`` whose saved activations stay under 6 GB on a CPU; on a GPU the whole batch is tried."""
     if device.type == "cuda":
         return batch
-    return largest_divisor(batch, int(6e9 // activation_bytes(classifier.config)))
+    return largest_divisor(batch, int(6e9 // saved))
 
 
 def len_in_steps(run: Run, images: int) -> int:

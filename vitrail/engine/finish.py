@@ -92,6 +92,7 @@ def provenance(training: Training, splits: Splits) -> dict[str, Any]:
         "split": {"held_out": splits.held_out, "seed": run.seed, "validation": run.data.validation, "sha256": held},
         "recipe": run.recipe,
         "init": run.model.init,
+        "teacher": run.objective.teacher,
         "steps": training.steps,
         "date": date.today().isoformat(),
         "versions": versions(),

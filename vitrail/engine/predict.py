@@ -124,7 +124,7 @@ def _answers(
         ):
             images = classifier.preprocessing.normalise(batch.images.to(device))
             with in_precision(reading.precision, device):
-                pooled = classifier.pool(classifier.forward_features(images))
+                pooled = classifier.features(images)
                 logits = pooled if features else classifier.head(pooled)
             yield batch.keys, logits.float(), pooled
             done += len(batch.keys)

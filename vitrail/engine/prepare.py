@@ -16,16 +16,18 @@ from vitrail.data.memory import keep_decoded
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, Splits, open_data
 from vitrail.engine.choices import choose_model, find_device, len_in_steps, settle, without_foreign_changes
-from vitrail.engine.feed import Feed, labelled
+from vitrail.engine.feed import Feed, labelled, taught
 from vitrail.engine.judge import quick_figures
 from vitrail.engine.machine import keep_large_buffers
 from vitrail.engine.optim import Average, Optimiser, trainable
 from vitrail.engine.run import Run
 from vitrail.engine.rundir import RunFolder
+from vitrail.engine.teacher import Teacher
 from vitrail.engine.training import Training
 from vitrail.errors import ConfigError, DataError
-from vitrail.models import configure
-from vitrail.objectives.objective import Objective
+from vitrail.models import activation_bytes, configure
+from vitrail.objectives.distillation import Distillation
+from vitrail.objectives.objective import Objective, configured
 from vitrail.objectives.supervised import Supervised
 from vitrail.tasks.classification import Classifier, create_model
 from vitrail.weights.find import find
@@ -71,19 +73,19 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     run, classifier = build(run, train, start, say)
     classifier = classifier.to(device)
     classifier.preprocessing = classifier.preprocessing.stated(**run.model.preprocessing)
-    run = settle(run, classifier, train, device, say)
+    preprocessing, config = classifier.preprocessing, classifier.config
+    run = settle(run, preprocessing, train, device, say, width=config.width, saved=activation_bytes(config))
     torch.set_num_threads(run.compute.threads or 1)
-    preprocessing = classifier.preprocessing
-    objective = Supervised(classifier.backbone, run.objective.loss or "softmax", binarise=run.objective.binarise)
 
     def judge(stopped: Callable[[], bool]) -> dict[str, float] | None:
         return quick_figures(classifier, splits.val, run, bad=bad, stopped=stopped) if splits.val is not None else {}
 
     cropped = train.kind == "files" or transform is not None
+    objective, feed = objective_of(run, classifier, labelled(run, preprocessing, len(train.classes), cropped=cropped))
     training = assemble(
         run,
         objective,
-        labelled(run, preprocessing, len(classifier.classes), cropped=cropped),
+        feed,
         batches=training_batches(run, train, preprocessing, device, bad, transform),
         evaluate=judge,
         images=len(train),
@@ -91,6 +93,22 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
         device=device,
     )
     return Prepared(training, classifier, splits, bad)
+
+
+def objective_of(run: Run, classifier: Classifier, feed: Feed) -> tuple[Objective, Feed]:
+    """What is minimised and what it is fed: the labels alone, or also a teacher's answers.
+
+    Raises `ConfigError` for arguments that the objective does not have, or a teacher that cannot teach this.
+    """
+    asked, encoder = run.objective, classifier.backbone
+    on_labels = {"loss": asked.loss or "softmax", "binarise": asked.binarise}
+    if asked.teacher is None:
+        return configured(Supervised, encoder, {**on_labels, **asked.changes}), feed
+    if classifier.multi_label:
+        raise ConfigError("the images have several labels each, and a teacher says one", "train without --teacher")
+    device = next(classifier.parameters()).device
+    teacher = Teacher(weights.load(asked.teacher).to(device), classifier.classes, classifier.preprocessing)
+    return configured(Distillation, encoder, {**on_labels, **asked.changes}), taught(feed, teacher)
 
 
 def check_model(run: Run, say: Say) -> Run:

@@ -76,13 +76,20 @@ class DataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveSettings:
-    """What is minimised: soft-target cross-entropy, or one sigmoid per class (multi-label data take it by themselves).
+    """What is minimised: ``supervised``, or a name of `vitrail.engine.objectives.OBJECTIVES`, learning without labels.
 
-    With ``binarise`` every target above 0 counts as 1 for the sigmoids (DeiT III).
+    Supervised is soft-target cross-entropy, or one sigmoid per class (multi-label data take it by themselves); with
+    ``binarise`` every target above 0 counts as 1 for the sigmoids (DeiT III). A ``teacher``, the path of a model, makes it a
+    distillation. ``tokenizer`` is the path of the visual tokenizer that BEiT learns to predict. ``changes`` are arguments of
+    the objective.
     """
 
+    name: str = "supervised"
     loss: Literal["softmax", "sigmoid"] | None = None
     binarise: bool = False
+    teacher: str | None = None
+    tokenizer: str | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from vitrail.engine.rundir import RunFolder, default_folder, why_stopped
 from vitrail.engine.signals import StopRequests
 from vitrail.engine.training import Training, restore
 from vitrail.errors import ConfigError
+from vitrail.weights.find import find
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def train(
 
     Raises the classes of `vitrail.errors`; `Preempted` and `Interrupted` come once the state is saved.
     """
+    run = with_full_paths(run)
     folder = RunFolder(out or default_folder(run, run.model.name or Path(run.model.init or run.recipe).stem))
     finished = folder.status().get("state") == "finished"
     run, extended = _continued(run, folder)
@@ -76,6 +78,16 @@ def train(
         raise
     finally:
         folder.close()
+
+
+def with_full_paths(run: Run) -> Run:
+    """The run with its teacher and its tokenizer by their paths in full: `latest` may change until it is resumed.
+
+    Raises `CheckpointError` where there is no such model.
+    """
+    asked = run.objective
+    teacher, tokenizer = (path and str(find(path).path.resolve()) for path in (asked.teacher, asked.tokenizer))
+    return replace(run, objective=replace(asked, teacher=teacher, tokenizer=tokenizer))
 
 
 def _continued(run: Run, folder: RunFolder) -> tuple[Run, bool]:

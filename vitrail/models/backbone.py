@@ -78,7 +78,11 @@ class Backbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images (B, C, H, W) to logits (B, K)."""
-        return self.head(self.pool(self.forward_features(images)))
+        return self.head(self.features(images))
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the head reads, (B, F): `pool` of `forward_features`, where nothing is computed that pooling does not read."""
+        return self.pool(self.forward_features(images))
 
     def forward_features(self, images: Tensor) -> Tokens:
         """Every token after the last norm."""

@@ -113,10 +113,9 @@ class ViT(Backbone):
             return super().first_layer
         return "patch_embed.backbone.stem.conv.weight" if self.config.stem else "patch_embed.backbone.conv.weight"
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Normalised images (B, C, H, W) to logits (B, K). The last block does only what pooling reads."""
-        patches = self.place(self.patchify(images))
-        return self.head(self.pool(self._encode(patches, self._reads)))
+    def features(self, images: Tensor) -> Tensor:
+        """What the head reads, (B, F). The last block answers only for the tokens of which that is made."""
+        return self.pool(self._encode(self.place(self.patchify(images)), self._reads))
 
     @property
     def _reads(self) -> int | None:

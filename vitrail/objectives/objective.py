@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import ClassVar
+from collections.abc import Callable, Collection, Mapping
+from inspect import signature
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, nearest
 from vitrail.models import Backbone
+
+Kind = TypeVar("Kind", bound="Objective")
+
+
+def configured(kind: type[Kind], encoder: Backbone, changes: Mapping[str, Any], **given: Any) -> Kind:
+    """The objective with arguments that a person chose. Raises `ConfigError` for one that it does not have."""
+    known = [name for name in signature(kind).parameters if name not in ("encoder", *given)]
+    for name in changes:
+        if name not in known:
+            raise ConfigError(f"the objective {kind.__name__} has no argument {name!r}", nearest(name, known))
+    return kind(encoder, **given, **changes)
 
 
 class Objective(nn.Module):

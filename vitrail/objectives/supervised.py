@@ -5,6 +5,8 @@ B images, K classes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,7 +17,25 @@ from vitrail.models import Backbone
 from vitrail.objectives.objective import Objective
 from vitrail.tasks.classification import sigmoid_loss, softmax_loss
 
-LOSSES = ("softmax", "sigmoid")
+LOSSES = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
+LabelLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+def label_loss(name: str, *, binarise: bool = False) -> LabelLoss:
+    """From logits (B, K) and targets to their mean loss in fp32.
+
+    Args:
+        name: ``softmax``, one choice among all classes; or ``sigmoid``, a yes or no for each.
+        binarise: with ``sigmoid``, every target above 0 counts as 1; see `vitrail.tasks.classification.sigmoid_loss`.
+
+    Raises:
+        ConfigError: an unknown loss, or ``binarise`` with a loss that has no use for it.
+    """
+    if name not in LOSSES:
+        raise ConfigError(f"unknown loss {name!r}", nearest(name, LOSSES))
+    if binarise and name != "sigmoid":
+        raise ConfigError(f"binarise is set with the loss {name!r}", "it belongs to the loss 'sigmoid'")
+    return partial(sigmoid_loss, binarise=True) if binarise else LOSSES[name]
 
 
 class Supervised(Objective):
@@ -23,23 +43,17 @@ class Supervised(Objective):
 
     Args:
         encoder: a backbone: what is trained, and saved for use.
-        loss: ``softmax``, one choice among all classes; or ``sigmoid``, a yes or no for each.
-        binarise: with ``sigmoid``, every target above 0 counts as 1; see `vitrail.tasks.classification.sigmoid_loss`.
+        loss, binarise: as for `label_loss`.
 
     Raises:
-        ConfigError: an unknown loss, or ``binarise`` with a loss that has no use for it.
+        ConfigError: as `label_loss` has it.
     """
 
     def __init__(
         self, encoder: Backbone, loss: Literal["softmax", "sigmoid"] = "softmax", *, binarise: bool = False
     ) -> None:
         super().__init__(encoder)
-        if loss not in LOSSES:
-            raise ConfigError(f"unknown loss {loss!r}", nearest(loss, LOSSES))
-        if binarise and loss != "sigmoid":
-            raise ConfigError(f"binarise is set with the loss {loss!r}", "it belongs to the loss 'sigmoid'")
-        self.loss = loss
-        self.binarise = binarise
+        self.loss = label_loss(loss, binarise=binarise)
 
     def forward(self, images: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss of the batch in fp32, and what was measured on the way, detached.
@@ -52,11 +66,7 @@ class Supervised(Objective):
             The loss, and ``top1``: the part of the images whose best class is (one of) the target's largest.
         """
         logits = self.encoder(images)  # (B, K)
-        if self.loss == "sigmoid":
-            loss = sigmoid_loss(logits, targets, binarise=self.binarise)
-        else:
-            loss = softmax_loss(logits, targets)
-        return loss, {"top1": top1(logits.detach(), targets)}
+        return self.loss(logits, targets), {"top1": top1(logits.detach(), targets)}
 
 
 @torch.no_grad()

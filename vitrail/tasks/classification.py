@@ -182,6 +182,9 @@ class Classifier(nn.Module):
         """Normalised images (B, C, H, W) to logits (B, K)."""
         return self.backbone(images)
 
+    def features(self, images: Tensor) -> Tensor:
+        return self.backbone.features(images)
+
     def forward_features(self, images: Tensor) -> Tokens:
         return self.backbone.forward_features(images)
 

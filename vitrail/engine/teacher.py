@@ -1,0 +1,68 @@
+"""The teacher of a distillation: a frozen classifier that sees the student's images with its own preprocessing.
+
+B images, C channels, h x w pixels, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.data.images import Preprocessing
+from vitrail.engine.choices import default_precision
+from vitrail.engine.judge import in_precision
+from vitrail.errors import ConfigError
+from vitrail.tasks.classification import Classifier
+
+
+class Teacher:
+    """Called with normalised images it gives its logits for the student's classes, in their order, without a gradient.
+
+    The images were cropped for the student; they are scaled to the size that the teacher takes and normalised as it wants,
+    in the fastest precision that the device has.
+
+    Args:
+        classifier: any architecture, on the student's device.
+        classes: of the student.
+        preprocessing: of the student.
+
+    Raises:
+        ConfigError: the teacher does not know a class, gives several labels an image, or takes other channels.
+    """
+
+    def __init__(self, classifier: Classifier, classes: Sequence[str], preprocessing: Preprocessing) -> None:
+        missing = [name for name in classes if name not in classifier.classes]
+        if missing:
+            shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+            knows = f"it knows {len(classifier.classes)} classes: {', '.join(classifier.classes[:5])}, ..."
+            raise ConfigError(
+                f"the teacher does not know {len(missing)} of the {len(classes)} classes: {shown}",
+                "train it on these data first: vitrail train DATA --init TEACHER",
+                value=knows,
+            )
+        if classifier.multi_label:
+            raise ConfigError("the teacher gives every image several labels", "take one that chooses among the classes")
+        if classifier.preprocessing.channels != preprocessing.channels:
+            raise ConfigError(
+                f"the teacher takes {classifier.preprocessing.channels} channels, the student {preprocessing.channels}",
+                "give them images of as many, with data.channels",
+            )
+        self.classifier = classifier.eval().requires_grad_(False)
+        self.given = preprocessing
+        device = next(classifier.parameters()).device
+        self.columns = torch.tensor([classifier.classes.index(name) for name in classes], device=device)
+        self.precision = default_precision(device, classifier.width)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """(B, C, h, w) as the student takes them to logits (B, K)."""
+        own = self.classifier.preprocessing
+        pictures = self.given.restored(images)
+        if pictures.shape[2:] != own.size:
+            pictures = F.interpolate(pictures, own.size, mode="bilinear", antialias=True, align_corners=False)
+        with in_precision(self.precision, images.device):
+            logits = self.classifier(own.normalise(pictures))
+        return logits.float()[:, self.columns]
