@@ -33,40 +33,49 @@ class Mistake:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportFacts:
-    """All that a report says; only ``title`` and ``classes`` are needed.
+class RunFacts:
+    """What any run has to say; only ``title`` is needed.
 
-    ``records`` are the lines of ``metrics.jsonl``. ``probabilities`` (N, K) and ``targets`` (N,), or (N, K) for several
-    labels an image, are those of ``split``. ``figures`` has ``top1`` (or ``map``) with its ends ``top1_low`` and
-    ``top1_high``, and whichever of ``top5 nll ece brier f1_macro f1_micro`` are known, shares as fractions. ``images``
-    counts each split, ``class_counts`` the images of each class (K,) in it.
+    ``records`` are the lines of ``metrics.jsonl``. ``images`` counts each split.
     """
 
     title: str
-    classes: Sequence[str]
     command: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     data: str = ""
     layout: str = ""
     images: Mapping[str, int] = field(default_factory=dict)
-    class_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     model: str = ""
     parameters: int | None = None
     multiply_adds: int | None = None
     image_size: tuple[int, int] | None = None
     recipe: str = ""
     records: Sequence[Mapping[str, Any]] = ()
-    split: str = "val"
-    figures: Mapping[str, float] = field(default_factory=dict)
-    probabilities: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
-    targets: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    mistakes: Sequence[Mistake] = ()
     seconds: float | None = None
     images_per_second: float | None = None
     machine: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     date: str = ""
     notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFacts(RunFacts):
+    """All that a report says; beside the title only ``classes`` are needed.
+
+    ``probabilities`` (N, K) and ``targets`` (N,), or (N, K) for several labels an image, are those of ``split``.
+    ``figures`` has ``top1`` (or ``map``) with its ends ``top1_low`` and ``top1_high``, and whichever of
+    ``top5 nll ece brier f1_macro f1_micro`` are known, shares as fractions. ``class_counts`` are the images of each class
+    (K,) in each split.
+    """
+
+    classes: Sequence[str]
+    class_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    split: str = "val"
+    figures: Mapping[str, float] = field(default_factory=dict)
+    probabilities: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    targets: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    mistakes: Sequence[Mistake] = ()
 
     @property
     def judged(self) -> bool:
