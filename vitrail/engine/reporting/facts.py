@@ -1,6 +1,6 @@
 """What a report says, as plain data: it needs no network and no file.
 
-N judged images, K classes.
+N judged images, K classes; n pictures shown, C channels, h and w their size.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.evaluation.health import Health
 from vitrail.tasks import metrics
 
 SPLITS = {"val": "validation", "train": "training"}
@@ -100,3 +101,47 @@ class ReportFacts(RunFacts):
         if self.multi_label:
             return metrics.reliability(self.probabilities.ravel(), (self.targets > 0.5).ravel())
         return metrics.reliability(self.probabilities.max(1), self.probabilities.argmax(1) == self.targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """What an objective sees or answers: its name and meaning, and pictures (n, C, h, w), uint8 or float in [0, 1]."""
+
+    name: str
+    caption: str
+    pictures: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainFacts(RunFacts):
+    """All that is said of an encoder trained without labels; beside the title only ``objective`` is needed.
+
+    The records of an evaluation have ``knn`` and ``chance``, shares, where there are labels to ask, ``effective_rank`` and
+    ``spread``; a record of step 0 is of the weights before training. Any other column of numbers is a measurement of the
+    objective. ``panels`` show the same images in the same order, the original first. ``before`` and ``after`` are the
+    health of the features on either side of training, and ``diagnosis`` names a collapse. ``base`` names the weights that
+    training started from and ``base_license`` their licence. ``location`` is the run's place in the examples.
+    """
+
+    objective: str
+    about_objective: str = ""  # one sentence
+    panels: Sequence[Panel] = ()
+    before: Health | None = None
+    after: Health | None = None
+    diagnosis: str | None = None
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    recipe_settings: Mapping[str, Any] = field(default_factory=dict)
+    base: str = ""
+    base_license: str = ""
+    license: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    location: str = "path/to/this/folder"
+
+    def last(self, column: str) -> float | None:
+        """The value of a column that was recorded last."""
+        return next((each[column] for each in reversed(self.records) if each.get(column) is not None), None)
+
+    def untrained(self, column: str) -> float | None:
+        """The value of a column before training."""
+        values = (each.get(column) for each in self.records if each.get("step") == 0)
+        return next((each for each in values if each is not None), None)
