@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from vitrail.engine.reporting.facts import PretrainFacts
 from vitrail.engine.reporting.markup import safe
 from vitrail.engine.reporting.wording import as_yaml, decimal, large, percent, plural
 from vitrail.files import disk_errors, replace_file
@@ -65,10 +66,14 @@ class CardFacts:
 
 def write_card(folder: Path, facts: CardFacts) -> Path:
     """Writes ``card.md`` into ``folder`` and returns its path. Raises `DiskError` where it cannot be written."""
+    return write(folder, card(facts))
+
+
+def write(folder: Path, words: str) -> Path:
     path = folder / "card.md"
     with disk_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
-    replace_file(path, card(facts))
+    replace_file(path, words)
     return path
 
 
@@ -85,8 +90,14 @@ def card(facts: CardFacts) -> str:
         "Where it comes from": settings(facts.provenance),
         "Licence": licence(facts),
     }
-    sections = "\n\n".join(f"## {title}\n\n{body}" for title, body in parts.items() if body)
-    return f"---\n{front_matter(facts)}---\n\n# {escape(facts.title)}\n\n{opening(facts)}\n\n{sections}\n"
+    matter = front_matter(facts.license, "image-classification", "multi-label" if facts.multi_label else "single-label")
+    return put_together(matter, facts.title, opening(facts), parts)
+
+
+def put_together(matter: str, title: str, first: str, parts: Mapping[str, str]) -> str:
+    """The front matter, the title and the first words, then the parts that have any."""
+    sections = "\n\n".join(f"## {name}\n\n{body}" for name, body in parts.items() if body)
+    return f"---\n{matter}---\n\n# {escape(title)}\n\n{first}\n\n{sections}\n"
 
 
 def escape(words: str) -> str:
@@ -104,23 +115,30 @@ def fenced(words: str, language: str) -> str:
     return f"{fence}{language}\n{words.rstrip()}\n{fence}"
 
 
-def front_matter(facts: CardFacts) -> str:
-    tags = ["vision-transformer", "multi-label" if facts.multi_label else "single-label"]
-    fields = {"license": facts.license or "unknown", "library_name": "vitrail", "pipeline_tag": "image-classification"}
-    return yaml.safe_dump({**fields, "tags": tags}, sort_keys=False, allow_unicode=True)
+def front_matter(license: str, task: str, kind: str) -> str:
+    fields = {"license": license or "unknown", "library_name": "vitrail", "pipeline_tag": task}
+    return yaml.safe_dump({**fields, "tags": ["vision-transformer", kind]}, sort_keys=False, allow_unicode=True)
 
 
 def opening(facts: CardFacts) -> str:
+    kind = "every label that applies" if facts.multi_label else "one class"
+    names = f"{kind} out of {len(facts.classes):,}"
+    return f"A vision model that gives an image {names}{known(facts)}. {started(facts.base)}"
+
+
+def known(facts: CardFacts | PretrainFacts) -> str:
+    """The model's name and size, in brackets."""
     numbers = (
         f"{large(facts.parameters)} parameters" if facts.parameters else "",
         f"{large(facts.multiply_adds)} multiply-adds an image" if facts.multiply_adds else "",
         f"images of {' × '.join(map(str, facts.image_size))} pixels" if facts.image_size else "",
     )
-    kind = "every label that applies" if facts.multi_label else "one class"
-    known = ", ".join(filter(None, (escape(facts.model), *numbers)))
-    started = f" Training started from {escape(facts.base)}." if facts.base else " It was trained from scratch."
-    names = f"{kind} out of {len(facts.classes):,}"
-    return f"A vision model that gives an image {names}{f' ({known})' if known else ''}.{started}"
+    words = ", ".join(filter(None, (escape(facts.model), *numbers)))
+    return f" ({words})" if words else ""
+
+
+def started(base: str) -> str:
+    return f"Training started from {escape(base)}." if base else "It was trained from scratch."
 
 
 def class_names(facts: CardFacts) -> str:
@@ -170,7 +188,7 @@ print(model.predict([Image.open("photograph.jpg")], top=5))"""
     return f"{fenced(shell, 'sh')}\n\n{fenced(python, 'python')}"
 
 
-def data(facts: CardFacts) -> str:
+def data(facts: CardFacts | PretrainFacts) -> str:
     counts = ", ".join(f"{count:,} {escape(name)}" for name, count in facts.images.items())
     rows = {"Source": escape(facts.data), "Layout": escape(facts.layout), "Images": counts}
     return bullets(*(f"{name}: {words}." for name, words in rows.items() if words))
@@ -180,12 +198,12 @@ def bullets(*lines: str) -> str:
     return "\n".join(f"- {line}" for line in lines if line)
 
 
-def training(facts: CardFacts) -> str:
+def training(facts: CardFacts | PretrainFacts) -> str:
     words = f"Recipe `{facts.recipe}`." if facts.recipe else ""
     return "\n\n".join(filter(None, (words, settings(facts.recipe_settings))))
 
 
-def licence(facts: CardFacts) -> str:
+def licence(facts: CardFacts | PretrainFacts) -> str:
     own = (
         f"This model: {escape(facts.license)}."
         if facts.license

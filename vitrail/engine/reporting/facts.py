@@ -1,6 +1,6 @@
 """What a report says, as plain data: it needs no network and no file.
 
-N judged images, K classes.
+N judged images, K classes; n pictures shown, C channels, h and w their size.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.evaluation.health import Health
 from vitrail.tasks import metrics
 
 SPLITS = {"val": "validation", "train": "training"}
@@ -33,40 +34,49 @@ class Mistake:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportFacts:
-    """All that a report says; only ``title`` and ``classes`` are needed.
+class RunFacts:
+    """What any run has to say; only ``title`` is needed.
 
-    ``records`` are the lines of ``metrics.jsonl``. ``probabilities`` (N, K) and ``targets`` (N,), or (N, K) for several
-    labels an image, are those of ``split``. ``figures`` has ``top1`` (or ``map``) with its ends ``top1_low`` and
-    ``top1_high``, and whichever of ``top5 nll ece brier f1_macro f1_micro`` are known, shares as fractions. ``images``
-    counts each split, ``class_counts`` the images of each class (K,) in it.
+    ``records`` are the lines of ``metrics.jsonl``. ``images`` counts each split.
     """
 
     title: str
-    classes: Sequence[str]
     command: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     data: str = ""
     layout: str = ""
     images: Mapping[str, int] = field(default_factory=dict)
-    class_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     model: str = ""
     parameters: int | None = None
     multiply_adds: int | None = None
     image_size: tuple[int, int] | None = None
     recipe: str = ""
     records: Sequence[Mapping[str, Any]] = ()
-    split: str = "val"
-    figures: Mapping[str, float] = field(default_factory=dict)
-    probabilities: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
-    targets: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    mistakes: Sequence[Mistake] = ()
     seconds: float | None = None
     images_per_second: float | None = None
     machine: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     date: str = ""
     notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFacts(RunFacts):
+    """All that a report says; beside the title only ``classes`` are needed.
+
+    ``probabilities`` (N, K) and ``targets`` (N,), or (N, K) for several labels an image, are those of ``split``.
+    ``figures`` has ``top1`` (or ``map``) with its ends ``top1_low`` and ``top1_high``, and whichever of
+    ``top5 nll ece brier f1_macro f1_micro`` are known, shares as fractions. ``class_counts`` are the images of each class
+    (K,) in each split.
+    """
+
+    classes: Sequence[str]
+    class_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    split: str = "val"
+    figures: Mapping[str, float] = field(default_factory=dict)
+    probabilities: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    targets: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    mistakes: Sequence[Mistake] = ()
 
     @property
     def judged(self) -> bool:
@@ -91,3 +101,47 @@ class ReportFacts:
         if self.multi_label:
             return metrics.reliability(self.probabilities.ravel(), (self.targets > 0.5).ravel())
         return metrics.reliability(self.probabilities.max(1), self.probabilities.argmax(1) == self.targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """What an objective sees or answers: its name and meaning, and pictures (n, C, h, w), uint8 or float in [0, 1]."""
+
+    name: str
+    caption: str
+    pictures: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainFacts(RunFacts):
+    """All that is said of an encoder trained without labels; beside the title only ``objective`` is needed.
+
+    The records of an evaluation have ``knn`` and ``chance``, shares, where there are labels to ask, ``effective_rank`` and
+    ``spread``; a record of step 0 is of the weights before training. Any other column of numbers is a measurement of the
+    objective. ``panels`` show the same images in the same order, the original first. ``before`` and ``after`` are the
+    health of the features on either side of training, and ``diagnosis`` names a collapse. ``base`` names the weights that
+    training started from and ``base_license`` their licence. ``location`` is the run's place in the examples.
+    """
+
+    objective: str
+    about_objective: str = ""  # one sentence
+    panels: Sequence[Panel] = ()
+    before: Health | None = None
+    after: Health | None = None
+    diagnosis: str | None = None
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    recipe_settings: Mapping[str, Any] = field(default_factory=dict)
+    base: str = ""
+    base_license: str = ""
+    license: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    location: str = "path/to/this/folder"
+
+    def last(self, column: str) -> float | None:
+        """The value of a column that was recorded last."""
+        return next((each[column] for each in reversed(self.records) if each.get(column) is not None), None)
+
+    def untrained(self, column: str) -> float | None:
+        """The value of a column before training."""
+        values = (each.get(column) for each in self.records if each.get("step") == 0)
+        return next((each for each in values if each is not None), None)

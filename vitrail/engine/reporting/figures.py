@@ -316,15 +316,28 @@ def reliability_chart(bins: Bins) -> Markup:
 
 def interval_strip(value: float, low: float, high: float, baseline: float | None) -> Markup:
     """A value on the scale from 0 to 1 with its interval, and what the simplest guess would reach."""
-    across = Axis(0, 1, 6, WIDTH - 6)
-    start, stop, spot = (float(across.place(each)) for each in (low, high, value))
     says = f"{percent(value)} on a scale from 0 to 100, interval {percent(low)} to {percent(high)}"
+    return strip(value, (low, high), baseline, "always guessing the commonest class", says)
+
+
+def gain_strip(value: float, before: float | None, chance: float | None) -> Markup:
+    """A value on the scale from 0 to 1, how far training brought it, and what chance would reach."""
+    if before is None:
+        return strip(value, (value, value), chance, "chance", f"{percent(value)} on a scale from 0 to 100")
+    says = f"{percent(value)} on a scale from 0 to 100, {percent(before)} before training"
+    return strip(value, (min(before, value), max(before, value)), chance, "chance", says)
+
+
+def strip(value: float, stretch: tuple[float, float], baseline: float | None, named: str, says: str) -> Markup:
+    """A dot on the scale from 0 to 1, a stretch of it in pale colour, and a mark with its name below."""
+    across = Axis(0, 1, 6, WIDTH - 6)
+    start, stop, spot = (float(across.place(each)) for each in (*stretch, value))
     parts = [line(across.start, 16, across.stop, 16, "rule", stroke_width=6, stroke_linecap="round")]
     parts.append(rectangle(start, 11, max(stop - start, 3), 10, "cobalt", rx=3, opacity=0.35))
     parts.append(dot(spot, 16, "cobalt", percent(value), radius=5))
     parts += [text(0, 40, "0"), text(WIDTH, 40, percent(1), anchor="end")]
     if baseline is not None:
-        x, words = float(across.place(baseline)), f"always guessing the commonest class: {percent(baseline)}"
+        x, words = float(across.place(baseline)), f"{named}: {percent(baseline)}"
         parts.append(line(x, 8, x, 24, "muted", stroke_width=1.5))
         parts.append(text(min(max(x - 4, 14), WIDTH - 46 - LETTER * 11 * len(words)), 40, words))
     return svg(WIDTH, 46, says, *parts)

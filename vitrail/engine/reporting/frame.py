@@ -6,12 +6,27 @@ import base64
 import hashlib
 from collections.abc import Mapping
 from importlib.resources import files
+from pathlib import Path
 
 from vitrail.analysis.palette import DARK, LIGHT
-from vitrail.engine.reporting.figures import SANS
+from vitrail.engine.reporting.figures import SANS, standalone
 from vitrail.engine.reporting.markup import Markup, tag
+from vitrail.files import disk_errors, replace_file
 
 PANES = ("cobalt", "emerald", "amber", "cobalt", "violet", "cobalt", "ruby")
+
+
+def write_page(folder: Path, page: str, plots: Mapping[str, Markup]) -> Path:
+    """Writes ``report.html`` and its drawings as ``plots/*.svg`` into ``folder``; returns the page's path.
+
+    Raises `DiskError` where the folder cannot be written.
+    """
+    with disk_errors(folder):
+        (folder / "plots").mkdir(parents=True, exist_ok=True)
+    for name, drawing in plots.items():
+        replace_file(folder / "plots" / f"{name}.svg", standalone(drawing))
+    replace_file(folder / "report.html", page)
+    return folder / "report.html"
 
 
 def frame(kind: str, title: str, date: str, opening: Markup, parts: Mapping[str, Markup | None]) -> str:

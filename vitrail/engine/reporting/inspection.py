@@ -15,7 +15,7 @@ from vitrail.engine.reporting.figures import standalone
 from vitrail.engine.reporting.frame import frame
 from vitrail.engine.reporting.inspected import Inspection
 from vitrail.engine.reporting.markup import Markup, join
-from vitrail.engine.reporting.sections import lit, notes
+from vitrail.engine.reporting.parts import lit, notes
 from vitrail.engine.reporting.wording import large
 from vitrail.files import disk_errors, replace_file
 

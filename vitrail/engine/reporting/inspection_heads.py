@@ -16,7 +16,7 @@ from vitrail.engine.reporting import inspection_charts as charts
 from vitrail.engine.reporting.inspected import Inspection
 from vitrail.engine.reporting.inspection_sections import section
 from vitrail.engine.reporting.markup import Markup, join, tag
-from vitrail.engine.reporting.sections import header, lead, scrolled
+from vitrail.engine.reporting.parts import header, lead, scrolled
 from vitrail.engine.reporting.wording import decimal, plural
 
 

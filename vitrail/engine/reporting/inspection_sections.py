@@ -15,7 +15,18 @@ from vitrail.analysis.equivariance import Response
 from vitrail.engine.reporting import inspection_charts as charts
 from vitrail.engine.reporting.inspected import Filters, Finding, Inspection, Positions, Sample
 from vitrail.engine.reporting.markup import Markup, data_uri, exact_uri, join, tag
-from vitrail.engine.reporting.sections import header, lead, lit, of_model, of_versions, photograph, scrolled, was_run
+from vitrail.engine.reporting.parts import (
+    header,
+    lead,
+    lit,
+    of_model,
+    of_versions,
+    opened,
+    pane,
+    photograph,
+    scrolled,
+    was_run,
+)
 from vitrail.engine.reporting.wording import decimal, large, percent, plural, sentence
 
 MARKS = {True: ("✓", "true", "holds"), False: ("✗", "false", "fails"), None: ("–", "not asked", "open")}
@@ -37,15 +48,14 @@ def headline(found: Inspection) -> Markup:
         f", which sees images of {size}{patches} with {large(found.multiply_adds)} multiply-adds.",
     )
     looked = lead(f"Measured on {plural(found.images, 'image')}.") if found.images else None
-    words = tag("div", model, looked, class_="words")
     if not asked:
+        words = tag("div", model, looked, class_="words")
         return join(tag("div", words, class_="headline bare"), findings(found.findings))
     value = f"{sum(bool(each.holds) for each in asked)} of {len(asked)}"
     name = "findings of the ViT paper hold for this model"
     if len(asked) < len(found.findings):
         name = "findings of the ViT paper that could be asked hold for this model"
-    figure = tag("div", tag("p", value, class_="figure-value"), tag("p", name, class_="figure-name"))
-    return join(tag("div", figure, words, class_="headline"), findings(found.findings))
+    return join(opened(value, name, model, looked), findings(found.findings))
 
 
 def findings(found: Sequence[Finding]) -> Markup | None:
@@ -145,10 +155,6 @@ def steepness(looked: np.ndarray) -> str:
     """How far the strongest patch stands out: light alone cannot say it, as every map has its own scale."""
     mean = float(looked.mean())
     return f"peak\u00a0{float(looked.max()) / mean:.1f}\u00a0×\u00a0its\u00a0mean" if mean > 0 else "zero everywhere"
-
-
-def pane(image: Markup, caption: str) -> Markup:
-    return tag("figure", image, tag("figcaption", caption))
 
 
 def biases(found: Inspection, plots: Mapping[str, Markup]) -> Markup | None:

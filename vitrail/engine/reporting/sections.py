@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from vitrail.analysis.pictures import light_range, overlay
-from vitrail.engine.progress import duration
 from vitrail.engine.reporting import figures as draw
-from vitrail.engine.reporting import tally
+from vitrail.engine.reporting import history, parts, tally
 from vitrail.engine.reporting.facts import Mistake, ReportFacts
-from vitrail.engine.reporting.markup import SHORT_SIDE_OF_A_DRAWING, Markup, data_uri, join, tag
-from vitrail.engine.reporting.wording import as_yaml, decimal, large, listing, percent, plural, shorten
+from vitrail.engine.reporting.markup import Markup, data_uri, join, tag
+from vitrail.engine.reporting.parts import charts, further, header, lead, lit, opened, photograph, scrolled
+from vitrail.engine.reporting.wording import decimal, listing, percent, plural, shorten
 from vitrail.tasks import metrics
 
 CURVES = ("loss", "accuracy", "average-precision", "learning-rate", "speed")
@@ -26,11 +25,6 @@ GLOSSES = {
     "brier": ("Brier", "squared error of the probabilities; 0 is perfect"),
 }
 SHARES = {"top5", "f1_macro", "f1_micro", "ece"}
-SHARPEST = 224  # pixels of an enlarged drawing
-
-
-def lead(*words: object) -> Markup:
-    return tag("p", *words, class_="lead")
 
 
 def headline(facts: ReportFacts) -> Markup:
@@ -44,8 +38,7 @@ def headline(facts: ReportFacts) -> Markup:
         ends = f"{percent(low)} to {percent(high)} ({percent(0.95, 0)} interval)"
         strip = draw.interval_strip(value, low, high, commonest_share(facts))
         words += [lead(f"On other images of the same kind, expect {ends}."), tag("div", strip, class_="strip")]
-    figure = tag("div", tag("p", percent(value), class_="figure-value"), tag("p", name, class_="figure-name"))
-    return join(tag("div", figure, tag("div", *words, class_="words"), class_="headline"), further(facts))
+    return join(opened(percent(value), name, *words), further(other_figures(facts)))
 
 
 def unjudged(facts: ReportFacts) -> Markup:
@@ -81,51 +74,21 @@ def commonest_share(facts: ReportFacts) -> float | None:
     return float(np.bincount(facts.targets).max() / len(facts.targets))
 
 
-def further(facts: ReportFacts) -> Markup | None:
-    """The other figures in a row, each with its meaning; top-5 only where it says something."""
+def other_figures(facts: ReportFacts) -> list[tuple[str, str, str]]:
+    """The other figures, each with its meaning; top-5 only where it says something."""
     rows = []
     for key, (name, gloss) in GLOSSES.items():
         if key in facts.figures and not (key == "top5" and len(facts.classes) <= 5):
             value = percent(facts.figures[key]) if key in SHARES else decimal(facts.figures[key])
-            rows.append(tag("div", tag("dt", name), tag("dd", value, class_="value"), tag("dd", gloss, class_="gloss")))
-    return tag("dl", *rows, class_="more") if rows else None
-
-
-def notes(words: Sequence[str]) -> Markup | None:
-    """What a careful reader should know before believing the figures."""
-    if not words:
-        return None
-    return tag("aside", tag("h2", "Worth knowing"), tag("ul", *(tag("li", each) for each in words)), class_="notes")
+            rows.append((name, value, gloss))
+    return rows
 
 
 def curves(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
     """The charts over the training step."""
-    charts = [tag("figure", plots[name]) for name in CURVES if name in plots]
-    if not charts:
-        return None
-    words = lead(*curve_words(facts))
-    return join(tag("h2", "How the training went"), words, tag("div", *charts, class_="charts"))
-
-
-def curve_words(facts: ReportFacts) -> list[str]:
-    """The best evaluation, the wait for data, and values that could not be drawn."""
-
-    def finite(column: str) -> list[tuple[float, int]]:
-        values = [(each[column], each["step"]) for each in facts.records if each.get(column) is not None]
-        return [(value, step) for value, step in values if math.isfinite(value)]
-
     key, name = ("val_map", "mean average precision") if facts.multi_label else ("val_top1", "validation accuracy")
-    words = []
-    if points := finite(key):
-        best, step = max(points, key=lambda point: point[0])
-        last = max(each["step"] for each in facts.records)
-        words.append(f"The best {name}, {percent(best)}, came at step {step:,} of {last:,}. ")
-    if waits := finite("data_wait"):
-        share = percent(float(np.mean([share for share, _ in waits])), 0)
-        words.append(f"The model waited for data {share} of the time. ")
-    if bad := sum("loss" in each for each in facts.records) - len(finite("loss")):
-        words.append(f"The loss was not finite in {plural(bad, 'record')}; the curve has a gap there.")
-    return words
+    words = [*history.best(facts.records, key, name), *history.troubles(facts.records)]
+    return charts(words, [plots[name] for name in CURVES if name in plots])
 
 
 def confusion(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
@@ -148,21 +111,6 @@ def confusion(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
     )
     listed = join(lead(words), scrolled(table, "Mistakes by pair of classes"))
     return join(title, tag("div", drawn, tag("div", listed), class_="beside") if drawn else listed)
-
-
-def scrolled(table: Markup, name: str) -> Markup:
-    """A table that scrolls by itself, with the keyboard too."""
-    return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=name)
-
-
-def header(names: Sequence[str], *, text: int = 1, sorted_by: str | None = None) -> Markup:
-    """The head of a table: ``text`` columns of words, then numbers; with ``sorted_by`` each heading is a button."""
-    cells = []
-    for index, name in enumerate(names):
-        words = tag("button", name, type="button") if sorted_by else name
-        kind, order = "text" if index < text else None, "ascending" if name == sorted_by else None
-        cells.append(tag("th", words, scope="col", class_=kind, aria_sort=order))
-    return tag("thead", tag("tr", *cells))
 
 
 def classes(facts: ReportFacts) -> Markup | None:
@@ -229,20 +177,6 @@ def mistake(each: Mistake, *, multi_label: bool) -> Markup:
     return tag("li", tag("div", *panes, class_="panes"), tag("p", *words), tag("p", each.key, class_="key"))
 
 
-def photograph(picture: np.ndarray, alt: str) -> Markup:
-    """A picture as the model got it; a small one keeps its hard edges."""
-    small = min(picture.shape[:2]) <= SHORT_SIDE_OF_A_DRAWING
-    return tag("img", src=data_uri(picture), alt=alt, class_="drawing" if small else None)
-
-
-def lit(picture: np.ndarray, looked: np.ndarray, reach: tuple[float, float] = (1.0, 1.0)) -> np.ndarray:
-    """The picture, light where the map ``looked`` (h, w) is large: uint8 (H, W, 3). For ``reach`` see `overlay`."""
-    # a small one is enlarged first, so that the light is smooth over hard pixels
-    small = min(picture.shape[:2]) <= SHORT_SIDE_OF_A_DRAWING
-    times = math.ceil(SHARPEST / max(picture.shape[:2])) if small else 1
-    return overlay(picture.repeat(times, 0).repeat(times, 1), looked, reach=reach, range=light_range(looked))
-
-
 def calibration(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
     """Whether a confidence can be taken at its word."""
     if "reliability" not in plots:
@@ -268,40 +202,7 @@ def calibration(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | Non
     return join(tag("h2", "Can its confidence be trusted?"), both)
 
 
-def run(facts: ReportFacts) -> Markup | None:
+def run(facts: ReportFacts) -> Markup:
     """What to repeat to get the same, and what it was measured on."""
-    took = duration(facts.seconds) if facts.seconds is not None else None
-    speed = f"{facts.images_per_second:,.0f} images/s" if facts.images_per_second else None
-    rows = {
-        "Model": of_model(facts.model, facts.parameters, facts.multiply_adds, facts.image_size),
-        "Recipe": facts.recipe,
-        "Data": ": ".join(filter(None, (facts.data, facts.layout))),
-        "Images": ", ".join(f"{count:,} {name}" for name, count in facts.images.items()),
-        "Classes": f"{len(facts.classes):,}: {listing([shorten(name, 40) for name in facts.classes])}",
-        "Time": ", ".join(filter(None, (took, speed))),
-        "Machine": facts.machine,
-        "Versions": of_versions(facts.versions),
-    }
-    settings = None
-    if facts.config:
-        text = tag("pre", tag("code", as_yaml(facts.config)))
-        settings = tag("details", tag("summary", "Every setting, as resolved"), text)
-    return join(was_run(facts.command, rows), settings)
-
-
-def was_run(command: str, rows: Mapping[str, str]) -> Markup:
-    """The command and what it worked with, without the rows that have no words."""
-    lines = (join(tag("dt", name), tag("dd", words)) for name, words in rows.items() if words)
-    typed = tag("pre", tag("code", command), class_="command") if command else None
-    return join(tag("h2", "What was run"), typed, tag("dl", *lines, class_="facts"))
-
-
-def of_model(about: str, parameters: int | None, multiply_adds: int | None, image_size: tuple[int, int] | None) -> str:
-    """The model in a line, as far as it is known."""
-    size = " × ".join(map(str, image_size)) + " pixels" if image_size else None
-    sums = f"{large(multiply_adds)} multiply-adds an image" if multiply_adds else None
-    return ", ".join(filter(None, (about, f"{large(parameters)} parameters" if parameters else None, sums, size)))
-
-
-def of_versions(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items() if version != "absent")
+    named = listing([shorten(name, 40) for name in facts.classes])
+    return parts.run(facts, {"Classes": f"{len(facts.classes):,}: {named}"})
