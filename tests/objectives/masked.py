@@ -95,7 +95,7 @@ def predictions_by_hand(objective, images, source):
     """(B, rows, columns, K) of the patches in NumPy, from the encoder's answer."""
     head, config = objective.head, objective.encoder.config
     x, (rows, columns) = tokens_by_hand(objective, images, source)
-    if hasattr(head.norm, "weight"):
+    if getattr(config, "pool_norm", config.architecture == "beit" and config.pool == "gap"):
         weight, bias = (each.detach().double().numpy() for each in (head.norm.weight, head.norm.bias))
         x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + config.norm_eps) * weight + bias
     weight, bias = (each.detach().double().numpy() for each in (head.proj.weight, head.proj.bias))

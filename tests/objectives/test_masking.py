@@ -178,7 +178,7 @@ def test_a_compiled_objective_has_the_same_loss_and_learns(name, kind):
     torch.compiler.reset()
     objective = make(KINDS[name], kind, shake=False)
     inputs = inputs_of(objective)
-    compiled = torch.compile(objective, backend="aot_eager")
+    compiled = torch.compile(objective, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(*inputs)[0], objective(*inputs)[0], atol=1e-5, rtol=1e-5)
     losses = steps(compiled, inputs)
     assert losses[2] < losses[1] < losses[0]

@@ -46,7 +46,7 @@ class MaskedCodes(Masked):
 
         Args:
             images: normalised (B, C, H, W).
-            hidden: (B, N) bool, the patches to hide and to predict.
+            hidden: (B, N) bool, the patches to hide and to predict, as many of each image as `draw` chooses.
             codes: (B, N) of the patches, in [0, K).
 
         Returns:
@@ -54,5 +54,6 @@ class MaskedCodes(Masked):
         """
         images, hidden, codes = inputs
         assert codes.shape == hidden.shape, (codes.shape, hidden.shape)
-        logits, labels = self._predict(images, hidden), codes[hidden]  # (n, K), (n,)
+        chosen = self._chosen(images, hidden)
+        logits, labels = self._predict(images, hidden, chosen), codes.flatten()[chosen]  # (n, K), (n,)
         return F.cross_entropy(logits, labels), {"accuracy": (logits.detach().argmax(1) == labels).float().mean()}

@@ -83,7 +83,7 @@ class MaskedPatch(Masked):
 
         Args:
             images: normalised (B, C, H, W).
-            corrupted: (B, N) bool, the patches to predict.
+            corrupted: (B, N) bool, the patches to predict, as many of each image as `draw` chooses.
             source: (B, N), the patch whose embedding stands in the place of each: its own number, another's, or -1 for the
                 mask embedding.
 
@@ -91,8 +91,10 @@ class MaskedPatch(Masked):
             The loss, and ``accuracy``, the part of the colours that are right, or of ``pixels`` the ``rmse``, in [0, 1].
         """
         images, corrupted, source = inputs
-        predicted = self._predict(images, corrupted, source)  # (n, K)
-        patches = cut(self.preprocessing.restored(images), self.encoder.config.patch_size)[corrupted]  # (n, C, P, Q)
+        chosen = self._chosen(images, corrupted)
+        predicted = self._predict(images, source < 0, chosen, source)  # (n, K)
+        patches = cut(self.preprocessing.restored(images), self.encoder.config.patch_size)  # (B, N, C, P, Q)
+        patches = patches.flatten(0, 1).index_select(0, chosen)  # (n, C, P, Q)
         if self.target == "pixels":
             loss = F.mse_loss(predicted, patches.flatten(1))
             return loss, {"rmse": loss.detach().sqrt()}
@@ -109,7 +111,8 @@ class MaskedPatch(Masked):
         patches = cut(self.preprocessing.restored(images), self.encoder.config.patch_size)  # (B, N, C, P, Q)
         masked, predicted = patches.clone(), patches.clone()
         masked[corrupted] = GREY
-        predicted[corrupted] = self._colours(self._predict(images, corrupted, source))
+        answers = self._predict(images, source < 0, self._chosen(images, corrupted), source)  # (n, K)
+        predicted[corrupted] = self._colours(answers)
         size = (images.shape[2], images.shape[3])
         named = {"masked": masked, "predicted": predicted}
         return {name: self.preprocessing.normalise(joined(each, size)) for name, each in named.items()}

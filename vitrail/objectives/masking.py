@@ -99,13 +99,13 @@ class PatchHead(nn.Module):
         self.proj = Dense(encoder.width, math.prod(self.repeats) * outputs)
 
     def forward(self, tokens: Tokens, chosen: Tensor) -> Tensor:
-        """Predictions (n, K) in fp32 for the n ``chosen`` of all patches (B, N), image by image in row-major order."""
+        """Predictions (n, K) in fp32 for the ``chosen`` (n,) of the B N patches, numbered image by image in row-major order."""
         (rows, columns), (r, s) = tokens.grid, self.repeats
         x = tokens.x[:, -rows * columns :]  # (B, M, D): prefix tokens and registers stand before
         if self.repeats == (1, 1):
-            return self.proj(self.norm(x[chosen])).float()
+            return self.proj(self.norm(x.flatten(0, 1).index_select(0, chosen))).float()
         y = self.proj(self.norm(x)).unflatten(2, (r, s, -1)).unflatten(1, (rows, columns))  # (B, h, w, r, s, K)
-        return y.transpose(2, 3).flatten(1, 4)[chosen].float()
+        return y.transpose(2, 3).flatten(0, 4).index_select(0, chosen).float()
 
 
 def repeats_of(encoder: Backbone) -> Grid:
@@ -165,20 +165,29 @@ class Masked(Objective):
         """How many of them are hidden."""
         return max(round(self.share * math.prod(cells)), 1)
 
-    def _predict(self, images: Tensor, chosen: Tensor, source: Tensor | None = None) -> Tensor:
-        """Predictions (n, K) for the ``chosen`` patches (B, N).
+    def _chosen(self, images: Tensor, mask: Tensor) -> Tensor:
+        """Numbers (n,) of the patches in ``mask`` (B, N) among the B N of the batch.
 
-        Args:
-            source: (B, N), the patch whose embedding stands in the place of each, the mask's where it is negative. By default
-                the mask's stands in the place of the chosen ones.
+        Each image has as many as `draw` gives it: so shapes are known beforehand, no device waits to count, and a compiled
+        model is one graph.
         """
         height, width = images.shape[2:]
-        self._cells((height, width))
+        count = self._count(self._cells((height, width))) * math.prod(self.head.repeats)
+        assert torch.compiler.is_compiling() or mask.device.type != "cpu" or (mask.sum(1) == count).all(), count
+        places = mask.int().argsort(dim=1, descending=True, stable=True)[:, :count]  # (B, n / B)
+        return (places + torch.arange(len(mask), device=mask.device)[:, None] * mask.shape[1]).flatten()
+
+    def _predict(self, images: Tensor, hidden: Tensor, chosen: Tensor, source: Tensor | None = None) -> Tensor:
+        """Predictions (n, K) for the ``chosen`` (n,) patches.
+
+        Args:
+            hidden: (B, N) bool, the patches in whose place the mask embedding stands.
+            source: (B, N), the patch whose embedding stands in the place of each other one; its own by default.
+        """
         patches = self.encoder.patchify(images)
         x = patches.x  # (B, N, D)
         if source is not None:
             x = x.gather(1, source.clamp(min=0)[..., None].expand_as(x))
-        hidden = chosen if source is None else source < 0
         x = torch.where(hidden[..., None], self.mask_token.to(x.dtype), x)
         return self.head(self.encoder.encode(self.encoder.place(patches._replace(x=x))), chosen)
 
