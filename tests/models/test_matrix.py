@@ -17,6 +17,7 @@ from tests.models.tiny import SHALLOW, TINY
 from vitrail.errors import ConfigError
 from vitrail.models import ARCHITECTURES, Patches, configure, create_backbone
 from vitrail.models.backbone import TAKE_SUBSETS
+from vitrail.models.config import grid_of
 from vitrail.tasks.classification import create_model
 from vitrail.weights.native import load_model, save_model
 
@@ -104,8 +105,10 @@ def test_the_verbs_one_after_another_are_the_model(model):
         patches = model.patchify(images)
         assert patches.ids is None
         assert patches.x.shape[1] == math.prod(patches.grid)
+        assert patches.x.shape[2] == model.patch_width
         tokens = model.encode(model.place(patches))
         assert tokens.x.shape[2] == model.width
+        assert tokens.grid == grid_of(size, model.config.cell)
         features = model.pool(tokens)
         torch.testing.assert_close(model.head(features), model(images))
         torch.testing.assert_close(model.forward_features(images).x, tokens.x)

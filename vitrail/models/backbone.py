@@ -68,6 +68,11 @@ class Backbone(nn.Module):
         return self.config.width
 
     @property
+    def patch_width(self) -> int:
+        """Of the patches that `patchify` gives."""
+        return self.config.width
+
+    @property
     def prefix(self) -> tuple[str, ...]:
         return self.config.prefix
 

@@ -79,6 +79,11 @@ class Config:
         raise NotImplementedError
 
     @property
+    def cell(self) -> tuple[int, int]:
+        """Pixels, (height, width), of one place of what `encode` gives: a patch, unless stages halve the map."""
+        return self.patch_size
+
+    @property
     def blocks(self) -> int:
         """How many blocks there are, in all stages."""
         raise NotImplementedError

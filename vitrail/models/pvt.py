@@ -143,6 +143,10 @@ class PVT(Backbone):
     def width(self) -> int:
         return self.config.widths[-1]
 
+    @property
+    def patch_width(self) -> int:
+        return self.config.widths[0]
+
     def patchify(self, images: Tensor) -> Patches:
         """Cuts, projects and normalises the patches of stage 1: (B, C, H, W) to (B, N, D)."""
         self._check(images)

@@ -186,6 +186,10 @@ class PVTv2(Backbone):
     def width(self) -> int:
         return self.config.widths[-1]
 
+    @property
+    def patch_width(self) -> int:
+        return self.config.widths[0]
+
     def patchify(self, images: Tensor) -> Patches:
         """Projects and normalises the overlapping patches of stage 1: (B, C, H, W) to (B, N, D)."""
         self._check(images)

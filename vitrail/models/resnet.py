@@ -51,8 +51,13 @@ class ResNetConfig(Config):
 
     @property
     def patch_size(self) -> tuple[int, int]:
-        """The stride of the stem's map; the last map's is 4 x 2^(stages - 1)."""
+        """The stride of the stem's map."""
         return 4, 4
+
+    @property
+    def cell(self) -> tuple[int, int]:
+        side = 4 * 2 ** (len(self.depths) - 1)
+        return side, side
 
     @property
     def blocks(self) -> int:
@@ -167,6 +172,10 @@ class ResNet(Backbone):
     @property
     def first_layer(self) -> str:
         return "stem.conv.weight"
+
+    @property
+    def patch_width(self) -> int:
+        return self.config.stem_width
 
     def patchify(self, images: Tensor) -> Patches:
         """The stem: (B, C, H, W) to the cells of its map, (B, H / 4 x W / 4, D), for images of any size."""

@@ -64,6 +64,10 @@ class PyramidConfig(Config):
         self._check("heads", divide, f"in each stage a divisor of its width, widths={self.widths}")
 
     @property
+    def cell(self) -> Grid:
+        return self.cells[-1]
+
+    @property
     def blocks(self) -> int:
         return sum(self.depths)
 

@@ -84,6 +84,11 @@ class SwinConfig(Config):
         self._check("heads", divides, f"in each stage a divisor of its width, {', '.join(map(str, self.widths))}")
 
     @property
+    def cell(self) -> tuple[int, int]:
+        height, width = (length * 2 ** (len(self.depths) - 1) for length in self.patch_size)
+        return height, width
+
+    @property
     def blocks(self) -> int:
         return sum(self.depths)
 
