@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.models import Backbone
+from vitrail.models import ARCHITECTURES, Backbone
+from vitrail.models.tokenizer import Tokenizer
 
 
 class Objective(nn.Module):
@@ -21,22 +22,25 @@ class Objective(nn.Module):
     come the tensors of `draw`, and whatever else the objective says. Every input has the images along its first axis.
 
     Args:
-        encoder: a backbone.
+        encoder: a backbone, or a tokenizer where ``carried_by`` names it.
 
     Raises:
         ConfigError: the architecture cannot carry the objective; names those that can.
     """
 
     views: ClassVar[int] = 1
-    carried_by: ClassVar[Collection[str] | None] = None  # architectures that can; None is all
+    carried_by: ClassVar[Collection[str] | None] = None  # architectures that can; None is every backbone
 
-    def __init__(self, encoder: Backbone) -> None:
+    encoder: Any  # what ``carried_by`` says
+
+    def __init__(self, encoder: Backbone | Tokenizer) -> None:
         super().__init__()
         config = encoder.config
-        if self.carried_by is not None and config.architecture not in self.carried_by:
+        carriers = ARCHITECTURES if self.carried_by is None else self.carried_by
+        if config.architecture not in carriers:
             raise ConfigError(
                 f"{config.about} cannot carry the objective {type(self).__name__}",
-                f"take an architecture that can: {', '.join(self.carried_by)}",
+                f"take an architecture that can: {', '.join(carriers)}",
             )
         self.encoder = encoder
 
