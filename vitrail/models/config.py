@@ -11,37 +11,21 @@ from vitrail.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """The fields that every architecture has. A subclass adds its own, and says in the tables below what they may be.
-
-    Args:
-        image_size: (height, width) in pixels; one number stands for a square. Images of other sizes are taken as well.
-        classes: outputs of the head; 0 is no head.
-        head_bias: first value of the head's bias.
-        drop_path: stochastic depth of the last block (Huang et al. 2016).
-        checkpoint: recompute blocks in the backward pass instead of keeping their activations.
+class Fields:
+    """Named values that are checked when they are made. A subclass says in the tables below what its fields may be.
 
     Raises:
         ConfigError: names the field, its value and what to write instead.
     """
 
-    architecture: ClassVar[str]
     about: ClassVar[str]  # for a person: "a ViT", "a Swin Transformer"
-    attention: ClassVar[str]  # how the cost of attention grows with N patches, "N^2" in a ViT
-    PAIRS: ClassVar[tuple[str, ...]] = ("image_size",)  # (height, width) in pixels
-    LEAST: ClassVar[Mapping[str, int]] = {"in_channels": 1, "classes": 0}  # whole numbers from here on
+    PAIRS: ClassVar[tuple[str, ...]] = ()  # (height, width) in pixels
+    LEAST: ClassVar[Mapping[str, int]] = {}  # whole numbers from here on
     STAGES: ClassVar[tuple[str, ...]] = ()  # one whole number from 1 a stage, as many in each field
-    SHARES: ClassVar[tuple[str, ...]] = ("drop_path",)  # in [0, 1)
-    NUMBERS: ClassVar[tuple[str, ...]] = ("head_bias",)
+    SHARES: ClassVar[tuple[str, ...]] = ()  # in [0, 1)
+    NUMBERS: ClassVar[tuple[str, ...]] = ()
     POSITIVE: ClassVar[tuple[str, ...]] = ()
     CHOICES: ClassVar[Mapping[str, Sequence[Any]]] = {}
-
-    image_size: tuple[int, int] = (224, 224)
-    in_channels: int = 3
-    classes: int = 1000
-    head_bias: float = 0.0
-    drop_path: float = 0.0
-    checkpoint: bool = False
 
     def __post_init__(self) -> None:
         for name in self.PAIRS:
@@ -73,6 +57,42 @@ class Config:
         if not good:
             raise ConfigError(f"{name} is {getattr(self, name)!r}", f"{name} = {remedy}")
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; `from_dict` takes them back."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Raises `ConfigError` for a field that there is not, or a value that cannot be meant."""
+        return changed(cls(), **values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Fields):
+    """The fields that every architecture has; a subclass adds its own.
+
+    Args:
+        image_size: (height, width) in pixels; one number stands for a square. Images of other sizes are taken as well.
+        classes: outputs of the head; 0 is no head.
+        head_bias: first value of the head's bias.
+        drop_path: stochastic depth of the last block (Huang et al. 2016).
+        checkpoint: recompute blocks in the backward pass instead of keeping their activations.
+    """
+
+    architecture: ClassVar[str]
+    attention: ClassVar[str]  # how the cost of attention grows with N patches, "N^2" in a ViT
+    PAIRS: ClassVar[tuple[str, ...]] = ("image_size",)
+    LEAST: ClassVar[Mapping[str, int]] = {"in_channels": 1, "classes": 0}
+    SHARES: ClassVar[tuple[str, ...]] = ("drop_path",)
+    NUMBERS: ClassVar[tuple[str, ...]] = ("head_bias",)
+
+    image_size: tuple[int, int] = (224, 224)
+    in_channels: int = 3
+    classes: int = 1000
+    head_bias: float = 0.0
+    drop_path: float = 0.0
+    checkpoint: bool = False
+
     @property
     def patch_size(self) -> tuple[int, int]:
         """Pixels, (height, width), of one token that `patchify` makes; a field where it can be chosen."""
@@ -98,17 +118,8 @@ class Config:
         """Learned tokens that come before the patches; a field where they can be chosen."""
         return ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; `from_dict` takes them back."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Raises `ConfigError` for a field that there is not, or a value that cannot be meant."""
-        return changed(cls(), **values)
-
-
-C = TypeVar("C", bound="Config")
+C = TypeVar("C", bound="Fields")
 
 
 def changed(config: C, **changes: Any) -> C:

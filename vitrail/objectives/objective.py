@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, nearest
-from vitrail.models import Backbone
+from vitrail.models import ARCHITECTURES, Backbone
+from vitrail.models.tokenizer import Tokenizer
 
 Kind = TypeVar("Kind", bound="Objective")
 
 
-def configured(kind: type[Kind], encoder: Backbone, changes: Mapping[str, Any], **given: Any) -> Kind:
+def configured(kind: type[Kind], encoder: Backbone | Tokenizer, changes: Mapping[str, Any], **given: Any) -> Kind:
     """The objective with arguments that a person chose. Raises `ConfigError` for one that it does not have."""
     known = [name for name in signature(kind).parameters if name not in ("encoder", *given)]
     for name in changes:
@@ -33,7 +34,7 @@ class Objective(nn.Module):
     the mean loss of the batch in fp32, and what was measured on the way: detached scalars by name.
 
     Args:
-        encoder: a backbone.
+        encoder: a backbone, or a tokenizer where ``carried_by`` names it.
 
     Raises:
         ConfigError: the architecture cannot carry the objective; names those that can.
@@ -41,15 +42,17 @@ class Objective(nn.Module):
 
     views: ClassVar[int] = 1
     forward: Callable[..., tuple[Tensor, dict[str, Tensor]]]
-    carried_by: ClassVar[Collection[str] | None] = None  # architectures that can; None is all
+    carried_by: ClassVar[Collection[str] | None] = None  # architectures that can; None is every backbone
+    encoder: Any  # what ``carried_by`` says
 
-    def __init__(self, encoder: Backbone) -> None:
+    def __init__(self, encoder: Backbone | Tokenizer) -> None:
         super().__init__()
         config = encoder.config
-        if self.carried_by is not None and config.architecture not in self.carried_by:
+        carriers = ARCHITECTURES if self.carried_by is None else self.carried_by
+        if config.architecture not in carriers:
             raise ConfigError(
                 f"{config.about} cannot carry the objective {type(self).__name__}",
-                f"take an architecture that can: {', '.join(self.carried_by)}",
+                f"take an architecture that can: {', '.join(carriers)}",
             )
         self.encoder = encoder
 

@@ -13,6 +13,7 @@ from vitrail.weights.adapt import adapted
 from vitrail.weights.find import find
 from vitrail.weights.layout import Log
 from vitrail.weights.read import read
+from vitrail.weights.tensors import warn_of_broken
 
 
 def to_stderr(line: str) -> None:
@@ -51,19 +52,10 @@ def load(
     """
     found = find(model)
     loaded = read(found, log, named=classes_file is not None)
-    _warn_of_broken(loaded.classifier, found.path, log)
+    warn_of_broken(loaded.classifier.backbone.state_dict(), found.path, log)
     classifier = adapted(
         loaded.classifier, classes_file, image_size=image_size, in_channels=in_channels, classes=classes
     )
     if preprocessing:
         classifier.preprocessing = classifier.preprocessing.stated(**preprocessing)
     return classifier.eval()
-
-
-def _warn_of_broken(classifier: Classifier, path: Path, log: Log) -> None:
-    """Says where numbers are none: such weights are whole and can be looked into, but not used."""
-    broken = [name for name, tensor in classifier.backbone.state_dict().items() if not tensor.isfinite().all()]
-    if broken:
-        log(
-            f"warning  {path.name}: NaN or infinity in {len(broken)} tensors, such as {broken[0]}: answers mean nothing"
-        )

@@ -20,6 +20,7 @@ from vitrail.weights.tensors import AGAIN, filled_backbone, printable, read_json
 
 FORMAT_VERSION = 1
 KEY = "vitrail"  # under which it stands among what others wrote
+TOKENIZER = "tokenizer"  # the "kind" of a description that is none of a classifier
 
 
 def describe(
@@ -46,14 +47,22 @@ def describe(
 
 
 def check_version(description: Mapping[str, Any], where: Path | str) -> None:
-    """Refuses a description of a format that this vitrail does not read. Raises `CheckpointError`."""
-    version = description.get("format_version")
-    if version != FORMAT_VERSION:
-        what = f"{where} has format version {printable(repr(version))}; this vitrail reads {FORMAT_VERSION}"
-        raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
+    """Refuses a description of a format that this vitrail does not read, or of no classifier. Raises `CheckpointError`."""
+    check_format(description, where)
+    if description.get("kind") == TOKENIZER:
+        what = f"{where} is a tokenizer, which turns images into codes and answers no classes"
+        raise CheckpointError(what, "read it with vitrail.weights.tokenizers.load_tokenizer, or give a model")
     if (architecture := str(description.get("architecture"))) not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         what = f"{where} is of the architecture {printable(architecture)!r}; this vitrail knows {known}"
+        raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
+
+
+def check_format(description: Mapping[str, Any], where: Path | str) -> None:
+    """Refuses a description of another version. Raises `CheckpointError`."""
+    version = description.get("format_version")
+    if version != FORMAT_VERSION:
+        what = f"{where} has format version {printable(repr(version))}; this vitrail reads {FORMAT_VERSION}"
         raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
 
 
@@ -62,7 +71,7 @@ def config_of(description: Mapping[str, Any], where: Path | str) -> Config:
     try:
         return ARCHITECTURES[description["architecture"]].from_dict(description["config"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise _useless(where, error) from error
+        raise useless(where, error) from error
 
 
 def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Path | str) -> Classifier:
@@ -80,7 +89,7 @@ def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
         multi_label, temperature = bool(description["multi_label"]), float(description["temperature"])
         provenance = dict(description.get("provenance") or {})
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise _useless(where, error) from error
+        raise useless(where, error) from error
     backbone = filled_backbone(config, tensors, where)
     try:
         classifier = Classifier(
@@ -91,7 +100,8 @@ def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
     return classifier.eval()
 
 
-def _useless(where: Path | str, error: Exception) -> CheckpointError:
+def useless(where: Path | str, error: Exception) -> CheckpointError:
+    """What to raise where a description lacks something, or says what cannot be meant."""
     reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
     return CheckpointError(f"the description in {where} cannot be used: {reason}", AGAIN)
 

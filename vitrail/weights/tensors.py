@@ -9,14 +9,14 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as from_bytes
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.errors import CheckpointError
 from vitrail.models import Backbone, Config, sketch
@@ -109,19 +109,34 @@ def filled_backbone(config: Config, tensors: Mapping[str, Tensor], path: str | P
     Raises:
         CheckpointError: lists the tensors that do not fit.
     """
-    if config.blocks > len(tensors):
-        what = f"{path} does not fit the model: {len(tensors)} tensors for {config.blocks} blocks"
+    return filled(lambda: sketch(config), config.blocks, tensors, path)
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def filled(draft: Callable[[], M], blocks: int, tensors: Mapping[str, Tensor], path: str | Path) -> M:
+    """The same of any network of so many ``blocks`` that ``draft`` makes on the meta device."""
+    if blocks > len(tensors):
+        what = f"{path} does not fit the model: {len(tensors)} tensors for {blocks} blocks"
         raise CheckpointError(what, "give the weights of this architecture and size")
     try:
-        backbone = sketch(config)
+        model = draft()
     except (RuntimeError, TypeError, OverflowError) as error:
         what = f"{path} does not fit the model, which would be too large: a tensor of it has 2^63 elements or more"
         raise CheckpointError(what, "give the weights of this architecture and size") from error
-    check_fit(backbone.state_dict(), tensors, path)
-    backbone.load_state_dict(
-        {name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True
-    )
-    return backbone
+    check_fit(model.state_dict(), tensors, path)
+    model.load_state_dict({name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True)
+    return model
+
+
+def warn_of_broken(tensors: Mapping[str, Tensor], path: Path, log: Callable[[str], None]) -> None:
+    """Says where numbers are none: such weights are whole and can be looked into, but not used."""
+    broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if broken:
+        log(
+            f"warning  {path.name}: NaN or infinity in {len(broken)} tensors, such as {broken[0]}: answers mean nothing"
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:

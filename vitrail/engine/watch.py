@@ -1,0 +1,136 @@
+"""What is watched while learning without labels: what the features are worth and how they fare, or what codes can tell.
+
+N images whose features are known, M that are asked about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitrail.data.loader import Bad, eval_batches
+from vitrail.data.randomness import permutation
+from vitrail.data.sources import Source, Splits
+from vitrail.engine.judge import in_precision
+from vitrail.engine.run import Run
+from vitrail.evaluation.health import measure
+from vitrail.evaluation.probes import knn
+from vitrail.models.tokenizer import Tokenizer
+from vitrail.objectives.reconstruction import perplexity, psnr
+from vitrail.tasks.classification import Classifier
+
+NEIGHBOURS = 20
+Stopped = Callable[[], bool]
+
+
+class FeatureWatch:
+    """Figures of an encoder: ``effective_rank`` and ``spread`` of its features, and with labels the accuracy ``knn`` of the
+    nearest neighbours among training images, with that of the most frequent class, ``chance``.
+
+    The same images each time: two thirds of ``save.watched`` from train, one third from val, or from train where there is
+    no other part.
+    """
+
+    def __init__(self, classifier: Classifier, splits: Splits, run: Run, bad: Bad) -> None:
+        train = splits.train
+        assert train is not None, "there are no training images"
+        self.classifier, self.run, self.bad = classifier, run, bad
+        known, asked = 2 * run.save.watched // 3, run.save.watched // 3
+        order = permutation(run.seed, 0, len(train))
+        self.known = train.subset(order[:known])
+        other = splits.val
+        if other is None or not len(other):
+            half = len(order) // 2  # too few images for both parts are halved
+            first = min(known, half)
+            self.known, self.asked = train.subset(order[:first]), train.subset(order[first : first + asked])
+        else:
+            self.asked = other.subset(permutation(run.seed, 0, len(other))[:asked])
+
+    def __call__(self, stopped: Stopped) -> dict[str, float] | None:
+        """The figures of now; None if it was told to stop on the way."""
+        labelled = self.known.labelled and self.asked.labelled and not self.known.multi_label
+        parts = [self._features(part, stopped) for part in ([self.known] if labelled else []) + [self.asked]]
+        if any(part is None for part in parts):
+            return None
+        features, targets = parts[-1]  # type: ignore[misc]
+        health = measure(features)
+        figures = {"effective_rank": health.rank, "spread": health.spread}
+        if not labelled:
+            return figures
+        classes = len(self.known.classes)
+        known, answers = parts[0]  # type: ignore[misc]
+        votes = knn(known, answers, features, classes=classes, k=min(NEIGHBOURS, len(known)))
+        chance = np.bincount(targets, minlength=classes).max() / len(targets)
+        return {"knn": float((votes.argmax(1) == targets).mean()), "chance": float(chance), **figures}
+
+    @torch.inference_mode()
+    def _features(self, source: Source, stopped: Stopped) -> tuple[np.ndarray, np.ndarray] | None:
+        """The features (N, D) of a source and its targets (N,), without bad images."""
+        preprocessing, device = self.classifier.preprocessing, next(self.classifier.parameters()).device
+        features, targets = [], []
+        with evaluating(self.classifier):
+            for some in eval_batches(source, preprocessing, **reading(self.run, self.bad)):
+                if stopped():
+                    return None
+                with in_precision(self.run.compute.precision or "fp32", device):
+                    found = self.classifier.features(preprocessing.normalise(some.images.to(device)))
+                features.append(found.float().cpu().numpy())
+                targets.append(some.targets.numpy())
+        return np.concatenate(features), np.concatenate(targets)
+
+
+class CodeWatch:
+    """Figures of a tokenizer on images it did not learn from: ``psnr_held_out`` in decibels, beside that of telling each
+    patch by its mean colour, ``psnr_mean_colour``; and ``codes_in_use``, the perplexity of its codes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, preprocessing: Any, splits: Splits, run: Run, bad: Bad) -> None:
+        self.tokenizer, self.preprocessing, self.run, self.bad = tokenizer, preprocessing, run, bad
+        source = splits.val if splits.val is not None and len(splits.val) else splits.train
+        assert source is not None, "there are no images"
+        self.asked = source.subset(permutation(run.seed, 0, len(source))[: run.save.watched // 3])
+
+    @torch.inference_mode()
+    def __call__(self, stopped: Stopped) -> dict[str, float] | None:
+        """The figures of now; None if it was told to stop on the way."""
+        patch, device = self.tokenizer.config.patch_size, next(self.tokenizer.parameters()).device
+        codes, errors, flat = [], [], []
+        with evaluating(self.tokenizer):
+            for some in eval_batches(self.asked, self.preprocessing, **reading(self.run, self.bad)):
+                if stopped():
+                    return None
+                images = self.preprocessing.normalise(some.images.to(device))  # (B, C, H, W)
+                made, found = self.tokenizer(images)
+                pictures = self.preprocessing.restored(images)
+                means = nn.functional.avg_pool2d(pictures, patch)  # (B, C, h, w)
+                mean_colours = means.repeat_interleave(patch[0], 2).repeat_interleave(patch[1], 3)
+                codes.append(found)
+                errors.append(self.preprocessing.restored(made) - pictures)
+                flat.append(mean_colours - pictures)
+        return {
+            "psnr_held_out": psnr(torch.cat(errors)).item(),
+            "psnr_mean_colour": psnr(torch.cat(flat)).item(),
+            "codes_in_use": perplexity(torch.cat(codes), self.tokenizer.config.vocabulary).item(),
+        }
+
+
+class evaluating:
+    """While entered, a module is in evaluation mode."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.was_training = module, module.training
+
+    def __enter__(self) -> None:
+        self.module.eval()
+
+    def __exit__(self, *error: object) -> None:
+        self.module.train(self.was_training)
+
+
+def reading(run: Run, bad: Bad) -> dict[str, Any]:
+    """How images are read between steps: what training has memory for, evaluation has too."""
+    return {"batch": min(run.data.micro_batch or 128, 128), "workers": run.data.workers or 0, "bad": bad}

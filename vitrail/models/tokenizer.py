@@ -1,0 +1,195 @@
+"""A visual tokenizer: an image to one discrete code a patch, and back; a small convolutional autoencoder around rounding.
+
+Codes are found by finite scalar quantisation, FSQ (Mentzer et al. 2024, "Finite Scalar Quantization: VQ-VAE Made Simple"): a
+few numbers a patch are each bounded and rounded to one of some levels, and a code is which levels these are. BEiT's targets
+came from a discrete VAE with a Gumbel softmax (Ramesh et al. 2021), which needs a schedule of temperatures and a weight for its
+divergence, and whose codes can die, as those of any learned codebook can where nothing comes near them. Rounding has neither a
+schedule nor a codebook: one loss is all there is to set.
+
+B images, C channels, P x Q pixels a patch, h x w patches, D width, S levels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.models.config import Fields
+from vitrail.models.initialise import fill_lecun_normal, fills
+from vitrail.models.layers import Conv, Dense, LayerNorm, PatchEmbed, residual_stream, whole_patches
+
+MOST_CODES = 2**16
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig(Fields):
+    """The fields of a tokenizer.
+
+    Args:
+        in_channels: of the images.
+        patch_size: (height, width) in pixels that one code stands for; one number stands for a square.
+        width: channels inside.
+        depth: blocks before the codes, and as many after them; with each a code sees one patch further in every direction.
+        levels: of each number that is rounded, from 2; their product is the number of codes.
+        norm_eps: added to the variance in each norm.
+    """
+
+    architecture: ClassVar[str] = "tokenizer"
+    about: ClassVar[str] = "a tokenizer"
+    PAIRS: ClassVar = ("patch_size",)
+    LEAST: ClassVar = {"in_channels": 1, "width": 1, "depth": 0}
+    STAGES: ClassVar = ("levels",)
+    POSITIVE: ClassVar = ("norm_eps",)
+
+    in_channels: int = 3
+    patch_size: tuple[int, int] = (16, 16)
+    width: int = 128
+    depth: int = 2
+    levels: tuple[int, ...] = (8, 8, 8)
+    norm_eps: float = 1e-6
+
+    def _check_together(self) -> None:
+        self._check("levels", min(self.levels) > 1, "whole numbers from 2, such as (8, 8, 8)")
+        self._check("levels", self.vocabulary <= MOST_CODES, f"numbers whose product is {MOST_CODES:,} or less")
+
+    @property
+    def vocabulary(self) -> int:
+        """How many codes there are."""
+        return math.prod(self.levels)
+
+    @property
+    def blocks(self) -> int:
+        return 2 * self.depth
+
+
+class Block(nn.Module):
+    """z' = W GELU(3 x 3 convolution (LN(z))) + z."""
+
+    def __init__(self, config: TokenizerConfig) -> None:
+        super().__init__()
+        self.norm = LayerNorm(config.width, eps=config.norm_eps)
+        self.conv = Conv(config.width, config.width, 3, padding=1)
+        self.proj = Dense(config.width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, h, w, D) to (B, h, w, D)."""
+        y = self.conv(self.norm(x).movedim(3, 1), "exact")
+        return x + self.proj(y.movedim(1, 3))
+
+
+class Tokenizer(nn.Module):
+    """An image to codes, `encode`, and codes to an image, `decode`; any size of whole patches.
+
+    Raises:
+        ConfigError: from every verb that takes images, for a size or a number of channels that cannot be; from `decode` for
+            what are no codes.
+    """
+
+    blocks: Any  # a list of `Block`, those before the codes first
+
+    def __init__(self, config: TokenizerConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, (rows, columns) = config.width, config.patch_size
+        self.patch_embed = PatchEmbed(config.in_channels, width, config.patch_size)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
+        # no norm before these or before the pixels: it would take away how bright a patch is, which is most of what there is
+        self.to_levels = Dense(width, len(config.levels))
+        self.from_levels = Dense(len(config.levels), width)
+        self.pixels = Dense(width, rows * columns * config.in_channels)
+        _initialise(self)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised images (B, C, H, W) to what is left of them after rounding, (B, C, H, W), and their codes (B, h, w).
+
+        Gradients pass through the rounding as if it were not there.
+        """
+        bounded = self._bounded(images)
+        rounded = bounded + (bounded.round() - bounded).detach()
+        return self._drawn(rounded), self._codes(rounded)
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """Normalised images (B, C, H, W) to codes (B, h, w), int64 from 0 on and below `TokenizerConfig.vocabulary`."""
+        return self._codes(self._bounded(images).round())
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes (B, h, w) to images (B, C, H, W), normalised as those that were encoded."""
+        if codes.ndim != 3 or codes.is_floating_point():
+            raise ConfigError(f"codes of shape {tuple(codes.shape)} and {codes.dtype}", "give (B, h, w) whole numbers")
+        if codes.numel() and not 0 <= codes.min() <= codes.max() < self.config.vocabulary:
+            what = f"codes from {codes.min()} to {codes.max()} for a tokenizer of {self.config.vocabulary:,}"
+            raise ConfigError(what, "give those that this tokenizer made")
+        levels = self._levels(codes.device)
+        rounded = codes[..., None] // self._steps(codes.device) % levels  # (B, h, w, S)
+        return self._drawn(rounded.to(self.pixels.weight.dtype))
+
+    def _bounded(self, images: Tensor) -> Tensor:
+        """What is rounded, in fp32 or more: (B, h, w, S), number i from 0 to levels[i] - 1."""
+        config = self.config
+        if images.ndim != 4 or images.shape[1] != config.in_channels:
+            what = f"images of shape {tuple(images.shape)} for a tokenizer of {config.in_channels} channels"
+            raise ConfigError(what, "give (B, C, H, W), or make a tokenizer with in_channels=C")
+        images = whole_patches(images, config.patch_size, pad=False)
+        rows = images.shape[2] // config.patch_size[0]
+        x = residual_stream(self.patch_embed(images)).unflatten(1, (rows, -1))  # (B, h, w, D)
+        for block in self.blocks[: config.depth]:
+            x = block(x)
+        found = self.to_levels(x)
+        found = found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
+        return (self._levels(images.device) - 1) * found.sigmoid()
+
+    def _drawn(self, rounded: Tensor) -> Tensor:
+        """Images (B, C, H, W) of the levels (B, h, w, S)."""
+        x = residual_stream(self.from_levels(2 * rounded / (self._levels(rounded.device) - 1) - 1))  # (B, h, w, D)
+        for block in self.blocks[self.config.depth :]:
+            x = block(x)
+        cells = self.pixels(x).unflatten(3, (-1, *self.config.patch_size))  # (B, h, w, C, P, Q)
+        return cells.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+
+    def _codes(self, rounded: Tensor) -> Tensor:
+        return (rounded.detach().round().long() * self._steps(rounded.device)).sum(3)
+
+    def _levels(self, device: torch.device) -> Tensor:
+        return torch.tensor(self.config.levels, device=device)
+
+    def _steps(self, device: torch.device) -> Tensor:
+        """How much one level of each number counts in the code: (S,)."""
+        levels = self.config.levels
+        return torch.tensor([math.prod(levels[:place]) for place in range(len(levels))], device=device)
+
+    def layers(self) -> list[dict[str, nn.Parameter]]:
+        """All parameters by depth: projection; each block, the codes with the last one before them; pixels."""
+        depth = self.config.depth
+        around = {"patch_embed": 0, "to_levels": depth, "from_levels": depth}
+        groups: list[dict[str, nn.Parameter]] = [{} for _ in range(self.config.blocks + 2)]
+        for name, parameter in self.named_parameters():
+            part, _, rest = name.partition(".")
+            groups[int(rest.split(".")[0]) + 1 if part == "blocks" else around.get(part, -1)][name] = parameter
+        return groups
+
+    def no_decay(self) -> set[str]:
+        """Names of all that is no kernel: biases and norms."""
+        return {name for name, each in self.named_parameters() if each.ndim == 1}
+
+
+@fills
+def _initialise(model: Tokenizer) -> None:
+    """Fills every parameter in place.
+
+    | parameter | first value |
+    |-|-|
+    | kernels, dense layers, patch projection | LeCun normal |
+    | layer norm | 1 and 0 |
+    | other biases | 0 |
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            fill_lecun_normal(parameter)
+        else:
+            parameter.fill_(name.endswith(".weight"))

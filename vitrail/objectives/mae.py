@@ -1,0 +1,230 @@
+"""Masked autoencoders (He et al. 2022, "Masked Autoencoders Are Scalable Vision Learners"): most patches are hidden, and their
+pixels are told from the few that are seen.
+
+B images, C channels, P x Q pixels a patch, h x w = N patches, K of them visible and M hidden, A = P Q C numbers a patch,
+D width of the encoder, E of the decoder.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitrail.data.randomness import uniforms
+from vitrail.errors import ConfigError
+from vitrail.models import Backbone, Patches, Tokens, ViTConfig
+from vitrail.models.backbone import TAKE_SUBSETS
+from vitrail.models.config import grid_of, is_number
+from vitrail.models.initialise import fills
+from vitrail.models.layers import Dense, LayerNorm, residual_stream, whole_patches
+from vitrail.models.positions import take
+from vitrail.models.vit import Block
+from vitrail.objectives.objective import Objective
+
+EPS = 1e-6  # added to the variance of a patch
+
+
+class MAE(Objective):
+    """The encoder sees the visible patches alone; a small decoder tells the pixels of the hidden ones (section 3).
+
+    The class token, and DeiT's second one, go through the decoder with the patches; registers, which nothing reads, do not. An
+    encoder whose last norm comes after pooling hands over its tokens as its last block leaves them.
+
+    Args:
+        encoder: a backbone that takes subsets of patches.
+        mask_ratio: share of the patches that is hidden.
+        norm_pix: pixels are told in units of their own patch, less its mean and over its standard deviation.
+        decoder_width, decoder_depth, decoder_heads: sizes of the decoder; its MLP is four times as wide.
+
+    Raises:
+        ConfigError: the architecture cannot carry it, or has a stem or drops patches by itself; sizes that cannot be.
+    """
+
+    carried_by = TAKE_SUBSETS
+    encoder: Backbone
+
+    def __init__(
+        self,
+        encoder: Backbone,
+        *,
+        mask_ratio: float = 0.75,
+        norm_pix: bool = True,
+        decoder_width: int = 512,
+        decoder_depth: int = 8,
+        decoder_heads: int = 16,
+    ) -> None:
+        super().__init__(encoder)
+        config = encoder.config
+        _check(encoder, mask_ratio, norm_pix)
+        sizes = {"width": decoder_width, "depth": decoder_depth, "heads": decoder_heads, "mlp_width": 4 * decoder_width}
+        shared = {
+            name: getattr(config, name) for name in ("image_size", "patch_size", "in_channels", "norm_eps", "pad")
+        }
+        self.mask_ratio, self.norm_pix = mask_ratio, norm_pix
+        self.decoder = Decoder(encoder.width, ViTConfig(**sizes, **shared, gelu="exact", positions="sincos2d"))
+
+    def draw(self, ids: NDArray[np.int64], size: tuple[int, int], seed: int) -> tuple[Tensor, ...]:
+        """Noise (B, N), whose K lowest numbers are at the visible patches."""
+        rows, columns = grid_of(size, self.encoder.config.patch_size)
+        return (torch.from_numpy(uniforms(seed, "mae", *ids.T, count=rows * columns)).float(),)
+
+    def forward(self, images: Tensor, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
+        """The mean squared error of the pixels of hidden patches.
+
+        Args:
+            images: normalised (B, C, H, W).
+            noise: (B, N), see `draw`.
+
+        Returns:
+            The loss, and ``explained``: the part of the variance inside of hidden patches that the decoder tells; 0 is what
+            each patch's mean would.
+        """
+        pixels = self._cut(images)
+        predicted, hidden = self._predict(images, noise)
+        predicted, target = predicted.to(pixels.dtype), _rows(pixels, hidden)  # (B, M, A) each
+        if self.norm_pix:
+            target = (target - target.mean(2, keepdim=True)) / _deviation(target)
+        loss = (predicted - target).square().mean()
+        around_mean = (target - target.mean(2, keepdim=True)).square().mean()
+        return loss, {"explained": 1 - loss.detach() / around_mean.clamp(min=EPS)}
+
+    @torch.no_grad()
+    def show(self, images: Tensor, noise: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        """``visible``: the hidden patches grey; ``reconstructed``: in their place what the decoder tells, in units of pixels."""
+        pixels = self._cut(images)
+        predicted, hidden = self._predict(images, noise)
+        predicted = predicted.to(pixels.dtype)
+        if self.norm_pix:  # the decoder does not tell a patch's own mean and deviation: they are looked up
+            target = _rows(pixels, hidden)
+            predicted = predicted * _deviation(target) + target.mean(2, keepdim=True)
+        places = hidden[..., None].expand_as(predicted)
+        size = (images.shape[2], images.shape[3])
+        return {
+            "visible": self._join(pixels.scatter(1, places, 0.0), size),
+            "reconstructed": self._join(pixels.scatter(1, places, predicted), size),
+        }
+
+    def _predict(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """What the decoder tells of hidden patches (B, M, A), and which these are (B, M)."""
+        patches = self.encoder.place(self.encoder.patchify(images))
+        visible, hidden = split(noise, self.mask_ratio)
+        tokens = self.encoder.encode(Patches(_rows(patches.x, visible), patches.grid, visible))
+        return self.decoder(tokens, hidden, len(self.encoder.prefix)), hidden
+
+    def _cut(self, images: Tensor) -> Tensor:
+        """The numbers of each patch, ordered by row, column and channel: (B, C, H, W) to (B, N, A) in fp32 or more."""
+        config = self.encoder.config
+        images = whole_patches(images, config.patch_size, pad=config.pad)
+        (batch, channels, height, width), (p, q) = images.shape, config.patch_size
+        cells = images.reshape(batch, channels, height // p, p, width // q, q).permute(0, 2, 4, 3, 5, 1)
+        pixels = cells.flatten(3).flatten(1, 2)
+        return pixels.float() if pixels.dtype in (torch.float16, torch.bfloat16) else pixels
+
+    def _join(self, pixels: Tensor, size: tuple[int, int]) -> Tensor:
+        """Images (B, C, H, W) of ``size`` again; what they were filled up with is cut off."""
+        p, q = self.encoder.config.patch_size
+        cells = pixels.unflatten(2, (p, q, -1)).unflatten(1, grid_of(size, (p, q)))  # (B, h, w, P, Q, C)
+        return cells.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)[:, :, : size[0], : size[1]]
+
+
+class Decoder(nn.Module):
+    """Blocks of a ViT over all patches, where the hidden ones are a mask token with fixed positions.
+
+    Hidden patches come first, so that the last block and the projection work for them alone; attention minds no order.
+    """
+
+    def __init__(self, width: int, config: ViTConfig) -> None:
+        super().__init__()
+        (rows, columns), channels = config.patch_size, config.in_channels
+        self.mask_token = nn.Parameter(torch.empty(1, 1, config.width))
+        self.embed = Dense(width, config.width)
+        self.blocks = nn.ModuleList(Block(config, 0.0) for _ in range(config.depth))
+        self.norm = LayerNorm(config.width, eps=config.norm_eps)
+        self.pred = Dense(config.width, rows * columns * channels)
+        _initialise(self)
+
+    def forward(self, tokens: Tokens, hidden: Tensor, prefix: int) -> Tensor:
+        """What the encoder gives for K patches, (B, T, D), and the numbers (B, M) of the others to their pixels (B, M, A).
+
+        The first ``prefix`` tokens come along, without a position.
+        """
+        assert tokens.ids is not None
+        x = self.embed(torch.cat([tokens.x[:, -tokens.ids.shape[1] :], tokens.x[:, :prefix]], 1))  # (B, K + prefix, E)
+        places = sincos2d(tokens.grid, x.shape[2], x.device).to(x.dtype)[None]  # (1, N, E)
+        before = self.mask_token.to(x.dtype) + take(places, hidden)  # (B, M, E)
+        seen = torch.cat([take(places, tokens.ids), x.new_zeros(len(x), prefix, x.shape[2])], 1)
+        x = residual_stream(torch.cat([before, x + seen], 1))
+        for block in self.blocks:
+            x = block(x, queries=hidden.shape[1] if block is self.blocks[-1] else None)
+        return self.pred(self.norm(x))
+
+
+def split(noise: Tensor, mask_ratio: float) -> tuple[Tensor, Tensor]:
+    """Which patches are visible, (B, K), and which hidden, (B, M): where the lowest K = int(N (1 - mask_ratio)) numbers of
+    ``noise`` (B, N) stand, and the others. At least one is visible, and one hidden; raises `ConfigError` where N is 1.
+    """
+    patches = noise.shape[1]
+    if patches < 2:
+        raise ConfigError("an image of 1 patch has none to hide", "use larger images or smaller patches")
+    kept = min(max(int(patches * (1 - mask_ratio)), 1), patches - 1)
+    order = noise.argsort(dim=1, stable=True)  # equal numbers are in one order on every device
+    return order[:, :kept], order[:, kept:]
+
+
+def sincos2d(grid: tuple[int, int], width: int, device: torch.device | None = None) -> Tensor:
+    """Fixed positions as the authors' code has them, (h w, D) in fp32: [sin x w, cos x w, sin y w, cos y w], with x the column,
+    y the row and w_i = 10000^(-4 i / D) for i < D / 4. Those of `positions.sincos2d` end at 1 / 10000, these just before.
+    """
+    kind = torch.float32 if device is not None and device.type == "mps" else torch.float64
+    rows, columns = (torch.arange(length, dtype=kind, device=device) for length in grid)
+    y, x = torch.meshgrid(rows, columns, indexing="ij")  # (h, w) each
+    frequencies = 10000 ** (-4 * torch.arange(width // 4, dtype=kind, device=device) / width)  # (D/4,)
+    x, y = (axis.flatten()[:, None] * frequencies for axis in (x, y))  # (h w, D/4) each
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], 1).float()
+
+
+def _rows(x: Tensor, ids: Tensor) -> Tensor:
+    """Of (B, N, D) the rows that each image names in ``ids`` (B, K): (B, K, D)."""
+    return x.gather(1, ids[..., None].expand(-1, -1, x.shape[2]))
+
+
+def _deviation(pixels: Tensor) -> Tensor:
+    """sqrt(variance + `EPS`) of each patch, the variance that over A - 1: (B, M, A) to (B, M, 1)."""
+    return (pixels.var(2, keepdim=True) + EPS).sqrt()
+
+
+def _check(encoder: Backbone, mask_ratio: float, norm_pix: bool) -> None:
+    """Raises `ConfigError` for what `MAE` cannot do with an encoder that takes subsets of patches."""
+    config = encoder.config
+    if not is_number(mask_ratio) or not 0 < mask_ratio < 1:
+        raise ConfigError(f"mask_ratio is {mask_ratio!r}", "mask_ratio = a share between 0 and 1, such as 0.75")
+    if config.patch_dropout:
+        what = f"patch_dropout is {config.patch_dropout} in the encoder of a masked autoencoder, which hides patches itself"
+        raise ConfigError(what, "create the encoder with patch_dropout=0")
+    if getattr(config, "stem", None) is not None:
+        what = f"the encoder has the stem {config.stem}, which sees beyond its patch: visible ones would tell of hidden ones"
+        raise ConfigError(what, "take one without a stem, such as vit-b16")
+    if norm_pix and config.patch_size == (1, 1) and config.in_channels == 1:
+        raise ConfigError("a patch of one number has no variance to divide by", "use larger patches, or norm_pix=False")
+
+
+@fills
+def _initialise(decoder: Decoder) -> None:
+    """Fills every parameter in place, as the authors' code does.
+
+    | parameter | first value |
+    |-|-|
+    | dense layers, q, k and v as one | Xavier uniform |
+    | mask token | normal, 0.02 |
+    | layer norm | 1 and 0 |
+    | other biases | 0 |
+    """
+    for name, parameter in decoder.named_parameters():
+        if name == "mask_token":
+            parameter.normal_(std=0.02)
+        elif parameter.ndim > 1:
+            nn.init.xavier_uniform_(parameter)
+        else:
+            parameter.fill_(name.endswith(".weight"))

@@ -1,0 +1,104 @@
+"""The weights of visual tokenizers: a folder of ``model.safetensors`` and ``config.json``, as that of a model, read as warily."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save as to_bytes
+
+from vitrail.data.images import Preprocessing
+from vitrail.errors import CheckpointError
+from vitrail.files import dump_json, replace_folder, written_aside
+from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
+from vitrail.weights.description import FORMAT_VERSION, TOKENIZER, check_format, useless
+from vitrail.weights.find import find
+from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
+from vitrail.weights.layout import Log
+from vitrail.weights.tensors import AGAIN, filled, read_json, read_tensors, warn_of_broken
+
+
+class SavedTokenizer(NamedTuple):
+    """A tokenizer with how its images are made, and plain facts on where its weights come from."""
+
+    tokenizer: Tokenizer
+    preprocessing: Preprocessing
+    provenance: dict[str, Any]
+
+
+def save_tokenizer(
+    path: str | Path,
+    tokenizer: Tokenizer,
+    preprocessing: Preprocessing,
+    provenance: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes a folder whole or not at all, as `vitrail.weights.native.save_model` does.
+
+    Args:
+        path: a folder; one that is there is replaced if it is empty or holds a model and nothing else.
+        preprocessing: how the images were made that it learned from.
+        provenance: plain facts on where the weights come from.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigError: the folder holds other things.
+        DiskError: the disk is full or refuses; what was there before is intact.
+    """
+    path = Path(path)
+    check_replaceable(path)
+    tensors = {name: each.detach().cpu().contiguous() for name, each in tokenizer.state_dict().items()}
+    content = to_bytes(tensors)
+    description = {
+        "format_version": FORMAT_VERSION,
+        "kind": TOKENIZER,
+        "config": tokenizer.config.to_dict(),
+        "preprocessing": preprocessing.to_dict(),
+        "provenance": dict(provenance or {}),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    with written_aside(path, {WHOLE: content, CONFIG: dump_json(description).encode()}) as aside:
+        replace_folder(path, aside)
+    return path
+
+
+def load_tokenizer(path: str | Path, log: Log) -> SavedTokenizer:
+    """The tokenizer that ``path`` names, on the CPU and ready to use.
+
+    Args:
+        path: a folder that `save_tokenizer` wrote, a run directory that holds one, or ``latest``.
+        log: takes a line where numbers are none.
+
+    Raises:
+        ConfigError: there is nothing of that name.
+        CheckpointError: damaged, of another format version, or no tokenizer; lists the tensors that do not fit.
+    """
+    found = find(path)
+    description = read_json(found.path / CONFIG) if found.layout == "native folder" else {}
+    if description.get("kind") != TOKENIZER:
+        raise CheckpointError(
+            f"{found.path} is no tokenizer", "read models with vitrail.load, or give a tokenizer's folder"
+        )
+    check_format(description, found.path)
+    try:
+        config = TokenizerConfig.from_dict(description["config"])
+        preprocessing = Preprocessing.from_dict(description["preprocessing"])
+        provenance = dict(description.get("provenance") or {})
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise useless(found.path, error) from error
+    if preprocessing.channels != config.in_channels:
+        what = f"{found.path} takes {config.in_channels} channels, and its preprocessing makes {preprocessing.channels}"
+        raise CheckpointError(what, AGAIN)
+    tensors, _ = read_tensors(found.path / WHOLE, sha256=str(description.get("sha256")))
+    tokenizer = filled(lambda: _sketch(config), config.blocks, tensors, found.path)
+    warn_of_broken(tokenizer.state_dict(), found.path, log)
+    return SavedTokenizer(tokenizer.eval(), preprocessing, provenance)
+
+
+def _sketch(config: TokenizerConfig) -> Tokenizer:
+    with torch.device("meta"):
+        return Tokenizer(config)
