@@ -61,7 +61,7 @@ def turns_of(policy):
     return np.sum(turns, axis=0) * np.ones(COUNT)
 
 
-@pytest.mark.parametrize("name", ["light2", "strong2", "deit", "three_augment", "none", "flip"])
+@pytest.mark.parametrize("name", ["light2", "strong2", "deit", "three_augment", "moco", "simclr", "none", "flip"])
 def test_the_result_is_one_operation_after_the_other(name):
     policy = replace(POLICIES[name], crop="none", erase=0.0, flip=0.5)
     images, turns, flips = photographs(), turns_of(policy), draw_flips(policy, ids_of(), 0)

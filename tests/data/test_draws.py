@@ -13,6 +13,7 @@ from vitrail.data.policy import OPERATIONS, POLICIES, Augment
 
 IDS = np.stack([np.zeros(3200), np.arange(3200), np.zeros(3200)], 1).astype(np.int64)
 NONE = Augment(crop="none", flip=0.0)
+JITTERED = {"jitter": (0.4, 0.4, 0.2), "hue": 0.1, "jitter_probability": 0.8}
 
 
 def values_of(layer, name):
@@ -119,6 +120,51 @@ def test_a_jitter_of_nothing_is_left_out():
     layers = draw_layers(replace(NONE, jitter=(0.2, 0.0, 0.0)), IDS[:50], 0)
     assert {name for layer in layers for name in layer.names} == {"brightness", ""}
     assert (np.stack([layer.names for layer in layers]) == "brightness").sum(0).tolist() == [1] * 50
+
+
+def test_hue_joins_the_jitter_anywhere_and_leaves_the_others_as_they_were():
+    plain, coloured = replace(NONE, jitter=(0.4, 0.4, 0.2)), replace(NONE, jitter=(0.4, 0.4, 0.2), hue=0.1)
+    three, four = draw_layers(plain, IDS, 0), draw_layers(coloured, IDS, 0)
+    orders, counted = np.unique(np.stack([layer.names for layer in four]), axis=1, return_counts=True)
+    assert orders.shape == (4, 24)
+    assert stats.chisquare(counted).pvalue > 1e-3
+    names, values = (np.stack([getattr(layer, part) for layer in four], 1) for part in ("names", "values"))
+    turns = values[names == "hue"]
+    assert stats.kstest((turns + 0.1) / 0.2, "uniform").pvalue > 1e-3
+    assert np.array_equal(names[names != "hue"].reshape(-1, 3), np.stack([layer.names for layer in three], 1))
+    assert np.array_equal(values[names != "hue"].reshape(-1, 3), np.stack([layer.values for layer in three], 1))
+
+
+def test_hue_alone_is_a_jitter():
+    layers = draw_layers(replace(NONE, hue=0.5), IDS[:50], 0)
+    assert (np.stack([layer.names for layer in layers]) == "hue").sum(0).tolist() == [1] * 50
+
+
+def test_a_picture_is_jittered_whole_or_not_at_all():
+    names = np.stack([layer.names for layer in draw_layers(replace(NONE, **JITTERED), IDS, 0)])
+    count = (names != "").sum(0)
+    assert set(count) == {0, 4}
+    assert stats.binomtest(int((count == 4).sum()), len(IDS), 0.8).pvalue > 1e-3
+
+
+def test_views_are_greyed_alike_and_blurred_and_solarised_at_rates_of_their_own():
+    policy = replace(POLICIES["moco"], blur_views=(0.7, 0.1), solarise_views=(0.05, 0.2))
+    for view, rates in enumerate([(0.2, 0.7, 0.05), (0.2, 0.1, 0.2), (0.2, 0.7, 0.05)]):
+        ids = IDS + np.array([0, 0, view])
+        *_, grey, blur, solarise = draw_layers(policy, ids, 0)
+        for layer, name, rate in zip((grey, blur, solarise), ("grey", "blur", "solarise"), rates):
+            assert set(layer.names) == {name, ""}
+            assert stats.binomtest(int((layer.names == name).sum()), len(ids), rate).pvalue > 1e-3
+        assert stats.kstest((blur.values[blur.names == "blur"] - 0.1) / 1.9, "uniform").pvalue > 1e-3
+        assert values_of(solarise, "solarise") == {128}
+
+
+def test_mocos_first_view_is_always_blurred_and_never_solarised():
+    *_, grey, blur, solarise = draw_layers(POLICIES["moco"], IDS, 0)
+    assert set(blur.names) == {"blur"}
+    assert set(solarise.names) == {""}
+    assert set(grey.names) == {"grey", ""}
+    assert len(draw_layers(POLICIES["simclr32"], IDS, 0)) == 5  # no layer for what never comes
 
 
 def test_flips_come_at_their_rate():

@@ -72,6 +72,70 @@ def test_a_training_that_starts_later_goes_on_with_the_same_batches(files):
     assert_equal(list(train_batches(files, **PLAIN))[4:], train_batches(files, **PLAIN | {"start": 4}))
 
 
+def expected_views(views, repeats=1):
+    """The ids of `PLAIN`'s thirteen samples, each row as so many views."""
+    single = [batch.ids for batch in train_batches(arrays(13), **PLAIN, repeats=repeats)]
+    return [
+        [[epoch, sample, view * views + each] for epoch, sample, view in ids.tolist() for each in range(views)]
+        for ids in single
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_sample_comes_in_its_views_next_to_one_another(files, workers):
+    batches = list(train_batches(files, **PLAIN, views=2, workers=workers))
+    assert [batch.ids.tolist() for batch in batches] == expected_views(2)
+    for batch in batches:
+        assert batch.images.shape == (10, 3, *SIZE)
+        assert batch.keys[::2] == batch.keys[1::2] == [files.keys[sample] for sample in batch.ids[::2, 1]]
+        assert torch.equal(batch.targets[::2], batch.targets[1::2])
+        assert not (batch.images[::2] == batch.images[1::2]).all((1, 2, 3)).any()  # each view has its own crop
+    first = [batch.images[::2] for batch in batches]
+    assert all(map(torch.equal, first, (batch.images for batch in train_batches(files, **PLAIN))))
+
+
+def test_views_of_arrays_are_the_same_picture_until_they_are_augmented():
+    source = arrays(13)
+    batches = list(train_batches(source, **PLAIN, views=3, repeats=2))
+    assert [batch.ids.tolist() for batch in batches] == expected_views(3, repeats=2)
+    for batch in batches:
+        assert np.array_equal(batch.images, source.images[batch.ids[:, 1]].transpose(0, 3, 1, 2))
+        assert batch.keys == [source.keys[sample] for sample in batch.ids[:, 1]]
+
+
+def test_a_transform_makes_every_view_anew(user_code):
+    source = open_data(user_code.Noise(9), validation=0).train
+    options = PLAIN | {"transform": user_code.noisy, "size": (6, 8), "views": 2}
+    here = list(train_batches(source, **options))
+    assert all(not torch.equal(*pair) for batch in here for pair in batch.images.unflatten(0, (-1, 2)))
+    assert_equal(here, train_batches(source, **options, workers=1))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bad_image_is_told_once_and_takes_all_its_views_away(files, workers):
+    for name in ("03.jpg", "08.png"):
+        Path(files.contents.root, name).write_bytes(b"")
+    told = []
+    batches = list(
+        train_batches(files, **PLAIN, views=2, workers=workers, bad=lambda key, reason: told.append((key, reason)))
+    )
+    rows = expected_views(2)
+    assert [batch.ids.tolist() for batch in batches] == [[row for row in some if row[1] not in (3, 8)] for some in rows]
+    assert [key for key, _ in told] == [files.keys[row[1]] for some in rows for row in some[::2] if row[1] in (3, 8)]
+    assert all(len(batch.images) == len(batch.targets) == len(batch.keys) == len(batch.ids) for batch in batches)
+
+
+def test_a_view_that_cannot_be_made_takes_the_others_away(user_code):
+    source = open_data(user_code.Fickle(9), validation=0).train
+    told = []
+    batches = list(train_batches(source, **PLAIN, views=2, bad=lambda key, _: told.append(key)))
+    assert 0 < len(told) < 30
+    assert sum(map(len, batches)) == 60 - 2 * len(told)
+    for batch in batches:
+        assert batch.ids[:, 2].tolist() == [0, 1] * (len(batch) // 2)
+        assert np.array_equal(batch.ids[::2, :2], batch.ids[1::2, :2])
+
+
 def test_evaluation_sees_every_file_once_in_order_as_preprocessing_has_it(files):
     preprocessing = Preprocessing.timm(SIZE)
     batches = list(eval_batches(files, preprocessing, batch=4))

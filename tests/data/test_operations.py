@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import colorsys
+
 import numpy as np
 import pytest
 import torch
@@ -50,11 +52,23 @@ def solarise_add(image, addition):
     return image.point(table * len(image.getbands()))
 
 
+def turn_hues(image, turn):
+    """By the standard library, in exact HSV: Pillow's own has 8 bits for a hue."""
+    if image.mode != "RGB":
+        return image
+    made = []
+    for pixel in np.asarray(image).reshape(-1, 3) / 255:
+        hue, saturation, value = colorsys.rgb_to_hsv(*pixel.tolist())
+        made.append(colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value))
+    return np.rint(np.array(made) * 255).astype(np.uint8).reshape(image.height, image.width, 3)
+
+
 # name -> (Pillow's, the lowest and the highest value)
 PILLOW = {
     "brightness": (lambda image, value: ImageEnhance.Brightness(image).enhance(value), 0.1, 1.9),
     "contrast": (lambda image, value: ImageEnhance.Contrast(image).enhance(value), 0.1, 1.9),
     "colour": (lambda image, value: ImageEnhance.Color(image).enhance(value), 0.1, 1.9),
+    "hue": (turn_hues, -0.5, 0.5),
     "sharpness": (lambda image, value: ImageEnhance.Sharpness(image).enhance(value), 0.1, 1.9),
     "posterise": (lambda image, value: ImageOps.posterize(image, int(value)), 1, 8.99),
     "solarise": (lambda image, value: ImageOps.solarize(image, value), 0, 256),
@@ -119,6 +133,26 @@ def test_an_operation_alone_equals_pillows(name, channels):
     theirs = np.stack([by_pillow(name, picture, float(value)) for picture, value in zip(given, values)])
     assert made.shape == theirs.shape
     assert np.abs(made - theirs).max() <= (0 if name in EXACT else 1)
+
+
+def test_a_turn_of_hues_is_pillows_up_to_its_eight_bits_of_hsv():
+    given, steps = PICTURES[:25, ..., :3], np.arange(-120, 130, 10)
+    made = operate(tensor(given), "hue", steps / 256).numpy().astype(int)  # its hue wraps around at 256
+    for picture, step, ours in zip(given, steps.tolist(), made):
+        hsv = np.array(Image.fromarray(picture).convert("HSV"))
+        hsv[..., 0] += np.uint8(step % 256)
+        theirs = np.asarray(Image.fromarray(hsv, "HSV").convert("RGB"))
+        assert np.abs(ours - theirs.transpose(2, 0, 1)).max() <= 8
+        assert np.abs(ours - theirs.transpose(2, 0, 1)).mean() < 2
+
+
+def test_hues_turn_through_the_whole_circle_and_greys_stay():
+    colours = torch.tensor([[255, 0, 0], [0, 255, 0], [200, 50, 50], [90, 90, 90], [0, 0, 0]], dtype=torch.uint8)
+    images = colours[:, :, None, None].expand(-1, -1, 1, 2).contiguous()
+    third, half, whole = (operate(images, "hue", np.full(5, turn))[..., 0, 0].tolist() for turn in (1 / 3, 0.5, 1))
+    assert third == [[0, 255, 0], [0, 0, 255], [50, 200, 50], [90, 90, 90], [0, 0, 0]]
+    assert half == [[0, 255, 255], [255, 0, 255], [50, 200, 200], [90, 90, 90], [0, 0, 0]]
+    assert whole == colours.tolist()
 
 
 @pytest.mark.parametrize("name", PILLOW)

@@ -26,6 +26,26 @@ def test_a_plain_form_may_be_partial():
     assert Augment.from_dict({"crop_area": [0.5, 1], "layers": 2}) == Augment(crop_area=(0.5, 1), layers=2)
 
 
+def test_what_was_written_before_views_had_blurs_of_their_own_draws_nothing_new():
+    old = {"jitter": [0.3, 0.3, 0.3], "three_augment": True, "blur": [0.1, 2.0]}
+    policy = Augment.from_dict(old)
+    assert (policy.hue, policy.jitter_probability, policy.grey) == (0, 1, 0)
+    assert policy.blur_views == policy.solarise_views == (0, 0)
+
+
+def test_the_recipes_of_two_views_have_the_papers_values():
+    moco, simclr, small = (POLICIES[name] for name in ("moco", "simclr", "simclr32"))
+    assert {each.crop_area for each in (moco, simclr, small)} == {(0.08, 1.0)}
+    assert {(each.jitter_probability, each.grey) for each in (moco, simclr, small)} == {(0.8, 0.2)}
+    assert (*moco.jitter, moco.hue) == (0.4, 0.4, 0.2, 0.1)
+    assert (moco.blur_views, moco.blur, moco.solarise_views) == ((1.0, 0.1), (0.1, 2.0), (0.0, 0.2))
+    assert (*simclr.jitter, simclr.hue) == (0.8, 0.8, 0.8, 0.2)
+    assert (simclr.blur_views, simclr.solarise_views) == ((0.5, 0.5), (0, 0))
+    assert (*small.jitter, small.hue) == (0.4, 0.4, 0.4, 0.1)
+    assert small.blur_views == small.solarise_views == (0, 0)
+    assert POLICIES["mae"] == Augment(crop_area=(0.2, 1.0), flip=0.5)
+
+
 def test_an_unknown_key_gets_the_nearest_right_one():
     with pytest.raises(ConfigError, match="'magnitude'"):
         Augment.from_dict({"magnitud": 3})
@@ -49,6 +69,11 @@ def test_an_unknown_key_gets_the_nearest_right_one():
         {"magnitude": -1.0},
         {"mixup": float("inf")},
         {"jitter": (0.1, 1.2, 0.0)},
+        {"hue": 0.6},
+        {"jitter_probability": -0.5},
+        {"grey": 1.1},
+        {"blur_views": (0.5, 1.5)},
+        {"solarise_views": (0.1,)},
         {"pad": 0.6},
         {"fill": 256},
         {"smoothing": 1.0},

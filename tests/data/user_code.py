@@ -38,6 +38,15 @@ class Noise(Shades):
         return picture, self.targets[number]
 
 
+class Fickle(Noise):
+    """Pictures of which a third of the times one cannot be made."""
+
+    def __getitem__(self, number):
+        if random.random() < 1 / 3:
+            raise OSError(f"no picture {number} today")
+        return super().__getitem__(number)
+
+
 def noisy(picture):
     """A transform that draws from both global generators."""
     values = np.asarray(picture).transpose(2, 0, 1).astype(np.float32) / 255

@@ -49,9 +49,10 @@ INCREASING: dict[str, Strength] = {
     "sharpness": _enhance,
 }
 
-JITTER = np.array(["brightness", "contrast", "colour"])
+JITTER = np.array(["brightness", "contrast", "colour", "hue"])
 THREE = np.array(["grey", "solarise", "blur"])
 NOTHING = ""
+HALF = 128.0  # Pillow's threshold for solarising
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,17 @@ class Layer:
 
 
 def draw_layers(policy: Augment, ids: NDArray[np.int64], seed: int) -> list[Layer]:
-    """The operations on pictures with these ids (B, 3), in their order: three-augment, jitter, RandAugment."""
+    """The operations on pictures with these ids (B, 3), in their order: three-augment, jitter, grey, blur, solarising,
+    RandAugment.
+    """
     layers: list[Layer] = []
     if policy.three_augment:
         layers.append(_three_augment(policy, ids, seed))
-    if any(policy.jitter):
+    if any(policy.jitter) or policy.hue:
         layers += _jitter(policy, ids, seed)
+    layers += _sometimes(policy.grey, "grey", (0.0, 0.0), ids, seed)
+    layers += _sometimes(policy.blur_views, "blur", policy.blur, ids, seed)
+    layers += _sometimes(policy.solarise_views, "solarise", (HALF, HALF), ids, seed)
     return layers + [_randaugment(policy, ids, seed, depth) for depth in range(policy.layers)]
 
 
@@ -119,17 +125,39 @@ def _three_augment(policy: Augment, ids: NDArray[np.int64], seed: int) -> Layer:
     which, how_much = uniforms(seed, "three", *ids.T, count=2).T
     names = THREE[(3 * which).astype(np.int64)]
     low, high = policy.blur
-    # 128 is Pillow's threshold for solarising; blur alone has a strength
-    return Layer(names, np.where(names == "blur", low + (high - low) * how_much, 128.0), np.zeros((len(ids), 2)))
+    # blur alone has a strength
+    return Layer(names, np.where(names == "blur", low + (high - low) * how_much, HALF), np.zeros((len(ids), 2)))
 
 
 def _jitter(policy: Augment, ids: NDArray[np.int64], seed: int) -> list[Layer]:
     draws = uniforms(seed, "jitter", *ids.T, count=6)
-    order = draws[:, :3].argsort(axis=1)  # (B, 3)
-    values = 1 + np.array(policy.jitter) * (2 * draws[:, 3:] - 1)  # (B, 3)
-    names = np.where(np.array(policy.jitter) > 0, JITTER, NOTHING)
+    order, even = draws[:, :3], 2 * draws[:, 3:] - 1  # (B, 3) each
+    middle, reach = [1.0] * 3, list(policy.jitter)
+    if policy.hue:  # of its own stream: a picture's three others are the same with it and without
+        place, turn = uniforms(seed, "hue", *ids.T, count=2)[..., None].transpose(1, 0, 2)  # (B, 1) each
+        order, even = np.concatenate([order, place], 1), np.concatenate([even, 2 * turn - 1], 1)
+        middle, reach = [*middle, 0.0], [*reach, policy.hue]
+    values = np.array(middle) + np.array(reach) * even  # (B, 3 or 4)
+    names = np.where(np.array(reach) > 0, JITTER[: len(reach)], NOTHING)
     rows = np.arange(len(ids))
-    return [Layer(names[kind], values[rows, kind], np.zeros((len(ids), 2))) for kind in order.T]
+    layers = [Layer(names[kind], values[rows, kind], np.zeros((len(ids), 2))) for kind in order.argsort(axis=1).T]
+    if policy.jitter_probability == 1:
+        return layers
+    chosen = uniforms(seed, "whether jitter", *ids.T, count=1)[:, 0] < policy.jitter_probability
+    return [layer.only(chosen) for layer in layers]
+
+
+def _sometimes(
+    probability: float | tuple[float, float], name: str, values: tuple[float, float], ids: NDArray[np.int64], seed: int
+) -> list[Layer]:
+    """A layer of one operation with a ``probability``, of all views or of even and odd ones; none where it never comes."""
+    of_views = np.broadcast_to(np.array(probability), 2)
+    if not of_views.any():
+        return []
+    whether, how_much = uniforms(seed, name, *ids.T, count=2).T
+    names = np.where(whether < of_views[ids[:, 2] % 2], name, NOTHING)
+    low, high = values
+    return [Layer(names, low + (high - low) * how_much, np.zeros((len(ids), 2)))]
 
 
 def _randaugment(policy: Augment, ids: NDArray[np.int64], seed: int, depth: int) -> Layer:

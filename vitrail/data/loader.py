@@ -77,6 +77,7 @@ def train_batches(
     stop: int,
     workers: int = 0,
     repeats: int = 1,
+    views: int = 1,
     channels: int = 3,
     transform: Callable[[Any], Any] | None = None,
     bad: Bad = stop_at_bad,
@@ -90,9 +91,11 @@ def train_batches(
     Args:
         workers: processes that make the pictures; 0 makes them here: one batch ahead in a thread, or, with a
             ``transform`` or a user's Dataset, whose code no thread may run beside the training, when it is asked for.
+        views: how often each sample of a step comes, next to one another, every time as another view: B V images, of B
+            ``batch`` and V ``views``. With ``repeats`` the views of one that comes again go on counting.
         transform: a callable or module from a Pillow image (or an array (H, W, C), where Pillow has no mode for it) to
             (channels, *size), uint8 or float in [0, 1].
-        bad: told of each bad image, in order; if it does not raise, the batch comes without the image.
+        bad: told of each bad image, in order; if it does not raise, the batch comes without the image, in all its views.
         device: where arrays are kept, if they fit in 4 GiB, and their batches come from.
 
     Raises:
@@ -100,7 +103,7 @@ def train_batches(
         ConfigError: ``transform`` returns something else, or it or the Dataset cannot be sent to a worker.
     """
     stream = TrainStream(images=len(source), batch=batch, seed=seed, repeats=repeats)
-    steps = stream.steps(start, stop)
+    steps = (_in_views(ids, views) for ids in stream.steps(start, stop))
     if source.kind == "arrays" and transform is None:
         _check_channels(source, channels)
         yield from _gathered(source, steps, device)
@@ -110,7 +113,7 @@ def train_batches(
         make = Transformed(source.contents, transform, size, seed, channels)
     else:
         make = TrainingCrop(source.contents, policy, size, seed, channels)
-    made = _made(source, make, steps, workers=workers, bad=bad, users=transform is not None)
+    made = _made(source, make, steps, workers=workers, bad=bad, views=views, users=transform is not None)
     with closing(made):
         for step, some in enumerate(made, start):
             if not len(some):
@@ -154,6 +157,15 @@ def _ids_in_order(start: int, stop: int) -> np.ndarray:
     return ids
 
 
+def _in_views(ids: np.ndarray, views: int) -> np.ndarray:
+    """Every row (B, 3) as so many views of its sample, next to one another: (B V, 3)."""
+    if views == 1:
+        return ids
+    rows = ids.repeat(views, axis=0)
+    rows[:, 2] = rows[:, 2] * views + np.tile(np.arange(views), len(ids))
+    return rows
+
+
 def _check_channels(source: Source, channels: int) -> None:
     if source.images.shape[3] != channels:
         fact = f"the images have {source.images.shape[3]} channels, the model takes {channels}"
@@ -172,31 +184,43 @@ def _gathered(source: Source, jobs: Iterable[np.ndarray], device: torch.device |
 
 
 def _made(
-    source: Source, make: Make, jobs: Iterable[np.ndarray], *, workers: int, bad: Bad, users: bool = False
+    source: Source,
+    make: Make,
+    jobs: Iterable[np.ndarray],
+    *,
+    workers: int,
+    bad: Bad,
+    views: int = 1,
+    users: bool = False,
 ) -> Generator[Batch, None, None]:
     """Batches of pictures that are made one by one, here or in workers, without the bad ones."""
     here = partial(make_all, make)
     if workers:
         pool = Workers(make, workers, source.keys)
-        results = in_order(partial(_stacked, pool), jobs, threads=workers, close=pool.close)
+        results = in_order(partial(_stacked, pool, views=views), jobs, threads=workers, close=pool.close)
     elif users or isinstance(source.contents, UserDataset):
-        results = (_stacked(here, ids) for ids in jobs)
+        results = (_stacked(here, ids, views=views) for ids in jobs)
     else:
-        results = in_order(partial(_stacked, here), jobs, threads=1)
+        results = in_order(partial(_stacked, here, views=views), jobs, threads=1)
     with closing(results):
         for ids, images, reasons in results:
-            for row, reason in reasons.items():
-                bad(source.keys[ids[row, 1]], reason)
-            yield _batch(source, torch.from_numpy(images), np.delete(ids, list(reasons), axis=0))
+            by_sample = ids.reshape(-1, views, 3)
+            for place, reason in reasons.items():
+                bad(source.keys[by_sample[place, 0, 1]], reason)
+            kept = np.delete(by_sample, list(reasons), axis=0).reshape(-1, 3)
+            yield _batch(source, torch.from_numpy(images), kept)
 
 
 def _stacked(
-    make: Callable[[np.ndarray], list[Made]], ids: np.ndarray
+    make: Callable[[np.ndarray], list[Made]], ids: np.ndarray, *, views: int
 ) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
-    """The ids of a job, its good pictures (B, C, H, W), and why the other rows are bad."""
+    """The ids of a job, its good pictures (B, C, H, W), and why the other samples are bad, by their place in the job."""
     made = make(ids)
-    reasons = {row: each for row, each in enumerate(made) if isinstance(each, str)}
-    pictures = [each for each in made if not isinstance(each, str)]
+    reasons: dict[int, str] = {}
+    for row, each in enumerate(made):
+        if isinstance(each, str):
+            reasons.setdefault(row // views, each)
+    pictures = [each for row, each in enumerate(made) if row // views not in reasons and not isinstance(each, str)]
     if len({each.dtype for each in pictures}) > 1:  # a user's Dataset may give either kind
         pictures = [each if each.dtype == np.float32 else each / np.float32(255) for each in pictures]
     return ids, np.stack(pictures) if pictures else np.zeros((0, 0, 0, 0), np.uint8), reasons

@@ -30,7 +30,8 @@ CHOICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """A whole policy. The order is crop, flip, three-augment, jitter, RandAugment, erasing; then, on batches, mixing.
+    """A whole policy. The order is crop, flip, three-augment, jitter, grey, blur, solarising, RandAugment, erasing; then, on
+    batches, mixing. Views of one picture are drawn apart; even and odd ones may differ in how often they are blurred.
 
     Attributes:
         crop: ``inception`` is a random part of random area and aspect, scaled; ``pad`` a shift over a padded border;
@@ -51,6 +52,11 @@ class Augment:
         three_augment: one of grey, solarise and Gaussian blur for each picture (DeiT III).
         blur: range of its standard deviation, in pixels.
         jitter: brightness, contrast and saturation are each multiplied by 1 - j ... 1 + j, in random order.
+        hue: all hues of a picture turn by -hue ... hue of the whole circle, as a fourth part of the jitter.
+        jitter_probability: that a picture is jittered at all.
+        grey: probability that a picture loses its colours.
+        blur_views, solarise_views: probability that a picture is blurred, and that levels from 128 are inverted, in even
+            and in odd views.
         erase: probability of random erasing (Zhong et al. 2020).
         erase_area, erase_aspect: ranges of the erased box's area over the picture's, and of its height over its width.
         erase_fill: ``noise`` is normal noise for each pixel, ``constant`` the level ``fill``.
@@ -81,6 +87,11 @@ class Augment:
     three_augment: bool = False
     blur: tuple[float, float] = (0.1, 2.0)
     jitter: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    hue: float = 0.0
+    jitter_probability: float = 1.0
+    grey: float = 0.0
+    blur_views: tuple[float, float] = (0.0, 0.0)
+    solarise_views: tuple[float, float] = (0.0, 0.0)
     erase: float = 0.0
     erase_area: tuple[float, float] = (0.02, 1 / 3)
     erase_aspect: tuple[float, float] = (0.3, 1 / 0.3)
@@ -99,8 +110,13 @@ class Augment:
                 raise ConfigError(
                     f"augment.{name} is {getattr(self, name)!r}", nearest(str(getattr(self, name)), words)
                 )
-        for name in ("flip", "probability", "erase", "switch", "mix_probability"):
+        for name in ("flip", "probability", "jitter_probability", "grey", "erase", "switch", "mix_probability"):
             self._demand(name, 0 <= getattr(self, name) <= 1, "give a probability, 0 to 1")
+        for name in ("blur_views", "solarise_views"):
+            views = getattr(self, name)
+            self._demand(
+                name, len(views) == 2 and all(0 <= each <= 1 for each in views), "give two probabilities, 0 to 1"
+            )
         for name in ("crop_area", "crop_aspect", "erase_area", "erase_aspect", "blur"):
             low, high = getattr(self, name)
             self._demand(name, 0 < low <= high, "give two numbers above 0, the smaller one first")
@@ -109,6 +125,7 @@ class Augment:
         for name in ("magnitude", "magnitude_std", "mixup", "cutmix"):
             self._demand(name, 0 <= getattr(self, name) < float("inf"), "give a number, 0 or more")
         self._demand("jitter", all(0 <= each <= 1 for each in self.jitter), "give three numbers from 0 to 1")
+        self._demand("hue", 0 <= self.hue <= 0.5, "give a part of the circle, at most 0.5")
         self._demand("pad", 0 <= self.pad <= 0.5, "give a part of the side, at most 0.5")
         self._demand("fill", 0 <= self.fill <= 255, "give a level, 0 to 255")
         self._demand("smoothing", 0 <= self.smoothing < 1, "give a part of the label, 0.1 say")
@@ -155,6 +172,23 @@ TIMM = Augment(
     smoothing=0.1,
 )
 
+# two views of each picture: MoCo v3 (Chen et al. 2021) takes those of BYOL (Grill et al. 2020, appendix B)
+MOCO = Augment(
+    jitter=(0.4, 0.4, 0.2),
+    hue=0.1,
+    jitter_probability=0.8,
+    grey=0.2,
+    blur_views=(1.0, 0.1),
+    solarise_views=(0.0, 0.2),
+)
+SIMCLR = Augment(  # Chen et al. 2020, appendix A, of strength 1
+    jitter=(0.8, 0.8, 0.8),
+    hue=0.2,
+    jitter_probability=0.8,
+    grey=0.2,
+    blur_views=(0.5, 0.5),
+)
+
 
 def _augreg(magnitude: float, mixup: float) -> Augment:
     return replace(GOOGLE, layers=2, magnitude=magnitude, mixup=mixup, mix_major=True)
@@ -175,6 +209,11 @@ POLICIES: dict[str, Augment] = {
     "deit": TIMM,  # Touvron et al. 2021, table 9: rand-m9-mstd0.5-inc1
     # DeiT III (Touvron et al. 2022), section 3
     "three_augment": Augment(three_augment=True, jitter=(0.3, 0.3, 0.3), mixup=0.8, cutmix=1.0),
+    "mae": Augment(crop_area=(0.2, 1.0)),  # He et al. 2022, section 3
+    "moco": MOCO,
+    "simclr": SIMCLR,
+    # Chen et al. 2020, appendix B.9: CIFAR-10, half the strength and no blur
+    "simclr32": replace(SIMCLR, jitter=(0.4, 0.4, 0.4), hue=0.1, blur_views=(0.0, 0.0)),
     # ours: small pictures from scratch; photographs under weights that know the world already
     "small": Augment(crop="pad", pad_mode="zero"),
     "finetune": Augment(crop_area=(0.25, 1.0)),
