@@ -41,8 +41,7 @@ def knn(
     Raises:
         ConfigError: ``k`` is not between 1 and N, or ``temperature`` not above 0.
     """
-    if not 1 <= k <= len(train):
-        raise ConfigError(f"k is {k}, for {len(train):,} training images", f"give a k from 1 to {len(train)}")
+    check_neighbours(k, len(train))
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}", "give a number above 0, such as 0.07")
     known, labels = F.normalize(_floats(train), dim=1), torch.as_tensor(targets).to(torch.int64)
@@ -53,6 +52,12 @@ def knn(
         empty = torch.zeros(len(some), classes, device=known.device)
         votes.append(empty.scatter_add_(1, labels[rows], (similarity / temperature).exp()).cpu())
     return torch.cat(votes).numpy() if votes else np.zeros((0, classes), np.float32)
+
+
+def check_neighbours(k: int, images: int) -> None:
+    """Raises `ConfigError` where ``k`` is not between 1 and the number of training images."""
+    if not 1 <= k <= images:
+        raise ConfigError(f"k is {k}, for {images:,} training images", f"give a k from 1 to {images}")
 
 
 def _floats(features: Values) -> torch.Tensor:
