@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from vitrail.cli import convert, data, doctor, evaluate, explain, inspect, models, predict, probe, train
+from vitrail.cli import convert, data, doctor, evaluate, explain, inspect, models, predict, probe, train, transfer
 from vitrail.errors import VitrailError
 
 
@@ -23,6 +23,7 @@ def build_app() -> App:
     app.command(train.train)
     app.command(evaluate.evaluate)
     app.command(probe.probe)
+    app.command(transfer.transfer)
     app.command(predict.predict)
     app.command(predict.embed)
     app.command(explain.explain)

@@ -5,7 +5,7 @@ N judged images, S draws of the few shots, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,17 +130,11 @@ def probe(
         models.append(Reading(device=reading.device).load(against, None, say))
     keep_large_buffers()
     torch.set_num_threads(cores())
-    train, split, judged = parts(open_to_probe(data, models[0]))
+    train, split, judged = parts_to_probe(open_to_probe(data, models[0]))
     how.check(train.targets)
     say(f"split    learns from train: {len(train):,} images; judged on {split}: {len(judged):,}")
-    found = []
-    for each in models:
-        fitting = for_channels(each, train, say)
-        both = {"train": train, split: judged}
-        how_read = {"reading": reading, "cache": cache, "say": say}
-        found.append(
-            [features_of(fitting, part, title=f"features of {name}", **how_read) for name, part in both.items()]
-        )
+    both = {"train": train, split: judged}
+    found = [features_by_split(each, both, reading=reading, cache=cache, say=say) for each in models]
     return judge_features(how, split, *(shared(several) for several in zip(*found)), say=say)
 
 
@@ -152,7 +146,7 @@ def open_to_probe(data: Any, classifier: Classifier) -> Splits:
     return splits if has_more else open_data(data, validation=HELD_OUT, channels=channels)
 
 
-def parts(splits: Splits) -> tuple[Source, str, Source]:
+def parts_to_probe(splits: Splits) -> tuple[Source, str, Source]:
     """What is learnt from, the name of the split that is judged, and that. Raises `DataError`."""
     train = check_data(splits)
     if train.multi_label:
@@ -162,6 +156,15 @@ def parts(splits: Splits) -> tuple[Source, str, Source]:
     if split == "train":
         raise DataError("the data have nothing to be judged on", "give more images, or a split val or test")
     return train, split, judged
+
+
+def features_by_split(
+    classifier: Classifier, sources: Mapping[str, Source], *, reading: Reading, cache: Path | None, say: Say
+) -> list[Features]:
+    """The features of each source, by a model that is fitted to their channels."""
+    fitting = for_channels(classifier, next(iter(sources.values())), say)
+    how = {"reading": reading, "cache": cache, "say": say}
+    return [features_of(fitting, each, title=f"features of {name}", **how) for name, each in sources.items()]
 
 
 def for_channels(classifier: Classifier, train: Source, say: Say) -> Classifier:
