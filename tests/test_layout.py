@@ -199,7 +199,9 @@ except SystemExit as end:
 """
 
 
-@pytest.mark.parametrize("words", [[], ["train"], ["evaluate"], ["predict"], ["convert"]], ids=str)
+@pytest.mark.parametrize(
+    "words", [[], ["train"], ["evaluate"], ["probe"], ["transfer"], ["predict"], ["convert"]], ids=str
+)
 def test_help_needs_no_torch(words):
     loaded = modules_after(HELP.format(words=words))
     assert "cyclopts" in loaded

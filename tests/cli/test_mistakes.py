@@ -113,11 +113,17 @@ def all_checkpoints_damaged(folder: Path) -> None:
         (each / "state.json").write_text("{}")
 
 
+def several_labels(folder: Path) -> None:
+    rows = [f"{REAL_FOLDER}/{kind}/{count}.png,{kind};insect" for kind in ("ant", "bee") for count in range(8)]
+    (folder / "several.csv").write_text("path,label\n" + "\n".join(rows) + "\n")
+
+
 def unwritable(folder: Path) -> None:
     (folder / "file-not-folder").write_text("")
 
 
 TRAIN = "train digits --steps 1 --quiet "
+PROBE = "probe done digits --no-cache --quiet "
 Mistake = tuple[str, Callable[[Path], None], int, str]
 MISTAKES: dict[str, Mistake] = {
     "a mistyped verb": ("trian digits", nothing, 2, "train"),
@@ -151,6 +157,26 @@ MISTAKES: dict[str, Mistake] = {
     "a manifest of files that are not there": ("train missing.csv --steps 1 --out b2", manifests, 3, "nowhere"),
     "data of unknown classes": ("evaluate done others", foreign_classes, 3, "zebra"),
     "a split that is not there": ("evaluate done digits --split test", nothing, 3, "val"),
+    "a mistyped protocol": ("probe done digits --protocol knnn", nothing, 2, "linear"),
+    "more neighbours than images": (PROBE + "--protocol knn --k 2000", nothing, 2, "give a k from 1 to"),
+    "shots that are no numbers": (PROBE + "--protocol fewshot --shots few", nothing, 2, "1,5,10,25"),
+    "more shots than images": (PROBE + "--protocol fewshot --shots 500", nothing, 3, "give shots up to"),
+    "a probe of several labels an image": ("probe done several.csv --quiet", several_labels, 3, "vitrail train"),
+    "a probe against no model": (PROBE + "--against don", nothing, 2, "done"),
+    "a transfer to nothing": ("transfer done --out t1", nothing, 2, "no data"),
+    "a transfer by a mistyped protocol": (
+        "transfer done digits --out t2 --protocols kn",
+        nothing,
+        2,
+        "did you mean 'knn'",
+    ),
+    "a transfer of two lengths": (
+        "transfer done digits --out t3 --epochs 1 --steps 1",
+        nothing,
+        2,
+        "one of epochs, steps",
+    ),
+    "a transfer into a run": ("transfer done digits --out done --protocols knn", nothing, 2, "is the folder of a run"),
     "an image that is not there": ("predict done photos/ant/99.png", nothing, 3, "99.png"),
     "a pattern that matches nothing": ("predict done photos/*.tif", nothing, 3, "matches"),
     "a pickled checkpoint": ("evaluate weights.pt digits", foreign_weights, 4, "weights.pt is no sound checkpoint"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vitrail.evaluation.intervals import bootstrap, paired_difference, resampled_means
+from vitrail.evaluation.intervals import bootstrap, crossed, paired_difference, resampled_means
 
 
 def test_the_interval_of_an_accuracy_is_that_of_the_binomial():
@@ -56,3 +56,27 @@ def test_the_same_images_tell_two_models_apart_that_their_own_intervals_do_not()
 def test_no_values_have_no_interval():
     assert np.isnan(bootstrap(np.array([]))).all()
     assert np.isnan(paired_difference(np.array([]), np.array([]))).all()
+
+
+def two_way(seed: int, draws: int, images: int) -> np.ndarray:
+    """Values (S, N) with mean 0.7 that vary from draw to draw, from image to image, and by themselves."""
+    generator = np.random.default_rng(seed)
+    of_draws, of_images = generator.normal(size=(draws, 1)) * 0.05, generator.normal(size=(1, images)) * 0.4
+    return 0.7 + of_draws + of_images + generator.normal(size=(draws, images)) * 0.1
+
+
+def test_the_interval_over_draws_and_images_holds_the_true_mean_as_often_as_it_says():
+    held = np.mean([low <= 0.7 <= high for low, high in (crossed(two_way(seed, 5, 60)) for seed in range(600))])
+    assert 0.94 < held < 0.99
+
+
+def test_draws_that_agree_leave_the_interval_of_the_images():
+    images = np.random.default_rng(0).normal(size=400)
+    np.testing.assert_allclose(crossed(np.tile(images, (5, 1))), bootstrap(images), atol=0.01)
+
+
+def test_one_draw_has_the_interval_of_its_images_and_equal_values_have_none():
+    right = np.random.default_rng(0).random(50) < 0.8
+    assert crossed(right[None]) == bootstrap(right)
+    assert crossed(np.ones((3, 50))) == (1, 1)
+    assert np.isnan(crossed(np.zeros((2, 0)))).all()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from vitrail.cli import convert, data, doctor, evaluate, explain, inspect, models, predict, train
+from vitrail.cli import convert, data, doctor, evaluate, explain, inspect, models, predict, probe, train, transfer
 from vitrail.errors import VitrailError
 
 
@@ -22,6 +22,8 @@ def build_app() -> App:
     )
     app.command(train.train)
     app.command(evaluate.evaluate)
+    app.command(probe.probe)
+    app.command(transfer.transfer)
     app.command(predict.predict)
     app.command(predict.embed)
     app.command(explain.explain)

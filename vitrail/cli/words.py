@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vitrail.errors import ConfigError
+
 
 def one_line(figures: Mapping[str, Any]) -> str:
     """One flat JSON object on one line, numbers to six digits after the point."""
@@ -22,6 +24,14 @@ def columns(rows: Iterable[Sequence[Any]], head: Sequence[str] = ()) -> str:
         for row in table
     )
     return "\n".join(line.rstrip() for line in lines)
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """``"1,5,10"`` as numbers."""
+    try:
+        return tuple(int(each) for each in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{text!r} are not whole numbers", "write them with commas between: 1,5,10,25") from None
 
 
 def _is_number(cell: str) -> bool:

@@ -1,6 +1,6 @@
 """How sure a figure is: bootstrap intervals of a mean over images, and of the difference of two models on them.
 
-N images, R resamples, U distinct values.
+N images, R resamples, U distinct values, S draws of whatever else is random.
 """
 
 from __future__ import annotations
@@ -43,6 +43,33 @@ def paired_difference(
     difference = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
     mean = float(difference.mean()) if len(difference) else float("nan")
     return mean, *bootstrap(difference, seed=seed, level=level, resamples=resamples)
+
+
+def crossed(values: np.ndarray, *, level: float = 0.95) -> tuple[float, float]:
+    """The interval of the mean of ``values`` (S, N), whose rows are random draws and whose columns are images.
+
+    Both are samples: other images and other draws would give another mean. Its variance is that of the mean over images plus
+    that of the mean over draws, each estimated from its own means (Owen 2007, The pigeonhole bootstrap; with few draws the
+    resampling itself would come out too narrow), and the quantile is Student's, of Satterthwaite's degrees of freedom. What
+    the two have in common is counted twice, so the interval is a little too wide rather than too narrow. One draw says
+    nothing about others: there the interval is the `bootstrap` over images.
+
+    Returns:
+        (low, high); NaN for no values.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    draws, images = values.shape
+    if draws == 1 or images < 2:
+        return bootstrap(values.mean(0), level=level)
+    from scipy.stats import t  # scikit-learn brings scipy
+
+    parts = np.array([values.mean(1).var(ddof=1) / draws, values.mean(0).var(ddof=1) / images])  # (2,)
+    mean, variance = float(values.mean()), float(parts.sum())
+    if variance == 0:
+        return mean, mean
+    freedom = variance**2 / (parts**2 / (draws - 1, images - 1)).sum()
+    half = float(t.ppf((1 + level) / 2, freedom)) * variance**0.5
+    return mean - half, mean + half
 
 
 def resampled_means(values: np.ndarray, *, seed: int, resamples: int) -> np.ndarray:
