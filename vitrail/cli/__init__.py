@@ -8,7 +8,20 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from vitrail.cli import convert, data, doctor, evaluate, explain, inspect, models, predict, probe, train, transfer
+from vitrail.cli import (
+    convert,
+    data,
+    doctor,
+    evaluate,
+    explain,
+    inspect,
+    models,
+    predict,
+    pretrain,
+    probe,
+    train,
+    transfer,
+)
 from vitrail.errors import VitrailError
 
 
@@ -21,6 +34,7 @@ def build_app() -> App:
         help_epilogue="Start with `vitrail train digits`. Errors say what to do; --debug shows the traceback.",
     )
     app.command(train.train)
+    app.command(pretrain.pretrain)
     app.command(evaluate.evaluate)
     app.command(probe.probe)
     app.command(transfer.transfer)

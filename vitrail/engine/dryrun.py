@@ -1,4 +1,4 @@
-"""`vitrail train --dry-run`: what a run would do, and from a few measured steps what it would take."""
+"""`vitrail train --dry-run`, and `vitrail pretrain`'s: what a run would do, and from a few measured steps what it would take."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import yaml
 
 from vitrail.engine.budget import fix_evaluations, fix_length, measure_evaluation, measure_step
 from vitrail.engine.machine import describe, peak_memory
-from vitrail.engine.prepare import prepare
+from vitrail.engine.prepare import Say, prepare
+from vitrail.engine.pretrain import prepare_pretraining
 from vitrail.engine.progress import duration
 from vitrail.engine.run import Run
 from vitrail.engine.rundir import RunFolder
 from vitrail.engine.settings import plain
 from vitrail.engine.training import Training
 from vitrail.models import cost_of
+from vitrail.models.tokenizer import Tokenizer
 
 
 def dry_run(run: Run, *, data: Any = None) -> str:
@@ -28,10 +30,7 @@ def dry_run(run: Run, *, data: Any = None) -> str:
         folder.open()
         try:
             lines: list[str] = []
-            prepared = prepare(run, folder, data=data, say=lines.append)
-            training = prepared.training
-            cost = cost_of(prepared.classifier.config)
-            model = f"model    {cost.parameters:,} parameters, {cost.multiply_adds / 1e9:.3f} G multiply-adds an image"
+            training, model = _prepared(run, folder, data, lines.append)
             fix_length(training, lines.append)
             fix_evaluations(training)
             return "\n".join(
@@ -39,6 +38,21 @@ def dry_run(run: Run, *, data: Any = None) -> str:
             )
         finally:
             folder.close()
+
+
+def _prepared(run: Run, folder: RunFolder, data: Any, say: Say) -> tuple[Training, str]:
+    """The training, and its network in words."""
+    if run.objective.name == "supervised":
+        prepared = prepare(run, folder, data=data, say=say)
+        training, kept = prepared.training, prepared.classifier
+    else:
+        pretraining = prepare_pretraining(run, folder, data=data, say=say)
+        training, kept = pretraining.training, pretraining.kept
+    if isinstance(kept, Tokenizer):
+        return training, f"model    {sum(each.numel() for each in kept.parameters()):,} parameters"
+    cost = cost_of(kept.config)
+    words = f"model    {cost.parameters:,} parameters, {cost.multiply_adds / 1e9:.3f} G multiply-adds an image"
+    return training, words
 
 
 def _measured(training: Training, model: str) -> list[str]:

@@ -92,7 +92,9 @@ def provenance(training: Training, splits: Splits) -> dict[str, Any]:
         "split": {"held_out": splits.held_out, "seed": run.seed, "validation": run.data.validation, "sha256": held},
         "recipe": run.recipe,
         "init": run.model.init,
+        "objective": run.objective.name,
         "teacher": run.objective.teacher,
+        "tokenizer": run.objective.tokenizer,
         "steps": training.steps,
         "date": date.today().isoformat(),
         "versions": versions(),
@@ -154,8 +156,6 @@ def report_facts(
     run, splits, config = training.run, prepared.splits, prepared.classifier.config
     parts = parts_of(splits)
     cost = cost_of(config)
-    laps = [lap for lap in training.folder.timing() if "images_per_second" in lap]
-    busy = sum(lap["seconds"] for lap in laps)
     bad = (
         [f"{len(prepared.bad)} images could not be read; they are listed in bad_images.csv"]
         if len(prepared.bad)
@@ -182,12 +182,19 @@ def report_facts(
         targets=judgement.targets,
         mistakes=pictures,
         seconds=seconds,
-        images_per_second=sum(lap["images_per_second"] * lap["seconds"] for lap in laps) / busy if busy else None,
+        images_per_second=speed(training.folder),
         machine=describe(),
         versions=versions(),
         date=date.today().isoformat(),
         notes=bad,
     )
+
+
+def speed(folder: RunFolder) -> float | None:
+    """Images per second over the whole run, where any were counted."""
+    laps = [lap for lap in folder.timing() if "images_per_second" in lap]
+    busy = sum(lap["seconds"] for lap in laps)
+    return sum(lap["images_per_second"] * lap["seconds"] for lap in laps) / busy if busy else None
 
 
 def joined_records(folder: RunFolder) -> list[dict[str, Any]]:

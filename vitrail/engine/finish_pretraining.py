@@ -112,9 +112,7 @@ def shown(images: Tensor) -> np.ndarray:
     return images.float().cpu().numpy()
 
 
-def pretrain_facts(
-    pretraining: Pretraining, shown: tuple[Panel, ...], command: str, seconds: float
-) -> PretrainFacts:
+def pretrain_facts(pretraining: Pretraining, shown: tuple[Panel, ...], command: str, seconds: float) -> PretrainFacts:
     """All that the report and the card say, gathered."""
     training, kept, splits = pretraining.training, pretraining.kept, pretraining.splits
     run, records, parts = training.run, joined_records(training.folder), parts_of(pretraining.splits)

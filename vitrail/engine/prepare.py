@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,7 +70,7 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     splits = decoded(splits, bad, channels)
     train = check_data(splits)
     say(describe_data(splits))
-    run, classifier = build(run, train, start, say)
+    run, classifier = build(run, train, start, say, classes=train.classes, multi_label=train.multi_label)
     classifier = classifier.to(device)
     classifier.preprocessing = classifier.preprocessing.stated(**run.model.preprocessing)
     preprocessing, config = classifier.preprocessing, classifier.config
@@ -169,11 +169,18 @@ def describe_data(splits: Splits) -> str:
     return f"data     {splits.layout}: {sizes}{held}\nclasses  {len(splits.classes)}: {shown}"
 
 
-def build(run: Run, train: Source, start: Classifier | None, say: Say) -> tuple[Run, Classifier]:
-    """The network of the run on the classes and channels of the data, fresh or from given weights with a zero head; and the
-    run that says which it is."""
-    content = train.read(0).content
-    native, own = (content.shape[:2], content.shape[2]) if isinstance(content, np.ndarray) else (None, None)
+def build(
+    run: Run,
+    train: Source,
+    start: Classifier | None,
+    say: Say,
+    *,
+    classes: Sequence[str] = (),
+    multi_label: bool = False,
+) -> tuple[Run, Classifier]:
+    """The network of the run on ``classes`` and the channels of the data, fresh or from given weights with a zero head; and
+    the run that says which it is. Without classes it has no head."""
+    native, own = size_and_channels(train)
     if start is not None:
         channels = run.data.channels or own or start.config.in_channels
         if channels != start.config.in_channels:
@@ -182,10 +189,10 @@ def build(run: Run, train: Source, start: Classifier | None, say: Say) -> tuple[
             )
         adapted = weights.adapt(
             start,
-            classes=train.classes,
+            classes=classes,
             image_size=run.model.size or start.preprocessing.size,
             in_channels=channels,
-            multi_label=train.multi_label,
+            multi_label=multi_label,
             **run.model.changes,
         )
         return run, adapted
@@ -195,13 +202,19 @@ def build(run: Run, train: Source, start: Classifier | None, say: Say) -> tuple[
     torch.manual_seed(run.seed)
     return run, create_model(
         run.model.name,
-        classes=train.classes,
-        multi_label=train.multi_label,
+        classes=classes,
+        multi_label=multi_label,
         preprocessing=Preprocessing.paper(size, channels=channels),
         image_size=size,
         in_channels=channels,
         **run.model.changes,
     )
+
+
+def size_and_channels(train: Source) -> tuple[tuple[int, int] | None, int | None]:
+    """Of images that are in memory (height, width) and channels; of files neither is known."""
+    content = train.read(0).content
+    return (content.shape[:2], content.shape[2]) if isinstance(content, np.ndarray) else (None, None)
 
 
 def training_batches(
@@ -211,8 +224,9 @@ def training_batches(
     device: torch.device,
     bad: BadImages,
     transform: Transform | None,
+    views: int = 1,
 ) -> Callable[[int, int], Generator[Batch, None, None]]:
-    """From the first step and the last to the batches between them."""
+    """From the first step and the last to the batches between them, each image in so many views."""
 
     def batches(start: int, stop: int) -> Generator[Batch, None, None]:
         return train_batches(
@@ -225,6 +239,7 @@ def training_batches(
             stop=stop,
             workers=run.data.workers or 0,
             repeats=run.data.repeats,
+            views=views,
             channels=preprocessing.channels,
             transform=transform,
             bad=bad,

@@ -5,9 +5,9 @@ Batches are images of one update. Where a paper counts epochs of another data se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from vitrail.data.policy import POLICIES
+from vitrail.engine.recipe import Recipe as Recipe
+from vitrail.engine.recipes_pretraining import PRETRAINING
 from vitrail.engine.run import (
     DataSettings,
     ModelSettings,
@@ -17,16 +17,6 @@ from vitrail.engine.run import (
     ScheduleSettings,
 )
 from vitrail.errors import ConfigError, nearest
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """A run and where its figures come from."""
-
-    run: Run
-    source: str
-    expect: str
-
 
 RECIPES: dict[str, Recipe] = {
     "small-data": Recipe(
@@ -144,6 +134,7 @@ RECIPES: dict[str, Recipe] = {
             augment=POLICIES["three_augment"],
         ),
     ),
+    **PRETRAINING,
 }
 
 

@@ -17,6 +17,7 @@ from vitrail.engine.run import (
     OptimSettings,
     Run,
     ScheduleSettings,
+    Unlabelled,
 )
 
 # a mean over patches serves nearest neighbours and fine-tuning where a class token, which no such loss reads, does not
@@ -26,7 +27,7 @@ HEADS = {"hidden": 1024, "out": 128}
 
 
 def _small(
-    objective: str,
+    objective: Unlabelled,
     augment: Augment,
     source: str,
     expect: str,
@@ -49,7 +50,7 @@ def _small(
 
 def _paper(
     recipe: str,
-    objective: str,
+    objective: Unlabelled,
     optim: OptimSettings,
     augment: Augment,
     *,
@@ -149,7 +150,9 @@ PRETRAINING: dict[str, Recipe] = {
             warmup=10 / 800,
             batch=2048,
             end=1e-5,
-            model=ModelSettings(name="beit-b16", size=(224, 224), changes={"drop_path": 0.1, "relative_bias": "shared"}),
+            model=ModelSettings(
+                name="beit-b16", size=(224, 224), changes={"drop_path": 0.1, "relative_bias": "shared"}
+            ),
         ),
     ),
     "paper-moco": Recipe(

@@ -29,7 +29,8 @@ def request(
     """The run asked for, and its folder if one was named.
 
     Args:
-        recipe: a name of `engine.recipes.RECIPES`; by default ``finetune`` with weights to start from, else ``small-data``.
+        recipe: a name of `engine.recipes.RECIPES`; by default that of an objective without labels, where one is named, else
+            ``finetune`` with weights to start from, else ``small-data``.
         config: a YAML file of settings.
         flags: nested settings; ``None`` means not given.
         settings: ``group.key=value`` words.
@@ -47,7 +48,9 @@ def request(
     if resume is not None:
         base = _stored(resume)
     else:
-        name = recipe or asked.get("recipe") or ("finetune" if _group(asked, "model").get("init") else "small-data")
+        objective = _group(asked, "objective").get("name") or "supervised"
+        otherwise = "finetune" if _group(asked, "model").get("init") else "small-data"
+        name = recipe or asked.get("recipe") or (otherwise if objective == "supervised" else objective)
         base = overlay(plain(find_recipe(str(name)).run), BUILT_IN.get(str(_group(asked, "data").get("source")), {}))
     if _group(asked, "model").get("init") and not _group(asked, "model").get("name"):
         base = overlay(base, {"model": {"name": None}})  # the weights bring their network, whatever the recipe names

@@ -14,6 +14,8 @@ from vitrail.data.policy import Augment
 from vitrail.engine.settings import flatten, plain
 from vitrail.errors import ConfigError, nearest
 
+Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "tokenizer"]  # objectives that need no labels
+
 
 def _demand(holds: bool, what: str, remedy: str) -> None:
     if not holds:
@@ -84,7 +86,7 @@ class ObjectiveSettings:
     the objective.
     """
 
-    name: str = "supervised"
+    name: Literal["supervised"] | Unlabelled = "supervised"
     loss: Literal["softmax", "sigmoid"] | None = None
     binarise: bool = False
     teacher: str | None = None
@@ -157,16 +159,21 @@ class ComputeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveSettings:
-    """What is written while it runs. None of it changes the weights that come out."""
+    """What is written while it runs. None of it changes the weights that come out.
+
+    ``watched`` is of how many images the features are looked at in each evaluation of learning without labels.
+    """
 
     every: float = 120.0
     keep: int = 2
+    watched: int = 1500
     evaluations: int = 12
     log_every: int | None = None
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
         _demand(self.every > 0, f"save.every is {self.every}", "give seconds between checkpoints")
+        _demand(self.watched >= 30, f"save.watched is {self.watched}", "watch at least 30 images")
         _demand(self.keep >= 1, f"save.keep is {self.keep}", "keep at least one checkpoint")
         _demand(self.evaluations >= 1, f"save.evaluations is {self.evaluations}", "evaluate at least once, at the end")
         _demand((self.log_every or 1) >= 1, f"save.log_every is {self.log_every}", "give steps, at least 1")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from vitrail.engine.run import largest_divisor
 from vitrail.engine.training import Training
 from vitrail.errors import DivergedError
 from vitrail.files import dump_json, replace_file
+from vitrail.objectives.comparing import Comparing, cached_backward
 
 
 def take_step(training: Training, batch: Batch) -> float:
@@ -72,9 +74,11 @@ def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dic
     training.optimiser.zero_grad()
     training.working.zero_grad(set_to_none=True)  # what is left of a try that ran out of memory
     images = len(inputs[0])
+    if isinstance(training.working, Comparing) and micro < images:
+        return _compare(training, training.working, inputs, micro)
     totals: dict[str, Tensor] = {}
     for count, some in enumerate(zip(*(each.split(micro) for each in inputs))):
-        torch.manual_seed(_mixed(training.run.seed, training.progress.step, count))
+        seed(training, count)
         with training.autocast:
             loss, measured = training.step_module(*training.as_worked(some))
         share = len(some[0]) / images
@@ -83,6 +87,21 @@ def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dic
             totals[name] = totals.get(name, 0) + value.detach() * share
         _collect_gradients(training)
     return totals
+
+
+def _compare(training: Training, objective: Comparing, inputs: tuple[Tensor, ...], micro: int) -> dict[str, Tensor]:
+    """The same where images are compared with one another: the gradient of the whole batch, in the memory of a micro-step."""
+    with training.autocast:
+        loss, measured = cached_backward(
+            objective, training.as_worked(inputs), micro, seed=partial(seed, training), scale=partial(scaled, training)
+        )
+    _collect_gradients(training)
+    return {"loss": loss, **measured}
+
+
+def seed(training: Training, count: int) -> None:
+    """Decides what chance does in micro-step number ``count``."""
+    torch.manual_seed(_mixed(training.run.seed, training.progress.step, count))
 
 
 def scaled(training: Training, loss: Tensor) -> Tensor:

@@ -6,15 +6,18 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vitrail.engine import checkpoint
 from vitrail.engine.budget import fix_evaluations, fix_length
 from vitrail.engine.finish import finish, record_split
+from vitrail.engine.finish_pretraining import finish_pretraining
 from vitrail.engine.loop import fit
 from vitrail.engine.optim import learning_rate
 from vitrail.engine.prepare import prepare
+from vitrail.engine.pretrain import prepare_pretraining
 from vitrail.engine.progress import Show
 from vitrail.engine.recipes import RECIPES
 from vitrail.engine.run import LENGTH, Run, differences
@@ -34,7 +37,7 @@ class Result:
     figures: dict[str, float]
 
     def load(self) -> Any:
-        """The trained `Classifier`."""
+        """The trained `Classifier`; without a head where it learned without labels."""
         from vitrail.weights import load
 
         return load(self.folder)
@@ -143,7 +146,12 @@ def _train(
     if run.recipe in RECIPES:
         recipe = RECIPES[run.recipe]
         say(f"recipe   {run.recipe}: {recipe.source}\nexpect   {recipe.expect}")
-    prepared = prepare(run, folder, data=data, transform=transform, say=say)
+    if run.objective.name == "supervised":
+        prepared = prepare(run, folder, data=data, transform=transform, say=say)
+        end = partial(finish, prepared)
+    else:
+        prepared = prepare_pretraining(run, folder, data=data, transform=transform, say=say)
+        end = partial(finish_pretraining, prepared)
     training = prepared.training
     saved = checkpoint.load_newest(folder.checkpoints)
     fix_length(training, say)
@@ -159,7 +167,7 @@ def _train(
     with Show("training", training.steps, quiet=quiet) as show:
         fit(training, stop, show)
     seconds = time.perf_counter() - started
-    report, figures = finish(prepared, command=command, seconds=seconds, quiet=quiet, say=say)
+    report, figures = end(command=command, seconds=seconds, quiet=quiet, say=say)
     return Result(folder.path, report, figures)
 
 

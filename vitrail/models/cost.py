@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.models.backbone import Backbone
@@ -47,7 +47,12 @@ def cost_of(config: Config) -> Cost:
 def activation_bytes(config: Config) -> int:
     """Bytes that one image keeps for the backward pass in fp32; parameters are not among them."""
     backbone = sketch(config)
-    parameters = {each.untyped_storage()._cdata for each in backbone.parameters()}
+    return saved_bytes(backbone.train(), _image_for(backbone))
+
+
+def saved_bytes(module: nn.Module, images: Tensor) -> int:
+    """Bytes that a module on the meta device keeps of what it does with ``images``, for the backward pass."""
+    parameters = {each.untyped_storage()._cdata for each in module.parameters()}
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -57,8 +62,8 @@ def activation_bytes(config: Config) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = backbone.train()(_image_for(backbone))
-    assert logits is not None  # the graph keeps the storages, and so their addresses, apart until here
+        answer = module(images)
+    assert answer is not None  # the graph keeps the storages, and so their addresses, apart until here
     return sum(kept.values())
 
 

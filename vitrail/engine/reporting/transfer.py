@@ -10,7 +10,7 @@ from pathlib import Path
 from vitrail.engine.reporting.card import escape
 from vitrail.engine.reporting.frame import frame
 from vitrail.engine.reporting.markup import Markup, join, tag
-from vitrail.engine.reporting.sections import header, lead, notes, of_versions, scrolled, was_run
+from vitrail.engine.reporting.parts import header, lead, notes, of_versions, scrolled, was_run
 from vitrail.engine.reporting.wording import percent, plural
 from vitrail.engine.tables import open_table
 from vitrail.files import disk_errors, replace_file
