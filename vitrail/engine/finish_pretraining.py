@@ -81,7 +81,7 @@ def panels(pretraining: Pretraining) -> tuple[Panel, ...]:
     run, splits, bad = training.run, pretraining.splits, pretraining.bad
     part = splits.val if splits.val is not None and len(splits.val) >= SHOWN else splits.train
     assert part is not None, "there are no images"
-    few = replace(run, data=replace(run.data, batch=min(SHOWN, len(part)), workers=0))
+    few = replace(run, data=replace(run.data, batch=min(SHOWN, len(part)), micro_batch=None, workers=0))
     views = training.objective.views
     batches = training_batches(few, part, preprocessing, training.device, bad, None, views=views)
     inputs = training.feed(next(batches(0, 1)).to(training.device))
