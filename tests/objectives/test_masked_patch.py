@@ -11,6 +11,8 @@ import torch
 from tests.models.tiny import TINY
 from tests.objectives.masked import (
     KINDS,
+    MEAN,
+    STD,
     cross_entropy,
     inputs_of,
     make,
@@ -123,7 +125,13 @@ def test_five_channels_still_have_colours():
 
 @pytest.mark.parametrize(
     ("share", "size", "masked", "swapped", "kept"),
-    [(0.5, PAPERS, 78, 10, 10), (0.15, PAPERS, 23, 3, 3), (0.5, (16, 80), 2, 0, 0), (1.0, (96, 64), 20, 2, 2)],
+    [
+        (0.5, PAPERS, 78, 10, 10),
+        (0.15, PAPERS, 23, 3, 3),
+        (0.5, (16, 80), 2, 0, 0),
+        (0.01, (64, 48), 1, 0, 0),
+        (1.0, (96, 64), 20, 2, 2),
+    ],
 )
 def test_the_numbers_of_each_kind_are_exact(share, size, masked, swapped, kept):
     encoder = create_backbone(TINY["vit"], patch_size=16)
@@ -192,12 +200,13 @@ def test_pictures_are_grey_where_patches_are_corrupted_and_then_have_the_predict
         answers = objective.head.proj.bias.view(*objective.head.repeats, -1)
     shown = objective.show(images, corrupted, source)
     assert shown.keys() == {"masked", "predicted"}
+    mean, std = (torch.tensor(each[:3]).view(3, 1, 1) for each in (MEAN, STD))
     height, width = config.patch_size
     rows, columns = (length // patch for length, patch in zip(size_of(config), config.patch_size))
     for image, row, column in np.ndindex(len(images), rows, columns):
         where = (image, ..., slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width))
         given = pictures(config)[where]
-        grey, colours = (objective.preprocessing.restored(shown[each])[where] for each in ("masked", "predicted"))
+        grey, colours = ((shown[each] * std + mean)[where] for each in ("masked", "predicted"))
         if not corrupted[image, row * columns + column]:
             assert max((grey - given).abs().max(), (colours - given).abs().max()) < 1e-5
             continue
