@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -90,8 +90,7 @@ def pretrain(
     json
         The final figures as one JSON object on the last line of stdout.
     """
-    from vitrail.engine.request import request
-    from vitrail.errors import ConfigError
+    from vitrail.engine.request import check_objective, request
 
     flags: dict[str, Any] = {
         "seed": seed,
@@ -103,8 +102,7 @@ def pretrain(
         "compute": {"device": device, "precision": precision},
     }
     run, folder = request(recipe=recipe, config=config, flags=flags, settings=set or [], out=out, resume=resume)
-    if run.objective.name == "supervised":
-        raise ConfigError("no objective was named", f"give --objective {'|'.join(get_args(Objective))}")
+    check_objective(run, labels=False)
     if dry_run:
         from vitrail.engine.dryrun import dry_run as measure
 

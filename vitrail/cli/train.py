@@ -87,7 +87,7 @@ def train(
     json
         The final figures as one JSON object on the last line of stdout.
     """
-    from vitrail.engine.request import request
+    from vitrail.engine.request import check_objective, request
 
     flags: dict[str, Any] = {
         "seed": seed,
@@ -99,6 +99,7 @@ def train(
         "compute": {"device": device, "precision": precision},
     }
     run, folder = request(recipe=recipe, config=config, flags=flags, settings=set or [], out=out, resume=resume)
+    check_objective(run, labels=True)
     if dry_run:
         from vitrail.engine.dryrun import dry_run as measure
 

@@ -1,4 +1,4 @@
-"""`vitrail.train` for Python: the command line's verb with the same names, on any data that a program can hold."""
+"""`vitrail.train` and `vitrail.pretrain` for Python: the verbs of the command line, on any data that a program can hold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.workers import refuse_in_worker
-from vitrail.engine.request import request
+from vitrail.engine.request import check_objective, request
+from vitrail.engine.run import Unlabelled
 from vitrail.engine.train import Result
 from vitrail.engine.train import train as run_training
 
@@ -54,33 +55,96 @@ def train(
     Raises:
         ConfigError, DataError, CheckpointError, DivergedError, DiskError: of `vitrail.errors`.
     """
-    refuse_in_worker()
-    named = data if isinstance(data, (str, Path)) else None
-    flags = {
-        "seed": seed,
-        "model": {"name": model, "init": init and str(init), "size": size, "head_only": head_only or None},
-        "data": {
-            "source": str(named) if named is not None else type(data).__name__,
-            "batch": batch,
-            "workers": workers,
+    return _start(
+        data,
+        "vitrail.train",
+        {
+            "seed": seed,
+            "model": {"name": model, "init": init and str(init), "size": size, "head_only": head_only or None},
+            "data": {"batch": batch, "workers": workers},
+            "objective": {"teacher": teacher and str(teacher)},
+            "optim": {"lr": lr},
+            "schedule": {"epochs": epochs, "steps": steps, "time": time},
+            "compute": {"device": device, "precision": precision},
         },
-        "objective": {"teacher": teacher and str(teacher)},
-        "optim": {"lr": lr},
-        "schedule": {"epochs": epochs, "steps": steps, "time": time},
-        "compute": {"device": device, "precision": precision},
-    }
-    run, folder = request(
-        recipe=recipe,
-        config=Path(config) if config else None,
-        flags=flags,
-        settings=settings,
-        out=Path(out) if out else None,
-    )
-    return run_training(
-        run,
-        out=folder,
-        data=None if named is not None else data,
+        {"recipe": recipe, "out": out and Path(out), "config": config and Path(config), "settings": settings},
         transform=transform,
         quiet=quiet,
-        command="vitrail.train",
+    )
+
+
+def pretrain(
+    data: Any,
+    *,
+    objective: Unlabelled | None = None,
+    tokenizer: str | Path | None = None,
+    model: str | None = None,
+    init: str | Path | None = None,
+    recipe: str | None = None,
+    size: int | tuple[int, int] | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    time: str | float | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    seed: int | None = None,
+    out: str | Path | None = None,
+    config: str | Path | None = None,
+    settings: Sequence[str] = (),
+    workers: int | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Trains an encoder without labels; the same function as ``vitrail pretrain``.
+
+    Args:
+        data: what `train` takes; labels, where there are some, only judge the features on the way.
+        objective: how to learn; needed where neither ``recipe`` nor ``config`` names it.
+        tokenizer: for ``beit``, the run of a tokenizer.
+
+    The other arguments are those of `train`.
+
+    Returns:
+        The finished run; ``.load()`` gives a `Classifier` without a head, and ``train(data, init=run.folder)`` goes on from it.
+
+    Raises:
+        ConfigError, DataError, CheckpointError, DivergedError, DiskError: of `vitrail.errors`.
+    """
+    return _start(
+        data,
+        "vitrail.pretrain",
+        {
+            "seed": seed,
+            "model": {"name": model, "init": init and str(init), "size": size},
+            "data": {"batch": batch, "workers": workers},
+            "objective": {"name": objective, "tokenizer": tokenizer and str(tokenizer)},
+            "optim": {"lr": lr},
+            "schedule": {"epochs": epochs, "steps": steps, "time": time},
+            "compute": {"device": device, "precision": precision},
+        },
+        {"recipe": recipe, "out": out and Path(out), "config": config and Path(config), "settings": settings},
+        transform=transform,
+        quiet=quiet,
+    )
+
+
+def _start(
+    data: Any,
+    command: str,
+    flags: dict[str, dict[str, Any] | Any],
+    asked: dict[str, Any],
+    *,
+    transform: Callable[[Any], Any] | None,
+    quiet: bool,
+) -> Result:
+    """Runs what the flags ask for on data by their path or name, or on what a program holds."""
+    refuse_in_worker()
+    named = isinstance(data, (str, Path))
+    flags["data"]["source"] = str(data) if named else type(data).__name__
+    run, folder = request(flags=flags, **asked)
+    check_objective(run, labels=command == "vitrail.train")
+    return run_training(
+        run, out=folder, data=None if named else data, transform=transform, quiet=quiet, command=command
     )

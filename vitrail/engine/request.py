@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from vitrail.engine.recipes import find_recipe
-from vitrail.engine.run import Run, part, seconds
+from vitrail.engine.run import Run, Unlabelled, part, seconds
 from vitrail.engine.settings import assignment, build, overlay, plain, read_yaml
 from vitrail.errors import ConfigError
 
@@ -60,6 +60,15 @@ def request(
     if not run.data.source:
         raise ConfigError("no data were named", "vitrail train DATA; the built-in `digits` needs no files")
     return run, resume or out
+
+
+def check_objective(run: Run, *, labels: bool) -> None:
+    """Raises `ConfigError` where ``run`` needs labels and is not to, or the other way round."""
+    name, known = run.objective.name, "|".join(get_args(Unlabelled))
+    if labels and name != "supervised":
+        raise ConfigError(f"the objective {name!r} learns without labels", "use `vitrail pretrain` in place of `train`")
+    if not labels and name == "supervised":
+        raise ConfigError("no objective was named", f"give --objective {known}")
 
 
 def _group(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
