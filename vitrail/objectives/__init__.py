@@ -1,6 +1,8 @@
 """What is minimised: each objective is a module that owns what it trains."""
 
 from vitrail.objectives.beit import MaskedCodes as MaskedCodes
+from vitrail.objectives.comparing import Comparing as Comparing
+from vitrail.objectives.comparing import cached_backward as cached_backward
 from vitrail.objectives.contrastive import MoCo as MoCo
 from vitrail.objectives.contrastive import SimCLR as SimCLR
 from vitrail.objectives.distillation import Distillation as Distillation
