@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from vitrail.analysis.visualize import visualize_attention as visualize_attention
     from vitrail.engine.api import train as train
     from vitrail.engine.evaluate import evaluate as evaluate
+    from vitrail.engine.probe import probe as probe
+    from vitrail.engine.transfer import transfer as transfer
     from vitrail.models import MODELS as MODELS
     from vitrail.tasks.classification import Classifier as Classifier
     from vitrail.tasks.classification import create_model as create_model
@@ -25,10 +27,23 @@ _HOMES = {
     "create_model": "vitrail.tasks.classification",
     "evaluate": "vitrail.engine.evaluate",
     "load": "vitrail.weights",
+    "probe": "vitrail.engine.probe",
     "train": "vitrail.engine.api",
+    "transfer": "vitrail.engine.transfer",
     "visualize_attention": "vitrail.analysis.visualize",
 }
-__all__ = ["MODELS", "Classifier", "convert", "create_model", "evaluate", "load", "train", "visualize_attention"]
+__all__ = [
+    "MODELS",
+    "Classifier",
+    "convert",
+    "create_model",
+    "evaluate",
+    "load",
+    "probe",
+    "train",
+    "transfer",
+    "visualize_attention",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -36,7 +36,7 @@ def knn(
         test: features (M, D).
 
     Returns:
-        (M, K) float32; the largest is the answer.
+        (M, K) float32, relative to the vote of the nearest; the largest is the answer.
 
     Raises:
         ConfigError: ``k`` is not between 1 and N, or ``temperature`` not above 0.
@@ -50,7 +50,9 @@ def knn(
     for some in _floats(test).to(known.device).split(max(CELLS // len(known), 1)):
         similarity, rows = (F.normalize(some, dim=1) @ known.T).topk(k, dim=1)  # (m, k) each
         empty = torch.zeros(len(some), classes, device=known.device)
-        votes.append(empty.scatter_add_(1, labels[rows], (similarity / temperature).exp()).cpu())
+        # relative to the nearest: the same answer, and no temperature is so small that an exponential overflows
+        weights = ((similarity - similarity[:, :1]) / temperature).exp()
+        votes.append(empty.scatter_add_(1, labels[rows], weights).cpu())
     return torch.cat(votes).numpy() if votes else np.zeros((0, classes), np.float32)
 
 
