@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitrail.engine.api import train as train
     from vitrail.engine.evaluate import evaluate as evaluate
     from vitrail.engine.probe import probe as probe
+    from vitrail.engine.transfer import transfer as transfer
     from vitrail.models import MODELS as MODELS
     from vitrail.tasks.classification import Classifier as Classifier
     from vitrail.tasks.classification import create_model as create_model
@@ -30,6 +31,7 @@ _HOMES = {
     "pretrain": "vitrail.engine.api",
     "probe": "vitrail.engine.probe",
     "train": "vitrail.engine.api",
+    "transfer": "vitrail.engine.transfer",
     "visualize_attention": "vitrail.analysis.visualize",
 }
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "pretrain",
     "probe",
     "train",
+    "transfer",
     "visualize_attention",
 ]
 

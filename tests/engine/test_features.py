@@ -172,6 +172,21 @@ def test_bad_images_are_bad_from_the_cache_too(photos: Path, tmp_path: Path) -> 
             features_of(model, whole(photos), reading=reading, cache=tmp_path / "kept")
 
 
+def test_rows_of_parquet_are_kept_and_told_apart(photos: Path, tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    files = sorted(photos.glob("bee/*.png"))
+    rows = {"image": [{"bytes": each.read_bytes(), "path": None} for each in files], "label": [0, 1, 0]}
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "bees.parquet")
+    model, source = shaken(), whole(tmp_path / "bees.parquet")
+    seen = count_passes(model)
+    for each in (source, whole(tmp_path / "bees.parquet"), source.subset([0, 2]), source.subset([0, 1])):
+        found = features_of(model, each, reading=QUIET, cache=tmp_path / "kept")
+        np.testing.assert_allclose(found.values[0], features_of(shaken(), source, reading=QUIET).values[0], atol=1e-5)
+    assert seen == [3, 2, 2]
+
+
 def test_a_users_pictures_are_never_kept(tmp_path: Path) -> None:
     class Pictures:
         def __len__(self) -> int:

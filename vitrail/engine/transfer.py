@@ -84,7 +84,7 @@ class Tuning:
 
 def transfer(
     model: str | Path,
-    data: Sequence[str | Path],
+    data: str | Path | Sequence[str | Path],
     out: Path,
     *,
     protocols: Sequence[str] = ALL,
@@ -105,7 +105,7 @@ def transfer(
 
     Args:
         model: what `vitrail.load` takes.
-        data: paths or built-in names, as `open_data` takes them; what is learnt from and judged is as `probe` has it.
+        data: one or several paths or built-in names, as `open_data` takes them; split as `probe` has it.
         protocols: of `probe`, the few shots by their largest number, and ``finetune``.
         classes: a text file that names the model's outputs, for weights that carry no names.
         out: the folder; one that was begun with other settings or another model is refused.
@@ -119,7 +119,9 @@ def transfer(
     names = names_of(data)
     init = find(model).path.resolve()
     if FINETUNE in protocols:
-        tuning.run(init, str(data[0]), reading, seed=0)  # what cannot be meant is refused before anything is computed
+        tuning.run(
+            init, next(iter(names.values())), reading, seed=0
+        )  # what cannot be meant is refused before anything is computed
     classifier = reading.load(init, classes, say)
     make_folder(out)
     settle(out, settings_of(classifier, k, shots, tuning, reading))
@@ -154,11 +156,11 @@ def checked(protocols: Sequence[str]) -> Sequence[str]:
     return protocols
 
 
-def names_of(data: Sequence[str | Path]) -> dict[str, str]:
+def names_of(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
     """What each data set is called in the tables: the last part of its path, or all of it where that names several."""
     if not data:
         raise ConfigError("no data were named", "vitrail transfer MODEL DATA DATA ... --out FOLDER")
-    sources = list(dict.fromkeys(map(str, data)))
+    sources = list(dict.fromkeys(map(str, [data] if isinstance(data, str | Path) else data)))
     short = {each: Path(each).name or each for each in sources}
     count = Counter(short.values())
     return {short[each] if count[short[each]] == 1 else each: each for each in sources}

