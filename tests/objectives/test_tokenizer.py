@@ -20,7 +20,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import sketch
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.objectives import MAE, Reconstruction
-from vitrail.objectives.reconstruction import perplexity, psnr
+from vitrail.objectives.tokenizer import perplexity, psnr
 
 STEPS = 300
 TINY: dict[str, Any] = {"patch_size": 4, "width": 16, "depth": 1, "levels": (4, 3, 2)}
