@@ -246,6 +246,17 @@ def test_a_picture_shows_what_is_seen_and_a_perfect_decoder_s_is_the_image(norm_
     assert measured["explained"] == pytest.approx(1)
 
 
+def test_gradients_are_the_same_where_activations_are_computed_again():
+    objective, thrifty = (mae(replace(TINY["vit"], checkpoint=each)) for each in (False, True))
+    runs: list[int] = []
+    thrifty.decoder.blocks[0].register_forward_pre_hook(lambda *given: runs.append(1))
+    given = batch(objective)
+    expected = gradients(objective, objective(*given)[0])
+    for name, gradient in gradients(thrifty, thrifty(*given)[0]).items():
+        assert torch.equal(gradient, expected[name]), name
+    assert len(runs) == 2
+
+
 def test_layers_and_weights_without_decay_are_told():
     objective = mae(TINY["vit"])
     layers = objective.layers()

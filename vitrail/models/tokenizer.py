@@ -184,12 +184,16 @@ def _initialise(model: Tokenizer) -> None:
 
     | parameter | first value |
     |-|-|
-    | kernels, dense layers, patch projection | LeCun normal |
+    | last layer of each block | 0 |
+    | kernels, other dense layers, patch projection | LeCun normal |
     | layer norm | 1 and 0 |
     | other biases | 0 |
     """
     for name, parameter in model.named_parameters():
-        if parameter.ndim > 1:
+        # a code begins as a projection of its patch alone: with blocks of random numbers fewer codes come into use
+        if name.endswith(".proj.weight") and name.startswith("blocks."):
+            parameter.zero_()
+        elif parameter.ndim > 1:
             fill_lecun_normal(parameter)
         else:
             parameter.fill_(name.endswith(".weight"))

@@ -9,5 +9,5 @@ from vitrail.objectives.distillation import Distillation as Distillation
 from vitrail.objectives.mae import MAE as MAE
 from vitrail.objectives.masked_patch import MaskedPatch as MaskedPatch
 from vitrail.objectives.objective import Objective as Objective
-from vitrail.objectives.reconstruction import Reconstruction as Reconstruction
 from vitrail.objectives.supervised import Supervised as Supervised
+from vitrail.objectives.tokenizer import Reconstruction as Reconstruction

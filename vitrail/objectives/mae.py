@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vitrail.data.randomness import uniforms
 from vitrail.errors import ConfigError
@@ -24,13 +25,15 @@ from vitrail.models.vit import Block
 from vitrail.objectives.objective import Objective
 
 EPS = 1e-6  # added to the variance of a patch
+SHARED = ("image_size", "patch_size", "in_channels", "norm_eps", "pad", "checkpoint")  # fields of encoder and decoder
 
 
 class MAE(Objective):
     """The encoder sees the visible patches alone; a small decoder tells the pixels of the hidden ones (section 3).
 
-    The class token, and DeiT's second one, go through the decoder with the patches; registers, which nothing reads, do not. An
-    encoder whose last norm comes after pooling hands over its tokens as its last block leaves them.
+    The class token, and DeiT's second one, go through the decoder with the patches; registers, which nothing reads, do not. The
+    encoder keeps its own positions, where the paper's are fixed; one whose last norm comes after pooling hands over its tokens
+    as its last block leaves them. Pixels that ``pad`` fills up with are told as any others.
 
     Args:
         encoder: a backbone that takes subsets of patches.
@@ -59,9 +62,7 @@ class MAE(Objective):
         config = encoder.config
         _check(encoder, mask_ratio, norm_pix)
         sizes = {"width": decoder_width, "depth": decoder_depth, "heads": decoder_heads, "mlp_width": 4 * decoder_width}
-        shared = {
-            name: getattr(config, name) for name in ("image_size", "patch_size", "in_channels", "norm_eps", "pad")
-        }
+        shared = {name: getattr(config, name) for name in SHARED}
         self.mask_ratio, self.norm_pix = mask_ratio, norm_pix
         self.decoder = Decoder(encoder.width, ViTConfig(**sizes, **shared, gelu="exact", positions="sincos2d"))
 
@@ -138,6 +139,7 @@ class Decoder(nn.Module):
     def __init__(self, width: int, config: ViTConfig) -> None:
         super().__init__()
         (rows, columns), channels = config.patch_size, config.in_channels
+        self.checkpoint = config.checkpoint
         self.mask_token = nn.Parameter(torch.empty(1, 1, config.width))
         self.embed = Dense(width, config.width)
         self.blocks = nn.ModuleList(Block(config, 0.0) for _ in range(config.depth))
@@ -157,7 +159,9 @@ class Decoder(nn.Module):
         seen = torch.cat([take(places, tokens.ids), x.new_zeros(len(x), prefix, x.shape[2])], 1)
         x = residual_stream(torch.cat([before, x + seen], 1))
         for block in self.blocks:
-            x = block(x, queries=hidden.shape[1] if block is self.blocks[-1] else None)
+            queries = hidden.shape[1] if block is self.blocks[-1] else None
+            again = self.checkpoint and self.training and torch.is_grad_enabled()
+            x = checkpoint(block, x, None, queries, use_reentrant=False) if again else block(x, None, queries)
         return self.pred(self.norm(x))
 
 
