@@ -167,7 +167,7 @@ def test_what_is_measured_has_no_gradient_and_is_of_the_encoder():
         objective, inputs = make(kind), views()
         _, measured = objective(*inputs)
         assert not any(each.requires_grad for each in measured.values())
-        torch.testing.assert_close(measured["spread"], spread(objective.features(*inputs)[0]))
+        torch.testing.assert_close(measured["batch_spread"], spread(objective.features(*inputs)[0]))
 
 
 def run(objective, inputs, *, bf16=False, steps=2, lr=3e-3):

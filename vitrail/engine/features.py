@@ -116,7 +116,7 @@ def _computed(
             for some in eval_batches(source, classifier.preprocessing, **how):
                 images = classifier.preprocessing.normalise(some.images.to(device))
                 with in_precision(reading.precision, device):
-                    features = classifier.pool(classifier.forward_features(images))
+                    features = classifier.features(images)
                 values.append(features.float().cpu().numpy())
                 good.extend(some.ids[:, 1].tolist())
                 show.update(len(good))

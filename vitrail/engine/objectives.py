@@ -19,7 +19,7 @@ from vitrail.objectives.contrastive import MoCo, SimCLR
 from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patch import MaskedPatch
 from vitrail.objectives.objective import Objective, configured
-from vitrail.objectives.reconstruction import Reconstruction
+from vitrail.objectives.tokenizer import Reconstruction
 from vitrail.weights.tokenizers import SavedTokenizer, load_tokenizer
 
 Seen = Callable[[Tensor], Tensor]

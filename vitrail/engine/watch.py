@@ -20,7 +20,7 @@ from vitrail.engine.run import Run
 from vitrail.evaluation.health import measure
 from vitrail.evaluation.probes import knn
 from vitrail.models.tokenizer import Tokenizer
-from vitrail.objectives.reconstruction import perplexity, psnr
+from vitrail.objectives.tokenizer import perplexity, psnr
 from vitrail.tasks.classification import Classifier
 
 NEIGHBOURS = 20

@@ -66,17 +66,18 @@ class MoCo(Comparing):
 
     def features(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Of two views (B, C, H, W), each (B, F)."""
-        return tuple(pooled(self.encoder, images) for images in inputs)
+        return tuple(self.encoder.features(images) for images in inputs)
 
     @torch.no_grad()
     def references(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The same by the momentum encoder."""
-        return tuple(pooled(self.momentum_encoder, images) for images in inputs)
+        return tuple(self.momentum_encoder.features(images) for images in inputs)
 
     def compare(self, *features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """From `features` and `references`, (B, F) each: the loss of either view's search for the other, summed.
 
-        Measured are ``accuracy``, the part of the searches that find their image, and the `spread` of the features.
+        Measured are ``accuracy``, the part of the searches that find their image, and ``batch_spread``, the `spread` of what
+        is compared.
 
         Raises:
             ConfigError: a single image, which has none to be unlike.
@@ -89,7 +90,7 @@ class MoCo(Comparing):
             for each, keys in zip(features[:2], (second, first))
         ]
         losses, accuracies = map(torch.stack, zip(*searches))
-        return losses.sum(), {"accuracy": accuracies.mean(), "spread": spread(features[0])}
+        return losses.sum(), {"accuracy": accuracies.mean(), "batch_spread": spread(features[0])}
 
     @torch.no_grad()
     def after_step(self, share: float) -> None:
@@ -116,7 +117,7 @@ class SimCLR(Comparing):
 
     def features(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Of two views (B, C, H, W), each (B, F)."""
-        return tuple(pooled(self.encoder, images) for images in inputs)
+        return tuple(self.encoder.features(images) for images in inputs)
 
     def compare(self, *features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """From the features of the two views, (B, F) each: their loss; measured is the same as in `MoCo.compare`.
@@ -127,7 +128,7 @@ class SimCLR(Comparing):
         _check_count(features[0])
         first, second = self.projector(torch.cat(features)).chunk(2)  # (B, Z) each, normed over both views together
         loss, accuracy = nt_xent(first, second, self.temperature)
-        return loss, {"accuracy": accuracy, "spread": spread(features[0])}
+        return loss, {"accuracy": accuracy, "batch_spread": spread(features[0])}
 
 
 def moco_loss(queries: Tensor, keys: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -191,17 +192,12 @@ def make_head(*widths: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-2], nn.BatchNorm1d(widths[-1], affine=False, track_running_stats=False))
 
 
-def pooled(encoder: Backbone, images: Tensor) -> Tensor:
-    """What the encoder's head reads: (B, C, H, W) to (B, F)."""
-    return encoder.pool(encoder.forward_features(images))
-
-
 @torch.no_grad()
 def pooled_width(encoder: Backbone) -> int:
     """F, which is not `Backbone.width` where pooling puts several tokens beside one another."""
     config = encoder.config
     image = torch.empty(1, config.in_channels, *config.image_size, device="meta")
-    return pooled(sketch(config), image).shape[1]
+    return sketch(config).features(image).shape[1]
 
 
 def _directions(x: Tensor) -> Tensor:

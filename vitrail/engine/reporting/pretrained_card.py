@@ -96,5 +96,5 @@ from PIL import Image
 
 model = vitrail.load({facts.location!r})
 images = model.preprocess([Image.open("photograph.jpg")])
-features = model.pool(model.forward_features(images))"""
+features = model.features(images)"""
     return f"{fenced(shell, 'sh')}\n\n{fenced(python, 'python')}"
