@@ -82,7 +82,6 @@ def prepare_pretraining(
         kept.preprocessing = preprocessing = kept.preprocessing.stated(**run.model.preprocessing)
         encoder, width, saved = kept.backbone, kept.width, activation_bytes(kept.config)
     kept.to(device)
-    run = small_views(run, preprocessing, say)
     objective, seen = make_objective(run.objective, encoder, preprocessing, say)
     run = settle(run, preprocessing, train, device, say, width=width, saved=saved * objective.views)
     torch.set_num_threads(run.compute.threads or 1)
@@ -94,7 +93,7 @@ def prepare_pretraining(
     training = assemble(
         run,
         objective.to(device),
-        viewed(run, preprocessing, objective, cropped=cropped, seen=seen),
+        viewed(small_views(run, preprocessing, say), preprocessing, objective, cropped=cropped, seen=seen),
         batches=training_batches(run, train, preprocessing, device, bad, transform, views=objective.views),
         evaluate=watch,
         images=len(train),

@@ -24,6 +24,7 @@ from vitrail.objectives.tokenizer import perplexity, psnr
 from vitrail.tasks.classification import Classifier
 
 NEIGHBOURS = 20
+FEWEST = 30  # images to ask about
 Stopped = Callable[[], bool]
 
 
@@ -31,8 +32,8 @@ class FeatureWatch:
     """Figures of an encoder: ``effective_rank`` and ``spread`` of its features, and with labels the accuracy ``knn`` of the
     nearest neighbours among training images, with that of the most frequent class, ``chance``.
 
-    The same images each time: two thirds of ``save.watched`` from train, one third from val, or from train where there is
-    no other part.
+    The same images each time: two thirds of ``save.watched`` from train, one third from val, or from train too where that
+    holds too few to ask. Health is that of all of them.
     """
 
     def __init__(self, classifier: Classifier, splits: Splits, run: Run, bad: Bad) -> None:
@@ -43,7 +44,7 @@ class FeatureWatch:
         order = permutation(run.seed, 0, len(train))
         self.known = train.subset(order[:known])
         other = splits.val
-        if other is None or not len(other):
+        if other is None or len(other) < FEWEST:
             half = len(order) // 2  # too few images for both parts are halved
             first = min(known, half)
             self.known, self.asked = train.subset(order[:first]), train.subset(order[first : first + asked])
@@ -52,18 +53,15 @@ class FeatureWatch:
 
     def __call__(self, stopped: Stopped) -> dict[str, float] | None:
         """The figures of now; None if it was told to stop on the way."""
-        labelled = self.known.labelled and self.asked.labelled and not self.known.multi_label
-        parts = [self._features(part, stopped) for part in ([self.known] if labelled else []) + [self.asked]]
-        if any(part is None for part in parts):
+        known, asked = (self._features(part, stopped) for part in (self.known, self.asked))
+        if known is None or asked is None:
             return None
-        features, targets = parts[-1]  # type: ignore[misc]
-        health = measure(features)
+        health = measure(np.concatenate([known[0], asked[0]]))
         figures = {"effective_rank": health.rank, "spread": health.spread}
-        if not labelled:
+        if not self.known.labelled or not self.asked.labelled or self.known.multi_label:
             return figures
-        classes = len(self.known.classes)
-        known, answers = parts[0]  # type: ignore[misc]
-        votes = knn(known, answers, features, classes=classes, k=min(NEIGHBOURS, len(known)))
+        classes, targets = len(self.known.classes), asked[1]
+        votes = knn(*known, asked[0], classes=classes, k=min(NEIGHBOURS, len(known[0])))
         chance = np.bincount(targets, minlength=classes).max() / len(targets)
         return {"knn": float((votes.argmax(1) == targets).mean()), "chance": float(chance), **figures}
 
