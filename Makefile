@@ -3,7 +3,8 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 PEERS  := .venv-peers/bin
-BENCH  ?= $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/harness.py,$(wildcard benchmarks/*.py)))
+WITH_DATA := accuracy distillation faithfulness pretraining  # benchmarks that are told of what
+BENCH  ?= $(filter-out harness $(WITH_DATA),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
 
 # real data for the tests that ask for it: what the caller names, else the folder beside the checkout if it is there
 export VITRAIL_TEST_DATA ?= $(wildcard $(abspath ../shared/data))
@@ -36,7 +37,7 @@ check: .venv/test.done  ## lint, format, types, layout
 docs: .venv/test.done  ## run the code of every page, follow its links
 	$(BIN)/python -m pytest tests/test_pages.py
 
-bench: .venv-peers/peers.done  ## all benchmarks, or BENCH="one two"
+bench: .venv-peers/peers.done  ## the benchmarks that need no data, or BENCH="one two"
 	set -e; for name in $(BENCH); do $(PEERS)/python benchmarks/$$name.py; done
 
 env: .venv/all.done  ## everything: tests and all extras

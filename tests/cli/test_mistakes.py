@@ -123,6 +123,7 @@ def unwritable(folder: Path) -> None:
 
 
 TRAIN = "train digits --steps 1 --quiet "
+PRETRAIN = "pretrain digits --steps 1 --quiet "
 PROBE = "probe done digits --no-cache --quiet "
 Mistake = tuple[str, Callable[[Path], None], int, str]
 MISTAKES: dict[str, Mistake] = {
@@ -157,6 +158,25 @@ MISTAKES: dict[str, Mistake] = {
     "a manifest of files that are not there": ("train missing.csv --steps 1 --out b2", manifests, 3, "nowhere"),
     "data of unknown classes": ("evaluate done others", foreign_classes, 3, "zebra"),
     "a split that is not there": ("evaluate done digits --split test", nothing, 3, "val"),
+    "no objective": (PRETRAIN, nothing, 2, "--objective masked-patch|mae"),
+    "a mistyped objective": (PRETRAIN + "--objective mea", nothing, 2, "mae"),
+    "an argument that an objective does not have": (
+        PRETRAIN + "--objective mae --set objective.changes.ratio=0.5",
+        nothing,
+        2,
+        "did you mean 'mask_ratio'",
+    ),
+    "beit without a tokenizer": (PRETRAIN + "--objective beit", nothing, 2, "--objective tokenizer"),
+    "a tokenizer that is a classifier": (PRETRAIN + "--objective beit --tokenizer done", nothing, 4, "no tokenizer"),
+    "an architecture that cannot carry it": (
+        PRETRAIN + "--objective mae --model swin-t --size 32",
+        nothing,
+        2,
+        "take an architecture that can: vit, beit, cait",
+    ),
+    "labels for what needs none": (TRAIN + "--set objective.name=mae", nothing, 2, "vitrail pretrain"),
+    "a mistyped teacher": (TRAIN + "--teacher don", nothing, 2, "done"),
+    "a teacher of other classes": ("train photos --steps 1 --teacher done", nothing, 2, "does not know 2 of the 2"),
     "a mistyped protocol": ("probe done digits --protocol knnn", nothing, 2, "linear"),
     "more neighbours than images": (PROBE + "--protocol knn --k 2000", nothing, 2, "give a k from 1 to"),
     "shots that are no numbers": (PROBE + "--protocol fewshot --shots few", nothing, 2, "1,5,10,25"),

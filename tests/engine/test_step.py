@@ -12,6 +12,7 @@ import torch
 
 from vitrail.engine.checkpoint import Checkpoint
 from vitrail.engine.prepare import prepare
+from vitrail.engine.pretrain import prepare_pretraining
 from vitrail.engine.request import request
 from vitrail.engine.rundir import RunFolder
 from vitrail.engine.step import backward, take_step
@@ -46,6 +47,19 @@ def training(folder: Path, *settings: str, recipe: str = "small-data") -> Traini
 
 def gradients(found: Training, micro: int) -> dict[str, torch.Tensor]:
     found.run = replace(found.run, data=replace(found.run.data, micro_batch=micro))
+    backward(found, found.feed(next(found.batches(0, 1))))
+    return {name: p.grad.clone() for name, p in found.objective.named_parameters() if p.grad is not None}
+
+
+def contrastive(folder: Path, micro: int) -> dict[str, torch.Tensor]:
+    """The gradients of one batch of 32 whose images are compared with one another, in pieces of ``micro``."""
+    small = SMALL.replace("cls, prefix: [cls]", "gap, prefix: []")
+    words = [small, "compute.precision=fp32", "model.name=vit-ti16", "objective.changes={hidden: 16, out: 8}"]
+    flags = {"data": {"source": "digits", "batch": 32, "micro_batch": micro}, "schedule": {"steps": 4}}
+    run, _ = request(flags={**flags, "objective": {"name": "moco"}}, settings=words)
+    place = RunFolder(folder)
+    place.open()
+    found = prepare_pretraining(run, place, say=lambda line: None).training
     backward(found, found.feed(next(found.batches(0, 1))))
     return {name: p.grad.clone() for name, p in found.objective.named_parameters() if p.grad is not None}
 
@@ -170,3 +184,9 @@ def test_with_all_but_the_head_frozen_muon_has_nothing_to_do(tmp_path) -> None:
     take_step(found, next(found.batches(0, 1)))
     after = found.objective.encoder.state_dict()
     assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
+
+
+def test_images_that_are_compared_give_the_gradient_of_the_whole_batch_in_any_pieces(tmp_path) -> None:
+    whole = contrastive(tmp_path / "whole", 32)
+    assert_equal_to(whole, contrastive(tmp_path / "parts", 8), 1e-5)
+    assert {name.split(".")[0] for name in whole} == {"encoder", "projector", "predictor"}

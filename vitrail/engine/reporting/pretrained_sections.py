@@ -28,10 +28,21 @@ class Measure(NamedTuple):
     words: Callable[[float], str]
 
 
+DECIBELS = f"{{:.3g}}{THIN}dB".format
 MEASURES = {
     "accuracy": Measure("Accuracy", "of the answers to the objective’s own question", short_percent),
-    "psnr": Measure("PSNR", "how near reconstructions are to the images; more is nearer", f"{{:.3g}}{THIN}dB".format),
-    "perplexity": Measure("Perplexity", "how many answers are in use, as if all were alike often", "{:.4g}".format),
+    "explained": Measure("Explained", "of what hidden patches vary by inside; 0 is their mean colour", short_percent),
+    "rmse": Measure("Error of colours", "of corrupted patches, on the scale from 0 to 1", "{:.3g}".format),
+    "batch_spread": Measure(
+        "Spread in the batch", "of the features that are compared; 0 is one point", "{:.2g}".format
+    ),
+    "psnr": Measure("PSNR", "how near reconstructions are to the images; more is nearer", DECIBELS),
+    "psnr_held_out": Measure("PSNR, held out", "the same of images it did not learn from", DECIBELS),
+    "psnr_mean_colour": Measure("PSNR of mean colours", "of telling each patch by its mean colour alone", DECIBELS),
+    "perplexity": Measure("Codes in a batch", "how many are in use, as if all were alike often", "{:.4g}".format),
+    "codes_in_use": Measure(
+        "Codes in use", "on images it did not learn from, as if all were alike often", "{:.4g}".format
+    ),
 }
 UNASKED = "No labels were asked, so it is not known what the features are good for: the loss compares runs of one objective only."
 RANK = "how many directions the features use"
