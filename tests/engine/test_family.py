@@ -59,6 +59,7 @@ def test_what_a_recipe_changes_in_a_vit_is_left_out_aloud_elsewhere(tmp_path, ca
     log = (result.folder / "log.txt").read_text()
     assert "small-data changes pool, prefix, initial, which an axial ViT does not have: left out" in log
     assert load(result.folder).config.gelu == "exact"  # which it has
+    assert run(tmp_path, "axial").figures == result.figures  # the same command finds the run that it began
 
 
 def test_a_run_starts_from_weights_for_other_channels(tmp_path):

@@ -20,7 +20,9 @@ from vitrail.engine.api import pretrain, train
 from vitrail.engine.checkpoint import load_newest
 from vitrail.engine.train import Result
 from vitrail.errors import ConfigError, DataError, Preempted
+from vitrail.tasks.classification import create_model
 from vitrail.weights import load
+from vitrail.weights.native import save_model
 from vitrail.weights.tokenizers import load_tokenizer
 
 STEPS = 4
@@ -142,6 +144,40 @@ def test_training_goes_on_from_an_encoder_by_another_objective(digits, tmp_path)
     second = learn("simclr", digits, tmp_path / "simclr", init=first.folder)
     assert second.load().config.width == 16
     assert second.figures["knn_untrained"] == first.figures["knn"]
+
+
+@pytest.mark.parametrize("objective", ["mae", "moco"])
+def test_weights_to_start_from_keep_their_network_whatever_the_recipe_makes_of_a_fresh_one(objective, digits, tmp_path):
+    model = create_model(TINY["vit"], classes=3, image_size=8, patch_size=2, in_channels=1)
+    save_model(tmp_path / "model", model)
+    run = learn(objective, digits, tmp_path / "run", init=tmp_path / "model")
+    kept, before = run.load().config, model.config
+    assert (kept.prefix, kept.pool, kept.gelu, kept.positions) == (
+        before.prefix,
+        before.pool,
+        before.gelu,
+        before.positions,
+    )
+    assert "which the weights say: left out" in (run.folder / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("objective", ["mae", "simclr"])
+def test_pictures_that_a_transform_makes_are_learned_from_and_shown(objective, tmp_path):
+    """The images are no whole patches, nor as large as the network takes them: only the transform makes them so."""
+    photos = np.random.default_rng(0).integers(0, 256, (40, 9, 11, 1), np.uint8)
+
+    def cropped(picture: Image.Image) -> torch.Tensor:
+        return torch.from_numpy(np.array(picture)[None, :8, :8] / np.float32(255))
+
+    run = learn(objective, photos, tmp_path / "run", transform=cropped, size=8)
+    assert run.report.read_text().count("<img") >= 2
+
+
+def test_an_image_counts_once_however_many_views_are_made_of_it(digits, tmp_path):
+    run = learn("simclr", digits, tmp_path / "run")
+    laps = [json.loads(line) for line in (run.folder / "timing.jsonl").read_text().splitlines()]
+    counted = sum(lap["seconds"] * lap["images_per_second"] for lap in laps if "seconds" in lap)
+    assert counted == pytest.approx(STEPS * 16, rel=0.05)
 
 
 @pytest.mark.slow

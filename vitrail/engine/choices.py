@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Literal
 
@@ -19,6 +19,8 @@ from vitrail.errors import ConfigError
 from vitrail.models import Config
 
 Say = Callable[[str], None]
+# fields of configs that leave what a network answers as it is
+ONLY_TRAINING = ("drop_path", "dropout", "attention_dropout", "patch_dropout", "checkpoint")
 
 
 def choose_model(run: Run, size: tuple[int, int], images: int) -> Run:
@@ -34,13 +36,33 @@ def without_foreign_changes(run: Run, config: Config, say: Say) -> Run:
 
     What a person asked for stays, and is refused by name where it cannot be meant.
     """
-    of_recipe = RECIPES[run.recipe].run.model.changes if run.recipe in RECIPES else {}
-    known, changes = {field.name for field in fields(config)}, run.model.changes
-    foreign = [name for name, value in changes.items() if name not in known and of_recipe.get(name) == value]
-    if not foreign:
+    known = {field.name for field in fields(config)}
+    foreign = [name for name in _of_recipe(run) if name not in known]
+    return _without(run, foreign, f"which {config.about} does not have", say)
+
+
+def without_another_network(run: Run, say: Say) -> Run:
+    """``run``, which starts from weights, without what its recipe makes of a fresh network: these bring their own."""
+    return _without(run, [name for name in _of_recipe(run) if name not in ONLY_TRAINING], "which the weights say", say)
+
+
+def without_what_was_left_out(run: Run, stored: Run) -> Run:
+    """``run`` without what its recipe changes in a network and ``stored``, begun by the same recipe, has left out."""
+    left_out = [name for name in _of_recipe(run) if name not in stored.model.changes]
+    return _without(run, left_out if run.recipe == stored.recipe else [], "", lambda line: None)
+
+
+def _of_recipe(run: Run) -> list[str]:
+    """Names of what the recipe changes in the network, where the run has it so."""
+    changes = RECIPES[run.recipe].run.model.changes if run.recipe in RECIPES else {}
+    return [name for name, value in run.model.changes.items() if name in changes and changes[name] == value]
+
+
+def _without(run: Run, names: Sequence[str], why: str, say: Say) -> Run:
+    if not names:
         return run
-    say(f"recipe   {run.recipe} changes {', '.join(foreign)}, which {config.about} does not have: left out")
-    kept = {name: value for name, value in changes.items() if name not in foreign}
+    say(f"recipe   {run.recipe} changes {', '.join(names)}, {why}: left out")
+    kept = {name: value for name, value in run.model.changes.items() if name not in names}
     return replace(run, model=replace(run.model, changes=kept))
 
 

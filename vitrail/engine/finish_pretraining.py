@@ -83,7 +83,7 @@ def panels(pretraining: Pretraining) -> tuple[Panel, ...]:
     assert part is not None, "there are no images"
     few = replace(run, data=replace(run.data, batch=min(SHOWN, len(part)), micro_batch=None, workers=0))
     views = training.objective.views
-    batches = training_batches(few, part, preprocessing, training.device, bad, None, views=views)
+    batches = training_batches(few, part, preprocessing, training.device, bad, pretraining.transform, views=views)
     inputs = training.feed(next(batches(0, 1)).to(training.device))
     training.objective.eval()
     answers = training.objective.show(*inputs)

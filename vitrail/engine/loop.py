@@ -34,7 +34,7 @@ def fit(training: Training, stop: StopRequests, show: Show) -> None:
         with clock.waiting():
             batch = next(batches)
         loss = take_step(training, batch)
-        clock.count(len(batch.keys))
+        clock.count(len(batch.keys) // training.objective.views)
         if progress.step % (run.save.log_every or 1) == 0 or progress.step == training.steps:
             _log(training, clock)
         show.update(progress.step, loss=loss, **clock.figures())

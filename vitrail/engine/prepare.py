@@ -15,7 +15,14 @@ from vitrail.data.loader import Batch, train_batches
 from vitrail.data.memory import keep_decoded
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, Splits, open_data
-from vitrail.engine.choices import choose_model, find_device, len_in_steps, settle, without_foreign_changes
+from vitrail.engine.choices import (
+    choose_model,
+    find_device,
+    len_in_steps,
+    settle,
+    without_another_network,
+    without_foreign_changes,
+)
 from vitrail.engine.feed import Feed, labelled, taught
 from vitrail.engine.judge import quick_figures
 from vitrail.engine.machine import keep_large_buffers
@@ -134,6 +141,7 @@ def load_start(run: Run, say: Say) -> tuple[Run, Classifier | None]:
     path = find(run.model.init).path.resolve()
     start = weights.load(path, log=say)
     run = replace(run, model=replace(run.model, init=str(path)))
+    run = without_another_network(run, say)
     return without_foreign_changes(run, start.config, say), start
 
 

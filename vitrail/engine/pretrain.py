@@ -49,6 +49,7 @@ class Pretraining:
     preprocessing: Preprocessing
     splits: Splits
     bad: BadImages
+    transform: Transform | None
 
 
 def prepare_pretraining(
@@ -101,7 +102,7 @@ def prepare_pretraining(
         device=device,
         evaluate_first=True,
     )
-    return Pretraining(training, kept, preprocessing, splits, bad)
+    return Pretraining(training, kept, preprocessing, splits, bad, transform)
 
 
 def check_images(splits: Splits) -> Source:

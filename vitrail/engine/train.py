@@ -12,6 +12,7 @@ from typing import Any
 
 from vitrail.engine import checkpoint
 from vitrail.engine.budget import fix_evaluations, fix_length
+from vitrail.engine.choices import without_what_was_left_out
 from vitrail.engine.finish import finish, record_split
 from vitrail.engine.finish_pretraining import finish_pretraining
 from vitrail.engine.loop import fit
@@ -101,7 +102,7 @@ def _continued(run: Run, folder: RunFolder) -> tuple[Run, bool]:
     if not folder.config.exists():
         return run, False
     stored = folder.read_config()
-    found = differences(run, stored)
+    found = differences(without_what_was_left_out(run, stored), stored)
     longer = {path: both for path, both in found.items() if path in LENGTH}
     wrong = {path: both for path, both in found.items() if path not in LENGTH and path != "recipe"}
     if wrong:
