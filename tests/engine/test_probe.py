@@ -18,13 +18,13 @@ from tests.engine.looked_at import QUIET, shaken
 from tests.models.tiny import TINY
 from vitrail.cli import run
 from vitrail.data.sources import open_data
-from vitrail.engine.evaluate import Reading
+from vitrail.engine.evaluate import Reading, fingerprint
 from vitrail.engine.features import Features
 from vitrail.engine.probe import PROTOCOLS, How, judge_features, probe, shared
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.intervals import bootstrap
 from vitrail.evaluation.probes import linear
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import Classifier, create_model
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 
@@ -68,6 +68,34 @@ def test_data_without_splits_have_a_part_held_out_and_a_test_set_leaves_train_wh
     for data in ({"train": (images, targets), "test": test}, three):
         found = probe(shaken(), data, "knn", k=5, reading=QUIET, say=silent)
         assert (found.split, found.figures["images"], found.figures["train_images"]) == ("test", 9, 60)
+
+
+def trained_on(place: Path, *, seed: int, validation: float) -> Classifier:
+    """A model whose provenance says that it was trained on the images there, but for the part that this holds out."""
+    splits, model = open_data(place, seed=seed, validation=validation), shaken()
+    held = fingerprint(splits.val) if splits.val is not None else None
+    split = {"held_out": splits.held_out, "seed": seed, "validation": validation, "sha256": held}
+    model.provenance = {"data": str(place), "split": split}
+    return model
+
+
+def test_a_model_is_judged_on_what_was_held_out_when_it_was_trained_on_these_data(tmp_path: Path) -> None:
+    for number, (picture, target) in enumerate(zip(*tints(60))):
+        (tmp_path / str(target)).mkdir(exist_ok=True)
+        Image.fromarray(picture).save(tmp_path / str(target) / f"{number}.png")
+    model, lines = trained_on(tmp_path, seed=3, validation=0.3), []
+    found = probe(model, tmp_path, "knn", k=5, reading=QUIET, say=lines.append)
+    held = open_data(tmp_path, seed=3, validation=0.3).val
+    assert held is not None and sorted(found.keys) == sorted(held.keys) and len(held) == 18
+    assert not any("warning" in line for line in lines)
+    for seen in (trained_on(tmp_path, seed=3, validation=0), trained_on(tmp_path, seed=4, validation=0.3)):
+        lines.clear()
+        probe(model, tmp_path, "knn", k=5, against=seen, reading=QUIET, say=lines.append)
+        assert sum("trained on some of the images" in line for line in lines) == 1
+    other = open_data(tmp_path, seed=0, validation=0.15).val  # the data of the training grew: what it saw is unknown
+    model.provenance["split"]["sha256"] = "another"
+    assert other is not None
+    assert sorted(probe(model, tmp_path, "knn", k=5, reading=QUIET, say=silent).keys) == sorted(other.keys)
 
 
 def test_the_interval_is_the_bootstrap_over_images_and_wider_where_shots_are_drawn() -> None:

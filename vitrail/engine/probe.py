@@ -15,7 +15,7 @@ import torch
 
 from vitrail import weights
 from vitrail.data.sources import Source, Splits, open_data
-from vitrail.engine.evaluate import Reading, Say, to_stderr
+from vitrail.engine.evaluate import Reading, Say, fingerprint, to_stderr
 from vitrail.engine.features import Features, features_of
 from vitrail.engine.judge import choose_split
 from vitrail.engine.machine import cores, keep_large_buffers
@@ -104,8 +104,8 @@ def probe(
 ) -> Probe:
     """Judges the features that ``model`` gives to its head, frozen, on ``data``.
 
-    It learns from the split train and is judged on test, else val, else 15 % of each class held out of train. Neither needs
-    the model's classes, and the model needs no head.
+    It learns from the split train and is judged on test, else val, else what was held out when the model was trained on these
+    data, else 15 % of each class held out of train. Neither needs the model's classes, and the model needs no head.
 
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`.
@@ -130,8 +130,11 @@ def probe(
         models.append(Reading(device=reading.device).load(against, None, say))
     keep_large_buffers()
     torch.set_num_threads(cores())
-    train, split, judged = parts_to_probe(open_to_probe(data, models[0]))
+    splits = open_to_probe(data, models[0])
+    train, split, judged = parts_to_probe(splits)
     how.check(train.targets)
+    for each in models:
+        warn_of_seen(each, data, splits, say)
     say(f"split    learns from train: {len(train):,} images; judged on {split}: {len(judged):,}")
     both = {"train": train, split: judged}
     found = [features_by_split(each, both, reading=reading, cache=cache, say=say) for each in models]
@@ -139,11 +142,35 @@ def probe(
 
 
 def open_to_probe(data: Any, classifier: Classifier) -> Splits:
-    """The data, with a part held out of train only where they have nothing else to be judged on."""
+    """The data, with a part held out of train only where they have nothing else to be judged on.
+
+    Of the data that the model was trained on it is the part that was held out then.
+    """
     channels = classifier.config.in_channels
     splits = open_data(data, validation=0, channels=channels)
-    has_more = any(part is not None and len(part) for part in (splits.val, splits.test))
-    return splits if has_more else open_data(data, validation=HELD_OUT, channels=channels)
+    if any(part is not None and len(part) for part in (splits.val, splits.test)):
+        return splits
+    trained = classifier.provenance.get("split", {})
+    if trained.get("held_out"):
+        carved = open_data(data, seed=trained["seed"], validation=trained["validation"], channels=channels)
+        if trained_without(classifier, carved):
+            return carved
+    return open_data(data, validation=HELD_OUT, channels=channels)
+
+
+def trained_without(classifier: Classifier, splits: Splits) -> bool:
+    """Whether the validation part was held out when the model was trained."""
+    trained = classifier.provenance.get("split", {})
+    return splits.val is not None and bool(trained.get("held_out")) and trained["sha256"] == fingerprint(splits.val)
+
+
+def warn_of_seen(classifier: Classifier, data: Any, splits: Splits, say: Say) -> None:
+    """Says where a part that was held out only now is of the data that the model was trained on."""
+    before = classifier.provenance.get("data")
+    if not splits.held_out or not before or not isinstance(data, str | Path) or trained_without(classifier, splits):
+        return
+    if Path(before).resolve() == Path(data).resolve():
+        say("warning  the model was trained on some of the images that it is judged on; the figures may flatter it")
 
 
 def parts_to_probe(splits: Splits) -> tuple[Source, str, Source]:

@@ -35,6 +35,7 @@ from vitrail.engine.probe import (
     judge_features,
     open_to_probe,
     parts_to_probe,
+    warn_of_seen,
 )
 from vitrail.engine.reporting.transfer import Cell, Transfer, write_transfer
 from vitrail.engine.reporting.wording import plural
@@ -250,6 +251,7 @@ class Task:
             lost = failed(error, self.say)
             return {each: kept.get(each, lost) for each in hows}
         self.say(f"split    learns from train: {len(learnt):,} images; judged on {split}: {len(judged):,}")
+        warn_of_seen(self.classifier, self.data, self.splits, self.say)
         return {each: kept.get(each) or self.cell(each, how, tuning) for each, how in hows.items()}
 
     def place(self, protocol: str) -> Path:
