@@ -226,7 +226,9 @@ def can_carry(name: str, objective: str) -> bool:
     ("how", "words"),
     [
         ({"objective": "beit"}, "give it with --tokenizer"),
-        ({"objective": "mae", "tokenizer": "somewhere"}, "there are no weights"),
+        ({"objective": "beit", "tokenizer": "somewhere"}, "there are no weights"),
+        ({"objective": "mae", "tokenizer": "somewhere"}, "'mae' has no use for a tokenizer"),
+        ({"objective": "mae", "settings": ["objective.teacher=somewhere"]}, "'mae' has no use for a teacher"),
         ({"objective": None}, "no objective was named"),
         ({"objective": "mae", "model": "swin-t"}, "take an architecture that can: vit, beit, cait"),
         ({"objective": "tokenizer", "model": "vit-b16"}, "a tokenizer has no names"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from vitrail.data.images import Preprocessing
+from vitrail.data.loader import Batch
 from vitrail.engine.api import train
+from vitrail.engine.feed import AT_ONCE, taught
 from vitrail.engine.teacher import Teacher
 from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig
@@ -53,6 +56,19 @@ def test_a_teacher_of_another_size_sees_the_pictures_scaled():
     model.backbone.register_forward_pre_hook(lambda module, given: shapes.append(tuple(given[0].shape)))
     assert Teacher(model, NAMES, STUDENT)(torch.randn(2, 3, 32, 32)).shape == (2, 3)
     assert shapes == [(2, 3, 48, 48)]
+
+
+def test_a_teacher_sees_a_few_images_at_a_time_however_large_the_batch():
+    images, seen = torch.rand(AT_ONCE + 3, 1, 2, 2), []
+
+    def teacher(some):
+        seen.append(len(some))
+        return some.flatten(1)
+
+    batch = Batch(images, torch.zeros(len(images)), [], np.zeros((len(images), 3), np.int64))
+    given, targets, answers = taught(lambda batch: (batch.images, batch.targets), teacher)(batch)
+    assert given is images and targets is batch.targets
+    assert torch.equal(answers, images.flatten(1)) and seen == [AT_ONCE, 3]
 
 
 def test_a_teacher_that_cannot_teach_is_refused():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from vitrail.data.augment import augment
@@ -17,6 +18,8 @@ from vitrail.engine.run import Run
 from vitrail.objectives.objective import Objective
 
 Feed = Callable[[Batch], tuple[Tensor, ...]]
+Seen = Callable[[Tensor], Tensor]
+AT_ONCE = 128  # images that a frozen network sees, whatever the batch: it has no micro-steps to save memory by
 
 
 def normalised(batch: Batch, run: Run, preprocessing: Preprocessing, *, cropped: bool) -> Tensor:
@@ -43,12 +46,12 @@ def labelled(run: Run, preprocessing: Preprocessing, classes: int, *, cropped: b
     return feed
 
 
-def taught(feed: Feed, teacher: Callable[[Tensor], Tensor]) -> Feed:
+def taught(feed: Feed, teacher: Seen) -> Feed:
     """What ``feed`` gives, and the answers of ``teacher`` (B, K) to the same images."""
 
     def with_answers(batch: Batch) -> tuple[Tensor, ...]:
         images, *rest = feed(batch)
-        return images, *rest, teacher(images)
+        return images, *rest, in_pieces(teacher, images)
 
     return with_answers
 
@@ -59,7 +62,7 @@ def viewed(
     objective: Objective,
     *,
     cropped: bool,
-    seen: Callable[[Tensor], Tensor] | None = None,
+    seen: Seen | None = None,
 ) -> Feed:
     """The views of each image, V times (B, C, h, w), what the objective draws for it, and what ``seen`` makes of the first
     view, where that is given. The views of an image lie next to one another in the batch.
@@ -71,6 +74,11 @@ def viewed(
         noise = objective.draw(batch.ids[::views], preprocessing.size, run.seed)
         parts = [images[view::views].contiguous() for view in range(views)]
         drawn = [each.to(images.device) for each in noise]
-        return *parts, *drawn, *([seen(parts[0])] if seen is not None else [])
+        return *parts, *drawn, *([in_pieces(seen, parts[0])] if seen is not None else [])
 
     return feed
+
+
+def in_pieces(seen: Seen, images: Tensor) -> Tensor:
+    """What ``seen`` makes of images (B, ...), a few at a time."""
+    return torch.cat([seen(some) for some in images.split(AT_ONCE)])

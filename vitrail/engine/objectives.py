@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data.images import Preprocessing
+from vitrail.engine.feed import Seen
 from vitrail.engine.run import ObjectiveSettings
 from vitrail.errors import ConfigError
 from vitrail.models.tokenizer import Tokenizer
@@ -21,8 +22,6 @@ from vitrail.objectives.masked_patch import MaskedPatch
 from vitrail.objectives.objective import Objective, configured
 from vitrail.objectives.tokenizer import Reconstruction
 from vitrail.weights.tokenizers import SavedTokenizer, load_tokenizer
-
-Seen = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -71,12 +70,10 @@ def make_objective(
     """The objective that was asked for, and for BEiT what sees the codes of its images.
 
     Raises:
-        ConfigError: the encoder cannot carry it, it has no such argument, or a tokenizer is missing, or given to another.
+        ConfigError: the encoder cannot carry it, it has no such argument, or a tokenizer is missing.
         CheckpointError: the tokenizer cannot be read.
     """
     kind = OBJECTIVES[asked.name].kind
-    if asked.tokenizer is not None and kind is not MaskedCodes:
-        raise ConfigError(f"the objective {asked.name!r} has no use for a tokenizer", "leave --tokenizer out")
     if kind is MaskedPatch:
         return configured(MaskedPatch, encoder, asked.changes, preprocessing=preprocessing), None
     if kind is Reconstruction:

@@ -93,6 +93,11 @@ class ObjectiveSettings:
     tokenizer: str | None = None
     changes: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        no_use = f"the objective {self.name!r} has no use for a"
+        _demand(self.teacher is None or self.name == "supervised", f"{no_use} teacher", "leave objective.teacher out")
+        _demand(self.tokenizer is None or self.name == "beit", f"{no_use} tokenizer", "leave the tokenizer out")
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings:
