@@ -41,6 +41,7 @@ def check(tmp_path, name: str) -> None:
     assert len(model.predict(arrays()[0][:3])) == 3
     report = result.report.read_text()
     assert "multiply-adds" in report
+    assert run(tmp_path, name).figures == result.figures  # the same words again ask for the same run
 
 
 @pytest.mark.parametrize("name", ["swin, odd map", "bit"])

@@ -101,7 +101,7 @@ def _continued(run: Run, folder: RunFolder) -> tuple[Run, bool]:
     if not folder.config.exists():
         return run, False
     stored = folder.read_config()
-    found = differences(run, stored)
+    found = differences(_without_what_was_left_out(run, stored), stored)
     longer = {path: both for path, both in found.items() if path in LENGTH}
     wrong = {path: both for path, both in found.items() if path not in LENGTH and path != "recipe"}
     if wrong:
@@ -120,6 +120,14 @@ def _continued(run: Run, folder: RunFolder) -> tuple[Run, bool]:
     schedule = run.schedule if longer else stored.schedule
     model = replace(stored.model, init=run.model.init or stored.model.init)
     return replace(stored, model=model, data=data, save=save, schedule=schedule), bool(longer)
+
+
+def _without_what_was_left_out(run: Run, stored: Run) -> Run:
+    """``run`` without the changes of its recipe that its network has no field for, as the run that is ``stored`` began."""
+    of_recipe = RECIPES[run.recipe].run.model.changes if run.recipe in RECIPES else {}
+    changes, began = run.model.changes, stored.model.changes
+    kept = {name: each for name, each in changes.items() if name in began or of_recipe.get(name) != each}
+    return replace(run, model=replace(run.model, changes=kept))
 
 
 def _teller(folder: RunFolder, quiet: bool) -> Callable[[str], None]:
