@@ -20,11 +20,14 @@ from vitrail.engine.api import pretrain, train
 from vitrail.engine.checkpoint import load_newest
 from vitrail.engine.train import Result
 from vitrail.errors import ConfigError, DataError, Preempted
+from vitrail.models import MODELS
 from vitrail.tasks.classification import create_model
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 from vitrail.weights.tokenizers import load_tokenizer
 
+NAMES = {config.architecture: name for name, config in reversed(MODELS.items())}  # the first of each
+DERIVED = {"image_size", "classes", "in_channels"}
 STEPS = 4
 SIZES = "model.changes={width: 16, depth: 2, heads: 2, mlp_width: 24, patch_size: [2, 2], pool: gap, prefix: [], drop_path: 0.2}"
 OF = {
@@ -69,19 +72,28 @@ def given_to(objective: str, tokenizer: Path) -> dict[str, Any]:
 def test_a_run_that_is_stopped_goes_on_as_if_it_never_had_been(objective, digits, tokenizer, tmp_path, monkeypatch):
     how = given_to(objective, tokenizer)
     whole = learn(objective, digits, tmp_path / "whole", **how)
-    step = loop.take_step
-
-    def stopping(training, batch):
-        loss = step(training, batch)
-        if training.progress.step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss
-
-    monkeypatch.setattr("vitrail.engine.loop.take_step", stopping)
+    stopping_after(3, monkeypatch)
     with pytest.raises(Preempted):
         learn(objective, digits, tmp_path / "parts", **how)
     monkeypatch.undo()
     parts = learn(objective, digits, tmp_path / "parts", **how)
+    assert_same_run(whole, parts)
+
+
+def stopping_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets every training be told to stop after so many steps, as a machine that is taken away tells it."""
+    step = loop.take_step
+
+    def stopping(training, batch):
+        loss = step(training, batch)
+        if training.progress.step == steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss
+
+    monkeypatch.setattr("vitrail.engine.loop.take_step", stopping)
+
+
+def assert_same_run(whole: Result, parts: Result) -> None:
     one, other = (load_newest(each.folder / "checkpoints") for each in (whole, parts))
     assert one is not None and other is not None and one.state == other.state
     for group, tensors in one.tensors.items():
@@ -183,33 +195,35 @@ def test_an_image_counts_once_however_many_views_are_made_of_it(digits, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("objective", ["masked-patch", "mae", "beit", "moco", "simclr"])
-def test_every_architecture_learns_by_every_objective_or_says_which_can(name, objective, digits, tokenizer, tmp_path):
-    """Oblong images of one channel, in bf16, by way of the engine: saved, loaded, fine-tuned."""
+def test_every_architecture_learns_by_every_objective_or_says_which_can(
+    name, objective, tokenizer, tmp_path, monkeypatch
+):
+    """Oblong images of one channel, in bf16, by way of the engine: stopped, gone on with, saved, loaded, fine-tuned."""
     config = TINY[name]
-    changes = {
-        key: value
-        for key, value in config.to_dict().items()
-        if key not in ("image_size", "in_channels", "classes") and value is not None
-    }
-    architecture = {"vit": "vit-ti16", "bit": "bit-r50x1", "pvt": "pvt-tiny", "pvt_v2": "pvt-v2-b0"}
-    known = {"axial": "axial-vit-b16", "swin": "swin-t", "cait": "cait-xxs24", "beit": "beit-b16"} | architecture
+    default, changes = MODELS[NAMES[config.architecture]].to_dict(), config.to_dict()
+    changes = {key: value for key, value in changes.items() if key not in DERIVED and value != default[key]}
     photos = np.random.default_rng(0).integers(0, 256, (40, 64, 32, 1), np.uint8)
     data = (photos, np.arange(40) % 2)
     how: dict[str, Any] = {
         "objective": objective,
-        "model": known[config.architecture],
+        "model": NAMES[config.architecture],
         "steps": 2,
         "batch": 8,
         "quiet": True,
     }
     settings = [f"model.changes={json.dumps(changes)}", f"objective.changes={OF[objective]}", "save.watched=30"]
     settings += ["compute.precision=bf16", "save.evaluations=1"]
-    how |= {"settings": settings, "out": tmp_path / "run", **given_to(objective, tokenizer)}
+    how |= {"settings": settings, **given_to(objective, tokenizer)}
     if not can_carry(name, objective):
         with pytest.raises(ConfigError, match=r"take an architecture that can: |stem"):
-            pretrain(data, **how)
+            pretrain(data, **how, out=tmp_path / "run")
         return
-    run = pretrain(data, **how)
+    run = pretrain(data, **how, out=tmp_path / "run")
+    stopping_after(1, monkeypatch)
+    with pytest.raises(Preempted):
+        pretrain(data, **how, out=tmp_path / "parts")
+    monkeypatch.undo()
+    assert_same_run(run, pretrain(data, **how, out=tmp_path / "parts"))
     tuned = train(data, init=run.folder, steps=2, batch=8, out=tmp_path / "tuned", quiet=True)
     assert load(tuned.folder).config.architecture == config.architecture
     assert np.isfinite(run.figures["loss"])

@@ -47,9 +47,9 @@ def without_another_network(run: Run, say: Say) -> Run:
 
 
 def without_what_was_left_out(run: Run, stored: Run) -> Run:
-    """``run`` without what its recipe changes in a network and ``stored``, begun by the same recipe, has left out."""
+    """``run`` without what its recipe changes in a network and ``stored``, as it began, does not."""
     left_out = [name for name in _of_recipe(run) if name not in stored.model.changes]
-    return _without(run, left_out if run.recipe == stored.recipe else [], "", lambda line: None)
+    return _without(run, left_out, "which the run began without", lambda line: None)
 
 
 def _of_recipe(run: Run) -> list[str]:
