@@ -15,11 +15,14 @@ import yaml
 from PIL import Image
 
 from tests.engine.reporting.reading import PAYLOAD, Page
+from vitrail.data.images import Preprocessing
 from vitrail.engine.reporting.facts import PretrainFacts
 from vitrail.engine.reporting.pretrained import Panel, write_pretrain_report
 from vitrail.engine.reporting.pretrained_card import card, write_pretrain_card
 from vitrail.errors import DiskError
 from vitrail.evaluation.health import Health
+from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
+from vitrail.weights.tokenizers import save_tokenizer
 
 RECORDS = [
     {"step": 0, "knn": 0.312, "chance": 0.1, "effective_rank": 66.0, "spread": 0.82},
@@ -252,3 +255,23 @@ def test_text_from_outside_is_neither_markdown_nor_html_in_the_card():
     assert "<script>" not in text
     assert text.count("\n## Licence\n") == 1
     assert r"| A\|b | – | 1 |" in text
+
+
+def test_of_a_tokenizer_nothing_is_said_that_only_an_encoder_can(tmp_path):
+    known = facts(objective="tokenizer", records=without("knn", "chance"), before=None, after=None)
+    page, told = write_pretrain_report(tmp_path, known).read_text(encoding="utf-8"), card(known)
+    for text in (page, told):
+        assert "--objective beit --tokenizer runs/bees" in text
+        assert not any(
+            words in text for words in ("vitrail train", "vitrail probe", "--init", "features are", "a head")
+        )
+    assert "one discrete code a patch" in told
+
+
+def test_the_python_lines_of_a_tokenizers_card_run(tmp_path):
+    tokenizer = Tokenizer(TokenizerConfig(patch_size=4, width=4, depth=0, levels=(3, 3)))
+    place = save_tokenizer(tmp_path / "it's", tokenizer, Preprocessing.paper((8, 12)))
+    (lines,) = re.findall(r"```python\n(.*?)```", card(facts(objective="tokenizer", location=str(place))), re.DOTALL)
+    found: dict = {}
+    exec(lines, found)
+    assert found["codes"].shape == (1, 2, 3)

@@ -114,7 +114,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainFacts(RunFacts):
-    """All that is said of an encoder trained without labels; beside the title only ``objective`` is needed.
+    """All that is said of an encoder trained without labels, or a tokenizer; beside the title only ``objective`` is needed.
 
     The records of an evaluation have ``knn`` and ``chance``, shares, where there are labels to ask, ``effective_rank`` and
     ``spread``; a record of step 0 is of the weights before training. Any other column of numbers is a measurement of the
@@ -136,6 +136,11 @@ class PretrainFacts(RunFacts):
     license: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     location: str = "path/to/this/folder"
+
+    @property
+    def tokenizes(self) -> bool:
+        """Whether a tokenizer was trained, which has codes in place of features."""
+        return self.objective == "tokenizer"
 
     def last(self, column: str) -> float | None:
         """The value of a column that was recorded last."""

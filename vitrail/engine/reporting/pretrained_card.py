@@ -1,4 +1,4 @@
-"""The card of an encoder trained without labels: what it is, what it learned from, what its features are good for, its limits."""
+"""The card of an encoder trained without labels, or of a tokenizer: what it is, what it learned from, its worth and limits."""
 
 from __future__ import annotations
 
@@ -29,9 +29,21 @@ UNCHOSEN = (
     "Nobody chose what it learned: whatever the images have in common, unwanted or unfair, can be in its features, and reaches "
     "every model that starts from it."
 )
+REBUILT = (
+    "Its codes follow the images it was trained on. How well it rebuilds images from another camera, place, season or kind was "
+    "not measured."
+)
 COMPARABLE = (
     "Its loss compares runs of the same objective and settings only, and says little of what the features are good for."
 )
+
+
+TOKENIZED = """import torch
+from vitrail.weights.tokenizers import load_tokenizer
+
+tokenizer, preprocessing, _ = load_tokenizer({!r}, print)
+pictures = torch.rand(1, preprocessing.channels, *preprocessing.size)  # yours, from 0 to 1
+codes = tokenizer.encode(preprocessing.normalise(pictures))"""
 
 
 def write_pretrain_card(folder: Path, facts: PretrainFacts) -> Path:
@@ -43,12 +55,14 @@ def card(facts: PretrainFacts) -> str:
     """The whole card, Markdown with YAML front matter."""
     parts = {
         "Objective": objective(facts),
-        "How good its features are": results(facts),
+        "How well it rebuilds images" if facts.tokenizes else "How good its features are": results(facts),
         "How to use it": use(facts),
         "Data": model_card.data(facts),
         "What the model expects": settings(facts.preprocessing),
         "How it was trained": model_card.training(facts),
-        "What it was not tested on": bullets(NO_CLASSES, ELSEWHERE, UNCHOSEN, COMPARABLE),
+        "What it was not tested on": bullets(
+            *([REBUILT] if facts.tokenizes else [NO_CLASSES, ELSEWHERE, UNCHOSEN, COMPARABLE])
+        ),
         "Where it comes from": settings(facts.provenance),
         "Licence": model_card.licence(facts),
     }
@@ -57,6 +71,8 @@ def card(facts: PretrainFacts) -> str:
 
 
 def opening(facts: PretrainFacts) -> str:
+    if facts.tokenizes:
+        return f"A tokenizer that turns an image into one discrete code a patch{known(facts)}. {started(facts.base)}"
     learned = f"learned without labels by {escape(facts.objective)}"
     return f"A vision encoder that turns an image into features{known(facts)}, {learned}. {started(facts.base)}"
 
@@ -90,6 +106,9 @@ def results(facts: PretrainFacts) -> str:
 def use(facts: PretrainFacts) -> str:
     """The commands and the Python lines."""
     place = shlex.quote(facts.location)
+    if facts.tokenizes:
+        shell = f"vitrail pretrain images --objective beit --tokenizer {place}"
+        return f"{fenced(shell, 'sh')}\n\n{fenced(TOKENIZED.format(facts.location), 'python')}"
     shell = f"vitrail train labelled-images --init {place}\nvitrail probe {place} labelled-images --protocol knn"
     python = f"""import vitrail
 from PIL import Image

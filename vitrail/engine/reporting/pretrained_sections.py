@@ -76,7 +76,7 @@ def headline(facts: PretrainFacts) -> Markup:
         drawn = tag("div", draw.gain_strip(accuracy, facts.untrained("knn"), facts.last("chance")), class_="strip")
         head = opened(percent(accuracy), "kNN accuracy", tag("p", gained(facts, accuracy)), about, drawn)
     elif loss is not None:
-        head = opened(decimal(loss, 4), "loss", about, lead(UNASKED))
+        head = opened(decimal(loss, 4), "loss", about, None if facts.tokenizes else lead(UNASKED))
     else:
         head = tag("div", about, class_="headline bare")
     return join(head, further(other_figures(facts)))
@@ -178,16 +178,21 @@ def told(value: float | None, words: Callable[[float], str]) -> str:
 
 
 def following(facts: PretrainFacts) -> Markup:
-    """The commands that make something of the encoder."""
+    """The commands that make something of the encoder, or the tokenizer."""
     # images that were not asked for labels may have none
-    data = facts.data if facts.data and facts.last("knn") is not None else "LABELLED-IMAGES"
+    data = facts.data if facts.data and (facts.tokenizes or facts.last("knn") is not None) else "LABELLED-IMAGES"
     run, data = shlex.quote(facts.location), shlex.quote(data)
     commands = {
         "Train a classifier that starts from it:": f"vitrail train {data} --init {run}",
         "Ask what its features know, without training it:": f"vitrail probe {run} {data} --protocol knn",
     }
+    if facts.tokenizes:
+        commands = {
+            "Train an encoder to predict its codes:": f"vitrail pretrain {data} --objective beit --tokenizer {run}"
+        }
     steps = (join(tag("p", words), typed(command)) for words, command in commands.items())
-    return join(tag("h2", "What to do with the encoder"), tag("div", *steps, class_="steps"))
+    title = f"What to do with the {'tokenizer' if facts.tokenizes else 'encoder'}"
+    return join(tag("h2", title), tag("div", *steps, class_="steps"))
 
 
 def run(facts: PretrainFacts) -> Markup:
