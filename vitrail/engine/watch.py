@@ -107,13 +107,18 @@ class CodeWatch:
                 means = nn.functional.avg_pool2d(pictures, patch)  # (B, C, h, w)
                 mean_colours = means.repeat_interleave(patch[0], 2).repeat_interleave(patch[1], 3)
                 codes.append(found)
-                errors.append(self.preprocessing.restored(made) - pictures)
-                flat.append(mean_colours - pictures)
+                errors.append(_size(self.preprocessing.restored(made) - pictures))
+                flat.append(_size(mean_colours - pictures))
         return {
             "psnr_held_out": psnr(torch.cat(errors)).item(),
             "psnr_mean_colour": psnr(torch.cat(flat)).item(),
             "codes_in_use": perplexity(torch.cat(codes), self.tokenizer.config.vocabulary).item(),
         }
+
+
+def _size(errors: torch.Tensor) -> torch.Tensor:
+    """The root of the mean square of each image's errors (B, C, H, W): (B,), of which `psnr` makes what it would of them."""
+    return errors.square().mean((1, 2, 3)).sqrt()
 
 
 class evaluating:
