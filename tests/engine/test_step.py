@@ -18,6 +18,7 @@ from vitrail.engine.rundir import RunFolder
 from vitrail.engine.step import backward, take_step
 from vitrail.engine.training import Training, restore, snapshot
 from vitrail.errors import DivergedError
+from vitrail.objectives.mae import MAE
 
 SMALL = "model.changes={width: 32, depth: 2, heads: 2, mlp_width: 64, patch_size: [2, 2], pool: cls, prefix: [cls]}"
 
@@ -51,15 +52,20 @@ def gradients(found: Training, micro: int) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in found.objective.named_parameters() if p.grad is not None}
 
 
-def contrastive(folder: Path, micro: int) -> dict[str, torch.Tensor]:
-    """The gradients of one batch of 32 whose images are compared with one another, in pieces of ``micro``."""
+def unlabelled(folder: Path, objective: str, changes: str, *settings: str, micro: int) -> Training:
+    """Learning without labels in steps of 32 images, ``micro`` at a time."""
     small = SMALL.replace("cls, prefix: [cls]", "gap, prefix: []")
-    words = [small, "compute.precision=fp32", "model.name=vit-ti16", "objective.changes={hidden: 16, out: 8}"]
+    words = [small, "model.name=vit-ti16", f"objective.changes={changes}", *settings]
     flags = {"data": {"source": "digits", "batch": 32, "micro_batch": micro}, "schedule": {"steps": 4}}
-    run, _ = request(flags={**flags, "objective": {"name": "moco"}}, settings=words)
+    run, _ = request(flags={**flags, "objective": {"name": objective}}, settings=words)
     place = RunFolder(folder)
     place.open()
-    found = prepare_pretraining(run, place, say=lambda line: None).training
+    return prepare_pretraining(run, place, say=lambda line: None).training
+
+
+def contrastive(folder: Path, micro: int) -> dict[str, torch.Tensor]:
+    """The gradients of one batch of 32 whose images are compared with one another, in pieces of ``micro``."""
+    found = unlabelled(folder, "moco", "{hidden: 16, out: 8}", "compute.precision=fp32", micro=micro)
     backward(found, found.feed(next(found.batches(0, 1))))
     return {name: p.grad.clone() for name, p in found.objective.named_parameters() if p.grad is not None}
 
@@ -190,3 +196,15 @@ def test_images_that_are_compared_give_the_gradient_of_the_whole_batch_in_any_pi
     whole = contrastive(tmp_path / "whole", 32)
     assert_equal_to(whole, contrastive(tmp_path / "parts", 8), 1e-5)
     assert {name.split(".")[0] for name in whole} == {"encoder", "projector", "predictor"}
+
+
+def test_a_working_copy_in_bf16_learns_from_images_that_nobody_rounded(tmp_path, monkeypatch) -> None:
+    sizes = "{decoder_width: 16, decoder_depth: 1, decoder_heads: 2}"
+    found = unlabelled(tmp_path, "mae", sizes, "compute.precision=bf16-weights", micro=32)
+    targets, cut = [], MAE._cut
+    monkeypatch.setattr(MAE, "_cut", lambda self, images: targets.append(cut(self, images)) or targets[-1])
+    inputs = found.feed(next(found.batches(0, 1)))
+    backward(found, inputs)
+    assert next(found.working.parameters()).dtype == torch.bfloat16
+    assert torch.equal(targets[0], cut(found.objective, inputs[0]))
+    assert not torch.equal(targets[0], targets[0].bfloat16())

@@ -91,7 +91,7 @@ def _largest_batch(training: Training) -> str:
     if training.device.type != "cuda":
         return f"{training.run.data.micro_batch} (by the memory rule for a CPU)"
     batches = training.batches(0, training.steps)
-    inputs = training.as_worked(training.feed(next(batches).to(training.device)))
+    inputs = training.feed(next(batches).to(training.device))
     batches.close()
     images = len(inputs[0])
     size = fits = training.run.data.micro_batch or images  # it ran when the step was measured

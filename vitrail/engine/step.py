@@ -80,7 +80,7 @@ def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dic
     for count, some in enumerate(zip(*(each.split(micro) for each in inputs))):
         seed(training, count)
         with training.autocast:
-            loss, measured = training.step_module(*training.as_worked(some))
+            loss, measured = training.step_module(*some)
         share = len(some[0]) / images
         scaled(training, loss * share).backward()
         for name, value in {"loss": loss, **measured}.items():
@@ -93,7 +93,7 @@ def _compare(training: Training, objective: Comparing, inputs: tuple[Tensor, ...
     """The same where images are compared with one another: the gradient of the whole batch, in the memory of a micro-step."""
     with training.autocast:
         loss, measured = cached_backward(
-            objective, training.as_worked(inputs), micro, seed=partial(seed, training), scale=partial(scaled, training)
+            objective, inputs, micro, seed=partial(seed, training), scale=partial(scaled, training)
         )
     _collect_gradients(training)
     return {"loss": loss, **measured}

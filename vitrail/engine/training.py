@@ -76,13 +76,6 @@ class Training:
         kind = AUTOCAST.get(self.run.compute.precision or "fp32")
         return torch.autocast(self.device.type, kind) if kind is not None else nullcontext()
 
-    def as_worked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The inputs of a micro-step, with the images in the type that the working copy computes in."""
-        if self.working is self.objective:
-            return inputs
-        views = self.objective.views
-        return *(each.to(torch.bfloat16) for each in inputs[:views]), *inputs[views:]
-
     @torch.no_grad()
     def refresh_working(self) -> None:
         """Brings the working copy up to the weights."""
