@@ -120,9 +120,8 @@ def transfer(
     names = names_of(data)
     init = find(model).path.resolve()
     if FINETUNE in protocols:
-        tuning.run(
-            init, next(iter(names.values())), reading, seed=0
-        )  # what cannot be meant is refused before anything is computed
+        # what cannot be meant is refused before anything is computed
+        tuning.run(init, next(iter(names.values())), reading, seed=0)
     classifier = reading.load(init, classes, say)
     make_folder(out)
     settle(out, settings_of(classifier, k, shots, tuning, reading))

@@ -118,7 +118,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Conv(nn.Conv2d):
-    """A convolution in autocast's type where that is on, else in that of the images; then GELU where ``gelu`` names one.
+    """A convolution in autocast's type where that is on, else in that of its kernel; then GELU where ``gelu`` names one.
 
     As in `Dense` both are one call where nothing needs a gradient. Parameters are filled by the model.
     """

@@ -17,10 +17,8 @@ from vitrail.objectives.objective import Objective
 from vitrail.objectives.supervised import label_loss, top1
 
 KINDS = ("hard", "soft")
-WEIGHTS = {
-    "hard": 0.5,
-    "soft": 0.1,
-}  # of the teacher's part (DeiT, section 4; its soft loss is that of Hinton et al. 2015)
+# of the teacher's part (DeiT, section 4; its soft loss is that of Hinton et al. 2015)
+WEIGHTS = {"hard": 0.5, "soft": 0.1}
 
 
 class Distillation(Objective):
