@@ -186,6 +186,17 @@ def test_pictures_that_a_transform_makes_are_learned_from_and_shown(objective, t
     assert run.report.read_text().count("<img") >= 2
 
 
+@pytest.mark.parametrize(
+    ("objective", "batch", "warned"), [("simclr", 64, True), ("simclr", 16, False), ("mae", 64, False)]
+)
+def test_a_batch_that_holds_images_twice_is_warned_of_where_they_are_compared(
+    objective, batch, warned, digits, tmp_path
+):
+    few = Splits(train=digits.train.subset(np.arange(40)), val=digits.val, classes=digits.classes)
+    run = learn(objective, few, tmp_path / "run", batch=batch)
+    assert ("each is to be unlike itself" in (run.folder / "log.txt").read_text()) is warned
+
+
 def test_an_image_counts_once_however_many_views_are_made_of_it(digits, tmp_path):
     run = learn("simclr", digits, tmp_path / "run")
     laps = [json.loads(line) for line in (run.folder / "timing.jsonl").read_text().splitlines()]

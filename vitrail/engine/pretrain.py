@@ -35,6 +35,8 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.models import activation_bytes
 from vitrail.models.cost import saved_bytes
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
+from vitrail.objectives.comparing import Comparing
+from vitrail.objectives.objective import Objective
 from vitrail.tasks.classification import Classifier
 
 TOO_SMALL_TO_BLUR = 64  # pixels; the blurs of the papers are for images of 224
@@ -84,6 +86,7 @@ def prepare_pretraining(
         encoder, width, saved = kept.backbone, kept.width, activation_bytes(kept.config)
     kept.to(device)
     objective, seen = make_objective(run.objective, encoder, preprocessing, say)
+    warn_of_repeats(run, objective, len(train), say)
     run = settle(run, preprocessing, train, device, say, width=width, saved=saved * objective.views)
     torch.set_num_threads(run.compute.threads or 1)
     if isinstance(kept, Tokenizer):
@@ -111,6 +114,15 @@ def check_images(splits: Splits) -> Source:
         count = 0 if splits.train is None else len(splits.train)
         raise DataError(f"the data hold {count} training images", "give more; see `vitrail data check`")
     return splits.train
+
+
+def warn_of_repeats(run: Run, objective: Objective, images: int, say: Say) -> None:
+    """Says where images that are to be told from all others of a batch are among these themselves."""
+    if isinstance(objective, Comparing) and run.data.batch > images:
+        told = (
+            f"a batch of {run.data.batch} holds each of {images} images more than once, and each is to be unlike itself"
+        )
+        say(f"warning  {told}: give a smaller --batch")
 
 
 def build_tokenizer(run: Run, train: Source) -> tuple[Run, Tokenizer, Preprocessing]:
