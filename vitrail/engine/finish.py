@@ -13,6 +13,7 @@ import torch
 
 from vitrail.analysis.attention import attention_map, reach_of
 from vitrail.analysis.pictures import thumbnail
+from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source, Splits
 from vitrail.engine import faults
 from vitrail.engine.evaluate import fingerprint
@@ -152,42 +153,43 @@ def report_facts(
     seconds: float,
 ) -> ReportFacts:
     """All that the report says, gathered."""
-    training = prepared.training
-    run, splits, config = training.run, prepared.splits, prepared.classifier.config
-    parts = parts_of(splits)
+    config = prepared.classifier.config
     cost = cost_of(config)
-    bad = (
-        [f"{len(prepared.bad)} images could not be read; they are listed in bad_images.csv"]
-        if len(prepared.bad)
-        else []
-    )
     return ReportFacts(
-        title=training.folder.path.name,
+        **run_facts(prepared.training, prepared.splits, prepared.bad, command, seconds),
         classes=judgement.classes,
-        command=command,
-        config=plain(run),
-        data=run.data.source,
-        layout=splits.layout,
-        images={name: len(part) for name, part in parts.items()},
-        class_counts={name: part.counts().tolist() for name, part in parts.items()},
-        model=model_name(training),
+        class_counts={name: part.counts().tolist() for name, part in parts_of(prepared.splits).items()},
+        model=model_name(prepared.training),
         parameters=cost.parameters,
         multiply_adds=cost.multiply_adds,
         image_size=config.image_size,
-        recipe=run.recipe,
-        records=joined_records(training.folder),
         split=judgement.split,
         figures=judgement.figures,
         probabilities=judgement.probabilities,
         targets=judgement.targets,
         mistakes=pictures,
-        seconds=seconds,
-        images_per_second=speed(training.folder),
-        machine=describe(),
-        versions=versions(),
-        date=date.today().isoformat(),
-        notes=bad,
     )
+
+
+def run_facts(training: Training, splits: Splits, bad: BadImages, command: str, seconds: float) -> dict[str, Any]:
+    """What any run has to say, of `RunFacts`, but for its network."""
+    run, count = training.run, len(bad)
+    return {
+        "title": training.folder.path.name,
+        "command": command,
+        "config": plain(run),
+        "data": run.data.source,
+        "layout": splits.layout,
+        "images": {name: len(part) for name, part in parts_of(splits).items()},
+        "recipe": run.recipe,
+        "records": joined_records(training.folder),
+        "seconds": seconds,
+        "images_per_second": speed(training.folder),
+        "machine": describe(),
+        "versions": versions(),
+        "date": date.today().isoformat(),
+        "notes": [f"{count} images could not be read; they are listed in bad_images.csv"] if count else [],
+    }
 
 
 def speed(folder: RunFolder) -> float | None:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from vitrail.engine import faults
-from vitrail.engine.finish import joined_records, model_name, provenance, speed
-from vitrail.engine.machine import describe, versions
+from vitrail.engine.finish import joined_records, model_name, provenance, run_facts
+from vitrail.engine.machine import versions
 from vitrail.engine.objectives import OBJECTIVES
-from vitrail.engine.prepare import parts_of, training_batches
+from vitrail.engine.prepare import training_batches
 from vitrail.engine.pretrain import Pretraining
 from vitrail.engine.progress import duration
 from vitrail.engine.reporting.pretrained import Panel, PretrainFacts, write_pretrain_report
@@ -114,37 +114,23 @@ def shown(images: Tensor) -> np.ndarray:
 
 def pretrain_facts(pretraining: Pretraining, shown: tuple[Panel, ...], command: str, seconds: float) -> PretrainFacts:
     """All that the report and the card say, gathered."""
-    training, kept, splits = pretraining.training, pretraining.kept, pretraining.splits
-    run, records, parts = training.run, joined_records(training.folder), parts_of(pretraining.splits)
-    tokenizer = isinstance(kept, Tokenizer)
-    cost = None if tokenizer else cost_of(kept.config)
-    before, after = (health_of(records, kept.width, last=last) if not tokenizer else None for last in (False, True))
-    count = len(pretraining.bad)
+    training, kept = pretraining.training, pretraining.kept
+    run, told = training.run, run_facts(training, pretraining.splits, pretraining.bad, command, seconds)
+    tokenizes = isinstance(kept, Tokenizer)
+    cost = None if tokenizes else cost_of(kept.config)
+    before, after = (None if tokenizes else health_of(told["records"], kept.width, last=last) for last in (False, True))
     return PretrainFacts(
-        title=training.folder.path.name,
+        **told,
         objective=run.objective.name,
         about_objective=OBJECTIVES[run.objective.name].about,
         panels=shown,
         before=before,
         after=after,
         diagnosis=diagnose(after, before) if after is not None else None,
-        command=command,
-        config=plain(run),
-        data=run.data.source,
-        layout=splits.layout,
-        images={name: len(part) for name, part in parts.items()},
-        model="tokenizer" if tokenizer else model_name(training),
+        model="tokenizer" if tokenizes else model_name(training),
         parameters=cost.parameters if cost else sum(each.numel() for each in kept.parameters()),
         multiply_adds=cost.multiply_adds if cost else None,
         image_size=pretraining.preprocessing.size,
-        recipe=run.recipe,
-        records=records,
-        seconds=seconds,
-        images_per_second=speed(training.folder),
-        machine=describe(),
-        versions=versions(),
-        date=date.today().isoformat(),
-        notes=[f"{count} images could not be read; they are listed in bad_images.csv"] if count else [],
         preprocessing=pretraining.preprocessing.to_dict(),
         recipe_settings=plain(run.optim) | plain(run.schedule),
         base=run.model.init or "",

@@ -68,18 +68,11 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     keep_large_buffers()
     device = find_device(run.compute.device)
     run, start = load_start(run, say)
-    channels = run.data.channels or (start.config.in_channels if start else None)
-    splits = open_data(
-        data if data is not None else run.data.source, seed=run.seed, validation=run.data.validation, channels=channels
-    )
-    total = sum(map(len, parts_of(splits).values()))
-    bad = BadImages(run.data.on_bad, run.data.max_bad, folder.path / "bad_images.csv", total=total)
-    splits = decoded(splits, bad, channels)
+    splits, bad = opened(run, folder, data, start)
     train = check_data(splits)
     say(describe_data(splits))
     run, classifier = build(run, train, start, say, classes=train.classes, multi_label=train.multi_label)
     classifier = classifier.to(device)
-    classifier.preprocessing = classifier.preprocessing.stated(**run.model.preprocessing)
     preprocessing, config = classifier.preprocessing, classifier.config
     run = settle(run, preprocessing, train, device, say, width=config.width, saved=activation_bytes(config))
     torch.set_num_threads(run.compute.threads or 1)
@@ -145,11 +138,20 @@ def load_start(run: Run, say: Say) -> tuple[Run, Classifier | None]:
     return without_foreign_changes(run, start.config, say), start
 
 
-def decoded(splits: Splits, bad: BadImages, channels: int | None) -> Splits:
-    """The splits with sets of small images decoded once, into memory."""
-    parts = parts_of(splits).items()
-    kept: dict[str, Any] = {name: keep_decoded(part, channels=channels, bad=bad) for name, part in parts}
-    return replace(splits, **kept)
+def opened(
+    run: Run, folder: RunFolder, data: Any, start: Classifier | None, *, labels: bool = True
+) -> tuple[Splits, BadImages]:
+    """The data, ``data`` or those that the run names, with sets of small images decoded once, into memory; and what becomes of
+    bad images.
+    """
+    channels = run.data.channels or (start.config.in_channels if start else None)
+    source = run.data.source if data is None else data
+    splits = open_data(source, seed=run.seed, validation=run.data.validation, channels=channels, labelled=labels)
+    parts = parts_of(splits)
+    total = sum(map(len, parts.values()))
+    bad = BadImages(run.data.on_bad, run.data.max_bad, folder.path / "bad_images.csv", total=total)
+    kept: dict[str, Any] = {name: keep_decoded(part, channels=channels, bad=bad) for name, part in parts.items()}
+    return replace(splits, **kept), bad
 
 
 def parts_of(splits: Splits) -> dict[str, Source]:
@@ -203,6 +205,7 @@ def build(
             multi_label=multi_label,
             **run.model.changes,
         )
+        adapted.preprocessing = adapted.preprocessing.stated(**run.model.preprocessing)
         return run, adapted
     size, channels = run.model.size or native or (224, 224), run.data.channels or own or 3
     run = choose_model(run, size, len(train))
@@ -212,7 +215,7 @@ def build(
         run.model.name,
         classes=classes,
         multi_label=multi_label,
-        preprocessing=Preprocessing.paper(size, channels=channels),
+        preprocessing=Preprocessing.paper(size, channels=channels).stated(**run.model.preprocessing),
         image_size=size,
         in_channels=channels,
         **run.model.changes,

@@ -9,7 +9,7 @@ import torch
 
 from vitrail.data.images import Preprocessing
 from vitrail.data.policing import BadImages
-from vitrail.data.sources import Source, Splits, open_data
+from vitrail.data.sources import Source, Splits
 from vitrail.engine.choices import find_device, settle
 from vitrail.engine.feed import viewed
 from vitrail.engine.machine import keep_large_buffers
@@ -20,10 +20,9 @@ from vitrail.engine.prepare import (
     assemble,
     build,
     check_model,
-    decoded,
     describe_data,
     load_start,
-    parts_of,
+    opened,
     size_and_channels,
     training_batches,
 )
@@ -69,12 +68,7 @@ def prepare_pretraining(
     keep_large_buffers()
     device = find_device(run.compute.device)
     run, start = (run, None) if tokenizes else load_start(run, say)
-    channels = run.data.channels or (start.config.in_channels if start else None)
-    source = data if data is not None else run.data.source
-    splits = open_data(source, seed=run.seed, validation=run.data.validation, channels=channels, labelled=False)
-    total = sum(map(len, parts_of(splits).values()))
-    bad = BadImages(run.data.on_bad, run.data.max_bad, folder.path / "bad_images.csv", total=total)
-    splits = decoded(splits, bad, channels)
+    splits, bad = opened(run, folder, data, start, labels=False)
     train = check_images(splits)
     say(describe_data(splits))
     if tokenizes:
@@ -82,8 +76,8 @@ def prepare_pretraining(
         encoder, width, saved = kept, kept.config.width, tokenizer_bytes(kept.config, preprocessing)
     else:
         run, kept = build(run, train, start, say)
-        kept.preprocessing = preprocessing = kept.preprocessing.stated(**run.model.preprocessing)
-        encoder, width, saved = kept.backbone, kept.width, activation_bytes(kept.config)
+        encoder, preprocessing = kept.backbone, kept.preprocessing
+        width, saved = kept.width, activation_bytes(kept.config)
     kept.to(device)
     objective, seen = make_objective(run.objective, encoder, preprocessing, say)
     warn_of_repeats(run, objective, len(train), say)
