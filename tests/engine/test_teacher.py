@@ -58,6 +58,8 @@ def test_a_teacher_of_another_size_sees_the_pictures_scaled():
 def test_a_teacher_that_cannot_teach_is_refused():
     with pytest.raises(ConfigError, match="does not know 1 of the 2 classes: dog"):
         Teacher(teacher_of(32), ("ant", "dog"), STUDENT)
+    with pytest.raises(ConfigError, match="has no head"):
+        Teacher(teacher_of(32, classes=()), (), STUDENT)
     with pytest.raises(ConfigError, match="takes 1 channels, the student 3"):
         Teacher(teacher_of(32, channels=1), NAMES, STUDENT)
     several = teacher_of(32)
