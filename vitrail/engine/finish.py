@@ -22,6 +22,7 @@ from vitrail.engine.prepare import Prepared, parts_of
 from vitrail.engine.progress import Show, duration
 from vitrail.engine.reporting.card import CardFacts, write_card
 from vitrail.engine.reporting.report import Mistake, ReportFacts, worst_mistakes, write_report
+from vitrail.engine.reporting.wording import plural
 from vitrail.engine.rundir import RunFolder
 from vitrail.engine.settings import plain
 from vitrail.engine.training import Training, averaged
@@ -156,11 +157,6 @@ def report_facts(
     run, splits, config = training.run, prepared.splits, prepared.classifier.config
     parts = parts_of(splits)
     cost = cost_of(config)
-    bad = (
-        [f"{len(prepared.bad)} images could not be read; they are listed in bad_images.csv"]
-        if len(prepared.bad)
-        else []
-    )
     return ReportFacts(
         title=training.folder.path.name,
         classes=judgement.classes,
@@ -186,7 +182,7 @@ def report_facts(
         machine=describe(),
         versions=versions(),
         date=date.today().isoformat(),
-        notes=bad,
+        notes=unread(len(prepared.bad)),
     )
 
 
@@ -207,6 +203,15 @@ def model_name(training: Training) -> str:
     """The network in a word: its name, or where its weights came from."""
     model = training.run.model
     return model.name or (Path(model.init).stem if model.init else "vit")
+
+
+def unread(count: int) -> list[str]:
+    """What a report notes of images that were passed over."""
+    if not count:
+        return []
+    return [
+        f"{plural(count, 'image')} could not be read; {'they are' if count > 1 else 'it is'} listed in bad_images.csv"
+    ]
 
 
 def card_facts(prepared: Prepared, judgement: Judgement) -> CardFacts:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.engine import faults
-from vitrail.engine.finish import joined_records, model_name, provenance, speed
+from vitrail.engine.finish import joined_records, model_name, provenance, speed, unread
 from vitrail.engine.machine import describe, versions
 from vitrail.engine.objectives import OBJECTIVES
 from vitrail.engine.prepare import parts_of, training_batches
@@ -89,7 +89,9 @@ def panels(pretraining: Pretraining) -> tuple[Panel, ...]:
     answers = training.objective.show(*inputs)
     training.objective.train()
     names = ["images"] if views == 1 else [f"view {view + 1}" for view in range(views)]
-    captions = {**CAPTIONS, "images": "as the objective was given them, cropped and flipped"}
+    captions = {**CAPTIONS, **OWN_CAPTIONS.get(run.objective.name, {})}
+    if getattr(training.objective, "norm_pix", False):
+        captions["reconstructed"] += "; the mean and the contrast of each hidden patch are the image's own"
     pictures: dict[str, Tensor] = {**dict(zip(names, inputs[:views])), **answers}
     return tuple(
         Panel(name=name, caption=captions.get(name, ""), pictures=shown(preprocessing.restored(images)))
@@ -98,12 +100,20 @@ def panels(pretraining: Pretraining) -> tuple[Panel, ...]:
 
 
 CAPTIONS = {
+    "images": "as the objective was given them, cropped and flipped",
     "view 1": "one random crop of the image, its colours changed",
     "view 2": "another one; the two are to have like features",
     "masked": "what the encoder sees; grey is corrupted or hidden",
     "visible": "what the encoder sees; grey is hidden",
     "predicted": "the corrupted patches in the colours that were predicted",
     "reconstructed": "what was rebuilt",
+}
+OWN_CAPTIONS = {
+    "beit": {
+        "masked": "what the encoder sees; grey is hidden",
+        "codes": "what the tokenizer's codes tell of the images",
+        "predicted": "the same, where the codes of hidden patches are the predicted ones",
+    }
 }
 
 
@@ -119,10 +129,10 @@ def pretrain_facts(pretraining: Pretraining, shown: tuple[Panel, ...], command: 
     tokenizer = isinstance(kept, Tokenizer)
     cost = None if tokenizer else cost_of(kept.config)
     before, after = (health_of(records, kept.width, last=last) if not tokenizer else None for last in (False, True))
-    count = len(pretraining.bad)
     return PretrainFacts(
         title=training.folder.path.name,
         objective=run.objective.name,
+        tokenizer=tokenizer,
         about_objective=OBJECTIVES[run.objective.name].about,
         panels=shown,
         before=before,
@@ -133,7 +143,7 @@ def pretrain_facts(pretraining: Pretraining, shown: tuple[Panel, ...], command: 
         data=run.data.source,
         layout=splits.layout,
         images={name: len(part) for name, part in parts.items()},
-        model="tokenizer" if tokenizer else model_name(training),
+        model=f"tokenizer of {kept.config.vocabulary:,} codes" if isinstance(kept, Tokenizer) else model_name(training),
         parameters=cost.parameters if cost else sum(each.numel() for each in kept.parameters()),
         multiply_adds=cost.multiply_adds if cost else None,
         image_size=pretraining.preprocessing.size,
@@ -144,7 +154,7 @@ def pretrain_facts(pretraining: Pretraining, shown: tuple[Panel, ...], command: 
         machine=describe(),
         versions=versions(),
         date=date.today().isoformat(),
-        notes=[f"{count} images could not be read; they are listed in bad_images.csv"] if count else [],
+        notes=unread(len(pretraining.bad)),
         preprocessing=pretraining.preprocessing.to_dict(),
         recipe_settings=plain(run.optim) | plain(run.schedule),
         base=run.model.init or "",

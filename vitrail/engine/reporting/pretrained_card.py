@@ -16,6 +16,7 @@ from vitrail.engine.reporting.pretrained_sections import (
     SPREAD_WORDS,
     measure_of,
     measured,
+    predicting,
     told,
 )
 from vitrail.engine.reporting.wording import decimal, percent
@@ -24,6 +25,10 @@ NO_CLASSES = "It names nothing: it has no classes until a head is trained on lab
 ELSEWHERE = (
     "Its features follow the images it was trained on. How well they serve for images from another camera, place, season or "
     "kind was not measured."
+)
+CODES_ELSEWHERE = (
+    "Its codes follow the images it was trained on. How well they tell images from another camera, place, season or kind was "
+    "not measured."
 )
 UNCHOSEN = (
     "Nobody chose what it learned: whatever the images have in common, unwanted or unfair, can be in its features, and reaches "
@@ -43,12 +48,14 @@ def card(facts: PretrainFacts) -> str:
     """The whole card, Markdown with YAML front matter."""
     parts = {
         "Objective": objective(facts),
-        "How good its features are": results(facts),
+        "How good its codes are" if facts.tokenizer else "How good its features are": results(facts),
         "How to use it": use(facts),
         "Data": model_card.data(facts),
         "What the model expects": settings(facts.preprocessing),
         "How it was trained": model_card.training(facts),
-        "What it was not tested on": bullets(NO_CLASSES, ELSEWHERE, UNCHOSEN, COMPARABLE),
+        "What it was not tested on": bullets(
+            *((CODES_ELSEWHERE,) if facts.tokenizer else (NO_CLASSES, ELSEWHERE, UNCHOSEN, COMPARABLE))
+        ),
         "Where it comes from": settings(facts.provenance),
         "Licence": model_card.licence(facts),
     }
@@ -58,7 +65,12 @@ def card(facts: PretrainFacts) -> str:
 
 def opening(facts: PretrainFacts) -> str:
     learned = f"learned without labels by {escape(facts.objective)}"
-    return f"A vision encoder that turns an image into features{known(facts)}, {learned}. {started(facts.base)}"
+    made = (
+        "visual tokenizer that turns an image into codes"
+        if facts.tokenizer
+        else "vision encoder that turns an image into features"
+    )
+    return f"A {made}{known(facts)}, {learned}. {started(facts.base)}"
 
 
 def objective(facts: PretrainFacts) -> str:
@@ -89,6 +101,11 @@ def results(facts: PretrainFacts) -> str:
 
 def use(facts: PretrainFacts) -> str:
     """The commands and the Python lines."""
+    if facts.tokenizer:
+        python = f"""from vitrail.weights.tokenizers import load_tokenizer
+
+tokenizer, preprocessing, provenance = load_tokenizer({facts.location!r})"""
+        return f"{fenced(predicting(facts), 'sh')}\n\n{fenced(python, 'python')}"
     place = shlex.quote(facts.location)
     shell = f"vitrail train labelled-images --init {place}\nvitrail probe {place} labelled-images --protocol knn"
     python = f"""import vitrail
