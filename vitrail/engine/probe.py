@@ -130,8 +130,10 @@ def probe(
         models.append(Reading(device=reading.device).load(against, None, say))
     keep_large_buffers()
     torch.set_num_threads(cores())
-    train, split, judged = parts_to_probe(open_to_probe(data, models[0]))
+    splits = open_to_probe(data, models[0])
+    train, split, judged = parts_to_probe(splits)
     how.check(train.targets)
+    say(f"data     {splits.layout}")
     say(f"split    learns from train: {len(train):,} images; judged on {split}: {len(judged):,}")
     both = {"train": train, split: judged}
     found = [features_by_split(each, both, reading=reading, cache=cache, say=say) for each in models]

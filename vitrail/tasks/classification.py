@@ -236,6 +236,10 @@ class Classifier(nn.Module):
         return self.backbone.width
 
     @property
+    def patch_width(self) -> int:
+        return self.backbone.patch_width
+
+    @property
     def prefix(self) -> tuple[str, ...]:
         return self.backbone.prefix
 
