@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.models.tiny import TINY
 from vitrail.cli import run
 from vitrail.errors import nearest
+from vitrail.tasks.classification import create_model
+from vitrail.weights.native import save_model
 
 REAL_FOLDER = "photos"
 
@@ -118,6 +121,10 @@ def several_labels(folder: Path) -> None:
     (folder / "several.csv").write_text("path,label\n" + "\n".join(rows) + "\n")
 
 
+def encoder(folder: Path) -> None:
+    save_model(folder / "encoder", create_model(TINY["vit"], classes=(), in_channels=1))
+
+
 def unwritable(folder: Path) -> None:
     (folder / "file-not-folder").write_text("")
 
@@ -175,6 +182,15 @@ MISTAKES: dict[str, Mistake] = {
         "take an architecture that can: vit, beit, cait",
     ),
     "labels for what needs none": (TRAIN + "--set objective.name=mae", nothing, 2, "vitrail pretrain"),
+    "a run with labels that pretrain is to resume": (
+        "pretrain --resume done",
+        nothing,
+        2,
+        "with labels it is `vitrail train`",
+    ),
+    "predictions of an encoder": ("predict encoder photos", encoder, 2, "vitrail train DATA --init"),
+    "an evaluation of an encoder": ("evaluate encoder digits --quiet", encoder, 2, "vitrail train DATA --init"),
+    "a teacher that is an encoder": (TRAIN + "--teacher encoder", encoder, 2, "the teacher has no head"),
     "a mistyped teacher": (TRAIN + "--teacher don", nothing, 2, "done"),
     "a teacher of other classes": ("train photos --steps 1 --teacher done", nothing, 2, "does not know 2 of the 2"),
     "a mistyped protocol": ("probe done digits --protocol knnn", nothing, 2, "linear"),

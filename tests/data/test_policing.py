@@ -39,9 +39,7 @@ def test_too_many_are_an_end_that_names_the_last(tmp_path):
     bad = BadImages("skip", 0.01, tmp_path / "bad.csv", total=200)
     bad("a.jpg", "empty")
     bad("b.jpg", "empty")
-    with pytest.raises(
-        DataError, match=r"3 of 200 images are bad, more than 0\.01 of them; the last: c\.jpg: empty"
-    ) as error:
+    with pytest.raises(DataError, match=r"3 of 200 images are bad, more than 1 %; the last: c\.jpg: empty") as error:
         bad("c.jpg", "empty")
     assert "bad.csv" in error.value.remedy
 

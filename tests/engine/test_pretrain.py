@@ -126,10 +126,18 @@ def test_a_tokenizer_is_compared_with_the_mean_colour_and_kept_as_one(digits, to
     assert {"psnr_held_out", "psnr_mean_colour", "codes_in_use"} <= figures.keys()
     assert 1 <= figures["codes_in_use"] <= 16
     assert load_tokenizer(tokenizer, lambda line: None).tokenizer.config.levels == (4, 4)
-    assert "psnr" in (tokenizer / "report.html").read_text().lower()
+    page, card = (tokenizer / "report.html").read_text(), (tokenizer / "card.md").read_text()
+    for words in (page, card):
+        assert "tokenizer of 16 codes" in words and "--objective beit --tokenizer" in words and "--init" not in words
 
 
-def test_labels_are_not_needed(tmp_path):
+def test_the_report_of_beit_shows_what_is_hidden_and_which_codes_are_guessed(digits, tokenizer, tmp_path):
+    page = learn("beit", digits, tmp_path / "run", tokenizer=tokenizer).report.read_text()
+    assert page.count("<img") == 4 * 8
+    assert all(f"Image 8, {name}" in page for name in ("images", "masked", "codes", "predicted"))
+
+
+def test_labels_are_not_needed(tmp_path, capsys):
     chance = np.random.default_rng(0)
     (tmp_path / "photos").mkdir()
     for number in range(40):
@@ -145,7 +153,11 @@ def test_labels_are_not_needed(tmp_path):
         size=(16, 24),
         sizes=SIZES.replace("[2, 2]", "[4, 4]"),
         workers=1,
+        quiet=False,
     )
+    said = "".join(capsys.readouterr())
+    assert "(val held out of train)\nclasses  none: the images have no labels\n" in said
+    assert "1 image could not be read; it is listed" in run.report.read_text()
     assert "knn" not in run.figures and run.figures["effective_rank"] > 1
     assert "broken.png" in (run.folder / "bad_images.csv").read_text()
     assert "LABELLED-IMAGES" in run.report.read_text()

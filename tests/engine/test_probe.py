@@ -115,7 +115,8 @@ def test_every_number_of_shots_has_its_figures_and_the_largest_is_the_accuracy()
     assert found.figures["accuracy"] == found.figures["accuracy_5shot"]
     assert found.figures.keys() >= {"accuracy_1shot", "accuracy_1shot_low", "accuracy_1shot_high"}
     assert "accuracy_25shot" not in found.figures
-    assert any("25 left out: a class has 17 training images" in line for line in lines)
+    assert lines[0].startswith("data     ")
+    assert any("25 left out: a class has only 17 to learn from" in line for line in lines)
     head, rows = found.table()
     assert (head[0], [row[0] for row in rows]) == ("shots", ["1", "5"])
 

@@ -74,6 +74,8 @@ def test_a_teacher_sees_a_few_images_at_a_time_however_large_the_batch():
 def test_a_teacher_that_cannot_teach_is_refused():
     with pytest.raises(ConfigError, match="does not know 1 of the 2 classes: dog"):
         Teacher(teacher_of(32), ("ant", "dog"), STUDENT)
+    with pytest.raises(ConfigError, match="has no head"):
+        Teacher(teacher_of(32, classes=()), (), STUDENT)
     with pytest.raises(ConfigError, match="takes 1 channels, the student 3"):
         Teacher(teacher_of(32, channels=1), NAMES, STUDENT)
     several = teacher_of(32)

@@ -11,7 +11,7 @@ from tests.objectives.masked import KINDS, VOCABULARY, cross_entropy, inputs_of,
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
 from vitrail.objectives import MaskedCodes
-from vitrail.objectives.masking import block_mask
+from vitrail.objectives.masking import block_mask, cut
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -38,6 +38,25 @@ def test_codes_of_what_shows_are_not_read():
     loss = objective(images, hidden, codes)[0]
     assert torch.equal(objective(images, hidden, torch.where(hidden, codes, 0))[0], loss)
     assert not torch.equal(objective(images, hidden, torch.where(hidden, 0, codes))[0], loss)
+
+
+def test_hidden_patches_are_shown_grey_and_with_the_codes_that_are_predicted():
+    objective = make(TINY["vit"], "codes").eval()
+    images, hidden, codes = inputs_of(objective)
+    assert list(objective.show(images, hidden, codes)) == ["masked"]
+    given = []
+    objective.drawn = lambda codes, size: given.append(codes) or images
+    masked = objective.show(images, hidden, codes)["masked"]
+    patch_size = objective.encoder.config.patch_size
+    patches = cut(masked, patch_size)
+    assert (patches[hidden] == 0).all()
+    assert torch.equal(patches[~hidden], cut(images, patch_size)[~hidden])
+    told, predicted = given
+    assert torch.equal(told, codes)
+    assert torch.equal(predicted[~hidden], codes[~hidden])
+    accuracy = objective(images, hidden, codes)[1]["accuracy"]
+    assert (predicted == codes)[hidden].float().mean() == accuracy
+    assert not torch.equal(predicted, codes)
 
 
 def test_the_papers_share_of_the_patches_is_hidden_in_blocks():

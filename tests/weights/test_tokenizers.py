@@ -93,13 +93,13 @@ def test_a_disk_that_fails_leaves_the_old_or_the_new_one_whole(folder, tmp_path,
 
 
 def test_a_tokenizer_is_no_model_and_a_model_is_no_tokenizer(folder, tmp_path):
-    with pytest.raises(CheckpointError, match=r"is a tokenizer(.|\n)*load_tokenizer"):
+    with pytest.raises(CheckpointError, match=r"is a tokenizer(.|\n)*--tokenizer RUN"):
         load(folder, log=silent)
     with pytest.raises(CheckpointError, match="is a tokenizer"):
         set_temperature(folder, 2.0)
     model = save_model(tmp_path / "model", a_model())
     for path in (model, save_model(tmp_path / "model.safetensors", a_model())):
-        with pytest.raises(CheckpointError, match=r"is no tokenizer(.|\n)*vitrail\.load"):
+        with pytest.raises(CheckpointError, match=r"is no tokenizer(.|\n)*--objective tokenizer"):
             load_tokenizer(path, silent)
     with pytest.raises(ConfigError, match="there are no weights"):
         load_tokenizer(tmp_path / "nothing", silent)

@@ -77,7 +77,7 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
 
     if not model.config.classes:
         raise ConfigError(
-            "the model has no head, so it gives no answer to explain", "train one: load(..., classes=[...])"
+            "the model has no head, so it gives no answer to explain", "train one: `vitrail train DATA --init MODEL`"
         )
     with at_rest(model, gradients=True):
         looks: list[Look] = []

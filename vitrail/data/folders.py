@@ -73,7 +73,7 @@ class Scan:
         if not self.others:
             return ""
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.others.items()))
-        return f"; {self.others.total():,} other files not used ({kinds})"
+        return f"; {self.others.total():,} other file{'s' if self.others.total() > 1 else ''} not used ({kinds})"
 
 
 def is_image(entry: os.DirEntry[str]) -> bool:

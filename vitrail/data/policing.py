@@ -56,10 +56,11 @@ class BadImages:
         if self.policy == "stop":
             raise DataError(f"the image {key} is bad: {reason}", "mend it or take it away, or skip bad images")
         if len(self.reasons) > self.most * self.total:
+            listed = f"; they are listed in {self.path}" if self.path else ""
             raise DataError(
-                f"{len(self.reasons):,} of {self.total:,} images are bad, more than {self.most:.4g} of them; "
+                f"{len(self.reasons):,} of {self.total:,} images are bad, more than {100 * self.most:.4g} %; "
                 f"the last: {key}: {reason}",
-                f"mend them, or allow more of them to be bad{f'; they are listed in {self.path}' if self.path else ''}",
+                f"mend them, or allow more of them to be bad, with --max-bad{listed}",
             )
 
     def _write(self, key: str, reason: str) -> None:

@@ -85,9 +85,11 @@ def evaluate(
         calibrate: fit a temperature on this split and store it with the model.
         corruptions: judge every corruption too; the figures gain ``corrupted_top1`` and one per kind.
 
-    Raises `DataError` for unknown classes or an unlabelled split, `CheckpointError` for the weights.
+    Raises `ConfigError` for a model without a head, `DataError` for unknown classes or an unlabelled split, `CheckpointError`
+    for the weights.
     """
     classifier = reading.load(model, classes, say)
+    classifier.check_can_answer(1)
     keep_large_buffers()
     torch.set_num_threads(cores())
     name, source = _split_of(classifier, data, split, say)

@@ -23,6 +23,7 @@ from vitrail.engine.prepare import Prepared, parts_of
 from vitrail.engine.progress import Show, duration
 from vitrail.engine.reporting.card import CardFacts, write_card
 from vitrail.engine.reporting.report import Mistake, ReportFacts, worst_mistakes, write_report
+from vitrail.engine.reporting.wording import plural
 from vitrail.engine.rundir import RunFolder
 from vitrail.engine.settings import plain
 from vitrail.engine.training import Training, averaged
@@ -173,7 +174,7 @@ def report_facts(
 
 def run_facts(training: Training, splits: Splits, bad: BadImages, command: str, seconds: float) -> dict[str, Any]:
     """What any run has to say, of `RunFacts`, but for its network."""
-    run, count = training.run, len(bad)
+    run = training.run
     return {
         "title": training.folder.path.name,
         "command": command,
@@ -188,7 +189,7 @@ def run_facts(training: Training, splits: Splits, bad: BadImages, command: str, 
         "machine": describe(),
         "versions": versions(),
         "date": date.today().isoformat(),
-        "notes": [f"{count} images could not be read; they are listed in bad_images.csv"] if count else [],
+        "notes": unread(len(bad)),
     }
 
 
@@ -209,6 +210,15 @@ def model_name(training: Training) -> str:
     """The network in a word: its name, or where its weights came from."""
     model = training.run.model
     return model.name or (Path(model.init).stem if model.init else "vit")
+
+
+def unread(count: int) -> list[str]:
+    """What a report notes of images that were passed over."""
+    if not count:
+        return []
+    return [
+        f"{plural(count, 'image')} could not be read; {'they are' if count > 1 else 'it is'} listed in bad_images.csv"
+    ]
 
 
 def card_facts(prepared: Prepared, judgement: Judgement) -> CardFacts:

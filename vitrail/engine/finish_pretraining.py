@@ -89,7 +89,9 @@ def panels(pretraining: Pretraining) -> tuple[Panel, ...]:
     answers = training.objective.show(*inputs)
     training.objective.train()
     names = ["images"] if views == 1 else [f"view {view + 1}" for view in range(views)]
-    captions = {**CAPTIONS, "images": "as the objective was given them, cropped and flipped"}
+    captions = {**CAPTIONS, **OWN_CAPTIONS.get(run.objective.name, {})}
+    if getattr(training.objective, "norm_pix", False):
+        captions["reconstructed"] += "; the mean and the contrast of each hidden patch are the image's own"
     pictures: dict[str, Tensor] = {**dict(zip(names, inputs[:views])), **answers}
     return tuple(
         Panel(name=name, caption=captions.get(name, ""), pictures=shown(preprocessing.restored(images)))
@@ -98,12 +100,20 @@ def panels(pretraining: Pretraining) -> tuple[Panel, ...]:
 
 
 CAPTIONS = {
+    "images": "as the objective was given them, cropped and flipped",
     "view 1": "one random crop of the image, its colours changed",
     "view 2": "another one; the two are to have like features",
     "masked": "what the encoder sees; grey is corrupted or hidden",
     "visible": "what the encoder sees; grey is hidden",
     "predicted": "the corrupted patches in the colours that were predicted",
     "reconstructed": "what was rebuilt",
+}
+OWN_CAPTIONS = {
+    "beit": {
+        "masked": "what the encoder sees; grey is hidden",
+        "codes": "what the tokenizer's codes tell of the images",
+        "predicted": "the same, where the codes of hidden patches are the predicted ones",
+    }
 }
 
 
@@ -127,7 +137,7 @@ def pretrain_facts(pretraining: Pretraining, shown: tuple[Panel, ...], command: 
         before=before,
         after=after,
         diagnosis=diagnose(after, before) if after is not None else None,
-        model="tokenizer" if tokenizes else model_name(training),
+        model=f"tokenizer of {kept.config.vocabulary:,} codes" if isinstance(kept, Tokenizer) else model_name(training),
         parameters=cost.parameters if cost else sum(each.numel() for each in kept.parameters()),
         multiply_adds=cost.multiply_adds if cost else None,
         image_size=pretraining.preprocessing.size,

@@ -86,7 +86,7 @@ def make_objective(
     saved = load_tokenizer(asked.tokenizer, log)
     codes = Codes(saved, preprocessing, encoder.config.patch_size, next(encoder.parameters()).device)
     vocabulary = saved.tokenizer.config.vocabulary
-    return configured(MaskedCodes, encoder, asked.changes, vocabulary=vocabulary), codes
+    return configured(MaskedCodes, encoder, asked.changes, vocabulary=vocabulary, drawn=codes.drawn), codes
 
 
 class Codes:
@@ -116,3 +116,12 @@ class Codes:
         if pictures.shape[2:] != size:
             pictures = F.interpolate(pictures, size, mode="bilinear", antialias=True, align_corners=False)
         return self.tokenizer.encode(self.own.normalise(pictures)).flatten(1)
+
+    @torch.no_grad()
+    def drawn(self, codes: Tensor, size: tuple[int, int]) -> Tensor:
+        """Codes (B, N) of images of ``size`` (height, width) to what they tell, (B, C, H, W), normalised for the encoder."""
+        grid = (size[0] // self.patch_size[0], size[1] // self.patch_size[1])
+        pictures = self.own.restored(self.tokenizer.decode(codes.unflatten(1, grid)).float())
+        if pictures.shape[2:] != size:
+            pictures = F.interpolate(pictures, size, mode="bilinear", antialias=True, align_corners=False)
+        return self.given.normalise(pictures)

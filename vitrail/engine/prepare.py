@@ -81,7 +81,8 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
         return quick_figures(classifier, splits.val, run, bad=bad, stopped=stopped) if splits.val is not None else {}
 
     cropped = train.kind == "files" or transform is not None
-    objective, feed = objective_of(run, classifier, labelled(run, preprocessing, len(train.classes), cropped=cropped))
+    feed = labelled(run, preprocessing, len(train.classes), cropped=cropped)
+    objective, feed = objective_of(run, classifier, feed, say)
     training = assemble(
         run,
         objective,
@@ -95,7 +96,7 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     return Prepared(training, classifier, splits, bad)
 
 
-def objective_of(run: Run, classifier: Classifier, feed: Feed) -> tuple[Objective, Feed]:
+def objective_of(run: Run, classifier: Classifier, feed: Feed, say: Say) -> tuple[Objective, Feed]:
     """What is minimised and what it is fed: the labels alone, or also a teacher's answers.
 
     Raises `ConfigError` for arguments that the objective does not have, or a teacher that cannot teach this.
@@ -107,7 +108,10 @@ def objective_of(run: Run, classifier: Classifier, feed: Feed) -> tuple[Objectiv
     if classifier.multi_label:
         raise ConfigError("the images have several labels each, and a teacher says one", "train without --teacher")
     device = next(classifier.parameters()).device
-    teacher = Teacher(weights.load(asked.teacher).to(device), classifier.classes, classifier.preprocessing)
+    teaching = weights.load(asked.teacher, log=say).to(device)
+    teacher = Teacher(teaching, classifier.classes, classifier.preprocessing)
+    size = "{} x {}".format(*teaching.preprocessing.size)
+    say(f"teacher  {teaching.config.about}, {len(teaching.classes)} classes, images of {size}: {asked.teacher}")
     return configured(Distillation, encoder, {**on_labels, **asked.changes}), taught(feed, teacher)
 
 
@@ -175,8 +179,9 @@ def check_data(splits: Splits) -> Source:
 def describe_data(splits: Splits) -> str:
     sizes = ", ".join(f"{len(part):,} {name}" for name, part in parts_of(splits).items())
     shown = ", ".join(splits.classes[:8]) + (", ..." if len(splits.classes) > 8 else "")
-    held = " (val held out of train, stratified)" if splits.held_out else ""
-    return f"data     {splits.layout}: {sizes}{held}\nclasses  {len(splits.classes)}: {shown}"
+    held = f" (val held out of train{', stratified' if splits.classes else ''})" if splits.held_out else ""
+    classes = f"{len(splits.classes)}: {shown}" if splits.classes else "none: the images have no labels"
+    return f"data     {splits.layout}: {sizes}{held}\nclasses  {classes}"
 
 
 def build(

@@ -133,6 +133,7 @@ def probe(
     splits = open_to_probe(data, models[0])
     train, split, judged = parts_to_probe(splits)
     how.check(train.targets)
+    say(f"data     {splits.layout}")
     for each in models:
         warn_of_seen(each, data, splits, say)
     say(f"split    learns from train: {len(train):,} images; judged on {split}: {len(judged):,}")
@@ -283,7 +284,7 @@ def _few_shot(how: How, train: Features, judged: Features, classes: int, say: Sa
     usable = usable_shots(how.shots, train.targets)
     if missing := [each for each in how.shots if each not in usable]:
         fewest = int(np.unique(train.targets, return_counts=True)[1].min())
-        say(f"shots    {', '.join(map(str, missing))} left out: a class has {fewest} training images")
+        say(f"shots    {', '.join(map(str, missing))} left out: a class has only {fewest} to learn from")
     answers: Answers = {}
     for shots in usable:
         draws = (draw_shots(train.targets, shots, seed) for seed in range(how.seeds))
@@ -296,6 +297,6 @@ def usable_shots(shots: Sequence[int], targets: np.ndarray) -> list[int]:
     """The numbers of shots that every class with training images has, in rising order. Raises `DataError` for none."""
     fewest = int(np.unique(targets, return_counts=True)[1].min())
     if not (usable := sorted({each for each in shots if each <= fewest})):
-        fact = f"a class has {fewest} training images, fewer than any of the shots {', '.join(map(str, shots))}"
+        fact = f"a class has only {fewest} to learn from, fewer than any of the shots {', '.join(map(str, shots))}"
         raise DataError(fact, f"give shots up to {fewest}")
     return usable

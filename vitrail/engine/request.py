@@ -58,7 +58,9 @@ def request(
         base = overlay(_one_length(base, layer), _read_words(layer))
     run = build(Run, base)
     if not run.data.source:
-        raise ConfigError("no data were named", "vitrail train DATA; the built-in `digits` needs no files")
+        raise ConfigError(
+            "no data were named", "name a folder, a manifest or arrays; the built-in `digits` needs no files"
+        )
     return run, resume or out
 
 
@@ -68,7 +70,7 @@ def check_objective(run: Run, *, labels: bool) -> None:
     if labels and name != "supervised":
         raise ConfigError(f"the objective {name!r} learns without labels", "use `vitrail pretrain` in place of `train`")
     if not labels and name == "supervised":
-        raise ConfigError("no objective was named", f"give --objective {known}")
+        raise ConfigError("no objective was named", f"give --objective {known}; with labels it is `vitrail train`")
 
 
 def _group(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -30,17 +30,20 @@ class Teacher:
         preprocessing: of the student.
 
     Raises:
-        ConfigError: the teacher does not know a class, gives several labels an image, or takes other channels.
+        ConfigError: the teacher has no head, does not know a class, gives several labels an image, or takes other channels.
     """
 
     def __init__(self, classifier: Classifier, classes: Sequence[str], preprocessing: Preprocessing) -> None:
+        remedy = "train it on these data first: vitrail train DATA --init TEACHER"
+        if not classifier.classes:
+            raise ConfigError("the teacher has no head, so it knows no classes", remedy)
         missing = [name for name in classes if name not in classifier.classes]
         if missing:
             shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             knows = f"it knows {len(classifier.classes)} classes: {', '.join(classifier.classes[:5])}, ..."
             raise ConfigError(
                 f"the teacher does not know {len(missing)} of the {len(classes)} classes: {shown}",
-                "train it on these data first: vitrail train DATA --init TEACHER",
+                remedy,
                 value=knows,
             )
         if classifier.multi_label:

@@ -186,7 +186,10 @@ def settle(out: Path, settings: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{out} holds a transfer with other settings",
             "choose another --out, or the same model and settings",
-            value="\n".join(f"{name}: {there!r} there, {now!r} asked" for name, (there, now) in wrong.items()),
+            value="\n".join(
+                "weights: those of another model" if name == "weights" else f"{name}: {there!r} there, {now!r} asked"
+                for name, (there, now) in wrong.items()
+            ),
         )
 
 

@@ -158,7 +158,7 @@ class Classifier(nn.Module):
     def check_can_answer(self, top: int) -> None:
         """Raises `ConfigError` where there is no head, or ``top`` asks for no label."""
         if not self.classes:
-            remedy = "train one: load(..., classes=[...]); `vitrail embed` gives its features"
+            remedy = "train one: `vitrail train DATA --init MODEL`; `vitrail embed` gives its features"
             raise ConfigError("the model has no head to predict with", remedy)
         if top < 1:
             raise ConfigError(f"top is {top}", "ask for at least one label")
@@ -234,6 +234,10 @@ class Classifier(nn.Module):
     @property
     def width(self) -> int:
         return self.backbone.width
+
+    @property
+    def patch_width(self) -> int:
+        return self.backbone.patch_width
 
     @property
     def prefix(self) -> tuple[str, ...]:

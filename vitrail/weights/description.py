@@ -50,8 +50,9 @@ def check_version(description: Mapping[str, Any], where: Path | str) -> None:
     """Refuses a description of a format that this vitrail does not read, or of no classifier. Raises `CheckpointError`."""
     check_format(description, where)
     if description.get("kind") == TOKENIZER:
-        what = f"{where} is a tokenizer, which turns images into codes and answers no classes"
-        raise CheckpointError(what, "read it with vitrail.weights.tokenizers.load_tokenizer, or give a model")
+        what = f"{where} is a tokenizer, which turns images into codes, and neither an encoder nor a classifier"
+        remedy = "give a model; a tokenizer serves `vitrail pretrain DATA --objective beit --tokenizer RUN`"
+        raise CheckpointError(what, remedy)
     if (architecture := str(description.get("architecture"))) not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         what = f"{where} is of the architecture {printable(architecture)!r}; this vitrail knows {known}"

@@ -81,7 +81,7 @@ def load_tokenizer(path: str | Path, log: Log) -> SavedTokenizer:
     description = read_json(found.path / CONFIG) if found.layout == "native folder" else {}
     if description.get("kind") != TOKENIZER:
         raise CheckpointError(
-            f"{found.path} is no tokenizer", "read models with vitrail.load, or give a tokenizer's folder"
+            f"{found.path} is no tokenizer", "give one: `vitrail pretrain DATA --objective tokenizer` trains it"
         )
     check_format(description, found.path)
     try:

@@ -36,12 +36,14 @@ MEASURES = {
     "batch_spread": Measure(
         "Spread in the batch", "of the features that are compared; 0 is one point", "{:.2g}".format
     ),
-    "psnr": Measure("PSNR", "how near reconstructions are to the images; more is nearer", DECIBELS),
-    "psnr_held_out": Measure("PSNR, held out", "the same of images it did not learn from", DECIBELS),
+    "psnr": Measure("PSNR", "how near the images it learns from are rebuilt", DECIBELS),
+    "psnr_held_out": Measure(
+        "PSNR, held out", "how near images it did not learn from are rebuilt; more is nearer", DECIBELS
+    ),
     "psnr_mean_colour": Measure("PSNR of mean colours", "of telling each patch by its mean colour alone", DECIBELS),
-    "perplexity": Measure("Codes in a batch", "how many are in use, as if all were alike often", "{:.4g}".format),
+    "perplexity": Measure("Codes in a batch", "how many are in use, were all used equally often", "{:.4g}".format),
     "codes_in_use": Measure(
-        "Codes in use", "on images it did not learn from, as if all were alike often", "{:.4g}".format
+        "Codes in use", "on images it did not learn from, were all used equally often", "{:.4g}".format
     ),
 }
 UNASKED = "No labels were asked, so it is not known what the features are good for: the loss compares runs of one objective only."
@@ -71,8 +73,10 @@ def measure_of(column: str) -> Measure:
 def headline(facts: PretrainFacts) -> Markup:
     """The accuracy of nearest neighbours where there are labels to ask, else the loss; below it the other figures."""
     about = tag("p", tag("strong", facts.objective), f": {facts.about_objective}" if facts.about_objective else None)
-    accuracy, loss = facts.last("knn"), facts.last("loss")
-    if accuracy is not None:
+    accuracy, loss, nearness = facts.last("knn"), facts.last("loss"), facts.last("psnr_held_out")
+    if facts.tokenizes and nearness is not None:
+        head = opened(DECIBELS(nearness), "PSNR, held out", tag("p", rebuilt(facts, nearness)), about)
+    elif accuracy is not None:
         drawn = tag("div", draw.gain_strip(accuracy, facts.untrained("knn"), facts.last("chance")), class_="strip")
         head = opened(percent(accuracy), "kNN accuracy", tag("p", gained(facts, accuracy)), about, drawn)
     elif loss is not None:
@@ -93,11 +97,22 @@ def gained(facts: PretrainFacts, accuracy: float) -> str:
     return f"{named}Before training it was {percent(before)}: {change}."
 
 
+def rebuilt(facts: PretrainFacts, nearness: float) -> str:
+    """What the codes of a tokenizer tell of an image, in plain words."""
+    plain = facts.last("psnr_mean_colour")
+    if plain is None:
+        return "How near images it did not learn from are rebuilt from their codes."
+    verdict = (
+        "the codes tell more than that" if nearness > plain else "the codes tell less than that yet: train it longer"
+    )
+    return f"Telling each patch by its mean colour alone gives {DECIBELS(plain)}: {verdict}."
+
+
 def other_figures(facts: PretrainFacts) -> list[tuple[str, str, str]]:
     """The loss, the health of the features and what the objective measured, each with its meaning."""
     rows = []
     losses = [value for value, _ in history.finite(facts.records, "loss")]
-    if losses and facts.last("knn") is not None:
+    if losses and (facts.tokenizes or facts.last("knn") is not None):
         rows.append(("Loss", decimal(losses[-1]), f"began at {decimal(losses[0])}"))
     if (now := facts.after) is not None:
         ranked, spread = RANK, SPREAD
@@ -107,6 +122,8 @@ def other_figures(facts: PretrainFacts) -> list[tuple[str, str, str]]:
         rows.append(("Effective rank", f"{RANK_WORDS(now.rank)} of {now.width:,}", ranked))
         rows.append(("Spread", SPREAD_WORDS(now.spread), spread))
     for column in measured(facts):
+        if facts.tokenizes and column == "psnr_held_out":  # the head of the page
+            continue
         name, gloss, words = measure_of(column)
         rows += [(name, words(value), gloss) for value in [facts.last(column)] if value is not None]
     return rows
