@@ -120,8 +120,7 @@ class PretrainFacts(RunFacts):
     ``spread``; a record of step 0 is of the weights before training. Any other column of numbers is a measurement of the
     objective. ``panels`` show the same images in the same order, the original first. ``before`` and ``after`` are the
     health of the features on either side of training, and ``diagnosis`` names a collapse. ``base`` names the weights that
-    training started from and ``base_license`` their licence. ``location`` is the run's place in the examples. ``tokenizer``
-    says that no encoder was trained but a visual tokenizer, which has codes in place of features.
+    training started from and ``base_license`` their licence. ``location`` is the run's place in the examples.
     """
 
     objective: str
