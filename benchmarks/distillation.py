@@ -15,7 +15,7 @@ from typing import Any
 
 import harness
 import numpy as np
-from pretraining import ENCODER, Study, interval
+from pretraining import ENCODER, TUNED, Study, interval
 
 import vitrail
 from vitrail.data.sources import Splits
@@ -32,19 +32,19 @@ STUDENT = {
 TEACHER = {"depths": [2, 2]}
 KINDS = ("none", "hard", "soft")
 AUGMENT = ["augment.crop=pad", "augment.pad_mode=zero"]
-HOW = ["compute.threads=1", "compute.compile=false", "save.evaluations=2", *AUGMENT]
+HOW = ["compute.threads=1", "compute.compile=false", "save.evaluations=1", *AUGMENT]
 
 
 def taught(study: Study, kind: str, seed: int, steps: int, teacher: Path) -> np.ndarray:
     """Which test images a student answers right (M,)."""
     how: dict[str, Any] = {} if kind == "none" else {"teacher": teacher}
     changes = [] if kind == "none" else [f"objective.changes={{kind: {kind}}}"]
-    settings = [*HOW, *changes, f"model.changes={STUDENT}", "compute.precision=bf16-weights", "optim.weight_decay=0.05"]
+    settings = [*HOW, *TUNED, *changes, f"model.changes={STUDENT}", "compute.precision=bf16-weights"]
     run = vitrail.train(
         study.splits(),
         model="vit-ti16",
-        recipe="plain-vit",
-        settings=[*settings, "schedule.warmup_steps=50", "augment.layers=0", "augment.mixup=0"],
+        recipe="finetune",
+        settings=[*settings, "optim.layer_decay=1"],
         steps=steps,
         batch=128,
         seed=seed,
