@@ -15,8 +15,8 @@ QUIET = Reading(quiet=True, max_bad=1)
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fly", "<b>gnu</b>")
 
 
-def shaken(config: Config = TINY["vit"]) -> Classifier:
-    model = create_model(config, classes=NAMES)
+def shaken(config: Config = TINY["vit"], names: tuple[str, ...] = NAMES) -> Classifier:
+    model = create_model(config, classes=names)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -51,7 +51,9 @@ def test_each_image_gets_an_overlay_of_its_own_size_its_heads_and_the_numbers(ph
         images = model.preprocess(content)
         with torch.no_grad():
             scores = model.probabilities(model(images))[0]
-        assert (each.label, each.score) == (NAMES[int(scores.argmax())], pytest.approx(float(scores.max())))
+        assert each.answer is not None
+        answered = (each.answer.label, each.answer.score)
+        assert answered == (NAMES[int(scores.argmax())], pytest.approx(float(scores.max())))
         numbers = np.load(out / each.files["numbers"])
         assert numbers["heads"].shape == (2, 4, 4)
         np.testing.assert_allclose(numbers["heads"].mean(0), attention_map(model, images, 1)[0], rtol=1e-5)
@@ -82,7 +84,7 @@ def test_another_class_than_the_answer_can_be_explained(photos, tmp_path):
         found = next(explain(model, [wide], tmp_path / "out", how=how, reading=QUIET))
         truth = relevance(model, images, torch.tensor([NAMES.index(target)]))[0]
         np.testing.assert_allclose(found.heat, truth, rtol=1e-5)
-        assert found.target == target
+        assert found.answer is not None and found.answer.target == target
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -112,6 +114,19 @@ def test_arrays_of_other_channels(tmp_path, channels):
     assert [each.files["overlay"] for each in found] == ["some-0.rollout.png", "some-1.rollout.png"]
     with Image.open(tmp_path / "out" / "some-0.rollout.png") as lit:
         assert lit.size == (48, 40)
+
+
+def test_an_encoder_without_a_head_is_looked_into_but_has_no_answer_to_explain(photos, tmp_path):
+    encoder = shaken(names=())
+    for method in ("attention", "rollout"):
+        out = tmp_path / method
+        found = list(explain(encoder, [str(photos)], out, how=How(method=method), reading=QUIET))
+        assert len(found) == 3 and all(each.answer is None and each.heat.max() > 0 for each in found)
+        rows = json.loads((out / f"{method}.json").read_text())["images"]
+        assert "label" not in rows[0] and (out / rows[0]["heads"]).exists()
+    for asked in ({"method": "gradient"}, {"method": "occlusion"}, {"target": "ant"}):
+        with pytest.raises(ConfigError, match="no head"):
+            list(explain(encoder, [str(photos)], tmp_path / "out", how=How(**asked), reading=QUIET))
 
 
 def test_what_cannot_be_meant_is_refused_in_words(photos, tmp_path):

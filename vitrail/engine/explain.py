@@ -74,21 +74,37 @@ METHODS: dict[str, Method] = {
     "occlusion": lambda model, images, targets, how, batch: occlusion(model, images, targets=targets, batch=batch),
 }
 NEEDS_ATTENTION = ("attention", "rollout", "gradient")
+NEEDS_ANSWER = ("gradient", "occlusion")  # what they explain is the answer for a class
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The best class of an image and its probability, and the class that is explained and its."""
+
+    label: str
+    score: float
+    target: str
+    target_score: float
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "label": self.label,
+            "score": round(self.score, 6),
+            "target": self.target,
+            "target_score": round(self.target_score, 6),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """One image: the answer, the class that is explained, what was written, and how much the places of the image count.
+    """One image: the answer, None of a model without a head; what was written, and how much the places of the image count.
 
     ``heat`` (h, w), ``heads`` (H, h, w) of the layer where there is attention; ``box`` as `Preprocessing.seen` gives it, and
     ``reach``, ``heads_reach``: how many times as high and as wide as the box each map is, as in `overlay`.
     """
 
     key: str
-    label: str
-    score: float
-    target: str
-    target_score: float
+    answer: Answer | None
     heat: np.ndarray
     heads: np.ndarray | None
     box: tuple[float, float, float, float]
@@ -98,8 +114,7 @@ class Explained:
 
     def row(self) -> dict[str, Any]:
         """For a table: path, label, score, target, and the names of the files."""
-        row = {"path": self.key, "label": self.label, "score": round(self.score, 6), "target": self.target}
-        return row | {"target_score": round(self.target_score, 6), **self.files}
+        return {"path": self.key, **(self.answer.row() if self.answer is not None else {}), **self.files}
 
 
 def explain(
@@ -180,7 +195,8 @@ def make_folder(out: Path) -> None:
 
 def check_can(classifier: Classifier, how: How) -> How:
     """The same with its layer counted from 0. Raises `ConfigError` for what the model has not, before an image is touched."""
-    classifier.check_can_answer(1)
+    if how.method in NEEDS_ANSWER or how.target is not None:
+        classifier.check_can_answer(1)
     if how.target is not None and how.target not in classifier.classes:
         raise ConfigError(f"the model has no class {how.target!r}", nearest(how.target, classifier.classes))
     layers = len(classifier.attention_grids(classifier.preprocessing.size))
@@ -193,10 +209,7 @@ def check_can(classifier: Classifier, how: How) -> How:
 
 
 def _explained(classifier: Classifier, key: str, seen: Seen, how: How, batch: int) -> Explained:
-    with torch.no_grad():
-        scores = classifier.probabilities(classifier(seen.images))[0]
-    best = int(scores.argmax())
-    target = best if how.target is None else classifier.classes.index(how.target)
+    answer, target = _answered(classifier, seen.images, how) if classifier.classes else (None, 0)
     size = seen.images.shape[2], seen.images.shape[3]
     maps, heads_cell, cell = None, (1, 1), default_window(classifier.config, size)
     if grids := classifier.attention_grids(size):
@@ -210,16 +223,23 @@ def _explained(classifier: Classifier, key: str, seen: Seen, how: How, batch: in
     heads = None if maps is None else maps[0].float().cpu().numpy()
     return Explained(
         key=key,
-        label=classifier.classes[best],
-        score=float(scores[best]),
-        target=classifier.classes[target],
-        target_score=float(scores[target]),
+        answer=answer,
         heat=heat[0].float().cpu().numpy(),
         heads=heads,
         box=seen.box,
         reach=reach_of(heat.shape[1:], cell, size),
         heads_reach=(1.0, 1.0) if heads is None else reach_of(heads.shape[1:], heads_cell, size),
     )
+
+
+@torch.no_grad()
+def _answered(classifier: Classifier, images: Tensor, how: How) -> tuple[Answer, int]:
+    """What the model says of one image, and the number of the class that is explained."""
+    scores = classifier.probabilities(classifier(images))[0]
+    best = int(scores.argmax())
+    target = best if how.target is None else classifier.classes.index(how.target)
+    names = classifier.classes
+    return Answer(names[best], float(scores[best]), names[target], float(scores[target])), target
 
 
 def _write(out: Path, name: str, found: Explained, picture: np.ndarray, how: How) -> dict[str, str]:
@@ -251,7 +271,8 @@ def _sheet(picture: np.ndarray, found: Explained, how: How) -> np.ndarray:
     small.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
     plain, (down, across) = np.asarray(small), (small.height / picture.shape[0], small.width / picture.shape[1])
     box = found.box[0] * down, found.box[1] * across, found.box[2] * down, found.box[3] * across
-    tiles, captions = [plain], [f"{found.label}, {found.score:.0%} sure"]
+    answer = found.answer
+    tiles, captions = [plain], [f"{answer.label}, {answer.score:.0%} sure" if answer is not None else "the image"]
     for head, each in enumerate(found.heads):
         tiles.append(overlay(plain, each, box=box, reach=found.heads_reach, range=light_range(each)))
         strongest = each.max() * each.size / max(each.sum(), 1e-12)
