@@ -14,7 +14,8 @@ from vitrail.errors import ConfigError
 
 LENGTHS = ("epochs", "steps", "time")
 # what built-in data need of any recipe: a mirrored digit is no digit, and 1,500 of them are learnt by heart unless mixed
-BUILT_IN: dict[str, dict[str, Any]] = {"digits": {"augment": {"flip": 0.0, "mixup": 0.4, "mix_major": True}}}
+BUILT_IN: dict[str, dict[str, Any]] = {"digits": {"augment": {"flip": 0.0}}}
+BUILT_IN_LABELS: dict[str, dict[str, Any]] = {"digits": {"augment": {"mixup": 0.4, "mix_major": True}}}
 
 
 def request(
@@ -51,7 +52,10 @@ def request(
         objective = _group(asked, "objective").get("name") or "supervised"
         otherwise = "finetune" if _group(asked, "model").get("init") else "small-data"
         name = recipe or asked.get("recipe") or (otherwise if objective == "supervised" else objective)
-        base = overlay(plain(find_recipe(str(name)).run), BUILT_IN.get(str(_group(asked, "data").get("source")), {}))
+        run, source = find_recipe(str(name)).run, str(_group(asked, "data").get("source"))
+        base = overlay(plain(run), BUILT_IN.get(source, {}))
+        if run.objective.name == "supervised":
+            base = overlay(base, BUILT_IN_LABELS.get(source, {}))
     if _group(asked, "model").get("init") and not _group(asked, "model").get("name"):
         base = overlay(base, {"model": {"name": None}})  # the weights bring their network, whatever the recipe names
     for layer in layers:
