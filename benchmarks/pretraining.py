@@ -3,7 +3,7 @@
 Of 20,000 images each objective makes an encoder; nearest neighbours and a linear classifier on its frozen features are judged on
 the test images, beside those of a random network. Then it is fine-tuned on a few labels, beside the same network trained on them
 from scratch for as many FLOPs as pre-training and fine-tuning took together. BEiT pays for its tokenizer, MoCo for its momentum
-encoder. Every cell is kept under --out: the same command goes on where it stopped, and ends with the table.
+encoder. Every cell is kept under --out: the same command goes on where it stopped, and ends with the table of all cells there.
 
     python benchmarks/pretraining.py CIFAR10 --out runs/pretraining [--seeds 0 1 2] [--objectives mae simclr]
 """
@@ -11,8 +11,6 @@ encoder. Every cell is kept under --out: the same command goes on where it stopp
 from __future__ import annotations
 
 import argparse
-import math
-import statistics
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,7 +19,6 @@ from typing import Any
 import harness
 import numpy as np
 import torch
-from scipy.stats import t as student
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -33,6 +30,7 @@ from vitrail.engine.evaluate import Reading
 from vitrail.engine.objectives import OBJECTIVES
 from vitrail.engine.recipes import RECIPES
 from vitrail.errors import DataError
+from vitrail.evaluation.intervals import crossed
 from vitrail.models import configure, sketch
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.objectives.objective import Objective, configured
@@ -183,44 +181,42 @@ class Study:
         judged = vitrail.evaluate(run.folder, data, reading=Reading(batch=250, quiet=True), say=_silent)
         return judged.logits.argmax(1) == judged.targets
 
-    def run(self, seeds: list[int], objectives: list[str]) -> None:
+    def run(self, seeds: list[int], objectives: list[str], labels: tuple[int, ...]) -> None:
         """All cells of these seeds and objectives."""
         for seed in seeds:
             for name in ("random", *objectives):
                 for protocol in ("knn", "linear"):
                     self.cell(f"{name}-{seed}-{protocol}", partial(self.probed, name, protocol, seed))
-            for labels in LABELS:
+            for count in labels:
                 for name in (*objectives, "scratch"):
-                    self.cell(f"{name}-{seed}-{labels}", partial(self.tuned, name, labels, seed))
+                    self.cell(f"{name}-{seed}-{count}", partial(self.tuned, name, count, seed))
 
-    def right(self, name: str, seeds: list[int], column: str) -> np.ndarray | None:
-        """(S, M); None where a cell is missing."""
-        paths = [self.out / "cells" / f"{name}-{seed}-{column}.npy" for seed in seeds]
-        return np.stack([np.load(path) for path in paths]) if all(path.exists() for path in paths) else None
-
-
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """Mean of (S, M) in points, and half of its 95 % interval by Student's t over seeds."""
-    means = 100 * values.mean(1)
-    if len(means) < 2:
-        return float(means[0]), math.nan
-    half = student.ppf(0.975, len(means) - 1) * statistics.stdev(means.tolist()) / math.sqrt(len(means))
-    return float(means.mean()), float(half)
+    def right(self, name: str, column: str) -> dict[int, np.ndarray]:
+        """By seed, which test images are right (M,): of all cells that there are."""
+        found = (self.out / "cells").glob(f"{name}-[0-9]*-{column}.npy")
+        return {int(path.stem.split("-")[-2]): np.load(path) for path in found}
 
 
-def table(study: Study, seeds: list[int]) -> list[dict[str, Any]]:
-    """A row for each network: the means of the columns, and the differences from random or from scratch."""
+def interval(values: np.ndarray) -> list[float]:
+    """The mean of (S, M) in points and the ends of its 95 % interval, over seeds and images."""
+    return [round(100 * each, 2) for each in (float(values.mean()), *crossed(values))]
+
+
+def table(study: Study) -> list[dict[str, Any]]:
+    """A row for each network: the means of the columns, and the differences from random or from scratch of the same seeds."""
     rows = []
     for name in ("random", "scratch", *NAMES):
         row: dict[str, Any] = {"objective": name}
         for column in ("knn", "linear", *map(str, LABELS)):
-            right = study.right(name, seeds, column)
-            other = study.right("random" if column in ("knn", "linear") else "scratch", seeds, column)
-            if right is not None:
-                row[column] = [round(each, 2) for each in interval(right)]
-            if right is not None and other is not None and name not in ("random", "scratch"):
-                difference = right.astype(np.float64) - other
-                row[f"{column} difference"] = [round(each, 2) for each in interval(difference)]
+            right = study.right(name, column)
+            others = study.right("random" if column in ("knn", "linear") else "scratch", column)
+            if right:
+                row[column] = interval(np.stack(list(right.values())))
+            if name not in ("random", "scratch") and (seeds := sorted(right.keys() & others.keys())):
+                row[f"{column} seeds"] = seeds
+                row[f"{column} difference"] = interval(
+                    np.stack([right[seed].astype(np.float64) - others[seed] for seed in seeds])
+                )
         rows.append(row)
     return rows
 
@@ -229,15 +225,15 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     columns = ["knn", "linear", *map(str, LABELS)]
     lines = ["| objective | " + " | ".join(columns) + " |", "|-" * (len(columns) + 1) + "|"]
     for row in rows:
-        cells = [
-            _told(row.get(column)) + _told(row.get(f"{column} difference"), " ({:+.1f} ± {:.1f})") for column in columns
-        ]
+        cells = [_told(row.get(column), row.get(f"{column} difference")) for column in columns]
         lines.append(f"| {row['objective']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _told(cell: list[float] | None, words: str = "{:.1f} ± {:.1f}") -> str:
-    return words.format(*cell) if cell else ""
+def _told(cell: list[float] | None, difference: list[float] | None) -> str:
+    if cell is None:
+        return ""
+    return f"{cell[0]:.1f}" + ("" if difference is None else " ({:+.1f} [{:+.1f}, {:+.1f}])".format(*difference))
 
 
 def _silent(line: str) -> None:
@@ -254,15 +250,15 @@ def main() -> None:
     words.add_argument("--out", type=Path, required=True)
     words.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     words.add_argument("--objectives", nargs="+", default=list(NAMES), choices=NAMES)
+    words.add_argument("--labels", type=int, nargs="*", default=list(LABELS), choices=LABELS)
     asked = words.parse_args()
     study = Study(asked.data, asked.out)
-    study.run(asked.seeds, asked.objectives)
-    rows = table(study, asked.seeds)
+    study.run(asked.seeds, asked.objectives, tuple(asked.labels))
+    rows = table(study)
     print(markdown(rows))
     costs = {name: of_objective(name) for name in NAMES}
     facts = {
         "rows": rows,
-        "seeds": asked.seeds,
         "operations": {"pre-training": BUDGET, "fine-tuning": FINETUNING},
         "operations_an_image": {**costs, "tokenizer": tokenizer_flops(training=True), "supervised": supervised_flops()},
     }
