@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from cyclopts import Parameter
-
-from vitrail.cli.train import Precision
+from vitrail.cli.running import Running
 
 Objective = Literal["masked-patch", "mae", "beit", "moco", "simclr", "tokenizer"]
 
@@ -20,32 +15,14 @@ def pretrain(
     *,
     objective: Objective | None = None,
     tokenizer: str | None = None,
-    model: str | None = None,
-    init: str | None = None,
     recipe: str | None = None,
-    size: Annotated[str | None, Parameter(help="Pixels, as 384 or 384x256 (height x width).")] = None,
-    epochs: float | None = None,
-    steps: int | None = None,
-    time: Annotated[str | None, Parameter(help="Train for this long: 90s, 10m, 1h30m.")] = None,
-    batch: int | None = None,
-    lr: float | None = None,
-    seed: int | None = None,
-    out: Path | None = None,
-    resume: Path | None = None,
-    config: Path | None = None,
-    set: Annotated[list[str] | None, Parameter(help="One setting of the config, e.g. --set optim.clip=1.")] = None,
-    workers: int | None = None,
-    device: str | None = None,
-    precision: Precision | None = None,
-    max_bad: Annotated[str | None, Parameter(help="Stop when more of the images are bad than this, e.g. 1%.")] = None,
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
-    quiet: Annotated[bool, Parameter(negative="")] = False,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    running: Running = Running(),
 ) -> None:
     """Train an encoder on images without labels; labels that are there only judge it on the way.
 
     What comes out is fine-tuned with `vitrail train DATA --init RUN` and judged with `vitrail probe RUN DATA`. Running the
-    same command with the same --out goes on where it stopped.
+    same command with the same --out goes on where it stopped. moco and simclr compare all images of a --batch, in as little
+    memory as --set data.micro_batch asks for.
 
     Parameters
     ----------
@@ -55,64 +32,7 @@ def pretrain(
         How to learn: masked-patch (the ViT paper's), mae, beit, moco, simclr; or tokenizer, the codes that beit predicts.
     tokenizer
         For beit: the run of a tokenizer.
-    model
-        A name from `vitrail models`; by default a ViT that follows the images' size.
-    init
-        Weights to go on from: a run, a model folder, or a .safetensors file.
     recipe
         The starting point for every other setting; by default that of the objective's name.
-    epochs
-        How often every image is seen.
-    steps
-        How many updates.
-    batch
-        Images in one update; moco and simclr compare all of them, in as little memory as data.micro_batch needs.
-    lr
-        Peak learning rate.
-    seed
-        Decides everything random.
-    out
-        The run directory; a new one under runs/ by default.
-    resume
-        Go on with the run in this directory, with its own settings.
-    config
-        A YAML file of settings, laid over the recipe; flags are laid over it.
-    workers
-        Processes that read images.
-    device
-        cuda, mps or cpu.
-    precision
-        fp32, bf16 (autocast), bf16-weights, or fp16 with loss scaling.
-    dry_run
-        Say what would be done, how long it takes and what it needs, from a few measured steps.
-    quiet
-        No progress.
-    json
-        The final figures as one JSON object on the last line of stdout.
     """
-    from vitrail.engine.request import check_objective, request
-
-    flags: dict[str, Any] = {
-        "seed": seed,
-        "model": {"name": model, "init": init, "size": size},
-        "data": {"source": data, "batch": batch, "workers": workers, "max_bad": max_bad},
-        "objective": {"name": objective, "tokenizer": tokenizer},
-        "optim": {"lr": lr},
-        "schedule": {"epochs": epochs, "steps": steps, "time": time},
-        "compute": {"device": device, "precision": precision},
-    }
-    run, folder = request(recipe=recipe, config=config, flags=flags, settings=set or [], out=out, resume=resume)
-    check_objective(run, labels=False)
-    if dry_run:
-        from vitrail.engine.dryrun import dry_run as measure
-
-        print(measure(run))
-        return
-    from vitrail.engine.train import train as start
-
-    result = start(run, out=folder, quiet=quiet, command=shlex.join(["vitrail", *sys.argv[1:]]))
-    print(f"report: {result.report}")
-    if json:
-        from vitrail.cli.words import one_line
-
-        print(one_line(result.figures))
+    running.start(data, labels=False, recipe=recipe, objective={"name": objective, "tokenizer": tokenizer})
