@@ -13,6 +13,7 @@ from vitrail.data.sources import Source
 from vitrail.data.stream import TrainStream
 from vitrail.engine.machine import cores
 from vitrail.engine.recipes import RECIPES
+from vitrail.engine.reporting.wording import plural
 from vitrail.engine.run import Run, largest_divisor
 from vitrail.engine.smallest import model_for_images
 from vitrail.errors import ConfigError
@@ -100,8 +101,9 @@ def settle(
     model = replace(model, size=preprocessing.size)
     run = replace(run, compute=compute, data=data, model=model, save=save, objective=replace(run.objective, loss=loss))
     say(
-        f"compute  {device}, {precision}, compile {'on' if compute.compile else 'off'}, {compute.threads} threads, "
-        f"{workers} workers, batch {data.batch} = {run.accumulate} x {data.micro_batch}"
+        f"compute  {device}, {precision}, compile {'on' if compute.compile else 'off'}, "
+        f"{plural(compute.threads or 1, 'thread')}, {plural(workers, 'worker')}, "
+        f"batch {data.batch} = {run.accumulate} x {data.micro_batch}"
     )
     return run
 

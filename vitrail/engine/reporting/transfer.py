@@ -141,8 +141,10 @@ def accuracies(found: Transfer) -> Markup:
     means_of = "; ".join(f"{each}: {MEANINGS[each]}" for each in found.protocols)
     words = (
         f"{means_of[:1].upper()}{means_of[1:]}. Under each accuracy is its 95 % interval: over images, and over draws where "
-        "shots or seeds are drawn several times. A dash has failed, for the reason above; a mean needs all of its data sets."
+        "shots or seeds are drawn several times."
     )
+    if found.failures:
+        words += " A dash has failed, for the reason above; a mean needs all of its data sets."
     return join(tag("h2", "Accuracy by data set and protocol"), lead(words), scrolled(table, "Accuracies"))
 
 
