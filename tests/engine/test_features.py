@@ -48,13 +48,13 @@ def arrays(channels: int = 3, kind: type = np.uint8, shape: tuple[int, int] = (2
 def count_passes(model: Classifier) -> list[int]:
     """The sizes of the batches that the model sees from now on."""
     seen: list[int] = []
-    before = model.backbone.forward_features
+    before = model.backbone.features
 
     def watched(images: torch.Tensor) -> object:
         seen.append(len(images))
         return before(images)
 
-    model.backbone.forward_features = watched  # type: ignore[method-assign]
+    model.backbone.features = watched  # type: ignore[method-assign]
     return seen
 
 

@@ -209,7 +209,7 @@ def test_what_linear_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_cannot_be_meant_is_refused_before_the_model_runs(wrong: dict[str, Any], words: str) -> None:
     model = shaken()
-    model.backbone.forward_features = None  # type: ignore[method-assign]
+    model.backbone.features = None  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match=words):
         probe(model, tints(60), reading=QUIET, say=silent, **wrong)
 
