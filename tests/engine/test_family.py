@@ -44,13 +44,13 @@ def check(tmp_path, name: str) -> None:
     assert run(tmp_path, name).figures == result.figures  # the same words again ask for the same run
 
 
-@pytest.mark.parametrize("name", ["swin, odd map", "bit"])
+@pytest.mark.parametrize("name", ["swin, odd map", "bit", "pvt"])
 def test_a_pyramid_and_a_net_without_attention_go_through_a_run(tmp_path, name):
     check(tmp_path, name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in TINY if name not in ("swin, odd map", "bit")])
+@pytest.mark.parametrize("name", [name for name in TINY if name not in ("swin, odd map", "bit", "pvt")])
 def test_every_architecture_goes_through_a_run(tmp_path, name):
     check(tmp_path, name)
 

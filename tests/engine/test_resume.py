@@ -166,6 +166,7 @@ def test_a_run_can_be_made_longer_and_says_what_that_does(tmp_path) -> None:
     assert "stretched" in longer.stderr
 
 
+@pytest.mark.slow
 def test_a_refused_request_leaves_the_run_as_it_was(tmp_path) -> None:
     out = tmp_path / "run"
     assert run(out, fault="run.after_metrics:term:3").returncode == 75
@@ -179,6 +180,7 @@ def test_a_refused_request_leaves_the_run_as_it_was(tmp_path) -> None:
     assert run(out).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_on_other_images(tmp_path) -> None:
     photos, out = photographs(tmp_path / "photos"), tmp_path / "run"
     how = ("--size", "32", "--max-bad", "10%", "--workers", "0")

@@ -37,8 +37,13 @@ def without_foreign_changes(run: Run, config: Config, say: Say) -> Run:
 
     What a person asked for stays, and is refused by name where it cannot be meant.
     """
-    known = {field.name for field in fields(config)}
-    foreign = [name for name in _of_recipe(run) if name not in known]
+    known = {field.name: getattr(config, field.name) for field in fields(config)}
+    # a field of the same name may be another thing: positions are a choice in a ViT, and a yes or no in BEiT
+    foreign = [
+        name
+        for name in _of_recipe(run)
+        if name not in known or isinstance(known[name], bool) != isinstance(run.model.changes[name], bool)
+    ]
     return _without(run, foreign, f"which {config.about} does not have", say)
 
 

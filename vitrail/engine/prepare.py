@@ -73,8 +73,8 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     say(describe_data(splits))
     run, classifier = build(run, train, start, say, classes=train.classes, multi_label=train.multi_label)
     classifier = classifier.to(device)
-    preprocessing, config = classifier.preprocessing, classifier.config
-    run = settle(run, preprocessing, train, device, say, width=config.width, saved=activation_bytes(config))
+    preprocessing, saved = classifier.preprocessing, activation_bytes(classifier.config)
+    run = settle(run, preprocessing, train, device, say, width=classifier.width, saved=saved)
     torch.set_num_threads(run.compute.threads or 1)
 
     def judge(stopped: Callable[[], bool]) -> dict[str, float] | None:
