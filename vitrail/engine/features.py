@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from safetensors.torch import save as to_bytes
 
+from vitrail.analysis.resting import at_rest
 from vitrail.data.contents import Arrays, Contents, Files
-from vitrail.data.loader import eval_batches
 from vitrail.data.parquet import ParquetImages
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source
 from vitrail.engine.evaluate import Reading, Say, to_stderr
-from vitrail.engine.judge import in_precision
+from vitrail.engine.judge import features_of_batches
 from vitrail.engine.machine import versions
 from vitrail.engine.progress import Show
 from vitrail.errors import CheckpointError, DataError, DiskError
@@ -107,21 +107,13 @@ def _computed(
     classifier: Classifier, source: Source, reading: Reading, bad: BadImages, title: str
 ) -> tuple[np.ndarray, dict[int, str]]:
     """The features of the good images (N, D), and by number why the others are bad."""
-    device, was_training = next(classifier.parameters()).device, classifier.training
-    classifier.eval()
     values, good = [], []
-    how = {"batch": reading.batch, "workers": reading.workers, "bad": bad}
-    try:
-        with Show(title, len(source), quiet=reading.quiet) as show:
-            for some in eval_batches(source, classifier.preprocessing, **how):
-                images = classifier.preprocessing.normalise(some.images.to(device))
-                with in_precision(reading.precision, device):
-                    features = classifier.features(images)
-                values.append(features.float().cpu().numpy())
-                good.extend(some.ids[:, 1].tolist())
-                show.update(len(good))
-    finally:
-        classifier.train(was_training)
+    how = {"batch": reading.batch, "workers": reading.workers, "bad": bad, "precision": reading.precision}
+    with at_rest(classifier), Show(title, len(source), quiet=reading.quiet) as show:
+        for some, features in features_of_batches(classifier, source, **how):
+            values.append(features)
+            good.extend(some.ids[:, 1].tolist())
+            show.update(len(good))
     if not good:
         raise DataError("no image could be read: the split is empty or all of it is bad", "see `vitrail data check`")
     others = sorted(set(range(len(source))).difference(good))

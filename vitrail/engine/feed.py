@@ -79,6 +79,14 @@ def viewed(
     return feed
 
 
+def handed_over(images: Tensor, given: Preprocessing, wanted: Preprocessing, size: tuple[int, int]) -> Tensor:
+    """Images (B, C, H, W) that were normalised as ``given`` says, scaled to ``size`` and normalised as ``wanted`` says."""
+    pictures = given.restored(images)
+    if pictures.shape[2:] != size:
+        pictures = nn.functional.interpolate(pictures, size, mode="bilinear", antialias=True, align_corners=False)
+    return wanted.normalise(pictures)
+
+
 def in_pieces(seen: Seen, images: Tensor) -> Tensor:
     """What ``seen`` makes of images (B, ...), a few at a time."""
     return torch.cat([seen(some) for some in images.split(AT_ONCE)])

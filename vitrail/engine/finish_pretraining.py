@@ -8,9 +8,9 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from vitrail.analysis.resting import at_rest
 from vitrail.engine import faults
 from vitrail.engine.finish import joined_records, model_name, provenance, run_facts
 from vitrail.engine.machine import versions
@@ -74,7 +74,6 @@ def final_figures(records: list[dict]) -> dict[str, float]:
     return {**figures, "loss": losses[-1]} if losses else figures
 
 
-@torch.no_grad()
 def panels(pretraining: Pretraining) -> tuple[Panel, ...]:
     """A few images as the objective sees them, and its answers; of the validation part, where there is one."""
     training, preprocessing = pretraining.training, pretraining.preprocessing
@@ -85,9 +84,8 @@ def panels(pretraining: Pretraining) -> tuple[Panel, ...]:
     views = training.objective.views
     batches = training_batches(few, part, preprocessing, training.device, bad, pretraining.transform, views=views)
     inputs = training.feed(next(batches(0, 1)).to(training.device))
-    training.objective.eval()
-    answers = training.objective.show(*inputs)
-    training.objective.train()
+    with at_rest(training.objective):
+        answers = training.objective.show(*inputs)
     names = ["images"] if views == 1 else [f"view {view + 1}" for view in range(views)]
     captions = {**CAPTIONS, **OWN_CAPTIONS.get(run.objective.name, {})}
     if getattr(training.objective, "norm_pix", False):

@@ -5,14 +5,15 @@ N images, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from vitrail.data.loader import Bad, eval_batches, stop_at_bad
+from vitrail.analysis.resting import at_rest
+from vitrail.data.loader import Bad, Batch, eval_batches, stop_at_bad
 from vitrail.data.sources import Source, Splits
 from vitrail.engine.progress import Show
 from vitrail.engine.run import Run
@@ -29,6 +30,18 @@ def in_precision(precision: str, device: torch.device) -> torch.autocast:
     """The precision that was asked for, for what runs inside."""
     kind = AUTOCAST.get(precision)
     return torch.autocast(device.type, kind, enabled=kind is not None)
+
+
+def features_of_batches(
+    classifier: Classifier, source: Source, *, precision: str, **how: Any
+) -> Iterator[tuple[Batch, np.ndarray]]:
+    """Every batch of ``source`` as `eval_batches` gives it with ``how``, and what the head would read of it: (B, F) float32."""
+    preprocessing, device = classifier.preprocessing, next(classifier.parameters()).device
+    for some in eval_batches(source, preprocessing, **how):
+        images = preprocessing.normalise(some.images.to(device))
+        with in_precision(precision, device):
+            features = classifier.features(images)
+        yield some, features.float().cpu().numpy()
 
 
 @dataclass(frozen=True)
@@ -78,11 +91,8 @@ def collect(
 
     ``corruption`` is a kind and a level of `vitrail.evaluation.corruptions`, done to every picture before it is normalised.
     """
-    device = next(classifier.parameters()).device
-    was_training = classifier.training
-    classifier.eval()
     logits, targets, keys = [], [], []
-    try:
+    with at_rest(classifier) as device:
         for some in eval_batches(source, classifier.preprocessing, batch=batch, workers=workers, bad=bad):
             if stopped():
                 return None
@@ -96,8 +106,6 @@ def collect(
             keys.extend(some.keys)
             if show is not None:
                 show.update(len(keys))
-    finally:
-        classifier.train(was_training)
     if not keys:
         raise DataError("no image could be judged: the split is empty or all of it is bad", "see `vitrail data check`")
     return np.concatenate(logits), np.concatenate(targets), tuple(keys)

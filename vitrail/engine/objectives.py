@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data.images import Preprocessing
-from vitrail.engine.feed import Seen
+from vitrail.engine.feed import Seen, handed_over
 from vitrail.engine.run import ObjectiveSettings
 from vitrail.errors import ConfigError
 from vitrail.models.tokenizer import Tokenizer
@@ -111,17 +110,12 @@ class Codes:
     def __call__(self, images: Tensor) -> Tensor:
         """(B, C, H, W) to codes (B, N), of the images scaled so that each patch of the encoder is one of the tokenizer's."""
         grid = (images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1])
-        size = tuple(count * length for count, length in zip(grid, self.tokenizer.config.patch_size))
-        pictures = self.given.restored(images)
-        if pictures.shape[2:] != size:
-            pictures = F.interpolate(pictures, size, mode="bilinear", antialias=True, align_corners=False)
-        return self.tokenizer.encode(self.own.normalise(pictures)).flatten(1)
+        rows, columns = self.tokenizer.config.patch_size
+        size = (grid[0] * rows, grid[1] * columns)
+        return self.tokenizer.encode(handed_over(images, self.given, self.own, size)).flatten(1)
 
     @torch.no_grad()
     def drawn(self, codes: Tensor, size: tuple[int, int]) -> Tensor:
         """Codes (B, N) of images of ``size`` (height, width) to what they tell, (B, C, H, W), normalised for the encoder."""
         grid = (size[0] // self.patch_size[0], size[1] // self.patch_size[1])
-        pictures = self.own.restored(self.tokenizer.decode(codes.unflatten(1, grid)).float())
-        if pictures.shape[2:] != size:
-            pictures = F.interpolate(pictures, size, mode="bilinear", antialias=True, align_corners=False)
-        return self.given.normalise(pictures)
+        return handed_over(self.tokenizer.decode(codes.unflatten(1, grid)), self.own, self.given, size)

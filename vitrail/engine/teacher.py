@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data.images import Preprocessing
 from vitrail.engine.choices import default_precision
+from vitrail.engine.feed import handed_over
 from vitrail.engine.judge import in_precision
 from vitrail.errors import ConfigError
 from vitrail.tasks.classification import Classifier
@@ -63,9 +63,7 @@ class Teacher:
     def __call__(self, images: Tensor) -> Tensor:
         """(B, C, h, w) as the student takes them to logits (B, K)."""
         own = self.classifier.preprocessing
-        pictures = self.given.restored(images)
-        if pictures.shape[2:] != own.size:
-            pictures = F.interpolate(pictures, own.size, mode="bilinear", antialias=True, align_corners=False)
+        seen = handed_over(images, self.given, own, own.size)
         with in_precision(self.precision, images.device):
-            logits = self.classifier(own.normalise(pictures))
+            logits = self.classifier(seen)
         return logits.float()[:, self.columns]

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from vitrail.analysis.resting import at_rest
 from vitrail.data.loader import Bad, eval_batches
 from vitrail.data.randomness import permutation
 from vitrail.data.sources import Source, Splits
-from vitrail.engine.judge import in_precision
+from vitrail.engine.judge import features_of_batches
 from vitrail.engine.run import Run
 from vitrail.evaluation.health import measure
 from vitrail.evaluation.probes import knn
@@ -68,15 +69,13 @@ class FeatureWatch:
     @torch.inference_mode()
     def _features(self, source: Source, stopped: Stopped) -> tuple[np.ndarray, np.ndarray] | None:
         """The features (N, D) of a source and its targets (N,), without bad images."""
-        preprocessing, device = self.classifier.preprocessing, next(self.classifier.parameters()).device
         features, targets = [], []
-        with evaluating(self.classifier):
-            for some in eval_batches(source, preprocessing, **reading(self.run, self.bad)):
+        how = {"precision": self.run.compute.precision or "fp32", **reading(self.run, self.bad)}
+        with at_rest(self.classifier):
+            for some, found in features_of_batches(self.classifier, source, **how):
                 if stopped():
                     return None
-                with in_precision(self.run.compute.precision or "fp32", device):
-                    found = self.classifier.features(preprocessing.normalise(some.images.to(device)))
-                features.append(found.float().cpu().numpy())
+                features.append(found)
                 targets.append(some.targets.numpy())
         return np.concatenate(features), np.concatenate(targets)
 
@@ -95,9 +94,9 @@ class CodeWatch:
     @torch.inference_mode()
     def __call__(self, stopped: Stopped) -> dict[str, float] | None:
         """The figures of now; None if it was told to stop on the way."""
-        patch, device = self.tokenizer.config.patch_size, next(self.tokenizer.parameters()).device
+        patch = self.tokenizer.config.patch_size
         codes, errors, flat = [], [], []
-        with evaluating(self.tokenizer):
+        with at_rest(self.tokenizer) as device:
             for some in eval_batches(self.asked, self.preprocessing, **reading(self.run, self.bad)):
                 if stopped():
                     return None
@@ -119,19 +118,6 @@ class CodeWatch:
 def _size(errors: torch.Tensor) -> torch.Tensor:
     """The root of the mean square of each image's errors (B, C, H, W): (B,), of which `psnr` makes what it would of them."""
     return errors.square().mean((1, 2, 3)).sqrt()
-
-
-class evaluating:
-    """While entered, a module is in evaluation mode."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module, self.was_training = module, module.training
-
-    def __enter__(self) -> None:
-        self.module.eval()
-
-    def __exit__(self, *error: object) -> None:
-        self.module.train(self.was_training)
 
 
 def reading(run: Run, bad: Bad) -> dict[str, Any]:
