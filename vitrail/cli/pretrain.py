@@ -35,4 +35,4 @@ def pretrain(
     recipe
         The starting point for every other setting; by default that of the objective's name.
     """
-    running.start(data, labels=False, recipe=recipe, objective={"name": objective, "tokenizer": tokenizer})
+    running.start(data, labels=False, recipe=recipe, objective=objective, tokenizer=tokenizer)

@@ -83,29 +83,16 @@ class Running:
     quiet: Annotated[bool, Parameter(negative="")] = False
     json: Annotated[bool, Parameter(negative="")] = False
 
-    def start(
-        self,
-        data: str | None,
-        *,
-        labels: bool,
-        recipe: str | None,
-        objective: dict[str, Any],
-        head_only: bool = False,
-    ) -> None:
-        """Trains on ``data``, or says what that would take; prints the report's path, and with ``json`` the figures."""
-        from vitrail.engine.request import check_objective, request
+    def start(self, data: str | None, *, labels: bool, recipe: str | None, **more: Any) -> None:
+        """Trains on ``data``, or says what that would take; prints the report's path, and with ``json`` the figures.
 
-        flags: dict[str, Any] = {
-            "seed": self.seed,
-            "model": {"name": self.model, "init": self.init, "size": self.size, "head_only": head_only or None},
-            "data": {"source": data, "batch": self.batch, "workers": self.workers, "max_bad": self.max_bad},
-            "objective": objective,
-            "optim": {"lr": self.lr},
-            "schedule": {"epochs": self.epochs, "steps": self.steps, "time": self.time},
-            "compute": {"device": self.device, "precision": self.precision},
-        }
+        ``more`` are the verb's own flags.
+        """
+        from vitrail.engine.request import FLAGS, check_objective, request, settings_of
+
+        flags = {name: value for name, value in vars(self).items() if name in FLAGS} | more
         asked = {"recipe": recipe, "config": self.config, "settings": self.set or [], "out": self.out}
-        run, folder = request(flags=flags, resume=self.resume, **asked)
+        run, folder = request(flags=settings_of(flags, data), resume=self.resume, **asked)
         check_objective(run, labels=labels)
         if self.dry_run:
             from vitrail.engine.dryrun import dry_run as measure

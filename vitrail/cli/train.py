@@ -33,4 +33,4 @@ def train(
     head_only
         Freeze all but the classification head.
     """
-    running.start(data, labels=True, recipe=recipe, objective={"teacher": teacher}, head_only=head_only)
+    running.start(data, labels=True, recipe=recipe, teacher=teacher, head_only=head_only or None)

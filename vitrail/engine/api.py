@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.workers import refuse_in_worker
-from vitrail.engine.request import check_objective, request
+from vitrail.engine.request import check_objective, request, settings_of
 from vitrail.engine.run import Unlabelled
 from vitrail.engine.train import Result
 from vitrail.engine.train import train as run_training
@@ -60,12 +60,19 @@ def train(
         "vitrail.train",
         {
             "seed": seed,
-            "model": {"name": model, "init": init and str(init), "size": size, "head_only": head_only or None},
-            "data": {"batch": batch, "workers": workers},
-            "objective": {"teacher": teacher and str(teacher)},
-            "optim": {"lr": lr},
-            "schedule": {"epochs": epochs, "steps": steps, "time": time},
-            "compute": {"device": device, "precision": precision},
+            "model": model,
+            "init": init,
+            "size": size,
+            "head_only": head_only or None,
+            "batch": batch,
+            "workers": workers,
+            "teacher": teacher,
+            "lr": lr,
+            "epochs": epochs,
+            "steps": steps,
+            "time": time,
+            "device": device,
+            "precision": precision,
         },
         {"recipe": recipe, "out": out and Path(out), "config": config and Path(config), "settings": settings},
         transform=transform,
@@ -117,12 +124,19 @@ def pretrain(
         "vitrail.pretrain",
         {
             "seed": seed,
-            "model": {"name": model, "init": init and str(init), "size": size},
-            "data": {"batch": batch, "workers": workers},
-            "objective": {"name": objective, "tokenizer": tokenizer and str(tokenizer)},
-            "optim": {"lr": lr},
-            "schedule": {"epochs": epochs, "steps": steps, "time": time},
-            "compute": {"device": device, "precision": precision},
+            "model": model,
+            "init": init,
+            "size": size,
+            "batch": batch,
+            "workers": workers,
+            "objective": objective,
+            "tokenizer": tokenizer,
+            "lr": lr,
+            "epochs": epochs,
+            "steps": steps,
+            "time": time,
+            "device": device,
+            "precision": precision,
         },
         {"recipe": recipe, "out": out and Path(out), "config": config and Path(config), "settings": settings},
         transform=transform,
@@ -133,7 +147,7 @@ def pretrain(
 def _start(
     data: Any,
     command: str,
-    flags: dict[str, dict[str, Any] | Any],
+    flags: dict[str, Any],
     asked: dict[str, Any],
     *,
     transform: Callable[[Any], Any] | None,
@@ -142,8 +156,8 @@ def _start(
     """Runs what the flags ask for on data by their path or name, or on what a program holds."""
     refuse_in_worker()
     named = isinstance(data, (str, Path))
-    flags["data"]["source"] = str(data) if named else type(data).__name__
-    run, folder = request(flags=flags, **asked)
+    source = str(data) if named else type(data).__name__
+    run, folder = request(flags=settings_of(flags, source), **asked)
     check_objective(run, labels=command == "vitrail.train")
     return run_training(
         run, out=folder, data=None if named else data, transform=transform, quiet=quiet, command=command

@@ -13,6 +13,25 @@ from vitrail.engine.settings import assignment, build, overlay, plain, read_yaml
 from vitrail.errors import ConfigError
 
 LENGTHS = ("epochs", "steps", "time")
+FLAGS = {  # of everything that trains, and the setting that each stands for
+    "seed": "seed",
+    "model": "model.name",
+    "init": "model.init",
+    "size": "model.size",
+    "head_only": "model.head_only",
+    "batch": "data.batch",
+    "workers": "data.workers",
+    "max_bad": "data.max_bad",
+    "objective": "objective.name",
+    "teacher": "objective.teacher",
+    "tokenizer": "objective.tokenizer",
+    "lr": "optim.lr",
+    "epochs": "schedule.epochs",
+    "steps": "schedule.steps",
+    "time": "schedule.time",
+    "device": "compute.device",
+    "precision": "compute.precision",
+}
 # what built-in data need of any recipe: a mirrored digit is no digit, and 1,500 of them are learnt by heart unless mixed
 BUILT_IN: dict[str, dict[str, Any]] = {"digits": {"augment": {"flip": 0.0}}}
 BUILT_IN_LABELS: dict[str, dict[str, Any]] = {"digits": {"augment": {"mixup": 0.4, "mix_major": True}}}
@@ -66,6 +85,15 @@ def request(
             "no data were named", "name a folder, a manifest or arrays; the built-in `digits` needs no files"
         )
     return run, resume or out
+
+
+def settings_of(flags: Mapping[str, Any], source: str | None) -> dict[str, Any]:
+    """Flags by their names, and the path or name of the data, as nested settings for `request`; paths become words."""
+    tree: dict[str, Any] = {"data": {"source": source}}
+    for name, value in flags.items():
+        group, _, key = FLAGS[name].rpartition(".")
+        (tree.setdefault(group, {}) if group else tree)[key] = str(value) if isinstance(value, Path) else value
+    return tree
 
 
 def check_objective(run: Run, *, labels: bool) -> None:
