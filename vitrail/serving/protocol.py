@@ -63,10 +63,8 @@ class TimedProtocol(H11Protocol):
     def _too_slow(self, seconds: float) -> None:
         """Says so, if anything was sent at all, and closes."""
         self._stop()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and (
-            awaited == "receive" or self.conn.trailing_data[0]
-        ):
-            seconds = getattr(self.limits, awaited)
+        begun = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]
+        if begun and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._refuse(Refused("too_slow", f"the request was not there after {seconds:g} seconds", "send it faster"))
         if self.cycle is not None:
             self.cycle.disconnected = True
