@@ -27,6 +27,7 @@ from vitrail.engine.predict import find_inputs
 from vitrail.engine.progress import Show
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.files import disk_errors, dump_json, replace_file
+from vitrail.models import device_of
 from vitrail.tasks.classification import Classifier
 
 WIDEST = 720  # pixels of a tile before it is laid on a contact sheet
@@ -170,7 +171,7 @@ class Seen:
 
 def inputs_of(classifier: Classifier, source: Source, bad: BadImages) -> Iterator[tuple[Item, Seen]]:
     """Every image that can be read, one by one: each may have any size."""
-    preprocessing, device = classifier.preprocessing, next(classifier.parameters()).device
+    preprocessing, device = classifier.preprocessing, device_of(classifier)
     for index in range(len(source)):
         try:
             item = source.read(index)
