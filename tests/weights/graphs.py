@@ -25,10 +25,16 @@ def head_of(classes: int, channels: int, seed: int = 0) -> tuple[np.ndarray, np.
 
 
 def a_graph(
-    *, size: Sequence[int | str] = DYNAMIC, channels: int = 3, classes: int = 3, seed: int = 0, given: str = "images"
+    *,
+    size: Sequence[int | str] = DYNAMIC,
+    channels: int = 3,
+    classes: int = 3,
+    seed: int = 0,
+    given: str = "images",
+    head: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> onnx.ModelProto:
     """Images (B, C, H, W) to features (B, C) and, with classes, logits (B, K)."""
-    weight, bias = head_of(classes, channels, seed)
+    weight, bias = head or head_of(classes, channels, seed)
     nodes = [helper.make_node("ReduceMean", [given, "axes"], ["features"], keepdims=0)]
     outputs = [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["B", channels])]
     constants = [numpy_helper.from_array(np.array([2, 3]), "axes")]
