@@ -118,7 +118,9 @@ def evaluate(
     return judgement
 
 
-def split_to_judge(classifier: Classifier, data: Any, split: str | None, say: Say) -> tuple[str, Source]:
+def split_to_judge(
+    classifier: Classifier, data: Any, split: str | None, say: Say, *, labelled: bool = True
+) -> tuple[str, Source]:
     """The split to judge, carved as it was for the training where the data have none of their own."""
     trained = classifier.provenance.get("split", {})
     # data without splits of their own are carved as for the training, or judged whole if they are not those of a training
@@ -127,8 +129,9 @@ def split_to_judge(classifier: Classifier, data: Any, split: str | None, say: Sa
         data,
         seed=trained.get("seed", 0),
         validation=validation,
-        classes=classifier.classes,
+        classes=classifier.classes or None,
         channels=classifier.config.in_channels,
+        labelled=labelled,
     )
     name, source = choose_split(splits, split)
     held_out = splits.held_out and name == "val"

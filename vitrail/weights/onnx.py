@@ -5,6 +5,7 @@ B images, C channels, H and W their size, F width of what the head reads, K clas
 
 from __future__ import annotations
 
+import hashlib
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -77,7 +78,15 @@ def _backbone(session: Any, path: Path, config: Config) -> ExportedBackbone:
         )
         what = f"the graph in {path} is not the one that its description is of: it has {printable(found, 300)}"
         raise CheckpointError(what, AGAIN)
-    return ExportedBackbone(config, session, sha256_of(path))
+    return ExportedBackbone(config, session, _digest(path))
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of the file, and of the one beside it that holds its weights where they are too large for one."""
+    beside = path.with_name(f"{path.name}.data")
+    if not beside.is_file():
+        return sha256_of(path)
+    return hashlib.sha256(f"{sha256_of(path)}{sha256_of(beside)}".encode()).hexdigest()
 
 
 class ExportedBackbone(Backbone):
@@ -86,7 +95,7 @@ class ExportedBackbone(Backbone):
     Args:
         config: of the model it was exported from, at the size that images are to have.
         session: as `open_session` gives it.
-        sha256: of its file; kept as a buffer, which tells it from another graph where weights would.
+        sha256: of what it was read from; kept as a buffer, which tells it from another graph where weights would.
 
     Raises:
         ConfigError: from every verb that needs more than answers; images of another size than a fixed graph takes.
