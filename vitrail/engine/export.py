@@ -189,12 +189,13 @@ def _write(classifier: Classifier, made: Path, how: How) -> tuple[bool, Verb]:
     if how.to == "program":
         dynamic = to_program(classifier, made, metadata=metadata)
         return dynamic, torch.export.load(made).module()
+    whole = {"pictures": True} if how.pictures else {}
     if how.int8:
         with written_aside(made, {}) as aside:
-            dynamic = to_onnx(classifier, aside / made.name, metadata=metadata, pictures=how.pictures)
+            dynamic = to_onnx(classifier, aside / made.name, metadata=metadata, **whole)
             to_int8(aside / made.name, made)
     else:
-        dynamic = to_onnx(classifier, made, metadata=metadata, pictures=how.pictures)
+        dynamic = to_onnx(classifier, made, metadata=metadata, **whole)
     if how.pictures:
         return dynamic, _graph(open_session(made))
     return dynamic, _graph(read(find(made), lambda line: None).classifier.backbone.session)
