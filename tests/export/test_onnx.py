@@ -93,6 +93,15 @@ def test_the_stem_of_a_hybrid_refuses_them_too(tmp_path):
         run(session_of(tmp_path / "model.onnx"), torch.zeros(1, 3, 33, 40))
 
 
+@pytest.mark.slow
+def test_weights_too_large_for_one_file_lie_in_one_beside_it(monkeypatch, tmp_path):
+    monkeypatch.setattr("vitrail.export.onnx.LARGEST", 0)
+    model = classifier_of("vit, one block")
+    to_onnx(model, tmp_path / "model.onnx", metadata={"version": "1"})
+    assert {each.name for each in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}
+    assert_same_answers(model, partial(run, session_of(tmp_path / "model.onnx")), is_dynamic=True)
+
+
 def test_a_missing_package_is_named_with_what_brings_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ConfigError, match=r"vitrail\[onnx\]"):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.models.positions import RESIZES, Grid, is_kept, modulo, resample, resize
+from vitrail.models.positions import RESIZES, Grid, is_kept, resample, resize
 
 CLASS_ROWS = 3  # the class token asks a patch, a patch asks the class token, the class token asks itself
 
@@ -33,7 +33,8 @@ def bias_index(grid: Grid, ids: Tensor | None, device: torch.device) -> Tensor:
     (rows, columns), last = grid, rows_of(grid) - 1
     ids = torch.arange(rows * columns, device=device) if ids is None else ids
     places = F.pad(ids, (1, 0), value=-1)  # (T,) or (B, T), the class token is nowhere
-    y, x = places // columns, modulo(places, columns)
+    y = places // columns
+    x = places - y * columns  # the remainder, which the ONNX exporter cannot write for an open number of columns
     down, right = (each.unsqueeze(-1) - each.unsqueeze(-2) for each in (y, x))
     index = (down + rows - 1) * (2 * columns - 1) + right + columns - 1
     is_class = places < 0

@@ -137,11 +137,6 @@ def _kernel(distance: Tensor, half_width: int, sharpness: float) -> Tensor:
     return torch.where(d <= 1, near, torch.where(d < 2, far, 0.0))
 
 
-def modulo(numbers: Tensor, length: int) -> Tensor:
-    """``numbers % length`` of whole numbers, which the ONNX exporter cannot write where a graph leaves the length open."""
-    return numbers - numbers // length * length
-
-
 def take(places: Tensor, ids: Tensor | None) -> Tensor:
     """(1, N, D) as it is, or of each image the rows ``ids`` (B, K): (B, K, D)."""
     return places if ids is None else places[0][ids]

@@ -93,7 +93,7 @@ def _framed(x: Tensor) -> Tensor:
     """Zeros on all sides: (B, D, h, w) to (B, D, h + 2, w + 2)."""
     if not torch.compiler.is_exporting():
         return F.pad(x, (1, 1, 1, 1))
-    # onnxruntime's Pad_Fusion takes padding before a maximum for the maximum's own, which is no number at all
+    # onnxruntime's Pad_Fusion takes zeros padded before a maximum for the maximum's own padding, which is below all numbers
     for axis in (2, 3):
         zeros = torch.zeros_like(x.narrow(axis, 0, 1))
         x = torch.cat([zeros, x, zeros], axis)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from vitrail.models.backbone import AttentionGrid
 from vitrail.models.config import grid_of
-from vitrail.models.positions import modulo
 
 
 class Windows(NamedTuple):
@@ -60,7 +59,7 @@ class Windows(NamedTuple):
     def _rolled(self, x: Tensor, height: int, width: int, by: int) -> Tensor:
         """The map, (B, h, w, D), rolled upwards and to the left, and of it the first rows and columns: by indices."""
         for axis, length in ((1, height), (2, width)):
-            places = modulo(torch.arange(length, device=x.device) + by, x.shape[axis])
+            places = _modulo(torch.arange(length, device=x.device) + by, x.shape[axis])
             x = x.index_select(axis, places)
         return x
 
@@ -88,7 +87,7 @@ class Windows(NamedTuple):
     def offsets(self, window: int, device: torch.device) -> Tensor:
         """The row of a bias table for ``window`` that each pair of places in a window reads: (S, S)."""
         places = torch.arange(self.side**2, device=device)
-        down, right = (axis[:, None] - axis + window - 1 for axis in (places // self.side, modulo(places, self.side)))
+        down, right = (axis[:, None] - axis + window - 1 for axis in (places // self.side, _modulo(places, self.side)))
         return down * (2 * window - 1) + right
 
     def strangers(self, device: torch.device) -> Tensor:
@@ -101,9 +100,14 @@ class Windows(NamedTuple):
         return region[:, :, None] != region[:, None]
 
 
+def _modulo(numbers: Tensor, length: int) -> Tensor:
+    """``numbers % length`` of whole numbers, which the ONNX exporter cannot write where a graph leaves the length open."""
+    return numbers - numbers // length * length
+
+
 def _opaque(length: Any, least: int) -> Any:
-    """A length as a graph for all sizes knows it: a number of its own, from ``least`` on. As expressions of the image's size
-    the lengths of windows grow from stage to stage, and tracing takes ten times as long.
+    """A length as a graph for all sizes knows it: a number of its own, from ``least`` on. Written as expressions of the
+    image's size the lengths of windows grow with each stage, and tracing takes several times as long.
     """
     if isinstance(length, int):
         return length
