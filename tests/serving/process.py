@@ -81,7 +81,7 @@ class Process:
         return count
 
 
-def serve(model: Path, log: Path, *words: str, core: int | None = None) -> Process:
+def serve(model: Path | str, log: Path, *words: str, core: int | None = None) -> Process:
     """``vitrail serve`` of one model on a free port."""
     return Process(["-m", "vitrail", "serve", str(model), "--port", "0", *words], log, core=core)
 

@@ -8,7 +8,8 @@ import asyncio
 import random
 import signal
 from collections.abc import Iterator
-from itertools import cycle
+from contextlib import ExitStack
+from itertools import cycle, repeat
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from vitrail.weights.native import save_model
 
 pytestmark = pytest.mark.slow
 STOPS = 50
+TOGETHER = 5  # servers at one time: what a stop takes is mostly waiting
 CLIENTS = 16
 
 
@@ -48,8 +50,8 @@ async def balancer(address: Address, left: asyncio.Event) -> None:
         await asyncio.sleep(0.05)
 
 
-async def stop_under_load(server: Process, asked: Iterator[Question], after: float) -> Tally:
-    address, tally, left = server.address(), Tally(), asyncio.Event()
+async def stop_under_load(server: Process, address: Address, asked: Iterator[Question], after: float) -> Tally:
+    tally, left = Tally(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         for number in range(CLIENTS):  # half of them without a break, half with idle connections now and then
             tasks.create_task(client(address, asked, tally, left, pause=0.01 * (number % 2)))
@@ -59,16 +61,31 @@ async def stop_under_load(server: Process, asked: Iterator[Question], after: flo
     return tally
 
 
+def stop_together(servers: list[Process], asked: Iterator[Question], chance: random.Random) -> list[Tally]:
+    addresses = [server.address() for server in servers]  # waits until all have started
+
+    async def stop_all() -> list[Tally]:
+        waits = [chance.uniform(0.05, 0.5) for _ in servers]
+        return await asyncio.gather(*(stop_under_load(*each) for each in zip(servers, addresses, repeat(asked), waits)))
+
+    return asyncio.run(stop_all())
+
+
 def test_fifty_stops_under_load_lose_no_request_and_end_well(tmp_path: Path) -> None:
     classifier = model()
     path = save_model(tmp_path / "model.safetensors", classifier)
     asked = cycle(questions(classifier, photographs(20)))
     chance = random.Random(0)
-    for number in range(STOPS):
-        with serve(path, tmp_path / f"{number}.txt") as server:
-            tally = asyncio.run(stop_under_load(server, asked, after=chance.uniform(0.05, 0.5)))
-            assert server.child.wait(30) == 0, server.stderr
-        assert tally.statuses.get(200), "nothing was answered before the stop"
-        assert tally.statuses.keys() <= {200, 503}, tally.statuses
-        assert (tally.lost, tally.wrong, tally.hasty) == (0, 0, 0), f"stop {number}: {tally}"
-        assert "Traceback" not in server.stderr
+    for turn in range(STOPS // TOGETHER):
+        with ExitStack() as stack:
+            logs = [tmp_path / f"{turn}-{number}.txt" for number in range(TOGETHER)]
+            servers = [stack.enter_context(serve(path, log)) for log in logs]
+            tallies = stop_together(servers, asked, chance)
+            codes = [server.child.wait(30) for server in servers]
+        said = [server.stderr for server in servers]
+        assert codes == [0] * TOGETHER, said
+        assert not any("Traceback" in each for each in said), said
+        for tally in tallies:
+            assert tally.statuses.get(200), "nothing was answered before the stop"
+            assert tally.statuses.keys() <= {200, 503}
+            assert (tally.lost, tally.wrong, tally.hasty) == (0, 0, 0), (turn, tally.statuses)

@@ -24,7 +24,7 @@ from vitrail.weights.native import save_model
 pytestmark = pytest.mark.slow
 RELOADS = 100
 CLIENTS = 16
-TOKEN = "a token for this test alone"
+TOKEN = "for-this-test-and-no-other"
 ALLOWED = {"Authorization": f"Bearer {TOKEN}"}
 BAD = {
     "empty": lambda sound: b"",
