@@ -22,7 +22,9 @@ SLOW = 1000
 
 async def among_the_slow(server: Process, asked: list[Question]) -> Tally:
     """The tally of eight good clients for as long as the server holds slow ones."""
-    address, before, gone = server.address(), server.sockets(), asyncio.Event()
+    address, gone = server.address(), asyncio.Event()
+    await closed_loop(address, iter(asked), clients=1)  # from now on it holds what it always holds
+    before = server.sockets()
     clients = await crowd(address, SLOW)
     async with asyncio.timeout(300), asyncio.TaskGroup() as tasks:
         dripping = tasks.create_task(keep_dripping(clients))
