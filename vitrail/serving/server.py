@@ -152,10 +152,10 @@ def run(
         server_header=False,
         timeout_keep_alive=math.ceil(limits.idle),
         timeout_graceful_shutdown=math.ceil(limits.drain),
-        limit_concurrency=limits.connections,
         h11_max_incomplete_event_size=MOST_HEAD,
     )
     _allow_files(limits.connections)
+    bound.listen(config.backlog)  # whoever reads the line below may come at once
     shown = f"[{host}]" if ":" in host else host
     print(f"listening on http://{shown}:{port}", file=sys.stderr, flush=True)
     Server(config, service).run(sockets=[bound])
