@@ -5,7 +5,7 @@ B images, H heads, P prefix tokens, N = h w places of a layer's map, T = P + N t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import count
 from typing import Any
 
@@ -48,19 +48,27 @@ def one_map(maps: Tensor, head: int | None) -> Tensor:
 
 def head_maps(model: Any, images: Tensor, layer: int = -1, query: Place | None = None) -> Tensor:
     """`attention_map` of every head: (B, H, h, w)."""
+    layers = len(model.attention_grids(tuple(images.shape[2:])))
+    wanted = check_index("layer", layer, layers) if layers else 0  # a model without attention says so itself
+    return maps_of_layers(model, images, [wanted], query)[wanted]
+
+
+def maps_of_layers(
+    model: Any, images: Tensor, layers: Collection[int], query: Place | None = None
+) -> dict[int, Tensor]:
+    """`head_maps` of several layers, numbered from 0, in one pass: of each (B, H, h, w) on its own map."""
     grids = model.attention_grids(tuple(images.shape[2:]))
-    wanted = check_index("layer", layer, len(grids)) if grids else 0  # a model without attention says so itself
-    found: list[Tensor] = []
-    layers = count()
+    found: dict[int, Tensor] = {}
+    numbers = count()
 
     def watch(look: Look) -> None:
-        if next(layers) == wanted:
-            shares = asking_shares(model, grids[wanted], query, images.device)
-            found.append(_received(look, Lift(grids[wanted], images.device), shares))
+        if (layer := next(numbers)) in layers:
+            shares = asking_shares(model, grids[layer], query, images.device)
+            found[layer] = _received(look, Lift(grids[layer], images.device), shares)
 
     with at_rest(model):
         model.forward_looking(images, watch)
-    return found[0]
+    return found
 
 
 def asking_shares(model: Any, grid: AttentionGrid, query: Place | None, device: torch.device) -> Tensor:

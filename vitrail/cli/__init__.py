@@ -19,6 +19,7 @@ from vitrail.cli import (
     predict,
     pretrain,
     probe,
+    serve,
     train,
     transfer,
 )
@@ -43,6 +44,7 @@ def build_app() -> App:
     app.command(explain.explain)
     app.command(inspect.inspect)
     app.command(convert.convert)
+    app.command(serve.serve)
     app.command(models.models)
     group = App(name="data", help="Look at a data set before it is used.")
     group.command(data.check, name="check")

@@ -43,7 +43,7 @@ def evaluate(
     from vitrail.cli.words import columns, one_line
     from vitrail.engine.evaluate import evaluate as judge
 
-    reading = using.reading(max_bad="1%")
+    reading = using.reading_images(max_bad="1%")
     found = judge(
         model, data, split=split, classes=using.classes, calibrate=calibrate, corruptions=corruptions, reading=reading
     )

@@ -48,7 +48,7 @@ def explain(
     """
     from vitrail.engine.explain import How
 
-    reading = using.reading(max_bad="100%")
+    reading = using.reading_images(max_bad="100%")
     how = How(method=method, layer=layer, head=int(head) if head.removeprefix("-").isdecimal() else head, target=target)
     if faithfulness:
         _judge(model, inputs, how=how, json=json, classes=using.classes, reading=reading)

@@ -44,7 +44,7 @@ def inspect(
     from vitrail.cli.words import one_line
     from vitrail.engine.inspect import inspect as look
 
-    reading = using.reading(max_bad="1%")
+    reading = using.reading_images(max_bad="1%")
     command = shlex.join(["vitrail", *sys.argv[1:]])
     report, figures = look(
         model, out, data, most=most, cost=cost, classes=using.classes, reading=reading, command=command

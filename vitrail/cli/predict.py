@@ -47,7 +47,7 @@ def predict(
     from vitrail.engine.predict import rows
     from vitrail.engine.tables import open_table
 
-    reading = using.reading(max_bad="100%")
+    reading = using.reading_images(max_bad="100%")
     answers = answer(
         model, inputs or ("-",), top=top, fast=fast, classes=using.classes, reading=reading, bad_list=bad_list
     )
@@ -77,5 +77,5 @@ def embed(
     from vitrail.engine.predict import embed as features
     from vitrail.engine.tables import write_features
 
-    reading = using.reading(max_bad="1%")
+    reading = using.reading_images(max_bad="1%")
     print(write_features(out, features(model, inputs or ("-",), reading=reading)))

@@ -59,7 +59,7 @@ def probe(
         seeds=seeds,
         against=against,
         classes=using.classes,
-        reading=using.reading(max_bad="1%"),
+        reading=using.reading_images(max_bad="1%"),
         cache=default_cache() if cache else None,
     )
     head, rows = found.table()

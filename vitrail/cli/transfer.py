@@ -72,7 +72,7 @@ def transfer(
         shots=whole_numbers(shots),
         tuning=Tuning(epochs=epochs, steps=steps, settings=tuple(set or ()), seeds=seeds),
         classes=using.classes,
-        reading=using.reading(max_bad="1%"),
+        reading=using.reading_images(max_bad="1%"),
         cache=default_cache() if cache else None,
         command=shlex.join(["vitrail", *sys.argv[1:]]),
     )

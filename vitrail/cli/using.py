@@ -1,4 +1,4 @@
-"""The flags of every verb that uses a model on images."""
+"""The flags of every verb that uses a model, and of those that use it on images."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Using:
-    """How the model and the images are read.
+class Loading:
+    """How the model is read.
 
     Parameters
     ----------
@@ -29,18 +29,10 @@ class Using:
         Mean of the channels, of values in [0, 1]: 0.485,0.456,0.406.
     std
         Their standard deviation, likewise.
-    batch
-        Images at a time; the answers do not depend on it.
-    workers
-        Processes that read images.
     device
         cuda, mps or cpu.
     precision
         fp32 or bf16.
-    max_bad
-        Stop when more of the images are bad than this; 1%, but 100% where images are only named.
-    quiet
-        No progress.
     """
 
     classes: Path | None = None
@@ -48,18 +40,14 @@ class Using:
     resize: str | None = None
     mean: str | None = None
     std: str | None = None
-    batch: int = 64
-    workers: int = 0
     device: str | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
-    max_bad: str | None = None
-    quiet: Annotated[bool, Parameter(negative="")] = False
 
-    def reading(self, *, max_bad: str) -> Reading:
-        """The same for `engine`; ``max_bad`` is what holds where the flag is not given."""
+    def reading(self, **of_images: Any) -> Reading:
+        """The same for `engine`, with what it is told ``of_images``."""
         from vitrail.engine.evaluate import Reading
         from vitrail.engine.request import size_in_pixels
-        from vitrail.engine.run import numbers, part
+        from vitrail.engine.run import numbers
 
         told: dict[str, Any] = {}
         if self.resize is not None:
@@ -68,10 +56,37 @@ class Using:
         return Reading(
             size=None if self.crop is None else size_in_pixels(self.crop),
             preprocessing=told,
-            batch=self.batch,
-            workers=self.workers,
             device=self.device,
             precision=self.precision,
-            max_bad=part(self.max_bad or max_bad),
-            quiet=self.quiet,
+            **of_images,
         )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Using(Loading):
+    """How the model and the images are read.
+
+    Parameters
+    ----------
+    batch
+        Images at a time; the answers do not depend on it.
+    workers
+        Processes that read images.
+    max_bad
+        Stop when more of the images are bad than this; 1%, but 100% where images are only named.
+    quiet
+        No progress.
+    """
+
+    batch: int = 64
+    workers: int = 0
+    max_bad: str | None = None
+    quiet: Annotated[bool, Parameter(negative="")] = False
+
+    def reading_images(self, *, max_bad: str) -> Reading:
+        """`reading` with these; ``max_bad`` is what holds where the flag is not given."""
+        from vitrail.engine.run import part
+
+        share = part(self.max_bad or max_bad)
+        return self.reading(batch=self.batch, workers=self.workers, max_bad=share, quiet=self.quiet)

@@ -18,7 +18,7 @@ from vitrail.analysis.attention import attention_map, check_index, head_maps, on
 from vitrail.analysis.occlusion import default_window, occlusion
 from vitrail.analysis.pictures import contact_sheet, eight_bits, light_range, overlay, rgb, save_png
 from vitrail.analysis.rollout import relevance, rollout
-from vitrail.data.images import BadImage, decode
+from vitrail.data.images import MAX_PIXELS, BadImage, decode
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Item, Source
 from vitrail.engine.evaluate import Reading, Say, to_stderr
@@ -146,7 +146,7 @@ def explain(
     with Show("explaining", len(source), quiet=reading.quiet) as show:
         for number, (item, seen) in enumerate(inputs_of(classifier, source, bad)):
             with in_precision(reading.precision, seen.images.device):
-                found = _explained(classifier, item.key, seen, how, reading.batch)
+                found = explained(classifier, item.key, seen, how, reading.batch)
             files = _write(out, names[item.key], found, seen.picture, how)
             rows.append({**found.row(), **files, "box": [round(each, 3) for each in found.box]})
             yield replace(found, files=files)
@@ -170,19 +170,25 @@ class Seen:
 
 def inputs_of(classifier: Classifier, source: Source, bad: BadImages) -> Iterator[tuple[Item, Seen]]:
     """Every image that can be read, one by one: each may have any size."""
-    preprocessing, device = classifier.preprocessing, next(classifier.parameters()).device
     for index in range(len(source)):
         try:
             item = source.read(index)
-            content = item.content
-            image = decode(content, channels=preprocessing.channels) if isinstance(content, bytes) else content
-            pixels = preprocessing.picture(image)
+            seen = seen_by(classifier, item.content)
         except BadImage as error:
             bad(str(source.keys[index]), error.reason)
             continue
-        picture = eight_bits(np.asarray(image))
-        box = preprocessing.seen(*picture.shape[:2])
-        yield item, Seen(rgb(picture), box, preprocessing.normalise(torch.from_numpy(pixels)[None].to(device)))
+        yield item, seen
+
+
+def seen_by(classifier: Classifier, content: bytes | Image.Image | np.ndarray, *, max_pixels: int = MAX_PIXELS) -> Seen:
+    """One image file, of at most ``max_pixels``, or what a source holds in its place. Raises `BadImage`."""
+    preprocessing, device = classifier.preprocessing, next(classifier.parameters()).device
+    own = preprocessing.channels
+    image = decode(content, channels=own, max_pixels=max_pixels) if isinstance(content, bytes) else content
+    pixels = preprocessing.picture(image)
+    picture = eight_bits(np.asarray(image))
+    images = preprocessing.normalise(torch.from_numpy(pixels)[None].to(device))
+    return Seen(rgb(picture), preprocessing.seen(*picture.shape[:2]), images)
 
 
 def make_folder(out: Path) -> None:
@@ -208,7 +214,8 @@ def check_can(classifier: Classifier, how: How) -> How:
     return how
 
 
-def _explained(classifier: Classifier, key: str, seen: Seen, how: How, batch: int) -> Explained:
+def explained(classifier: Classifier, key: str, seen: Seen, how: How, batch: int) -> Explained:
+    """One image explained, nothing written; ``how`` as `check_can` gives it, ``batch`` versions of the image at one time."""
     answer, target = _answered(classifier, seen.images, how) if classifier.classes else (None, 0)
     size = seen.images.shape[2], seen.images.shape[3]
     maps, heads_cell, cell = None, (1, 1), default_window(classifier.config, size)
@@ -253,7 +260,7 @@ def _write(out: Path, name: str, found: Explained, picture: np.ndarray, how: How
     if found.heads is not None:
         numbers["heads"] = found.heads
         files["heads"] = f"{name}.heads.png"
-        save_png(out / files["heads"], _sheet(picture, found, how))
+        save_png(out / files["heads"], heads_sheet(picture, found, how))
         if how.method == "attention" and how.head == "all":
             for head, each in enumerate(found.heads):
                 lit = overlay(picture, each, box=found.box, reach=found.heads_reach, range=light_range(each))
@@ -264,7 +271,7 @@ def _write(out: Path, name: str, found: Explained, picture: np.ndarray, how: How
     return files
 
 
-def _sheet(picture: np.ndarray, found: Explained, how: How) -> np.ndarray:
+def heads_sheet(picture: np.ndarray, found: Explained, how: How) -> np.ndarray:
     """The picture and every head of the layer, each on a scale of its own."""
     assert found.heads is not None
     small = Image.fromarray(picture)

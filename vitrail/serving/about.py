@@ -1,0 +1,93 @@
+"""The routes about the server itself: its model, whether it lives and is ready, its figures; and a new model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from vitrail.serving import answers
+from vitrail.serving.documents import TELLS, errors
+from vitrail.serving.predicting import TheService, model_name
+from vitrail.serving.refusals import Refused
+from vitrail.serving.service import Service
+from vitrail.weights.description import describe
+
+router = APIRouter(tags=["server"])
+
+
+def told(model: type[answers.Told]) -> dict[int | str, dict[str, Any]]:
+    """The same words whether all is well or not."""
+    return {200: {"model": model}, 503: {"model": model}, **errors("forbidden")}
+
+
+@router.get("/v1/model", summary="The model", responses={200: {"model": answers.AboutModel}, **errors(*TELLS)})
+async def model(service: TheService) -> Response:
+    """Its classes, preprocessing, figures and card, and what it can be asked."""
+    return JSONResponse(about(service))
+
+
+def about(service: Service) -> dict[str, Any]:
+    served, limits = service.served, service.limits
+    classifier = served.classifier
+    told = describe(classifier)
+    return {
+        "name": served.name,
+        "version": served.version,
+        "source": served.about.get("source", ""),
+        "architecture": told["architecture"],
+        "image_size": list(classifier.preprocessing.size),
+        "channels": classifier.preprocessing.channels,
+        "parameters": sum(each.numel() for each in classifier.parameters()),
+        "numerics": told["config"],
+        **{name: told[name] for name in ("classes", "multi_label", "temperature", "preprocessing", "provenance")},
+        "metrics": served.about.get("metrics", {}),
+        "card": served.about.get("card"),
+        "parity": served.about.get("parity"),
+        "attention": {"layers": served.attention} if served.attention else None,
+        "methods": served.methods,
+        "limits": {
+            "body_bytes": limits.body,
+            "pixels": limits.pixels,
+            "images": limits.images,
+            "deadline_seconds": limits.deadline,
+        },
+    }
+
+
+@router.post(
+    "/v1/reload",
+    summary="Read the model anew",
+    responses={200: {"model": answers.Reloaded}, **errors("unauthorised", "forbidden", "not_found", "conflict")},
+)
+async def reload(request: Request, service: TheService) -> Response:
+    """Reads the model again from where the server found it, and answers with it from then on. A bad one is refused."""
+    if request.app.state.token is None:
+        raise Refused("forbidden", "this server has no token, and a reload needs one", "start it with --token-file")
+    new, previous = await service.reload()
+    return JSONResponse({**model_name(new), "previous": previous})
+
+
+@router.get("/livez", summary="Whether the server lives", responses=told(answers.Liveness))
+async def live(service: TheService) -> Response:
+    alive = service.batcher.alive
+    return JSONResponse({"alive": alive}, 200 if alive else 503)
+
+
+@router.get("/readyz", summary="Whether new requests are welcome", responses=told(answers.Readiness))
+async def ready(service: TheService) -> Response:
+    reason = service.unready
+    headers = {"Retry-After": "1"} if reason else {}
+    return JSONResponse({"ready": not reason, "reason": reason}, 503 if reason else 200, headers)
+
+
+@router.get(
+    "/metrics",
+    summary="Figures for Prometheus",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, **errors("unauthorised", "forbidden")},
+)
+async def metrics(service: TheService) -> Response:
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,238 @@
+"""The door: what every request must pass before anything is spent on it, and what every reply carries.
+
+It stands before the routes as plain ASGI, since under overload most requests get no further and must cost little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from vitrail.serving.refusals import Refused
+from vitrail.serving.service import Service
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+OPEN = ("/", "/docs", "/livez", "/readyz")  # and the files of the page: for these no token is asked
+LEFT = 499  # in the metrics, a client that did not wait for its reply
+REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+SECURITY = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"permissions-policy", b"camera=(self), microphone=(), geolocation=()"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+log, access = logging.getLogger("vitrail.serving"), logging.getLogger("vitrail.access")
+
+
+class Admission:
+    """The application behind its door.
+
+    Args:
+        app: the routes.
+        token: what clients must show, or None where the server listens to its own machine alone.
+        hosts: names by which the server may be called, or None for any.
+    """
+
+    def __init__(self, app: App, service: Service, *, token: str | None, hosts: Iterable[str] | None) -> None:
+        self.app, self.service, self.limits = app, service, service.limits
+        self.token = None if token is None else token.encode()
+        self.hosts = None if hosts is None else frozenset(hosts)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        reply = Reply(scope, send, self.service)
+        try:
+            await self._answer(scope, receive, reply)
+        except Refused as refused:
+            await reply.refuse(refused)
+        except Exception:
+            log.exception("request %s failed", reply.request_id)
+            if not reply.code:
+                await reply.refuse(Refused("internal", "the server failed at this request", "see its log"))
+        finally:
+            reply.count()
+
+    async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, reply: Reply) -> None:
+        headers = {bytes(name): bytes(value) for name, value in scope["headers"]}
+        takes_body = scope["method"] not in ("GET", "HEAD", "OPTIONS")
+        try:
+            self._check_head(scope, headers)
+            if takes_body and self.service.batcher.is_full:
+                raise self.service.batcher.full()
+        except Refused:
+            # a connection that is closed with unread bytes would take the reply with it
+            if takes_body and headers.get(b"expect", b"").lower() != b"100-continue":
+                await self._discard(receive)
+            raise
+        deadline = reply.start + self._seconds(headers)
+        body = await self._read(headers, receive) if takes_body else b""
+        if body is None:
+            reply.code = LEFT
+            return
+        scope["state"] = {**scope.get("state", {}), "body": body, "request_id": reply.request_id, "deadline": deadline}
+        self.service.held += len(body)
+        try:
+            await self._run(scope, receive, reply)
+        finally:
+            self.service.held -= len(body)
+
+    def _check_head(self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]) -> None:
+        """Raises `Refused` for what need not be read any further."""
+        host = headers.get(b"host", b"").decode("latin-1")
+        if self.hosts is not None and _without_port(host) not in self.hosts:
+            raise Refused("forbidden", "the server is not called by that name", "call it by one of its own, or --host")
+        path = scope["path"]
+        if self.token is None:
+            origin = headers.get(b"origin", b"").decode("latin-1")
+            if origin and urlsplit(origin).netloc != host:
+                raise Refused("forbidden", "another site's page has sent this request", "open the server's own page")
+        elif path not in OPEN and not path.startswith("/page/"):
+            kind, _, shown = headers.get(b"authorization", b"").partition(b" ")
+            if kind.lower() != b"bearer" or not hmac.compare_digest(shown.strip(), self.token):
+                raise Refused(
+                    "unauthorised", "no valid token was sent", "send the header 'Authorization: Bearer TOKEN'"
+                )
+        if b"transfer-encoding" in headers and b"content-length" in headers:
+            raise Refused("bad_request", "the body's length is told in two ways", "send one of the two headers")
+        if _length(headers) > self.limits.body:
+            raise self._too_large()
+
+    def _too_large(self) -> Refused:
+        return Refused("too_large", f"the body is over {self.limits.body:,} bytes", "send fewer or smaller images")
+
+    def _seconds(self, headers: dict[bytes, bytes]) -> float:
+        """Until the deadline: the server's, or fewer where the client asks for fewer."""
+        asked = headers.get(b"x-deadline-ms", b"").decode("latin-1")
+        if not asked:
+            return self.limits.deadline
+        if not re.fullmatch(r"[0-9]{1,9}", asked):
+            raise Refused("bad_request", "X-Deadline-Ms is no number of milliseconds", "send a whole number")
+        return min(int(asked) / 1000, self.limits.deadline)
+
+    async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
+        """The body whole, or None where the client left before its end. Raises `Refused` above the limits."""
+        expected = _length(headers)
+        parts: list[bytes] = []
+        size = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                part = message.get("body", b"")
+                self.service.held += len(part)
+                size += len(part)
+                parts.append(part)
+                if size > self.limits.body:
+                    await self._discard(receive)
+                    raise self._too_large()
+                if self.service.held + expected - size > self.limits.held:
+                    await self._discard(receive)
+                    raise self.service.batcher.full()
+                if not message.get("more_body"):
+                    return b"".join(parts)
+        finally:
+            self.service.held -= size
+
+    async def _discard(self, receive: Receive) -> None:
+        """Reads what is left of a body, up to its limit, and keeps nothing of it."""
+        size = 0
+        while size <= self.limits.body:
+            message = await receive()
+            size += len(message.get("body", b""))
+            if message["type"] == "http.disconnect" or not message.get("more_body"):
+                return
+
+    async def _run(self, scope: MutableMapping[str, Any], receive: Receive, reply: Reply) -> None:
+        """The routes' answer; ended as soon as the client has left."""
+        answer = asyncio.ensure_future(self.app(scope, _nothing_more, reply.send))
+        left = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            reply.code = reply.code or LEFT
+        finally:
+            for task in (answer, left):
+                task.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await task
+
+
+class Reply:
+    """What goes back to one client: every reply has a name, and the headers that keep a browser safe."""
+
+    def __init__(self, scope: MutableMapping[str, Any], send: Send, service: Service) -> None:
+        self.scope, self._send, self.service = scope, send, service
+        self.start = service.last_request = time.monotonic()
+        told = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+        self.request_id = told if REQUEST_ID.fullmatch(told) else secrets.token_hex(8)
+        self.code = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.code = message["status"]
+            own = {name.lower() for name, _ in message["headers"]}
+            added = [each for each in SECURITY if each[0] not in own]
+            added.append((b"x-request-id", self.request_id.encode()))
+            if b"cache-control" not in own:
+                added.append((b"cache-control", b"no-store"))
+            if self.service.draining:
+                added.append((b"connection", b"close"))
+            message = {**message, "headers": [*message["headers"], *added]}
+        await self._send(message)
+
+    async def refuse(self, refused: Refused) -> None:
+        body = refused.body(self.request_id)
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **refused.headers}
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await self.send({"type": "http.response.start", "status": refused.status, "headers": raw})
+        await self.send({"type": "http.response.body", "body": body})
+
+    def count(self) -> None:
+        route, code = getattr(self.scope.get("route"), "path", "none"), self.code or LEFT
+        seconds = time.monotonic() - self.start
+        self.service.metrics.request(route, code, seconds)
+        if access.isEnabledFor(logging.INFO):
+            told = self.scope["method"], self.scope["path"], code, 1000 * seconds, self.request_id
+            access.info("%s %r %d in %.1f ms, %s", *told)
+
+
+async def _nothing_more() -> Message:
+    """The routes have the body already, and are ended from outside when the client leaves."""
+    return await asyncio.Event().wait()  # type: ignore[return-value]
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _length(headers: dict[bytes, bytes]) -> int:
+    told = headers.get(b"content-length", b"0")
+    if not re.fullmatch(rb"[0-9]{1,18}", told):
+        raise Refused("bad_request", "Content-Length is no number of bytes", "send a whole number")
+    return int(told)
+
+
+def _without_port(host: str) -> str:
+    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]

@@ -1,0 +1,89 @@
+"""The application: the routes behind their door."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from vitrail.errors import ConfigError
+from vitrail.serving import about, kserve, predicting
+from vitrail.serving.admission import Admission
+from vitrail.serving.refusals import STATUS, Refused
+from vitrail.serving.service import Service
+
+CODES = {status: code for code, status in reversed(STATUS.items())}
+
+
+def create_app(
+    service: Service, *, token: str | None = None, hosts: Iterable[str] | None = None, runs: Path | None = None
+) -> Admission:
+    """The ASGI application of ``vitrail serve``.
+
+    Args:
+        service: the model and its queue.
+        token: what clients must show; None for a server that only its own machine can reach.
+        hosts: names by which the server may be called; None for any.
+        runs: a folder of run directories that the page lists.
+    """
+    app = FastAPI(
+        title="vitrail",
+        version=version("vitrail"),
+        description="Answers, features and explanations of one Vision Transformer for your images.",
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.service, app.state.token = service, token
+    app.include_router(predicting.router)
+    app.include_router(about.router)
+    app.include_router(kserve.router)
+    app.add_exception_handler(Refused, _refused)
+    app.add_exception_handler(ConfigError, _cannot)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _of_starlette)
+    app.add_exception_handler(Exception, _failed)
+    return Admission(app, service, token=token, hosts=hosts)
+
+
+def _told(request: Request, refused: Refused) -> Response:
+    if request.url.path.startswith("/v2"):
+        return kserve.told(refused)
+    body = refused.body(request.state.request_id)
+    return Response(body, refused.status, refused.headers, "application/json")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return _told(request, error)
+
+
+async def _cannot(request: Request, error: Exception) -> Response:
+    """What the model cannot be asked, in the words of the rest of the project."""
+    assert isinstance(error, ConfigError)
+    return _told(request, Refused("cannot_explain", error.what, error.remedy))
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """The first of the parameters that are wrong; the value is the client's own and is not repeated."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:])
+    return _told(request, Refused("invalid", f"{where}: {first['msg']}", "see /docs"))
+
+
+async def _of_starlette(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = CODES.get(error.status_code, "bad_request")
+    response = _told(request, Refused(code, str(error.detail), "see /docs for what there is"))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """The door writes the error to the log, with the id that the client is told."""
+    return _told(request, Refused("internal", "the server failed at this request", "see its log"))

@@ -1,0 +1,60 @@
+"""What the OpenAPI document says beyond the routes' own types: bodies, errors, real examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitrail.serving.answers import Error
+from vitrail.serving.refusals import STATUS, Refused
+
+# a photograph of nothing, but a real one: a PNG of one grey pixel
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
+TAKES_IMAGES = ("bad_request", "unauthorised", "forbidden", "not_found", "too_slow", "too_large")
+TAKES_IMAGES += ("unsupported_media_type", "bad_image", "internal", "queue_full", "deadline")
+TELLS = ("unauthorised", "forbidden", "not_found", "invalid")
+
+
+def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
+    """The replies of a route that refuses with ``codes``, for its documentation."""
+    told: dict[int | str, dict[str, Any]] = {}
+    for code in codes:
+        entry = told.setdefault(STATUS[code], {"model": Error, "description": code})
+        if code not in entry["description"]:
+            entry["description"] += f", {code}"
+        if Refused(code, "", retry_after=1).status == 503:
+            entry["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}
+    return told
+
+
+def pictures_body(*, several: bool = True) -> dict[str, Any]:
+    """The three ways in which a request holds images."""
+    binary, base64 = {"type": "string", "format": "binary"}, {"type": "string", "format": "byte"}
+    named = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "data": base64},
+        "required": ["data"],
+        "additionalProperties": False,
+    }
+    image = {"oneOf": [base64, named]}
+    one = {"type": "object", "properties": {"image": image}, "required": ["image"]}
+    many: dict[str, Any] = {
+        "type": "object",
+        "properties": {"images": {"type": "array", "items": image, "minItems": 1}},
+    }
+    many["required"] = ["images"]
+    form = {"type": "array", "items": binary} if several else binary
+    examples: dict[str, Any] = {"one image": {"value": {"image": PIXEL}}}
+    if several:
+        examples["several, with names"] = {"value": {"images": [{"name": "grey.png", "data": PIXEL}, PIXEL]}}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "multipart/form-data": {
+                    "schema": {"type": "object", "properties": {"file": form}, "required": ["file"]}
+                },
+                "image/*": {"schema": binary},
+                "application/json": {"schema": {"oneOf": [one, many]} if several else one, "examples": examples},
+            },
+        }
+    }

@@ -1,0 +1,237 @@
+"""The Open Inference Protocol, version 2, as KServe and Triton speak it: health, metadata, inference.
+
+N images, C channels, h x w the model's input, K classes, F what the head reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, Field
+
+from vitrail.serving.documents import PIXEL
+from vitrail.serving.predicting import TheService
+from vitrail.serving.reading import Upload, from_base64, parsed
+from vitrail.serving.refusals import Refused
+from vitrail.serving.served import Answered, Served
+from vitrail.serving.service import Service
+
+DTYPES = {"UINT8": np.uint8, "FP32": np.float32}
+INPUTS = "send one input: 'image' BYTES (files in base64), 'pixels' UINT8 (N, h, w, C) or 'images' FP32 (N, C, h, w)"
+
+router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
+
+
+class InferenceError(BaseModel):
+    error: str
+
+
+class Input(BaseModel):
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[Any]
+
+
+class Inference(BaseModel):
+    """What a client sends; it documents the route, which reads the body itself."""
+
+    id: str | None = None
+    inputs: list[Input] = Field(min_length=1, max_length=1)
+    outputs: list[dict[str, Any]] | None = None
+
+
+EXAMPLE = {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [PIXEL]}]}
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": Inference.model_json_schema(), "example": EXAMPLE}},
+    }
+}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": InferenceError} for status in statuses}
+
+
+def told(refused: Refused) -> Response:
+    """A refusal in the protocol's words."""
+    words = f"{refused.message}; {refused.remedy}" if refused.remedy else refused.message
+    return JSONResponse({"error": words}, refused.status, refused.headers)
+
+
+def the_served(service: TheService, model: str, version: str | None = None) -> Served:
+    """The model of a path. Raises `Refused` for another name or version than what answers now."""
+    served = service.served
+    if model != served.name:
+        raise Refused("not_found", "there is no model of that name here", f"there is {served.name!r}")
+    if version is not None and version != served.version:
+        raise Refused("not_found", "the model has another version here", f"it is {served.version!r}")
+    return served
+
+
+TheServed = Annotated[Served, Depends(the_served)]
+MODEL, VERSION = "/models/{model}", "/models/{model}/versions/{version}"
+
+
+@router.get("", responses=errors(401, 403))
+async def server() -> dict[str, Any]:
+    from importlib.metadata import version
+
+    return {"name": "vitrail", "version": version("vitrail"), "extensions": []}
+
+
+@router.get("/health/live", responses=errors(401, 403, 503))
+async def live(service: TheService) -> Response:
+    return JSONResponse({"live": service.batcher.alive}, 200 if service.batcher.alive else 503)
+
+
+@router.get("/health/ready", responses=errors(401, 403, 503))
+async def ready(service: TheService) -> Response:
+    return JSONResponse({"ready": not service.unready}, 503 if service.unready else 200)
+
+
+@router.get(MODEL, responses=errors(401, 403, 404, 422))
+@router.get(VERSION, responses=errors(401, 403, 404, 422), operation_id="metadata_of_version")
+async def metadata(served: TheServed) -> dict[str, Any]:
+    """Names, types and shapes of the inputs, of which a request has one, and of the outputs."""
+    height, width = served.classifier.preprocessing.size
+    channels, classes = served.classifier.preprocessing.channels, len(served.classifier.classes)
+    outputs = [_about("logits", "FP32", -1, classes), _about("probabilities", "FP32", -1, classes)]
+    return {
+        "name": served.name,
+        "versions": [served.version],
+        "platform": "vitrail",
+        "inputs": [
+            _about("image", "BYTES", -1),
+            _about("pixels", "UINT8", -1, height, width, channels),
+            _about("images", "FP32", -1, channels, height, width),
+        ],
+        "outputs": [*outputs, _about("label", "BYTES", -1)] if classes else [_about("features", "FP32", -1, -1)],
+    }
+
+
+@router.get(MODEL + "/ready", responses=errors(401, 403, 404, 422, 503))
+@router.get(VERSION + "/ready", responses=errors(401, 403, 404, 422, 503), operation_id="ready_of_version")
+async def model_ready(served: TheServed, service: TheService) -> Response:
+    return JSONResponse({"name": served.name, "ready": not service.unready}, 503 if service.unready else 200)
+
+
+@router.post(MODEL + "/infer", openapi_extra=BODY, responses=errors(400, 401, 403, 404, 408, 413, 422, 500, 503, 504))
+@router.post(
+    VERSION + "/infer",
+    openapi_extra=BODY,
+    responses=errors(400, 401, 403, 404, 408, 413, 422, 500, 503, 504),
+    operation_id="infer_of_version",
+)
+async def infer(request: Request, served: TheServed, service: TheService) -> Response:
+    """Logits, probabilities and labels of each image; of a model without a head its features."""
+    asked = await asyncio.to_thread(parsed, request.state.body)  # numbers in JSON take their time
+    given, deadline = _input(asked), request.state.deadline
+    count = given["shape"][0]
+    if count > service.limits.images:
+        raise Refused("too_large", f"{count} images in one request", f"send at most {service.limits.images} at a time")
+    with service.batcher.places(count):
+        answers = await _answers(service, served, given, deadline)
+    outputs = _wanted(_outputs(served, answers), asked)
+    named = {"id": asked["id"]} if isinstance(asked.get("id"), str) else {}
+    return JSONResponse({"model_name": served.name, "model_version": served.version, **named, "outputs": outputs})
+
+
+def _input(asked: dict[str, Any]) -> dict[str, Any]:
+    """The only input, of a shape of whole numbers. Raises `Refused`."""
+    inputs = asked.get("inputs")
+    if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
+        raise Refused("bad_request", "'inputs' is no list of one input", INPUTS)
+    shape, data = inputs[0].get("shape"), inputs[0].get("data")
+    whole = isinstance(shape, list) and all(type(side) is int and 0 < side < 2**20 for side in shape)
+    if not whole or not shape or not isinstance(data, list):
+        raise Refused("bad_request", "the input has no shape of whole numbers above 0, or no list of data", INPUTS)
+    return inputs[0]
+
+
+async def _answers(service: Service, served: Served, given: dict[str, Any], deadline: float) -> list[Any]:
+    """What the model answers for every image of the input. Raises `Refused`, for the first image that is bad."""
+    name, kind = given.get("name"), given.get("datatype")
+    works: dict[str, Callable[..., Any]] = {"pixels": served.answer, "images": served.answer_normalised}
+    has_head = bool(served.classifier.classes)
+    if name == "image" and kind == "BYTES":
+        uploads = [Upload(None, from_base64(each) if isinstance(each, str) else b"") for each in given["data"]]
+        if given["shape"] != [len(uploads)]:
+            raise Refused("bad_request", f"{len(uploads)} images for the shape {given['shape']}", INPUTS)
+        answers = await service.each(served, served.answer if has_head else served.features, uploads, deadline)
+        if bad := [each for each in answers if isinstance(each, Refused)]:
+            raise bad[0]
+        return answers
+    expected = {"pixels": "UINT8", "images": "FP32"}.get(str(name))
+    if expected is None or kind != expected:
+        raise Refused("bad_request", "no such input of such a type", INPUTS)
+    if not has_head:
+        raise Refused("cannot_explain", "the model has no head", "send 'image', or ask /v1/embed")
+    pictures = await asyncio.to_thread(_pictures, served, str(name), given)
+    return list(await asyncio.gather(*(service.batcher.run(works[str(name)], each, deadline) for each in pictures)))
+
+
+def _pictures(served: Served, name: str, given: dict[str, Any]) -> list[np.ndarray]:
+    """The numbers of an input as pictures (C, h, w) each. Raises `Refused` for another shape or kind of numbers."""
+    preprocessing = served.classifier.preprocessing
+    (height, width), channels = preprocessing.size, preprocessing.channels
+    shape = (height, width, channels) if name == "pixels" else (channels, height, width)
+    if tuple(given["shape"][1:]) != shape:
+        raise Refused("bad_request", f"the shape of {name!r} is not (N, {', '.join(map(str, shape))})", INPUTS)
+    try:
+        numbers = np.asarray(given["data"], np.float32).reshape(-1)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Refused("bad_request", f"the data of {name!r} are no numbers", INPUTS) from error
+    if numbers.size != math.prod(given["shape"]) or not np.isfinite(numbers).all():
+        raise Refused(
+            "bad_request", f"{numbers.size} numbers, or some not finite, for the shape {given['shape']}", INPUTS
+        )
+    numbers = numbers.reshape(-1, *shape)
+    if name == "images":
+        return list(numbers)
+    if ((numbers < 0) | (numbers > 255) | (numbers % 1 != 0)).any():
+        raise Refused("bad_request", "pixels are whole numbers from 0 to 255", INPUTS)
+    return list(np.ascontiguousarray(numbers.astype(np.uint8).transpose(0, 3, 1, 2)))
+
+
+def _outputs(served: Served, answers: list[Any]) -> list[dict[str, Any]]:
+    if not served.classifier.classes:
+        return [_tensor("features", np.stack(answers))]
+    found: list[Answered] = answers
+    labels = [served.top(each.probabilities, 1)[0][0] for each in found]
+    return [
+        _tensor("logits", np.stack([each.logits for each in found])),
+        _tensor("probabilities", np.stack([each.probabilities for each in found])),
+        {"name": "label", "datatype": "BYTES", "shape": [len(labels)], "data": labels},
+    ]
+
+
+def _wanted(outputs: list[dict[str, Any]], asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those outputs that the client names, or all. Raises `Refused` for one that is not there."""
+    wanted = asked.get("outputs")
+    if wanted is None:
+        return outputs
+    by_name = {each["name"]: each for each in outputs}
+    names = (
+        [each.get("name") if isinstance(each, dict) else None for each in wanted]
+        if isinstance(wanted, list)
+        else [None]
+    )
+    if not all(isinstance(name, str) and name in by_name for name in names):
+        raise Refused("bad_request", "no such output", f"there are: {', '.join(by_name)}")
+    return [by_name[name] for name in names]
+
+
+def _about(name: str, kind: str, *shape: int) -> dict[str, Any]:
+    return {"name": name, "datatype": kind, "shape": list(shape)}
+
+
+def _tensor(name: str, values: np.ndarray) -> dict[str, Any]:
+    return {**_about(name, "FP32", *values.shape), "data": values.ravel().tolist()}

@@ -1,0 +1,206 @@
+"""The routes that answer for images: predict, embed, explain."""
+
+from __future__ import annotations
+
+import io
+from base64 import b64encode
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import JSONResponse, Response
+from PIL import Image
+
+from vitrail.analysis.pictures import light_range, overlay
+from vitrail.engine.explain import How, Seen, heads_sheet
+from vitrail.serving import answers
+from vitrail.serving.documents import TAKES_IMAGES, errors, pictures_body
+from vitrail.serving.reading import Upload, uploads_of
+from vitrail.serving.refusals import Refused
+from vitrail.serving.served import Answered, LayerMaps, Question, Served
+from vitrail.serving.service import Service
+
+LISTED = 5  # classes beside an explanation
+DIGITS = 5  # significant ones of a number in a map
+
+router = APIRouter(tags=["images"])
+
+
+def the_service(request: Request) -> Service:
+    return request.app.state.service
+
+
+def the_uploads(request: Request) -> list[Upload]:
+    """The images of the request's body, which the door has read. Raises `Refused`."""
+    most = request.app.state.service.limits.images
+    return uploads_of(request.state.body, request.headers.get("content-type", ""), most=most)
+
+
+def the_upload(request: Request) -> Upload:
+    """The only one. Raises `Refused`."""
+    return uploads_of(request.state.body, request.headers.get("content-type", ""), most=1)[0]
+
+
+TheService = Annotated[Service, Depends(the_service)]
+Method = Literal["attention", "rollout", "gradient", "occlusion"]
+Top = Annotated[int, Query(ge=1, le=1000, description="how many classes are listed at most")]
+
+
+@router.post(
+    "/v1/predict",
+    summary="What is on images",
+    openapi_extra=pictures_body(),
+    responses={200: {"model": answers.Predictions}, **errors(*TAKES_IMAGES, "invalid", "cannot_explain")},
+)
+async def predict(
+    request: Request,
+    service: TheService,
+    uploads: Annotated[list[Upload], Depends(the_uploads)],
+    top: Top = LISTED,
+    explain: Method | None = None,
+) -> Response:
+    """The best classes of each image. With `explain`, also what its best class rests on, as numbers."""
+    served, deadline = service.served, request.state.deadline
+    served.classifier.check_can_answer(top)
+    question = None if explain is None else served.check_question(Question(how=How(method=explain)))
+    with service.batcher.places(len(uploads)):
+        given = await service.each(served, served.answer, uploads, deadline)
+        told = [{"name": upload.name, **_ranking(served, each, top)} for upload, each in zip(uploads, given)]
+        if question is not None:
+            for upload, row in zip(uploads, told):
+                if "error" not in row:
+                    seen = await service.prepared(served.look, upload)
+                    row["explanation"] = _explanation(
+                        seen, question, await _maps(service, served, seen, question, deadline)
+                    )
+    return JSONResponse({**model_name(served), "multi_label": served.classifier.multi_label, "predictions": told})
+
+
+@router.post(
+    "/v1/embed",
+    summary="The features of images",
+    openapi_extra=pictures_body(),
+    responses={200: {"model": answers.Embeddings}, **errors(*TAKES_IMAGES)},
+)
+async def embed(
+    request: Request, service: TheService, uploads: Annotated[list[Upload], Depends(the_uploads)]
+) -> Response:
+    """What the model's head reads of each image: a vector that is alike for images that look alike to the model."""
+    served = service.served
+    with service.batcher.places(len(uploads)):
+        given = await service.each(served, served.features, uploads, request.state.deadline)
+    told = [
+        {"name": upload.name, **({"features": each.tolist()} if not isinstance(each, Refused) else _fault(each))}
+        for upload, each in zip(uploads, given)
+    ]
+    return JSONResponse({**model_name(served), "embeddings": told})
+
+
+@router.post(
+    "/v1/explain",
+    summary="What the answer for an image rests on",
+    openapi_extra=pictures_body(several=False),
+    responses={
+        200: {"model": answers.Explained, "content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}},
+        **errors(*TAKES_IMAGES, "invalid", "cannot_explain"),
+    },
+)
+async def explain(
+    request: Request,
+    service: TheService,
+    upload: Annotated[Upload, Depends(the_upload)],
+    method: Method = "attention",
+    layer: Annotated[
+        str, Query(pattern=r"^(all|-?[0-9]{1,3})$", description="a number, -1 is the last, or all")
+    ] = "-1",
+    head: Annotated[str, Query(pattern=r"^(mean|all|[0-9]{1,3})$", description="a number, mean or all")] = "mean",
+    query: Annotated[str, Query(pattern=r"^([0-9]{1,4},[0-9]{1,4})?$", description="row,column of who asks")] = "",
+    target: Annotated[str | None, Query(description="the class to explain; by default the model's answer")] = None,
+    show: Annotated[
+        Literal["json", "png"], Query(alias="as", description="numbers, or the picture lit by them")
+    ] = "json",
+) -> Response:
+    """Numbers, or a picture, of what a layer's heads attend to, or of what a class rests on.
+
+    `attention` asks one layer, or all of them; `query` is a place of its map that asks instead of the class token.
+    """
+    served, deadline = service.served, request.state.deadline
+    how = How(
+        method=method,
+        layer=-1 if layer == "all" else int(layer),
+        head=int(head) if head.isdigit() else head,
+        target=target,
+    )
+    row, _, column = query.partition(",")
+    question = served.check_question(
+        Question(how=how, every_layer=layer == "all", query=(int(row), int(column)) if query else None)
+    )
+    with service.batcher.places(1):
+        seen = await service.prepared(served.look, upload)
+        if show == "png":
+            drawn = await service.batcher.run(lambda looks: [_png(served, looks[0], question)], seen, deadline)
+            return Response(drawn, media_type="image/png")
+        prediction = None
+        if served.classifier.classes:
+            picture = await service.prepared(served.prepare, upload)
+            prediction = _ranking(served, await service.batcher.run(served.answer, picture, deadline), LISTED)
+        maps = await _maps(service, served, seen, question, deadline)
+    told = {
+        "name": upload.name,
+        "prediction": prediction,
+        "picture": _picture(seen),
+        **_explanation(seen, question, maps),
+    }
+    return JSONResponse({**model_name(served), **told})
+
+
+async def _maps(service: Service, served: Served, seen: Seen, question: Question, deadline: float) -> list[LayerMaps]:
+    return await service.batcher.run(lambda looks: [served.maps(looks[0], question)], seen, deadline)
+
+
+def model_name(served: Served) -> dict[str, Any]:
+    return {"model": {"name": served.name, "version": served.version}}
+
+
+def _fault(refused: Refused) -> dict[str, Any]:
+    return {"error": {"code": refused.code, "message": refused.message, "remedy": refused.remedy}}
+
+
+def _ranking(served: Served, answer: Answered | Refused, top: int) -> dict[str, Any]:
+    """The best classes of one image, or why there are none."""
+    if isinstance(answer, Refused):
+        return _fault(answer)
+    ranked = served.top(answer.probabilities, top)
+    rows = [{"label": label, "score": score} for label, score in ranked]
+    return {**rows[0], "top": rows}
+
+
+def _explanation(seen: Seen, question: Question, maps: list[LayerMaps]) -> dict[str, Any]:
+    box = [round(each, 2) for each in seen.box]
+    return {"method": question.how.method, "box": box, "maps": [_told(each) for each in maps]}
+
+
+def _told(maps: LayerMaps) -> dict[str, Any]:
+    _, rows, columns = maps.values.shape
+    values = [[float(f"{value:.{DIGITS}g}") for value in each.ravel()] for each in maps.values]
+    told = {"layer": maps.layer, "heads": maps.heads, "rows": rows, "columns": columns}
+    return {**told, "reach": list(maps.reach), "values": values}
+
+
+def _picture(seen: Seen) -> dict[str, Any]:
+    height, width, _ = seen.picture.shape
+    file = io.BytesIO()
+    Image.fromarray(seen.picture).save(file, "JPEG", quality=88)
+    return {"width": width, "height": height, "jpeg": b64encode(file.getvalue()).decode()}
+
+
+def _png(served: Served, seen: Seen, question: Question) -> bytes:
+    """The picture lit by the explanation; of all heads a contact sheet."""
+    if question.how.head == "all":
+        drawn = heads_sheet(seen.picture, served.explain(seen, question), question.how)
+    else:
+        found = served.maps(seen, question)[0]
+        heat = found.values[0]
+        drawn = overlay(seen.picture, heat, box=seen.box, reach=found.reach, range=light_range(heat))
+    file = io.BytesIO()
+    Image.fromarray(drawn).save(file, "PNG")
+    return file.getvalue()

@@ -1,0 +1,109 @@
+"""HTTP/1.1 by uvicorn and h11, with what they lack: a time by which a head, a body and the taking of a reply must be done.
+
+A client that sends a byte now and then would otherwise hold its connection for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from vitrail.serving.limits import Limits
+from vitrail.serving.refusals import Refused
+
+AWAITED: dict[Any, str] = {
+    h11.IDLE: "header",
+    h11.SEND_BODY: "receive",
+}  # what is still to come from a client in that state
+
+
+class TimedProtocol(H11Protocol):
+    """One connection. `limited` makes a class of it for `Limits`."""
+
+    limits = Limits()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._timer: asyncio.TimerHandle | None = None
+        self._awaited: Any = None
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._expect()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._stop()  # until the first byte of the next request; before it uvicorn's own time between requests holds
+
+    def _expect(self) -> None:
+        """Starts the time of what the client is to send next, unless it runs already: more bytes do not prolong it."""
+        allowed = {h11.IDLE: self.limits.header, h11.SEND_BODY: self.limits.receive}
+        seconds = allowed.get(self.conn.their_state)  # type: ignore[bad-argument-type]
+        now = None if seconds is None else (self.conn.their_state, self.cycle)  # the cycle tells requests apart
+        if now == self._awaited:
+            return
+        self._stop()
+        if seconds is not None and not self.transport.is_closing():
+            self._awaited = now
+            self._timer = self.loop.call_later(seconds, self._too_slow, seconds)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._awaited = None
+
+    def _too_slow(self, seconds: float) -> None:
+        """Says so, if anything was sent at all, and closes."""
+        self._stop()
+        begun = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]
+        if begun and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._refuse(Refused("too_slow", f"the request was not there after {seconds:g} seconds", "send it faster"))
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._close()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is answered in the words of all other refusals."""
+        self._refuse(Refused("bad_request", "this is no HTTP/1.1 request that can be read"))
+        self._close()
+
+    def _refuse(self, refused: Refused) -> None:
+        """A reply from outside of the application."""
+        body = refused.body("")
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+        response = h11.Response(status_code=refused.status, headers=list(headers.items()))
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._close()
+
+    def pause_writing(self) -> None:
+        """The client takes nothing: it has so long."""
+        super().pause_writing()
+        self._stop()
+        self._timer = self.loop.call_later(self.limits.write, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop()
+
+    def _close(self) -> None:
+        """What was written may still leave, for so long as a client may take."""
+        self.transport.close()
+        self.loop.call_later(self.limits.write, self.transport.abort)
+
+
+def limited(limits: Limits) -> type[TimedProtocol]:
+    """The protocol of a server with these limits."""
+    return type("LimitedProtocol", (TimedProtocol,), {"limits": limits})

@@ -1,0 +1,152 @@
+"""Pictures out of a request's body, which is in memory whole and never anywhere else: multipart, raw or JSON."""
+
+from __future__ import annotations
+
+import binascii
+import json
+from base64 import b64decode
+from dataclasses import dataclass, field
+from typing import Any
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from vitrail.serving.refusals import Refused
+
+MOST_NAME = 255  # characters of a file's name that are kept
+MOST_PARTS = 64  # of a multipart body, fields that are no files among them
+FORMS = "send multipart/form-data, an image/* body, or JSON with 'image' or 'images' in base64"
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One image file as it came, and what its sender calls it."""
+
+    name: str | None
+    content: bytes
+
+
+def uploads_of(body: bytes, content_type: str, *, most: int) -> list[Upload]:
+    """The image files in a body, in their order.
+
+    Args:
+        most: how many there may be.
+
+    Raises:
+        Refused: another media type, a body that is not what its type says, no image or too many.
+    """
+    kind, options = parse_options_header(content_type)
+    if kind == b"multipart/form-data":
+        found = _multipart(body, options.get(b"boundary", b""), most)
+    elif kind.startswith(b"image/") or kind == b"application/octet-stream":
+        found = [Upload(None, body)] if body else []
+    elif kind == b"application/json":
+        found = _json(body)
+    else:
+        told = content_type[:80] or "nothing"
+        raise Refused("unsupported_media_type", f"the content type is {told!r}", FORMS)
+    if not found:
+        raise Refused("bad_request", "there is no image in the request", FORMS)
+    if len(found) > most:
+        raise Refused("too_large", f"{len(found)} images in one request", f"send at most {most} at a time")
+    return found
+
+
+@dataclass
+class _Parts:
+    """What a multipart parser says, as it says it; of parts without a file name nothing is kept."""
+
+    most: int
+    found: list[Upload] = field(default_factory=list)
+    count: int = 0
+    whole: bool = False
+    _field: bytes = b""
+    _value: bytes = b""
+    _headers: dict[bytes, bytes] = field(default_factory=dict)
+    _content: list[bytes] = field(default_factory=list)
+    _name: str | None = None
+
+    def on_part_begin(self) -> None:
+        self.count += 1
+        if self.count > MOST_PARTS:
+            raise Refused("too_large", f"more than {MOST_PARTS} parts in one request", "send fewer at a time")
+        self._headers, self._content, self._name = {}, [], None
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._field += data[start:end]
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def on_header_end(self) -> None:
+        self._headers[self._field.lower()] = self._value
+        self._field = self._value = b""
+
+    def on_headers_finished(self) -> None:
+        disposition, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        if disposition == b"form-data" and b"filename" in options:
+            self._name = options[b"filename"].decode("utf-8", "replace")[:MOST_NAME]
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._name is not None:
+            self._content.append(data[start:end])
+
+    def on_part_end(self) -> None:
+        if self._name is None:
+            return
+        self.found.append(Upload(self._name, b"".join(self._content)))
+        if len(self.found) > self.most:
+            raise Refused("too_large", f"more than {self.most} images in one request", "send fewer at a time")
+
+    def on_end(self) -> None:
+        self.whole = True
+
+
+def _multipart(body: bytes, boundary: bytes, most: int) -> list[Upload]:
+    parts = _Parts(most)
+    names = [name for name in dir(parts) if name.startswith("on_")]
+    try:
+        parser = MultipartParser(boundary, {name: getattr(parts, name) for name in names})  # type: ignore[arg-type]
+        parser.write(body)
+        parser.finalize()
+    except (FormParserError, ValueError) as error:
+        raise Refused("bad_request", "the multipart body is broken", FORMS) from error
+    if not parts.whole:
+        raise Refused("bad_request", "the multipart body ends before its last boundary", FORMS)
+    return parts.found
+
+
+def _json(body: bytes) -> list[Upload]:
+    told = parsed(body)
+    images = told.get("images", [told["image"]] if "image" in told else [])
+    if not isinstance(images, list):
+        raise Refused("bad_request", "'images' is no list", FORMS)
+    return [_from_json(each) for each in images]
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """The object of a JSON body. Raises `Refused` for anything else."""
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Refused("bad_request", "the body is no JSON", FORMS) from error
+    if not isinstance(told, dict):
+        raise Refused("bad_request", "the body is no JSON object", FORMS)
+    return told
+
+
+def _from_json(image: Any) -> Upload:
+    name, data = (image.get("name"), image.get("data")) if isinstance(image, dict) else (None, image)
+    if not (name is None or isinstance(name, str)) or not isinstance(data, str):
+        raise Refused("bad_request", "an image in JSON is neither base64 nor {'name', 'data'}", FORMS)
+    return Upload(name[:MOST_NAME] if name else None, from_base64(data))
+
+
+def from_base64(text: str) -> bytes:
+    """Raises `Refused` for what is no base64."""
+    try:
+        return b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Refused(
+            "bad_request", "an image is no base64", "encode the file's bytes; no 'data:' before it"
+        ) from error

@@ -1,0 +1,258 @@
+"""One loaded model as the server uses it: named, with a version of its own, every answer as plain values.
+
+C channels, K classes, F what the head reads, H heads, h x w pixels of the input or places of a layer's map.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitrail.analysis.attention import Place, check_index, maps_of_layers, reach_of
+from vitrail.analysis.lifting import Lift
+from vitrail.data.images import decode
+from vitrail.engine.evaluate import Reading, Say
+from vitrail.engine.explain import (
+    METHODS,
+    NEEDS_ANSWER,
+    NEEDS_ATTENTION,
+    Explained,
+    How,
+    Seen,
+    check_can,
+    explained,
+    seen_by,
+)
+from vitrail.engine.features import digest_of
+from vitrail.engine.judge import in_precision
+from vitrail.errors import ConfigError
+from vitrail.tasks.classification import Classifier
+from vitrail.weights.find import find
+from vitrail.weights.folders import CONFIG
+from vitrail.weights.tensors import read_json
+
+SHOWN = 1024  # pixels at most of the longer side of a picture that is sent back
+VERSIONS = 8  # of an occluded image that the network sees at one time
+
+
+class Answered(NamedTuple):
+    """Of one picture: the logits (K,), before any temperature, and the probabilities (K,)."""
+
+    logits: np.ndarray
+    probabilities: np.ndarray
+
+
+class LayerMaps(NamedTuple):
+    """What is attended to in one layer, (H, h, w), or by a method that knows no layers, (1, h, w).
+
+    ``heads`` are their numbers, or None for a mean or a method without heads; ``reach`` as `analysis.pictures.overlay` has it.
+    """
+
+    layer: int | None
+    heads: list[int] | None
+    values: np.ndarray
+    reach: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked about an image: `How`, and whose attention.
+
+    Args:
+        every_layer: all layers at once; of the method attention.
+        query: row and column of the place that asks, in the layer's map; of the method attention.
+    """
+
+    how: How = field(default_factory=How)
+    every_layer: bool = False
+    query: Place | None = None
+
+    def __post_init__(self) -> None:
+        if self.how.method != "attention" and (self.every_layer or self.query is not None):
+            what = f"{self.how.method} goes through all layers at once"
+            raise ConfigError(what, "leave layer and query out, or take the method attention")
+
+
+class Served:
+    """A model that answers. `prepare` and `look` may be called by any thread, all else by one at a time.
+
+    Args:
+        classifier: on its device, in evaluation mode.
+        name: what clients call it.
+        precision: "fp32" or "bf16".
+        about: what lies beside the weights: metrics, card, parity.
+    """
+
+    def __init__(
+        self, classifier: Classifier, name: str, *, precision: str = "fp32", about: Mapping[str, Any] | None = None
+    ) -> None:
+        self.classifier, self.name, self.precision = classifier, name, precision
+        self.about = dict(about or {})
+        self.version = version_of(classifier)
+        self.attention = _attention_of(classifier)
+        self.methods = [
+            method
+            for method in METHODS
+            if (self.attention or method not in NEEDS_ATTENTION) and (classifier.classes or method not in NEEDS_ANSWER)
+        ]
+
+    def prepare(self, content: bytes, *, most_pixels: int) -> np.ndarray:
+        """An image file as the model takes it before normalisation, uint8 (C, h, w). Raises `BadImage`."""
+        preprocessing = self.classifier.preprocessing
+        return preprocessing.picture(decode(content, channels=preprocessing.channels, max_pixels=most_pixels))
+
+    def answer(self, pictures: list[np.ndarray]) -> list[Answered]:
+        """The answer for each picture that `prepare` gave. Raises `ArithmeticError` where one is no finite number."""
+        return self._answers(self._normalised(pictures))
+
+    def answer_normalised(self, pictures: list[np.ndarray]) -> list[Answered]:
+        """The same for what was normalised before: float32 (C, h, w) each."""
+        return self._answers(torch.from_numpy(np.stack(pictures)).to(next(self.classifier.parameters()).device))
+
+    def _answers(self, images: Tensor) -> list[Answered]:
+        logits = self._run(self.classifier, images)  # (B, K)
+        return [Answered(*rows) for rows in zip(logits.numpy(), self.classifier.probabilities(logits).numpy())]
+
+    def features(self, pictures: list[np.ndarray]) -> list[np.ndarray]:
+        """What the head reads of each picture that `prepare` gave: (F,) float32. Raises `ArithmeticError`."""
+        return list(self._run(self.classifier.features, self._normalised(pictures)).numpy())
+
+    def _normalised(self, pictures: list[np.ndarray]) -> Tensor:
+        stacked = torch.from_numpy(np.stack(pictures))  # (B, C, h, w)
+        return self.classifier.preprocessing.normalise(stacked.to(next(self.classifier.parameters()).device))
+
+    @torch.inference_mode()
+    def _run(self, verb: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        with in_precision(self.precision, images.device):
+            found: Tensor = verb(images).float().cpu()
+        if not found.isfinite().all():
+            raise ArithmeticError("the model's answer is no finite number")
+        return found
+
+    def top(self, probabilities: np.ndarray, count: int) -> list[tuple[str, float]]:
+        """The best classes of (K,) probabilities and theirs, best first."""
+        places = np.argsort(-probabilities, kind="stable")[:count]
+        return [(self.classifier.classes[place], float(probabilities[place])) for place in places]
+
+    def look(self, content: bytes, *, most_pixels: int) -> Seen:
+        """An image file as it is looked at, a large one shrunk for showing. Raises `BadImage`."""
+        seen = seen_by(self.classifier, content, max_pixels=most_pixels)
+        height, width = seen.picture.shape[:2]
+        scale = SHOWN / max(height, width)
+        if scale >= 1:
+            return seen
+        size = max(1, round(width * scale)), max(1, round(height * scale))
+        picture = np.asarray(Image.fromarray(seen.picture).resize(size, Image.Resampling.LANCZOS))
+        down, across = picture.shape[0] / height, picture.shape[1] / width
+        top, left, bottom, right = seen.box
+        return replace(seen, picture=picture, box=(top * down, left * across, bottom * down, right * across))
+
+    def check_question(self, question: Question) -> Question:
+        """The same with its layer counted from 0. Raises `ConfigError` for what this model cannot be asked."""
+        if (method := question.how.method) not in self.methods:
+            asked = ", ".join(self.methods) or "nothing"
+            raise ConfigError(f"this model cannot be asked for {method}", f"it can for: {asked}")
+        question = replace(question, how=check_can(self.classifier, question.how))
+        if question.query is not None and not self._layers_of(question):
+            where = "any layer" if question.every_layer else f"layer {question.how.layer}"
+            raise ConfigError(
+                f"no place {question.query} asks in {where}", "see attention in /v1/model for maps and who asks"
+            )
+        if isinstance(head := question.how.head, int):
+            for layer in self._layers_of(question):
+                check_index("head", head, self.attention[layer]["heads"])
+        return question
+
+    def explain(self, seen: Seen, question: Question) -> Explained:
+        """One image explained, as `engine.explain` does; ``question`` as `check_question` gives it."""
+        return explained(self.classifier, "image", seen, question.how, VERSIONS)
+
+    def maps(self, seen: Seen, question: Question) -> list[LayerMaps]:
+        """The numbers of an explanation, one entry a layer."""
+        if question.how.method != "attention":
+            found = self.explain(seen, question)
+            return [LayerMaps(None, None, found.heat[None], found.reach)]
+        size = seen.images.shape[2], seen.images.shape[3]
+        grids, head = self.classifier.attention_grids(size), question.how.head
+        layers = maps_of_layers(self.classifier, seen.images, self._layers_of(question), question.query)
+        told = []
+        for layer, maps in layers.items():
+            values = maps[0].float().cpu().numpy()  # (H, h, w)
+            heads = None if head == "mean" else list(range(len(values))) if head == "all" else [int(head) % len(values)]
+            chosen = values.mean(0)[None] if heads is None else values[heads]
+            told.append(LayerMaps(layer, heads, chosen, reach_of(values.shape[1:], grids[layer].cell, size)))
+        return told
+
+    def _layers_of(self, question: Question) -> list[int]:
+        """The layers that are asked, of those in whose map the place is."""
+        asked = range(len(self.attention)) if question.every_layer else [question.how.layer]
+        return [layer for layer in asked if question.query is None or self._asks(layer, question.query)]
+
+    def _asks(self, layer: int, query: Place) -> bool:
+        told = self.attention[layer]
+        return told["asks"] == "all" and all(0 <= at < length for at, length in zip(query, told["map"]))
+
+
+def _attention_of(classifier: Classifier) -> list[dict[str, Any]]:
+    """Of each layer: its heads, the map of its places, and whether all of them ask or the class token alone."""
+    size, device = classifier.preprocessing.size, next(classifier.parameters()).device
+    try:
+        grids = classifier.attention_grids(size)
+    except ConfigError:  # an exported graph has answers only
+        return []
+    if not grids:
+        return []
+    heads: list[int] = []
+    with torch.inference_mode():
+        images = torch.zeros(1, classifier.config.in_channels, *size, device=device)
+        classifier.forward_looking(images, lambda look: heads.append(look.shape[1]))
+    lifts = [Lift(grid, device) for grid in grids]
+    return [
+        {"heads": count, "map": list(lift.map), "asks": "all" if lift.all_ask else "class token"}
+        for count, lift in zip(heads, lifts, strict=True)
+    ]
+
+
+def version_of(classifier: Classifier) -> str:
+    """Twelve digits of a SHA-256 of all that decides an answer: weights, preprocessing, classes and temperature."""
+    told = (digest_of(classifier), classifier.classes, classifier.multi_label, classifier.temperature)
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
+
+
+def load_served(model: str, *, name: str | None, classes: Path | None, reading: Reading, say: Say) -> Served:
+    """The model that ``model`` names, on its device and tried on one picture. Raises what `vitrail.load` does."""
+    found = find(model)
+    classifier = reading.load(model, classes, say)
+    served = Served(classifier, name or _name(found.path), precision=reading.precision, about=_about(found.path))
+    blank = np.zeros((classifier.preprocessing.channels, *classifier.preprocessing.size), np.uint8)
+    if classifier.classes:
+        served.answer([blank])
+    else:
+        served.features([blank])
+    return served
+
+
+def _name(path: Path) -> str:
+    """Of a run its folder's name, else that of the file or folder of weights."""
+    path = path.resolve()
+    path = path.parent if path.name == "model" else path
+    return path.stem if path.is_file() else path.name
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """What lies beside the weights: the figures of their judgement, the source's name, the card of a run."""
+    about: dict[str, Any] = {"source": path.name}
+    if (path / CONFIG).is_file():
+        about["metrics"] = read_json(path / CONFIG).get("metrics", {})
+    for card in (path.parent / "card.md", path / "README.md"):
+        if path.is_dir() and card.is_file():
+            about.setdefault("card", card.read_text(encoding="utf-8", errors="replace"))
+    return about

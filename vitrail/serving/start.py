@@ -1,0 +1,75 @@
+"""From what the command line asks to a server that runs."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+from pathlib import Path
+
+import torch
+
+from vitrail.engine.evaluate import Reading
+from vitrail.engine.machine import cores, keep_large_buffers
+from vitrail.errors import ConfigError
+from vitrail.serving.limits import Limits
+from vitrail.serving.served import load_served
+from vitrail.serving.server import bind, check_reach, run
+from vitrail.serving.service import Service
+
+TOKEN = re.compile(r"[!-~]{16,256}")  # printable, without blanks
+log = logging.getLogger("vitrail.serving")
+
+
+def start(
+    model: str | None,
+    limits: Limits,
+    *,
+    reading: Reading,
+    classes: Path | None,
+    name: str | None,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    hosts: tuple[str, ...],
+    runs: Path | None,
+    access_log: bool,
+) -> None:
+    """Serves until it is told to stop. Raises `ConfigError` for what cannot be listened to, and what `vitrail.load` raises."""
+    _say_on_stderr(access_log)
+    token = read_token(token_file)
+    check_reach(host, token)
+    bound = bind(host, port)
+    keep_large_buffers()
+    torch.set_num_threads(cores())
+    load = None
+    if model is not None:
+        load = functools.partial(load_served, model, name=name, classes=classes, reading=reading, say=log.info)
+    service = Service(load, limits, threads=cores())
+    if model is not None:
+        log.info("%s %s answers", service.served.name, service.served.version)
+    run(service, bound, token=token, hosts=hosts, runs=runs)
+
+
+def read_token(file: Path | None) -> str | None:
+    """The token of a file, or of the environment, or None. Raises `ConfigError` for one that could be guessed."""
+    source = str(file) if file is not None else "VITRAIL_TOKEN"
+    try:
+        token = file.read_text().strip() if file is not None else os.environ.get("VITRAIL_TOKEN")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read as a token: {error}", "give a file with one line of text") from error
+    if token is None:
+        return None
+    if not TOKEN.fullmatch(token):
+        what = f"the token of {source} has {len(token)} characters, or blanks in it"
+        remedy = "give 16 to 256 printable ones, such as: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+        raise ConfigError(what, remedy)
+    return token
+
+
+def _say_on_stderr(access_log: bool) -> None:
+    logging.basicConfig(format="%(asctime)s %(levelname)-7s %(message)s", level=logging.WARNING)
+    log.setLevel(logging.INFO)
+    logging.getLogger("vitrail.access").setLevel(logging.INFO if access_log else logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what strangers send is counted, not told
