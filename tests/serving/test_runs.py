@@ -263,8 +263,10 @@ def test_events_go_on_from_a_place_in_the_file(place):
         assert rest.count("event: row") == first.count("event: row") - 5
     at = client.get("/v1/runs/flowers/metrics").json()["at"]
     assert "event: row" not in client.get("/v1/runs/flowers/events", params={"at": at}).text
-    for odd in (-1, 10**30):
-        assert client.get("/v1/runs/flowers/events", params={"at": odd}).status_code == 200
+    for odd in (-1, 10**30, "x"):
+        assert client.get("/v1/runs/flowers/events", params={"at": odd}).status_code == 422
+    for odd in ("x", "-1", "9" * 40, "٣"):
+        assert client.get("/v1/runs/flowers/events", headers={"Last-Event-ID": odd.encode()}).status_code == 200
 
 
 def collect(events, *, until: int) -> list[str]:

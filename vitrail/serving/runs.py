@@ -14,12 +14,15 @@ import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import yaml
-from fastapi import APIRouter, Request
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import Field
 
+from vitrail.serving.answers import Told
+from vitrail.serving.documents import errors
 from vitrail.serving.refusals import Refused
 
 MARKS = ("status.json", "config.yaml", ".lock")  # one of them makes a folder a run
@@ -39,9 +42,53 @@ WORDS = {
     "val_map": ("Mean average precision", "validation"),
     "lr": ("Learning rate", "learning rate"),
 }
+ASKED = ("unauthorised", "forbidden", "not_found", "invalid")
 POSITION = ("step", "epoch", "images")  # where a row stands, and no curve
 
 Row = dict[str, float | None]
+After = Annotated[int, Query(description="only rows of later steps")]
+At = Annotated[
+    int, Query(ge=0, lt=1 << 50, description="where in the metrics to begin, as the curves or the last event told")
+]
+
+
+class Best(Told):
+    name: str = Field(examples=["val_top1"])
+    value: float
+
+
+class Standing(Told):
+    """Where a run stands."""
+
+    name: str
+    state: str = Field(examples=["running"], description="starting, running, or how it ended")
+    step: int
+    steps: int | None = Field(description="of the whole run")
+
+
+class Summary(Standing):
+    epoch: float | None = None
+    updated: float = Field(description="seconds since 1970")
+    command: str = Field(examples=["train"])
+    model: str | None
+    data: str | None
+    best: Best | None
+    last: dict[str, float | None] = Field(description="the newest value of each column")
+
+
+class Summaries(Told):
+    runs: list[Summary]
+
+
+class Column(Told):
+    chart: str = Field(examples=["Accuracy"])
+    label: str = Field(examples=["validation"])
+
+
+class Curves(Standing):
+    columns: dict[str, Column]
+    rows: list[dict[str, float | None]] = Field(description="by step, at most 2,000")
+    at: int = Field(description="where the events go on from")
 
 
 class Stamp(NamedTuple):
@@ -223,6 +270,10 @@ def _every(rows: list[Row], most: int) -> list[Row]:
     return rows[::-1][::stride][::-1]
 
 
+def _told(model: type[Told], *codes: str) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": model}, **errors(*codes)}
+
+
 def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> APIRouter:
     """``/v1/runs`` and what is below it.
 
@@ -238,32 +289,39 @@ def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> A
             raise Refused("not_found", "there is no such run", "GET /v1/runs lists those that are there")
         return runs[name]
 
-    @router.get("/v1/runs", summary="The runs and where they stand")
-    def runs() -> dict[str, Any]:
-        return {"runs": [summary(name, run) for name, run in find_runs(folder).items()]}
+    @router.get(
+        "/v1/runs", summary="The runs and where they stand", responses=_told(Summaries, "unauthorised", "forbidden")
+    )
+    def runs() -> Response:
+        return JSONResponse({"runs": [summary(name, run) for name, run in find_runs(folder).items()]})
 
-    @router.get("/v1/runs/{name}/metrics", summary="The curves of a run")
-    def metrics(name: str, after: int = -1) -> dict[str, Any]:
-        """Rows of steps beyond `after`, at most 2,000; `at` is where `events` goes on from."""
+    @router.get("/v1/runs/{name}/metrics", summary="The curves of a run", responses=_told(Curves, *ASKED))
+    def metrics(name: str, after: After = -1) -> Response:
+        """What was measured at each step that is later than the one asked for."""
         run = run_named(name)
         rows, at = rows_of(run)
         later = [row for row in rows if (row["step"] or 0) > after]
-        return {"name": name, **state_of(run), "columns": columns_of(rows), "rows": thinned(later), "at": at}
+        told = {"columns": columns_of(rows), "rows": thinned(later), "at": at}
+        return JSONResponse({"name": name, **state_of(run), **told})
 
-    @router.get("/v1/runs/{name}/events", summary="A run as it goes on", response_class=StreamingResponse,
-                responses={200: {"content": {"text/event-stream": {}}, "description": "events `row` and `state`"}})  # fmt: skip
-    async def events(name: str, request: Request, at: int = 0) -> StreamingResponse:
-        """A stream of server-sent events: `row`, a line of the metrics, and `state`; it ends with the run."""
+    @router.get(
+        "/v1/runs/{name}/events",
+        summary="A run as it goes on",
+        response_class=StreamingResponse,
+        responses={200: {"content": {"text/event-stream": {}}}, **errors(*ASKED, "queue_full")},
+    )
+    async def events(name: str, request: Request, at: At = 0) -> Response:
+        """A stream of server-sent events: row, a line of the metrics, and state; it ends with the run."""
         run = await asyncio.to_thread(run_named, name)
         if watching[0] >= WATCHERS:
             raise Refused("queue_full", f"{WATCHERS} are watching runs already", "come again later", retry_after=10)
         given = request.headers.get("last-event-id", "")
-        start = int(given) if given.isdecimal() and len(given) < 19 else at
+        start = int(given) if given.isdecimal() and len(given) < 16 else at
 
         async def counted() -> AsyncIterator[str]:
             watching[0] += 1
             try:
-                async for event in followed(run, min(max(start, 0), 1 << 62), draining):
+                async for event in followed(run, start, draining):
                     yield event
             finally:
                 watching[0] -= 1

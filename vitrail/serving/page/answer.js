@@ -22,7 +22,7 @@ export class Answer {
       make("span", { class: "track", "aria-hidden": "true" })));
     this.element.replaceChildren(
       make("h2", { class: "best" }, label),
-      make("p", { class: "lead" }, multiLabel ? `${percent(score)}; each class is a question of its own.` : `${percent(score)} sure`),
+      make("p", { class: "lead" }, percent(score), multiLabel ? "; each class is a question of its own." : " sure"),
       make("ol", { class: "bars" }, ...bars));
   }
 

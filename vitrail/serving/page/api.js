@@ -75,7 +75,9 @@ export class Api {
     if (this.#token !== used) return;
     this.#asking ??= this.askToken(used !== "").finally(() => { this.#asking = null; });
     const given = await this.#asking;
-    if (!given) throw new Refusal(401, "unauthorised", "the server asks for a token", "ask whoever started it, then reload the page");
+    if (!given) {
+      throw new Refusal(401, "unauthorised", "the server asks for a token", "ask whoever started it, then reload the page");
+    }
     this.#token = given;
   }
 

@@ -16,11 +16,14 @@ export function card(markdown) {
 /** Blocks between empty lines; what is fenced is one, whatever it holds. */
 function blocksOf(text) {
   return text.split(/^(```[^\n]*\n[\s\S]*?^```$)/m)
-    .flatMap((part) => (part.startsWith("```") ? [part] : part.split(/\n{2,}/))).map((part) => part.replace(/^\n+|\s+$/g, "")).filter(Boolean);
+    .flatMap((part) => (part.startsWith("```") ? [part] : part.split(/\n{2,}/)))
+    .map((part) => part.replace(/^\n+|\s+$/g, "")).filter(Boolean);
 }
 
 function nodesOf(block) {
-  if (block.startsWith("```")) return [make("pre", { tabindex: 0 }, make("code", {}, block.replace(/^.*\n/, "").replace(/\n?```$/, "")))];
+  if (block.startsWith("```")) {
+    return [make("pre", { tabindex: 0 }, make("code", {}, block.replace(/^.*\n/, "").replace(/\n?```$/, "")))];
+  }
   const lines = block.split("\n");
   const heading = lines[0].match(/^(#{1,6}) (.*)/);
   if (heading) {
@@ -37,7 +40,8 @@ function nodesOf(block) {
 function table([head, rule, ...rows]) {
   const cells = (line) => line.replace(/^\s*\||\|\s*$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
   const right = cells(rule).map((cell) => cell.endsWith(":") && !cell.startsWith(":"));
-  const row = (tag, line) => make("tr", {}, ...cells(line).map((cell, at) => make(tag, { class: right[at] ? null : "text" }, ...inline(cell))));
+  const row = (tag, line) => make("tr", {},
+    ...cells(line).map((cell, at) => make(tag, { class: right[at] ? null : "text" }, ...inline(cell))));
   return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" },
     make("table", {}, make("thead", {}, row("th", head)), make("tbody", {}, ...rows.map((line) => row("td", line)))));
 }

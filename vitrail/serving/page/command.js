@@ -28,6 +28,7 @@ export function curl(path, { file, token, out, words = [] } = {}) {
  */
 export function commandBlock(title, command) {
   const code = make("code", {}, command);
-  return make("div", { class: "command" }, make("div", { class: "above" }, make("h3", {}, title), copyButton(() => command, code)),
+  return make("div", { class: "command" },
+    make("div", { class: "above" }, make("h3", {}, title), copyButton(() => command, code)),
     make("pre", { tabindex: 0 }, code));
 }

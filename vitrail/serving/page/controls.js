@@ -1,6 +1,7 @@
 /** @file What can be set: the method, the layer and the head, how strongly and in which manner it is shown. */
 
 import { make } from "./dom.js";
+import { askerOf } from "./slot.js";
 
 const METHODS = { attention: "Attention", rollout: "Rollout", gradient: "Gradient", occlusion: "Occlusion" };
 const MANNERS = { light: "Light", colours: "Colours" };
@@ -19,7 +20,7 @@ export class Controls {
     this.head = slider("head", "Head", (value) => this.#set("head", value === 0 ? null : value - 1));
     this.opacity = slider("opacity", "Strength", (value) => this.#set("opacity", value / 100));
     this.manners = choice("manner", "Shown as", Object.entries(MANNERS), view.manner, (value) => this.#set("manner", value));
-    this.back = make("button", { type: "button", class: "quiet", onclick: () => this.#set("spot", null) }, `Back to ${model.asker}`);
+    this.back = make("button", { type: "button", class: "quiet", onclick: () => this.#set("spot", null) });
     this.hint = make("p", { class: "hint" }, "Press a patch to see what it attends to, or choose it with the arrow keys.");
     this.element = make("div", { class: "controls", role: "group", "aria-label": "What is shown" },
       this.methods, make("div", { class: "sliders" }, this.layer.element, this.head.element, this.opacity.element), this.manners,
@@ -41,6 +42,7 @@ export class Controls {
     this.back.hidden = !view.spot || !attention;
     this.hint.hidden = !attention || Boolean(view.spot) || layers[view.layer]?.asks !== "all";
     if (attention) {
+      this.back.textContent = `Back to ${askerOf(layers[view.layer])}`;
       const head = view.head === null ? 0 : Math.min(view.head, heads - 1) + 1;
       this.layer.show(view.layer, layers.length - 1, `${view.layer}`);
       this.head.show(head, heads, head === 0 ? "mean" : `${head - 1}`);

@@ -9,7 +9,8 @@ const FIRST = ["Loss", "Accuracy", "Learning rate"];
 const ROUND = 30; // stretches that a smoothed line is made of, about
 
 /**
- * @typedef {{label: string, colour: string, dash: boolean, faint: boolean, dots: boolean, smooth: boolean, points: [number, number][]}} Line
+ * @typedef {{label: string, colour: string, dash: boolean, faint: boolean, dots: boolean, smooth: boolean,
+ *   points: [number, number][]}} Line
  */
 
 /**
@@ -26,13 +27,16 @@ export function charts(runs) {
 
 /** @returns {Line[]} */
 function linesOf(title, runs) {
-  return runs.flatMap((run) => Object.entries(run.columns).filter(([, column]) => column.chart === title).map(([name, { label }]) => {
+  const columnsOf = (run) => Object.entries(run.columns).filter(([, column]) => column.chart === title);
+  return runs.flatMap((run) => columnsOf(run).map(([name, { label }]) => {
     const rows = run.rows.filter((row) => Number.isFinite(row[name])), points = rows.map((row) => [row.step, row[name]]);
-    const other = label !== "training" && Object.values(run.columns).some((each) => each.chart === title && each.label === "training");
+    const other = label !== "training" && columnsOf(run).some(([, each]) => each.label === "training");
     return {
-      label: runs.length > 1 ? `${run.name}, ${label}` : label, dash: run.dash, dots: rows.length <= 40 && rows.every((row) => !("lr" in row)),
+      label: runs.length > 1 ? `${run.name}, ${label}` : label, dash: run.dash,
+      dots: rows.length <= 40 && rows.every((row) => !("lr" in row)),
       // of one run the colours tell the columns, of several the runs
-      colour: runs.length === 1 && other ? (label === "validation" ? "amber" : "violet") : run.colour, faint: runs.length > 1 && other, smooth: title !== "Learning rate", points,
+      colour: runs.length === 1 && other ? (label === "validation" ? "amber" : "violet") : run.colour,
+      faint: runs.length > 1 && other, smooth: title !== "Learning rate", points,
     };
   })).filter((line) => line.points.length);
 }
@@ -43,7 +47,8 @@ function linesOf(title, runs) {
  * @param {boolean} several
  */
 function chart(title, lines, several) {
-  const steps = lines.flatMap((line) => line.points.map(([step]) => step)), values = lines.flatMap((line) => line.points.map(([, value]) => value));
+  const points = lines.flatMap((line) => line.points);
+  const steps = points.map(([step]) => step), values = points.map(([, value]) => value);
   const across = axis(least(steps), most(steps), LEFT, WIDTH - RIGHT, 5);
   // from nothing, unless that would press the lines flat
   const floor = least(values) >= 0 && (title !== "Loss" || least(values) < most(values) / 2) ? 0 : least(values);
@@ -52,17 +57,24 @@ function chart(title, lines, several) {
   const says = `${title} against the step. ${lines.map((line) => spoken(line, words)).join(" ")}`;
   const cursor = draw("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
   const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": says },
-    ...up.ticks.map((tick) => draw("g", {}, draw("line", { class: "rule", x1: LEFT, x2: WIDTH - RIGHT, y1: up.at(tick), y2: up.at(tick) }),
+    ...up.ticks.map((tick) => draw("g", {},
+      draw("line", { class: "rule", x1: LEFT, x2: WIDTH - RIGHT, y1: up.at(tick), y2: up.at(tick) }),
       draw("text", { x: LEFT - 7, y: up.at(tick) + 4, "text-anchor": "end" }, words(tick)))),
-    ...across.ticks.map((tick) => draw("text", { x: across.at(tick), y: HEIGHT - 10, "text-anchor": "middle" }, short(tick))),
+    ...across.ticks.map((tick) =>
+      draw("text", { x: across.at(tick), y: HEIGHT - 10, "text-anchor": "middle" }, short(tick))),
     ...lines.flatMap((line) => shapes(line, across, up)), cursor);
   const under = make("p", { class: "under", "aria-hidden": "true" });
-  svg.addEventListener("pointermove", (event) => point(/** @type {PointerEvent} */ (event), svg, cursor, under, { lines, across, words }));
+  svg.addEventListener("pointermove", (event) => point(event, svg, cursor, under, { lines, across, words }));
   svg.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); under.textContent = ""; });
-  const keys = lines.length > 1 || several ? make("ul", { class: "keys" }, ...lines.map((line) => make("li", {},
-    make("span", { class: `swatch ${line.colour}${line.dash ? " dash" : ""}${line.faint ? " faint" : ""}`, "aria-hidden": "true" }), line.label))) : null;
+  const keys = lines.length > 1 || several ? make("ul", { class: "keys" }, ...lines.map(key)) : null;
   return make("figure", { class: "chart" }, make("div", { class: "above" }, make("h3", {}, title), keys), svg, under);
 }
+
+/** How a line is drawn. */
+const kindOf = (line) => `${line.colour}${line.dash ? " dash" : ""}${line.faint ? " faint" : ""}`;
+
+const key = (line) =>
+  make("li", {}, make("span", { class: `swatch ${kindOf(line)}`, "aria-hidden": "true" }), line.label);
 
 const least = (numbers) => numbers.reduce((a, b) => Math.min(a, b), Infinity);
 const most = (numbers) => numbers.reduce((a, b) => Math.max(a, b), -Infinity);
@@ -75,10 +87,14 @@ function spoken({ label, points }, words) {
 /** A scale from numbers to the drawing, with round ticks; `whole` widens it to them. */
 function axis(low, high, from, to, count, whole = false) {
   const step = round((high - low || Math.abs(high) || 1) / count);
-  const start = whole ? Math.floor(low / step + 1e-9) * step : low, end = whole ? Math.ceil(high / step - 1e-9) * step : high;
+  const start = whole ? Math.floor(low / step + 1e-9) * step : low;
+  const end = whole ? Math.ceil(high / step - 1e-9) * step : high;
   const span = end - start || 1, ticks = [];
-  for (let tick = Math.ceil(start / step - 1e-9); tick * step <= end + step * 1e-9; tick++) ticks.push(Number((tick * step).toPrecision(12)));
-  return { ticks, at: (value) => from + ((value - start) / span) * (to - from), back: (place) => start + ((place - from) / (to - from)) * span };
+  for (let tick = Math.ceil(start / step - 1e-9); tick * step <= end + step * 1e-9; tick++) {
+    ticks.push(Number((tick * step).toPrecision(12)));
+  }
+  const at = (value) => from + ((value - start) / span) * (to - from);
+  return { ticks, at, back: (place) => start + ((place - from) / (to - from)) * span };
 }
 
 /** The next of 1, 2, 5 times a power of ten. */
@@ -89,13 +105,15 @@ function round(wish) {
 
 /** A line as it was measured, faint, and its run smoothed over it where it is long. */
 function shapes(line, across, up) {
-  const path = (points) => points.map(([x, y], at) => `${at ? "L" : "M"}${across.at(x).toFixed(1)} ${up.at(y).toFixed(1)}`).join("");
-  const kind = `line ${line.colour}${line.dash ? " dash" : ""}${line.faint ? " faint" : ""}`;
+  const place = ([x, y]) => `${across.at(x).toFixed(1)} ${up.at(y).toFixed(1)}`;
+  const path = (points) => `M${points.map(place).join("L")}`;
+  const kind = `line ${kindOf(line)}`;
   const rough = line.smooth && line.points.length > 2 * ROUND;
   return [
     draw("path", { class: `${kind}${rough ? " rough" : ""}`, d: path(line.points) }),
     rough && draw("path", { class: kind, d: path(smoothed(line.points)) }),
-    ...(line.dots || line.points.length === 1 ? line.points.map(([x, y]) => draw("circle", { class: kind, cx: across.at(x), cy: up.at(y), r: 2.4 })) : []),
+    ...(line.dots || line.points.length === 1 ? line.points : [])
+      .map(([x, y]) => draw("circle", { class: kind, cx: across.at(x), cy: up.at(y), r: 2.4 })),
   ].filter(Boolean);
 }
 
@@ -114,7 +132,8 @@ function smoothed(points) {
 function point(event, svg, cursor, under, { lines, across, words }) {
   const bounds = svg.getBoundingClientRect();
   const wanted = across.back(((event.clientX - bounds.left) / bounds.width) * WIDTH);
-  const nearest = (points) => points.reduce((best, each) => (Math.abs(each[0] - wanted) < Math.abs(best[0] - wanted) ? each : best));
+  const far = ([step]) => Math.abs(step - wanted);
+  const nearest = (points) => points.reduce((best, each) => (far(each) < far(best) ? each : best));
   const found = lines.map((line) => ({ line, near: nearest(line.points) }));
   const place = across.at(nearest(found.map(({ near }) => near))[0]);
   for (const side of ["x1", "x2"]) cursor.setAttribute(side, String(place));

@@ -35,8 +35,10 @@ function shown(tree, { path, verb, route, shared }) {
     make("h3", {}, make("span", { class: `verb ${verb}` }, verb.toUpperCase()), make("code", {}, path)),
     make("p", {}, [route.summary, route.description].filter(Boolean).join(". ").replace(/\.\. /g, ". ")),
     parameters.length > 0 && table("Parameters", ["name", "where", "takes", "what it is"], parameters.map((each) => [
-      make("code", {}, each.name), each.required ? `${each.in}, needed` : each.in, takes(tree, each.schema), each.description ?? ""])),
-    bodies.length > 0 && table("Body", ["type", "takes"], bodies.map(([type, { schema }]) => [make("code", {}, type), takes(tree, schema)])),
+      make("code", {}, each.name), each.required ? `${each.in}, needed` : each.in,
+      takes(tree, each.schema), each.description ?? ""])),
+    bodies.length > 0 && table("Body", ["type", "takes"],
+      bodies.map(([type, { schema }]) => [make("code", {}, type), takes(tree, schema)])),
     commandBlock("Example", example(tree, path, verb, bodies)),
     answers(tree, route));
 }
@@ -54,10 +56,13 @@ function takes(tree, given) {
   const several = schema.anyOf ?? schema.oneOf;
   if (several) return several.map((each) => takes(tree, each)).filter((word) => word !== "null").join(" or ");
   if (schema.enum) return schema.enum.join(", ");
-  const bounds = [schema.minimum !== undefined && `from ${schema.minimum}`, schema.maximum !== undefined && `to ${schema.maximum}`];
+  const bounds = [["from", schema.minimum], ["to", schema.maximum]].filter(([, bound]) => bound !== undefined);
   const start = schema.default === undefined || schema.default === null ? "" : `, else ${schema.default}`;
-  const kind = schema.type === "array" ? `list of ${takes(tree, schema.items)}` : schema.format ?? schema.type ?? schema.contentMediaType ?? "anything";
-  return [kind, ...bounds.filter(Boolean)].join(" ") + start;
+  if (schema.type === "object" && schema.properties) {
+    return `object of ${Object.entries(schema.properties).map(([name, each]) => `${name} (${takes(tree, each)})`).join(", ")}`;
+  }
+  const kind = schema.type === "array" ? `list of ${takes(tree, schema.items)}` : schema.format ?? schema.type ?? "anything";
+  return [kind, ...bounds.flat()].join(" ") + start;
 }
 
 /** A command that works as it stands, but for the names in capitals. */
@@ -66,7 +71,7 @@ function example(tree, path, verb, bodies) {
   const types = bodies.map(([type]) => type);
   if (types.includes("multipart/form-data")) return curl(address, { file: "cat.jpg" });
   const json = bodies.find(([type]) => type === "application/json");
-  const given = json && (json[1].example ?? sample(tree, json[1].schema));
+  const given = json && (json[1].example ?? Object.values(json[1].examples ?? {})[0]?.value ?? sample(tree, json[1].schema));
   const words = json ? ["-H 'Content-Type: application/json'", `-d '${JSON.stringify(given).replaceAll("'", "'\\''")}'`] : [];
   return curl(address, { words: verb === "get" || json ? words : [`-X ${verb.toUpperCase()}`] });
 }
@@ -75,10 +80,14 @@ function example(tree, path, verb, bodies) {
 function sample(tree, given, depth = 0) {
   const schema = resolved(tree, given) ?? {};
   if (depth > DEEPEST) return null;
-  for (const value of [schema.example, schema.examples?.[0], schema.default, schema.const, schema.enum?.[0]]) if (value !== undefined) return value;
+  const told = [schema.example, schema.examples?.[0], schema.default, schema.const, schema.enum?.[0]];
+  const value = told.find((each) => each !== undefined);
+  if (value !== undefined) return value;
   const first = (schema.anyOf ?? schema.oneOf ?? schema.allOf)?.[0];
   if (first) return sample(tree, first, depth + 1);
-  if (schema.properties) return Object.fromEntries(Object.entries(schema.properties).map(([name, each]) => [name, sample(tree, each, depth + 1)]));
+  if (schema.properties) {
+    return Object.fromEntries(Object.entries(schema.properties).map(([name, each]) => [name, sample(tree, each, depth + 1)]));
+  }
   if (schema.type === "array") return [sample(tree, schema.items, depth + 1)];
   return { string: "…", integer: 1, number: 0.5, boolean: true, object: {} }[schema.type] ?? null;
 }
@@ -87,9 +96,12 @@ function sample(tree, given, depth = 0) {
 function answers(tree, route) {
   const rows = Object.entries(route.responses ?? {}).map(([status, each]) => {
     const found = resolved(tree, each), [type, content] = Object.entries(found?.content ?? {})[0] ?? [];
-    return [make("code", {}, status), type ?? "", content?.example ? make("code", {}, JSON.stringify(content.example)) : found?.description ?? ""];
+    const value = content?.example ?? (content?.schema && status < "300" ? sample(tree, content.schema) : null);
+    const says = value && typeof value === "object" ? make("code", {}, JSON.stringify(value)) : found?.description ?? "";
+    return [make("code", {}, status), type ?? "", says];
   });
-  return rows.length > 0 && make("details", {}, make("summary", {}, "What comes back"), table("Replies", ["status", "type", "what it says"], rows));
+  return rows.length > 0 && make("details", {}, make("summary", {}, "What comes back"),
+    table("Replies", ["status", "type", "what it says"], rows));
 }
 
 start().catch((error) => byId("trouble").replaceChildren(alarm(error)));

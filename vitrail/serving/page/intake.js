@@ -36,17 +36,24 @@ export function listen(onFiles) {
 }
 
 /**
- * Buttons to choose a picture and to photograph one.
- * @param {string} words of the first button
+ * A button to choose a picture.
+ * @param {string} words
  * @param {(files: File[]) => void} onFiles
  * @param {boolean} several whether two may be chosen at one time
  */
-export function buttons(words, onFiles, several = false) {
-  const choose = input({ multiple: several }, onFiles), phone = input({ capture: "environment" }, onFiles);
-  return make("div", { class: "intake" },
-    make("button", { type: "button", onclick: () => choose.click() }, words),
-    make("button", { type: "button", class: "quiet", onclick: () => photograph(phone, onFiles) }, "Take a photograph"),
-    choose, phone);
+export function chooseButton(words, onFiles, several = false) {
+  const choose = input({ multiple: several }, onFiles);
+  return make("div", { class: "intake" }, make("button", { type: "button", onclick: () => choose.click() }, words), choose);
+}
+
+/**
+ * A button to photograph one.
+ * @param {(files: File[]) => void} onFiles
+ */
+export function photographButton(onFiles) {
+  const phone = input({ capture: "environment" }, onFiles);
+  const take = () => photograph(phone, onFiles);
+  return make("div", { class: "intake" }, make("button", { type: "button", class: "quiet", onclick: take }, "Take a photograph"), phone);
 }
 
 function input(attributes, onFiles) {

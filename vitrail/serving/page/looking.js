@@ -3,14 +3,13 @@
 import { curl, commandBlock } from "./command.js";
 import { Controls } from "./controls.js";
 import { alarm, announce, byId, make } from "./dom.js";
-import { buttons, listen } from "./intake.js";
+import { chooseButton, listen, photographButton } from "./intake.js";
 import { megabytes, whole } from "./numbers.js";
 import { readScale } from "./painter.js";
+import { cellAt } from "./picture.js";
 import { Slot } from "./slot.js";
 
 const TOPS = [5, 10, 20];
-/** What the answer is read from, so whose attention is shown unless a patch is chosen. */
-const ASKERS = { "class token": "the class token", patches: "the mean of all patches" };
 
 export class Looking {
   /** @type {Slot[]} */
@@ -23,13 +22,14 @@ export class Looking {
    */
   constructor(api, model) {
     const layers = model.attention?.layers ?? [];
-    const reads = model.attention?.reads;
     this.api = api;
-    this.model = { ...model, scale: readScale(), asker: ASKERS[reads] ?? "the answer" };
+    this.model = { ...model, scale: readScale() };
     // occlusion shows the picture to the model hundreds of times: only if it is asked for
     const method = model.methods.find((name) => name !== "occlusion") ?? null;
     /** @type {import("./slot.js").View} */
-    this.view = { method, layer: Math.max(layers.length - 1, 0), head: null, spot: null, opacity: 1, manner: "light", top: TOPS[0] };
+    this.view = {
+      method, layer: Math.max(layers.length - 1, 0), head: null, spot: null, opacity: 1, manner: "light", top: TOPS[0],
+    };
     this.controls = new Controls(this.model, this.view, () => this.#refresh());
     this.stages = make("div", { class: "slots" });
     this.sheets = make("div", { class: "sheets" });
@@ -38,17 +38,17 @@ export class Looking {
   }
 
   #lay() {
-    const { top } = this.view;
-    const tops = make("select", { id: "top", onchange: (event) => this.#top(event) }, ...TOPS.map((count) => make("option", { selected: count === top }, count)));
-    this.compare = buttons("Compare with another", ([file]) => this.open([file], 1));
+    const tops = make("select", { id: "top", onchange: (event) => this.#top(event) },
+      ...TOPS.map((count) => make("option", { selected: count === this.view.top }, count)));
+    const replace = (files) => this.open(files, 0);
     this.save = make("button", { type: "button", class: "quiet", onclick: () => this.#save() }, "Save as PNG");
     this.leave = make("button", { type: "button", class: "quiet", onclick: () => this.#leave() }, "Stop comparing");
     byId("invitation").replaceChildren(make("img", { src: "page/icon.svg", alt: "", width: 72, height: 72 }),
       make("p", { class: "invite" }, "Drop a picture anywhere on this page, or paste one."),
-      buttons("Choose a picture", (files) => this.open(files, null), true),
+      chooseButton("Choose a picture", (files) => this.open(files, null), true), photographButton(replace),
       make("p", { class: "lead" }, this.#promise()));
-    byId("tools").replaceChildren(buttons("Another picture", (files) => this.open(files, 0)), this.compare.firstChild ?? "",
-      ...[...this.compare.querySelectorAll("input")], this.leave, this.save,
+    byId("tools").replaceChildren(chooseButton("Another picture", replace), photographButton(replace),
+      chooseButton("Compare with another", ([file]) => this.open([file], 1)), this.leave, this.save,
       ...(this.model.classes.length > TOPS[0] ? [make("label", { class: "top" }, "Classes ", tops)] : []));
     byId("desk").replaceChildren(this.stages, this.controls.element);
     byId("heads-sheets").replaceChildren(this.sheets);
@@ -81,7 +81,7 @@ export class Looking {
     const most = this.model.limits?.body_bytes;
     byId("refused").replaceChildren();
     if (most && file.size > most) {
-      const message = `${file.name} has ${megabytes(file.size)}, and the server takes ${megabytes(most)}`;
+      const message = `the file ${file.name} has ${megabytes(file.size)}, and the server takes ${megabytes(most)}`;
       byId("refused").replaceChildren(alarm({ message, remedy: "send a smaller file, or start the server with a larger limit" }));
       return;
     }
@@ -154,11 +154,19 @@ export class Looking {
     const file = this.#slots[0]?.picture?.file.name;
     if (file === undefined) return;
     const { method, layer, head, top } = this.view, how = { file, token: this.api.usesToken };
-    const which = method === "attention" ? `&layer=${layer}&head=${head ?? "mean"}` : "";
+    const asked = `method=${method}${method === "attention" ? `&layer=${layer}&head=${head ?? "mean"}${this.#query()}` : ""}`;
     byId("commands").replaceChildren(
       this.model.classes.length ? commandBlock("The answer", curl(`v1/predict?top=${top}`, how)) : "",
-      method ? commandBlock("This picture", curl(`v1/explain?method=${method}${which}&as=png`, { ...how, out: `${method}.png` })) : "");
+      method ? commandBlock("This picture", curl(`v1/explain?${asked}&as=png`, { ...how, out: `${method}.png` })) : "");
     byId("heads").hidden = method !== "attention";
+  }
+
+  /** The patch that asks, as a request names it. */
+  #query() {
+    const grid = this.model.attention.layers[this.view.layer];
+    if (!this.view.spot || grid.asks !== "all") return "";
+    const [rows, columns] = grid.map, { row, column } = cellAt({ rows, columns, reach: [1, 1] }, this.view.spot);
+    return `&query=${row},${column}`;
   }
 
   async #save() {

@@ -45,7 +45,9 @@ async function start() {
     showModel(model);
   }
   if (runs) new Runs(api).start(runs.runs);
-  if (!there.length) throw new Refusal(404, "not_found", "the server has neither a model nor runs", "start it with a model or with --runs");
+  if (!there.length) {
+    throw new Refusal(404, "not_found", "the server has neither a model nor runs", "start it with a model or with --runs");
+  }
   route(there);
   addEventListener("hashchange", () => route(there));
   announce("");

@@ -73,10 +73,12 @@ function classes(names) {
   function show() {
     const wanted = field.value.trim().toLowerCase();
     const some = names.flatMap((name, at) => (name.toLowerCase().includes(wanted) ? [[at, name]] : []));
-    found.replaceChildren(...some.slice(0, SHOWN).map(([at, name]) => make("li", {}, make("span", { class: "number" }, at), make("span", {}, name))));
+    found.replaceChildren(...some.slice(0, SHOWN).map(([at, name]) =>
+      make("li", {}, make("span", { class: "number" }, at), make("span", {}, name))));
     const shown = some.length > SHOWN ? `; the first ${SHOWN} are shown` : "";
-    count.textContent = wanted ? `${whole(some.length)} of ${whole(names.length)} classes${shown}` : `${whole(names.length)} classes${shown}`;
+    count.textContent = `${wanted ? `${whole(some.length)} of ` : ""}${whole(names.length)} classes${shown}`;
   }
   show();
-  return make("div", {}, make("p", { class: "find" }, make("label", { for: "class-field" }, "Find a class"), field), count, found);
+  const label = make("label", { for: "class-field" }, "Find a class");
+  return make("div", {}, make("p", { class: "find" }, label, field), count, found);
 }

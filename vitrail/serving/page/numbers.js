@@ -11,10 +11,17 @@ export const whole = (value) => WHOLE.format(value);
  */
 export function percent(share) {
   const value = share * 100;
-  if (value !== 0 && Math.abs(value) < 0.01) return "< 0.01 %";
+  if (value === 0) return "0 %";
+  if ( Math.abs(value) < 0.01) return "< 0.01 %";
   const digits = Math.abs(value) >= 10 ? 1 : 2;
   return `${value.toFixed(digits)} %`;
 }
+
+/**
+ * How far a probability fell.
+ * @param {number} share below zero where it rose
+ */
+export const fallen = (share) => (share === 0 ? "0 %" : `${share > 0 ? "−" : "+"}${percent(Math.abs(share))}`);
 
 /** @param {number} value */
 export function short(value) {

@@ -160,7 +160,8 @@ export function paintLegend(canvas, how) {
   const width = 256, picture = new ImageData(width, 1);
   picture.data.fill(150);
   Object.assign(canvas, { width, height: 1 });
-  const map = { rows: 1, columns: width, reach: /** @type {[number, number]} */ ([1, 1]), values: Float32Array.from({ length: width }, (_, x) => x) };
+  /** @type {Map} */
+  const map = { rows: 1, columns: width, reach: [1, 1], values: Float32Array.from({ length: width }, (_, x) => x) };
   const painted = paint({ picture, box: [0, 0, 1, width] }, map, { ...how, range: [0, width - 1] });
   canvas.getContext("2d")?.putImageData(painted, 0, 0);
 }

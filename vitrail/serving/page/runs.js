@@ -64,14 +64,17 @@ export class Runs {
       type: "checkbox", checked: Boolean(watched), "aria-label": `Curves of ${run.name}`, "data-key": `tick ${run.name}`,
       onchange: () => this.#tick(run.name, tick.checked),
     });
-    const only = make("button", { type: "button", class: "name", "data-key": `name ${run.name}`, onclick: () => this.#only(run.name) }, run.name);
-    const swatch = make("span", { class: `swatch ${watched?.colour ?? "none"}${watched?.dash ? " dash" : ""}`, "aria-hidden": "true" });
-    const done = run.steps ? run.step / run.steps : 0;
+    const only = make("button", {
+      type: "button", class: "name", "data-key": `name ${run.name}`, onclick: () => this.#only(run.name),
+    }, run.name);
+    const kind = `swatch ${watched?.colour ?? "none"}${watched?.dash ? " dash" : ""}`;
+    const swatch = make("span", { class: kind, "aria-hidden": "true" });
+    const done = run.steps ? run.step / run.steps : 0, steps = run.steps ? ` / ${whole(run.steps)}` : "";
     return make("tr", {}, make("td", { class: "text" }, tick), make("th", { scope: "row", class: "text" }, swatch, only),
       make("td", { class: "text" }, make("span", { class: `state ${run.state}` }, run.state)),
-      make("td", { class: "bar", style: { "--share": String(done) } }, run.steps ? `${whole(run.step)} / ${whole(run.steps)}` : whole(run.step)),
-      make("td", {}, best(run.best)), make("td", { class: "text" }, run.model ?? ""), make("td", { class: "text" }, run.data ?? ""),
-      make("td", {}, ago(run.updated)));
+      make("td", { class: "bar", style: { "--share": String(done) } }, `${whole(run.step)}${steps}`),
+      make("td", {}, best(run.best)), make("td", { class: "text" }, run.model ?? ""),
+      make("td", { class: "text" }, run.data ?? ""), make("td", {}, ago(run.updated)));
   }
 
   #only(name) {

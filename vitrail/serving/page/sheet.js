@@ -10,8 +10,8 @@ const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRi
 export class Sheet {
   /** @type {HTMLButtonElement[][]} by row and column */
   #tiles = [];
-  /** @type {unknown} what the tiles show */
-  #drawn = null;
+  /** @type {unknown[]} what the tiles show */
+  #drawn = [];
 
   /** @param {(layer: number, head: number) => void} onChoose */
   constructor(onChoose) {
@@ -24,19 +24,20 @@ export class Sheet {
    * Draws every head of an explanation, if that is not what is there.
    * @param {import("./painter.js").Scene} scene
    * @param {import("./picture.js").Explanation} explanation
+   * @param {{rows: number, columns: number} | null} grid of the patch that asks: in a map of another size it is another place
    * @param {{manner: import("./painter.js").Manner, scale: Uint8ClampedArray}} how
    */
-  draw(scene, explanation, how) {
-    const key = `${how.manner}`;
-    if (this.#drawn === explanation && this.element.dataset.manner === key) return;
-    this.#drawn = explanation;
-    this.element.dataset.manner = key;
+  draw(scene, explanation, grid, how) {
+    const key = [explanation, how.manner, grid?.rows, grid?.columns];
+    if (key.every((each, at) => each === this.#drawn[at])) return;
+    this.#drawn = key;
     const little = small(scene, TILE);
-    this.#tiles = explanation.maps.map((entry) => entry.values.map((_, head) => this.#tile(little, entry, head, how)));
+    const entries = explanation.maps.filter((entry) => !grid || (entry.rows === grid.rows && entry.columns === grid.columns));
+    this.#tiles = entries.map((entry) => entry.values.map((_, head) => this.#tile(little, entry, head, how)));
     const widest = Math.max(1, ...this.#tiles.map((row) => row.length));
     this.element.style.setProperty("--heads", String(widest));
-    this.element.replaceChildren(...explanation.maps.map((entry, row) =>
-      make("div", { class: "row", role: "presentation" }, make("span", { class: "name" }, `layer ${entry.layer}`), ...this.#tiles[row])));
+    this.element.replaceChildren(...entries.map((entry, row) => make("div", { class: "row", role: "presentation" },
+      make("span", { class: "name" }, `layer ${entry.layer}`), ...this.#tiles[row])));
   }
 
   /**

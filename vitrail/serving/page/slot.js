@@ -2,7 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { alarm, make, speak } from "./dom.js";
-import { percent, short } from "./numbers.js";
+import { fallen, percent, short } from "./numbers.js";
 import { rangeOf } from "./painter.js";
 import { cellAt, entryOf, mapOf, Picture, previewOf, sceneOf } from "./picture.js";
 import { Sheet } from "./sheet.js";
@@ -20,7 +20,15 @@ import { Stage } from "./stage.js";
  */
 
 const SETTLE = 70; // milliseconds until a patch that is passed over on the way is not asked for
-const WORDS = { attention: percent, rollout: percent, gradient: short, occlusion: (value) => `−${percent(value)}` };
+const WORDS = { attention: percent, rollout: percent, gradient: short, occlusion: fallen };
+
+const capital = (words) => words[0].toUpperCase() + words.slice(1);
+
+/**
+ * Whose attention a layer shows unless a patch is chosen: that of what the answer is read from.
+ * @param {{reads: string}} layer
+ */
+export const askerOf = ({ reads }) => (reads === "patches" ? "the mean of all patches" : "the class token");
 
 export class Slot {
   #turn = 0;
@@ -62,6 +70,7 @@ export class Slot {
     }, () => {}); // a kind of file that this browser cannot show; the server's picture comes
     const told = this.predict(view);
     await Promise.all([shown, told, this.update(view)]);
+    if (this.picture === picture && !this.model.classes.length) speak("What it looks at is shown.");
   }
 
   close() {
@@ -117,10 +126,11 @@ export class Slot {
     const shown = entryOf(from, view.layer) ?? entry, map = mapOf(shown, view.method === "attention" ? view.head : null);
     const words = WORDS[view.method] ?? short;
     this.stage.show(scene, map, {
-      ...view, scale: this.model.scale, range: rangeOf(map.values), pickable, words, caption: this.#caption(view, cell, asks),
+      ...view, scale: this.model.scale, range: rangeOf(map.values), pickable, words,
+      caption: this.#caption(view, cell, asks, map),
     });
     this.stage.mark(cell);
-    if (view.method === "attention") this.sheet.draw(scene, from, { ...view, scale: this.model.scale });
+    if (view.method === "attention") this.sheet.draw(scene, from, cell ? entry : null, { ...view, scale: this.model.scale });
     this.sheet.choose(view.layer, view.method === "attention" ? view.head : null);
     this.sheet.element.hidden = view.method !== "attention";
   }
@@ -134,14 +144,15 @@ export class Slot {
   }
 
   /** What one sees. */
-  #caption({ method, layer, head, spot }, cell, asks) {
+  #caption({ method, layer, head, spot }, cell, asks, map) {
+    if (!map.values.some((value) => value > 0)) return `${capital(method)}: no part counts for the answer.`;
     if (method === "rollout") return "Rollout: how much of each patch reaches the answer, through all layers.";
     if (method === "gradient") return "Gradient: which patches' attention speaks for the answer.";
     if (method === "occlusion") return "Occlusion: how much less probable the answer is when this part is covered.";
     const heads = this.model.attention.layers[layer].heads;
     const who = head === null ? `layer ${layer}, mean of all heads` : `layer ${layer}, head ${Math.min(head, heads - 1)}`;
-    const asker = cell ? `the patch in row ${cell.row}, column ${cell.column}` : this.model.asker;
+    const asker = cell ? `the patch in row ${cell.row}, column ${cell.column}` : askerOf(this.model.attention.layers[layer]);
     const only = spot && !asks ? " In this layer only the class token asks." : "";
-    return `${who[0].toUpperCase()}${who.slice(1)}: what ${asker} attends to.${only}`;
+    return `${capital(who)}: what ${asker} attends to.${only}`;
   }
 }

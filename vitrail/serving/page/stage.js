@@ -30,7 +30,8 @@ export class Stage {
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.hover = make("div", { class: "cell hover", hidden: true });
     this.asking = make("div", { class: "cell asking", hidden: true });
-    this.pane = make("div", { class: "pane", tabindex: 0, role: "img", "aria-label": "The picture" }, this.canvas, this.hover, this.asking);
+    this.pane = make("div", { class: "pane", tabindex: 0, role: "img", "aria-label": "The picture" },
+      this.canvas, this.hover, this.asking);
     this.says = make("p", { class: "says" });
     this.reading = make("p", { class: "reading" });
     this.legend = make("div", { class: "scale", hidden: true });
