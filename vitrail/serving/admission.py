@@ -142,13 +142,13 @@ class Admission:
                 self.service.held += len(part)
                 size += len(part)
                 parts.append(part)
-                if size > self.limits.body:
-                    await self._discard(receive)
-                    raise self._too_large()
-                if self.service.held + expected - size > self.limits.held:
-                    await self._discard(receive)
-                    raise self.service.batcher.full()
-                if not message.get("more_body"):
+                more = message.get("more_body", False)
+                held = self.service.held + max(expected - size, 0)
+                if size > self.limits.body or held > self.limits.held:
+                    if more:
+                        await self._discard(receive)
+                    raise self._too_large() if size > self.limits.body else self.service.batcher.full()
+                if not more:
                     return b"".join(parts)
         finally:
             self.service.held -= size

@@ -6,6 +6,7 @@ A client that sends a byte now and then would otherwise hold its connection for 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import h11
@@ -81,8 +82,9 @@ class TimedProtocol(H11Protocol):
         body = refused.body("")
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
         response = h11.Response(status_code=refused.status, headers=list(headers.items()))
-        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
+        with contextlib.suppress(h11.LocalProtocolError):  # another reply has begun
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()

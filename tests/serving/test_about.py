@@ -1,0 +1,88 @@
+"""The routes about the server itself, and a new model in its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.looked_at import shaken
+from tests.serving.test_admission import SHOWN, TOKEN
+from vitrail.errors import CheckpointError
+from vitrail.serving.served import Served
+
+
+def test_the_model_tells_all_that_a_page_needs(client, served):
+    told = client.get("/v1/model").json()
+    assert told["classes"] == list(served.classifier.classes) and told["metrics"] == {"top1": 0.5}
+    assert told["attention"]["layers"] == [{"heads": 2, "map": [4, 4], "asks": "all"}] * 3
+    assert told["methods"] == ["attention", "rollout", "gradient", "occlusion"]
+    assert told["parameters"] == sum(each.numel() for each in served.classifier.parameters())
+    assert told["limits"]["images"] == client.service.limits.images
+
+
+def test_prometheus_is_told_of_requests_batches_and_bad_images(client, png):
+    client.post("/v1/predict", files=[("file", png()), ("file", b"none")])
+    client.get("/v1/nothing")
+    told = client.get("/metrics").text
+    for line in (
+        'vitrail_requests_total{code="200",route="/v1/predict"} 1.0',
+        'vitrail_requests_total{code="404",route="none"} 1.0',
+        "vitrail_images_total 1.0",
+        "vitrail_bad_images_total 1.0",
+        "vitrail_ready 1.0",
+        "vitrail_queue_images 0.0",
+    ):
+        assert line in told.splitlines()
+
+
+def test_a_server_that_drains_is_not_ready_lives_and_closes_its_connections(client, png):
+    client.service.draining = True
+    ready = client.get("/readyz")
+    assert ready.status_code == 503 and ready.json() == {"ready": False, "reason": "draining"}
+    reply = client.post("/v1/predict", files={"file": png()})
+    assert reply.status_code == 200 and reply.headers["connection"] == "close"
+    assert client.get("/livez").status_code == 200
+
+
+def test_a_reload_swaps_the_model_and_a_bad_one_leaves_it(start, png):
+    models = [Served(shaken(names=tuple(f"{letter}{at}" for at in range(7))), letter) for letter in "ab"]
+    given = iter([models[0], models[1], CheckpointError("/secret/path is damaged", "mend it")])
+
+    def load() -> Served:
+        new = next(given)
+        if isinstance(new, Exception):
+            raise new
+        return new
+
+    client = start(load, token=TOKEN)
+    ask = lambda: client.post("/v1/predict", files={"file": png()}, headers=SHOWN).json()["predictions"][0]["label"]  # noqa: E731
+    assert ask().startswith("a")
+    told = client.post("/v1/reload", headers=SHOWN).json()
+    assert told == {"model": {"name": "b", "version": models[1].version}, "previous": models[0].version}
+    assert ask().startswith("b") and f'version="{models[1].version}"' in client.get("/metrics", headers=SHOWN).text
+    bad = client.post("/v1/reload", headers=SHOWN)
+    assert bad.status_code == 409 and "secret" not in bad.text and ask().startswith("b")
+
+
+def test_a_reload_needs_a_token_that_the_server_was_given(client):
+    assert client.post("/v1/reload").json()["error"]["code"] == "forbidden"
+
+
+def test_versions_tell_classes_and_temperature_apart(served):
+    other = shaken()
+    assert Served(other, "same").version == served.version
+    other.temperature = 2.0
+    assert Served(other, "warmer").version != served.version
+
+
+def test_a_server_of_runs_alone_has_no_model(start, png):
+    client = start(None)
+    assert client.get("/v1/model").status_code == 404 and client.get("/readyz").status_code == 200
+    reply = client.post("/v1/predict", files={"file": png()})
+    assert reply.status_code == 404 and "without a model" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/predict", "/v1/reload"])
+def test_another_method_is_refused_with_those_that_are_allowed(client, path):
+    reply = client.get(path)
+    assert reply.status_code == 405 and reply.headers["allow"] == "POST"
+    assert reply.json()["error"]["code"] == "method_not_allowed"

@@ -1,0 +1,108 @@
+"""What is refused at the door, and what every reply carries."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+TOKEN = "a-token-of-some-length"
+SHOWN = {"authorization": f"Bearer {TOKEN}"}
+
+
+def test_every_reply_is_safe_for_a_browser_and_is_not_kept(client):
+    for path in ("/livez", "/v1/model", "/nothing"):
+        headers = client.get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store"
+
+
+def test_a_request_keeps_a_sound_id_and_gets_one_in_place_of_another(client):
+    assert client.get("/livez", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert client.get("/livez", headers={"x-request-id": "a b\tc"}).headers["x-request-id"] != "a b\tc"
+
+
+@pytest.mark.parametrize(
+    "shown", [{}, {"authorization": "Bearer"}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {TOKEN}"},
+              {"authorization": f"Bearer {TOKEN}x"}, {"authorization": f"Bearer {TOKEN[:-1]}"}],
+)  # fmt: skip
+def test_without_the_token_nothing_is_told(start, served, png, shown):
+    client = start(lambda: served, token=TOKEN)
+    for path in ("/v1/model", "/metrics", "/openapi.json", "/v2", "/v1/nothing"):
+        reply = client.get(path, headers=shown)
+        assert reply.status_code == 401 and reply.headers["www-authenticate"] == "Bearer"
+    assert client.post("/v1/predict", files={"file": png()}, headers=shown).status_code == 401
+    assert client.get("/livez", headers=shown).status_code == client.get("/readyz", headers=shown).status_code == 200
+
+
+def test_with_the_token_all_is_told(start, served, png):
+    client = start(lambda: served, token=TOKEN)
+    assert client.post("/v1/predict", files={"file": png()}, headers=SHOWN).status_code == 200
+    assert client.get("/metrics", headers=SHOWN).status_code == 200
+
+
+def test_a_page_of_another_site_is_refused_where_no_token_is_asked(client, png):
+    own = client.post("/v1/predict", files={"file": png()}, headers={"origin": "http://localhost"})
+    foreign = client.post("/v1/predict", files={"file": png()}, headers={"origin": "http://evil.example"})
+    assert own.status_code == 200 and foreign.status_code == 403
+
+
+def test_a_body_over_its_limit_is_refused_with_and_without_a_length(start, served, png):
+    content = png(90, 90)
+    client = start(lambda: served, body=len(content))
+    told = {"content-type": "image/png"}
+    assert client.post("/v1/predict", content=content, headers=told).status_code == 200
+    for size in (1, 1000, 100_000):
+        more = content + b"x" * size
+        assert client.post("/v1/predict", content=more, headers=told).json()["error"]["code"] == "too_large"
+        chunks = (more[at : at + 999] for at in range(0, len(more), 999))
+        assert client.post("/v1/predict", content=chunks, headers=told).status_code == 413
+    assert client.service.held == 0
+
+
+def test_what_all_requests_hold_together_is_bounded(start, served, png):
+    client = start(lambda: served, held=100)
+    reply = client.post("/v1/predict", files={"file": png()})
+    assert reply.status_code == 503 and reply.headers["retry-after"] and client.service.held == 0
+
+
+def test_too_many_pixels_and_too_many_images_are_refused(start, served, png):
+    client = start(lambda: served, pixels=40 * 52, images=2)
+    assert client.post("/v1/predict", files={"file": png(40, 52)}).status_code == 200
+    assert "million pixels" in client.post("/v1/predict", files={"file": png(41, 52)}).json()["error"]["message"]
+    assert client.post("/v1/predict", files=[("file", png())] * 3).status_code == 413
+
+
+def test_a_full_queue_says_when_to_come_again_and_the_rest_is_answered(start, served, png):
+    client = start(lambda: served, queue=2, images=1)
+    with client.service.batcher.places(2):
+        replies = [client.post("/v1/predict", files={"file": png()}) for _ in range(3)]
+    assert {reply.status_code for reply in replies} == {503}
+    assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies)
+    assert client.post("/v1/predict", files={"file": png()}).status_code == 200
+
+
+def test_a_deadline_that_passes_is_a_504(start, served, png):
+    client = start(lambda: served)
+    busy, free = threading.Event(), threading.Event()
+
+    def block(items):
+        busy.set()
+        free.wait(10)
+        return items
+
+    with client:
+        client.portal.start_task_soon(client.service.batcher.run, block, 0, time.monotonic() + 10)
+        assert busy.wait(10)
+        late = client.post("/v1/predict", files={"file": png()}, headers={"x-deadline-ms": "50"})
+        free.set()
+        assert late.status_code == 504 and late.json()["error"]["code"] == "deadline"
+        assert client.post("/v1/predict", files={"file": png()}).status_code == 200
+    assert client.post("/v1/predict", files={"file": png()}, headers={"x-deadline-ms": "soon"}).status_code == 400
+
+
+def test_lengths_that_are_told_twice_or_not_at_all_are_refused(client, png):
+    twice = {"transfer-encoding": "chunked", "content-length": "3", "content-type": "image/png"}
+    assert client.post("/v1/predict", content=b"abc", headers=twice).status_code == 400

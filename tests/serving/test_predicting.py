@@ -1,0 +1,176 @@
+"""The routes that answer for images, compared with what the library says of the same files."""
+
+from __future__ import annotations
+
+import io
+from base64 import b64decode, b64encode
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.engine.looked_at import shaken
+from tests.models.tiny import TINY
+from vitrail.analysis.attention import head_maps
+from vitrail.analysis.rollout import rollout
+from vitrail.serving.served import Served
+from vitrail.tasks.classification import Classifier
+
+
+def encoded(content: bytes) -> str:
+    return b64encode(content).decode()
+
+
+def test_three_ways_of_sending_give_the_answer_of_the_library(client, served, png):
+    expected = served.classifier.predict([png()], top=3)[0]
+    raw = client.post("/v1/predict?top=3", content=png(), headers={"content-type": "image/png"})
+    form = client.post("/v1/predict?top=3", files={"file": ("cat.png", png(), "image/png")})
+    words = client.post("/v1/predict?top=3", json={"image": {"name": "cat.png", "data": encoded(png())}})
+    for reply, name in ((raw, None), (form, "cat.png"), (words, "cat.png")):
+        assert reply.status_code == 200 and reply.headers["x-request-id"]
+        told = reply.json()
+        assert told["model"] == {"name": "tiny", "version": served.version} and told["multi_label"] is False
+        (answer,) = told["predictions"]
+        assert answer["name"] == name and answer["label"] == expected.label
+        assert [each["label"] for each in answer["top"]] == [label for label, _ in expected.top]
+        assert np.allclose([each["score"] for each in answer["top"]], [score for _, score in expected.top], atol=1e-6)
+
+
+def test_several_images_are_answered_in_their_order_and_a_bad_one_in_its_place(client, served, png):
+    files = [("file", (f"{seed}.png", png(seed=seed))) for seed in range(4)]
+    files.insert(2, ("file", ("no.png", b"nothing of the kind")))
+    told = client.post("/v1/predict", files=files).json()["predictions"]
+    assert [each["name"] for each in told] == ["0.png", "1.png", "no.png", "2.png", "3.png"]
+    assert told.pop(2)["error"]["code"] == "bad_image"
+    expected = served.classifier.predict([png(seed=seed) for seed in range(4)])
+    assert np.allclose([each["score"] for each in told], [each.score for each in expected], atol=1e-6)
+
+
+def test_features_are_those_that_the_head_reads(client, served, png):
+    told = client.post("/v1/embed", files={"file": png()}).json()["embeddings"][0]["features"]
+    with torch.no_grad():
+        expected = served.classifier.features(served.classifier.preprocess(png()))[0]
+    assert np.allclose(told, expected, atol=1e-6)
+
+
+def test_all_heads_of_all_layers_come_at_once_and_are_those_of_the_analysis(client, served, png):
+    reply = client.post("/v1/explain?layer=all&head=all&query=1,2", files={"file": ("a.png", png())})
+    told = reply.json()
+    images = served.classifier.preprocess(png())
+    assert [each["layer"] for each in told["maps"]] == [0, 1, 2]
+    for each in told["maps"]:
+        expected = head_maps(served.classifier, images, each["layer"], (1, 2))[0]  # (H, h, w)
+        assert [each["rows"], each["columns"]] == list(expected.shape[1:]) and each["heads"] == [0, 1]
+        assert np.allclose(each["values"], expected.flatten(1), rtol=1e-4, atol=1e-6)
+    assert (
+        told["prediction"]["label"] == served.classifier.predict(png())[0].label and len(told["prediction"]["top"]) == 5
+    )
+    shown = Image.open(io.BytesIO(b64decode(told["picture"]["jpeg"])))
+    assert shown.size == (52, 40) == (told["picture"]["width"], told["picture"]["height"])
+
+
+def test_a_large_picture_is_shown_small_and_its_box_with_it(client, png):
+    told = client.post("/v1/explain", files={"file": png(600, 2048)}).json()
+    assert (told["picture"]["width"], told["picture"]["height"]) == (1024, 300)
+    top, left, bottom, right = told["box"]
+    assert 0 <= top < bottom <= 300.01 and 0 <= left < right <= 1024.01
+
+
+def test_rollout_is_one_map_and_so_is_a_mean_of_heads(client, served, png):
+    images = served.classifier.preprocess(png())
+    (rolled,) = client.post("/v1/explain?method=rollout", files={"file": png()}).json()["maps"]
+    assert rolled["layer"] is None and np.allclose(
+        rolled["values"], rollout(served.classifier, images).flatten(1), rtol=1e-4
+    )
+    (mean,) = client.post("/v1/explain?layer=1", files={"file": png()}).json()["maps"]
+    assert mean["layer"] == 1 and mean["heads"] is None
+    assert np.allclose(mean["values"], head_maps(served.classifier, images, 1).mean(1).flatten(1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("asked", ["head=all", "head=1&layer=0", "method=gradient", "method=occlusion", "query=0,3"])
+def test_explanations_come_as_pictures_too(client, png, asked):
+    reply = client.post(f"/v1/explain?as=png&{asked}", files={"file": png()})
+    assert reply.status_code == 200 and reply.headers["content-type"] == "image/png"
+    assert Image.open(io.BytesIO(reply.content)).width > 0
+
+
+def test_predictions_may_come_with_their_explanation(client, png):
+    files = [("file", png(seed=1)), ("file", b"none"), ("file", png(seed=2))]
+    told = client.post("/v1/predict?explain=rollout", files=files).json()["predictions"]
+    assert [each.get("explanation", {}).get("method") for each in told] == ["rollout", None, "rollout"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "code", "word"),
+    [
+        ("/v1/predict?top=0", 422, "invalid", "top"),
+        ("/v1/predict?explain=magic", 422, "invalid", "explain"),
+        ("/v1/explain?layer=3", 422, "cannot_explain", "layer 3"),
+        ("/v1/explain?head=2", 422, "cannot_explain", "head 2"),
+        ("/v1/explain?query=4,0", 422, "cannot_explain", "no place"),
+        ("/v1/explain?method=rollout&head=1", 422, "cannot_explain", "no head"),
+        ("/v1/explain?method=rollout&layer=all", 422, "cannot_explain", "all layers"),
+        ("/v1/explain?target=unicorn", 422, "cannot_explain", "unicorn"),
+        ("/v1/nothing", 404, "not_found", "Not Found"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(client, png, asked, status, code, word):
+    reply = client.post(asked, files={"file": png()})
+    told = reply.json()
+    assert reply.status_code == status and told["error"]["code"] == code and word in told["error"]["message"]
+    assert told["request_id"] == reply.headers["x-request-id"]
+
+
+def test_one_bad_image_is_a_refusal_without_a_path_or_an_address(client):
+    reply = client.post("/v1/predict", files={"file": b"\x89PNG\r\n\x1a\n broken"})
+    told = reply.json()["error"]
+    assert reply.status_code == 422 and told["code"] == "bad_image"
+    assert "/" not in told["message"] and " 0x" not in told["message"]
+
+
+def test_an_encoder_without_a_head_embeds_and_does_not_predict(start, png):
+    served = Served(shaken(TINY["swin"], ()), "encoder")
+    client = start(lambda: served)
+    assert client.post("/v1/embed", files={"file": png()}).status_code == 200
+    assert client.post("/v1/predict", files={"file": png()}).json()["error"]["code"] == "cannot_explain"
+    told = client.post("/v1/explain?layer=all&head=all", files={"file": png()}).json()
+    assert told["prediction"] is None and len(told["maps"]) == 4
+    assert client.get("/v1/model").json()["methods"] == ["attention", "rollout"]
+
+
+def test_a_network_without_attention_offers_occlusion_alone(start, png):
+    served = Served(shaken(TINY["bit"]), "bit")
+    client = start(lambda: served)
+    about = client.get("/v1/model").json()
+    assert about["attention"] is None and about["methods"] == ["occlusion"]
+    assert client.post("/v1/explain?method=occlusion", files={"file": png()}).status_code == 200
+    assert client.post("/v1/explain", files={"file": png()}).json()["error"]["code"] == "cannot_explain"
+
+
+def test_the_class_token_of_cait_is_nobody_to_click_on(start, png):
+    served = Served(shaken(TINY["cait"]), "cait")
+    client = start(lambda: served)
+    layers = client.get("/v1/model").json()["attention"]["layers"]
+    asking = [number for number, layer in enumerate(layers) if layer["asks"] == "all"]
+    assert 0 < len(asking) < len(layers)
+    told = client.post("/v1/explain?layer=all&head=mean&query=0,0", files={"file": png()}).json()
+    assert [each["layer"] for each in told["maps"]] == asking
+
+
+def test_an_answer_that_is_no_number_fails_alone_and_says_so(start, png):
+    classifier = shaken()
+
+    class Poisoned(Classifier):
+        def forward(self, images):
+            logits = super().forward(images)
+            return torch.where(images.mean((1, 2, 3), keepdim=True)[:, :, 0, 0] > 0.9, torch.nan, logits)
+
+    classifier.__class__ = Poisoned
+    served = Served(classifier, "poisoned")
+    client = start(lambda: served)
+    file = io.BytesIO()
+    Image.new("RGB", (40, 40), "white").save(file, "PNG")
+    reply = client.post("/v1/predict", files={"file": file.getvalue()})
+    assert reply.status_code == 500 and reply.json()["error"]["code"] == "internal"
+    assert client.post("/v1/predict", files={"file": png()}).status_code == 200

@@ -1,0 +1,69 @@
+"""Bodies of requests, sound and broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from vitrail.serving.reading import Upload, uploads_of
+from vitrail.serving.refusals import Refused
+
+FORM = "multipart/form-data; boundary=edge"
+
+
+def form(*parts: bytes, end: bytes = b"--edge--\r\n") -> bytes:
+    return b"".join(b"--edge\r\n" + part + b"\r\n" for part in parts) + end
+
+
+def part(head: str, content: bytes) -> bytes:
+    return f"Content-Disposition: form-data; {head}\r\n\r\n".encode() + content
+
+
+def test_files_of_a_form_come_in_order_and_fields_are_left_out():
+    body = form(
+        part('name="a"; filename="1.png"', b"one"), part('name="note"', b"no"), part('name="b"; filename=""', b"")
+    )
+    assert uploads_of(body, FORM, most=4) == [Upload("1.png", b"one"), Upload("", b"")]
+
+
+def test_a_name_keeps_its_words_and_is_cut():
+    body = form(part('name="a"; filename="gr\u00fcn <b>.png"', b"1"), part(f'name="a"; filename="{"x" * 300}"', b"2"))
+    first, second = uploads_of(body, FORM, most=4)
+    assert first.name == "gr\u00fcn <b>.png" and second.name == "x" * 255
+
+
+def test_json_takes_one_or_several_with_or_without_names():
+    assert uploads_of(b'{"image": "YQ=="}', "application/json", most=1) == [Upload(None, b"a")]
+    body = b'{"images": [{"name": "b.png", "data": "Yg=="}, "YQ=="]}'
+    assert uploads_of(body, "application/json; charset=utf-8", most=2) == [Upload("b.png", b"b"), Upload(None, b"a")]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "code"),
+    [
+        (b"", "image/png", "bad_request"),
+        (b"x", "text/plain", "unsupported_media_type"),
+        (b"x", "", "unsupported_media_type"),
+        (b"x", "multipart/form-data", "bad_request"),
+        (b"x", f"multipart/form-data; boundary={'e' * 257}", "bad_request"),
+        (form(part('name="a"', b"no file")), FORM, "bad_request"),
+        (form(part('name="a"; filename="1"', b"one"), end=b""), FORM, "bad_request"),
+        (form(part('name="a"; filename="1"', b"one")) [:-20], FORM, "bad_request"),
+        (form(*[part('name="a"; filename="1"', b"one")] * 5), FORM, "too_large"),
+        (form(*[part('name="a"', b"one")] * 65), FORM, "too_large"),
+        (form(*[b"Content-Disposition: form-data\xff; filename=\xff\r\n\r\n"]), FORM, "bad_request"),
+        (b"{", "application/json", "bad_request"),
+        (b"[" * 100_000, "application/json", "bad_request"),
+        (b"[]", "application/json", "bad_request"),
+        (b"{}", "application/json", "bad_request"),
+        (b'{"images": "YQ=="}', "application/json", "bad_request"),
+        (b'{"image": 3}', "application/json", "bad_request"),
+        (b'{"image": "not base64!"}', "application/json", "bad_request"),
+        (b'{"image": "\\u00fc"}', "application/json", "bad_request"),
+        (b'{"image": {"name": 3, "data": "YQ=="}}', "application/json", "bad_request"),
+        (b"\xff\xfe", "application/json", "bad_request"),
+    ],
+)  # fmt: skip
+def test_a_broken_body_is_refused_and_never_half_read(body, kind, code):
+    with pytest.raises(Refused) as refused:
+        uploads_of(body, kind, most=4)
+    assert refused.value.code == code and refused.value.remedy
