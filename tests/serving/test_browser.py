@@ -224,7 +224,7 @@ def test_names_stay_text(visit, serve):
     page = visit(serve(lambda: model(classes=[ATTACK, "b"])))
     see(page, file(name=f"{ATTACK.replace('/', '_')}.png"))
     assert page.locator(".bars .label").all_inner_texts().count(ATTACK) == 1
-    assert "<img src=x" in page.locator(".key").inner_text()
+    assert "<img src=x" in page.locator(".stage .key").inner_text()
     page.locator("#to-model").click()
     assert page.locator(".classes li").first.inner_text().endswith(ATTACK)
     assert page.locator("#model-card strong").inner_text() == ATTACK
@@ -365,7 +365,7 @@ def test_a_picture_is_dropped_or_pasted_anywhere(visit, address, kind):
     page.locator("#invitation button").first.wait_for()
     page.evaluate(DROP, [list(photograph()), f"{kind}.png", kind])
     page.locator(".bars").wait_for()
-    assert page.locator(".key").inner_text() == f"{kind}.png"
+    assert page.locator(".stage .key").inner_text() == f"{kind}.png"
 
 
 def test_a_photograph_is_taken_at_the_desk(visit, address):
@@ -373,7 +373,7 @@ def test_a_photograph_is_taken_at_the_desk(visit, address):
     page.get_by_role("button", name="Take a photograph").first.click()
     page.get_by_role("button", name="Take it").click()
     page.locator(".bars").wait_for()
-    assert page.locator(".key").inner_text() == "photograph.jpg"
+    assert page.locator(".stage .key").inner_text() == "photograph.jpg"
 
 
 def test_a_picture_is_sent_as_it_is(visit, serve, monkeypatch):

@@ -54,8 +54,12 @@ function list(lines) {
   return make("ul", {}, ...items.map((item) => make("li", {}, ...inline(item))));
 }
 
-/** `code`, **strong** and [words](address); an address is shown, not followed. */
-function inline(text) {
+/**
+ * `code`, **strong** and [words](address); an address is shown, not followed.
+ * @param {string} text
+ * @returns {(Node | string)[]}
+ */
+export function inline(text) {
   const parts = text.split(/(`[^`]+`|\*\*[^*]+\*\*|\[[^\]]+\]\([^)\s]+\))/);
   return parts.filter(Boolean).map((part) => {
     if (/^`.+`$/.test(part)) return make("code", {}, part.slice(1, -1));

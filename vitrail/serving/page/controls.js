@@ -61,8 +61,8 @@ export class Controls {
  */
 function slider(id, name, onInput) {
   const input = make("input", { type: "range", id, min: 0, max: 1, step: 1, oninput: () => onInput(Number(input.value)) });
-  const output = make("output", { for: id });
-  const element = make("div", { class: "slider" }, make("label", { for: id }, name), input, output);
+  const shown = make("span", { class: "value", "aria-hidden": "true" }); // the slider itself says it
+  const element = make("div", { class: "slider" }, make("label", { for: id }, name), input, shown);
   return {
     element,
     /** @param {number} value @param {number} most @param {string} words */
@@ -71,7 +71,7 @@ function slider(id, name, onInput) {
       input.value = String(value);
       input.style.setProperty("--done", `${most ? (value / most) * 100 : 0}%`);
       input.setAttribute("aria-valuetext", words);
-      output.textContent = words;
+      shown.textContent = words;
     },
   };
 }

@@ -1,6 +1,7 @@
 /** @file The routes of the server, as its own openapi.json tells them. */
 
 import { Api } from "./api.js";
+import { inline } from "./card.js";
 import { commandBlock, curl } from "./command.js";
 import { alarm, announce, byId, make } from "./dom.js";
 import { askToken } from "./token.js";
@@ -33,7 +34,7 @@ function shown(tree, { path, verb, route, shared }) {
   const bodies = Object.entries(resolved(tree, route.requestBody)?.content ?? {});
   return make("article", { class: "route" },
     make("h3", {}, make("span", { class: `verb ${verb}` }, verb.toUpperCase()), make("code", {}, path)),
-    make("p", {}, [route.summary, route.description].filter(Boolean).join(". ").replace(/\.\. /g, ". ")),
+    make("p", {}, ...inline([route.summary, route.description].filter(Boolean).join(". "))),
     parameters.length > 0 && table("Parameters", ["name", "where", "takes", "what it is"], parameters.map((each) => [
       make("code", {}, each.name), each.required ? `${each.in}, needed` : each.in,
       takes(tree, each.schema), each.description ?? ""])),

@@ -101,7 +101,7 @@ export class Looking {
     });
     this.#slots.push(slot);
     this.stages.append(slot.element);
-    this.sheets.append(slot.sheet.element);
+    this.sheets.append(slot.heads);
     return slot;
   }
 
@@ -109,7 +109,7 @@ export class Looking {
     this.#slots.splice(1).forEach((slot) => {
       slot.close();
       slot.element.remove();
-      slot.sheet.element.remove();
+      slot.heads.remove();
     });
     this.#arrange();
   }

@@ -49,6 +49,8 @@ export class Slot {
     this.answer = new Answer();
     this.sheet = new Sheet(onChoose);
     this.name = make("p", { class: "key" });
+    this.sheetName = make("p", { class: "key" });
+    this.heads = make("div", {}, this.sheetName, this.sheet.element);
     this.trouble = make("div");
     this.stage.element.prepend(this.name);
     this.element = make("div", { class: "slot" },
@@ -63,7 +65,7 @@ export class Slot {
     this.close();
     const picture = this.picture = new Picture(this.api, file);
     this.#scene = null;
-    this.name.textContent = file.name;
+    this.name.textContent = this.sheetName.textContent = file.name;
     this.trouble.replaceChildren();
     const shown = previewOf(file).then((scene) => {
       if (this.picture === picture && !this.#scene) this.stage.showPlain(scene);

@@ -20,6 +20,8 @@ export class Stage {
   #map = null;
   /** @type {Cell | null} */
   #query = null;
+  /** @type {Cell | null} below the pointer */
+  #under = null;
   #pickable = false;
   /** @type {(value: number) => string} */
   #words = String;
@@ -67,6 +69,7 @@ export class Stage {
     const context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
     context.putImageData(paint(scene, map, how), 0, 0);
     frame(context, scene);
+    if (this.#map?.rows !== map.rows || this.#map.columns !== map.columns) this.#under = null;
     this.#map = map;
     this.#words = how.words;
     this.#pickable = how.pickable;
@@ -76,6 +79,7 @@ export class Stage {
     this.pane.setAttribute("aria-label", how.pickable
       ? `${how.caption} Arrow keys choose the patch that asks, Escape goes back.` : how.caption);
     this.says.textContent = how.caption;
+    this.#read(this.#under);
     this.#showLegend(how);
   }
 
@@ -125,9 +129,10 @@ export class Stage {
 
   /** @param {Cell | null} cell */
   #read(cell) {
+    this.#under = cell;
     this.#outline(this.hover, cell);
-    const value = cell && this.#map ? this.#map.values[cell.row * this.#map.columns + cell.column] : null;
-    this.reading.textContent = cell && value !== null ? `row ${cell.row}, column ${cell.column}: ${this.#words(value)}` : "";
+    const value = cell && this.#map?.values[cell.row * this.#map.columns + cell.column];
+    this.reading.textContent = cell && value !== undefined ? `row ${cell.row}, column ${cell.column}: ${this.#words(value)}` : "";
   }
 
   #click(event) {
