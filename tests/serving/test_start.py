@@ -46,7 +46,7 @@ def test_an_address_that_is_taken_or_none_is_refused():
         with pytest.raises(ConfigError, match="in use"):
             bind("127.0.0.1", taken.getsockname()[1])
     for host, port in (("127.0.0.1", 70_000), ("no such host.", 80), ("127.0.0.1", -1)):
-        with pytest.raises(ConfigError, match="cannot be listened to|is none"):
+        with pytest.raises(ConfigError, match=r"cannot be listened to|is none"):
             bind(host, port)
 
 

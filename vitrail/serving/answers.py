@@ -108,6 +108,7 @@ class LayerAttention(Told):
     heads: int
     map: list[int] = Field(description="rows and columns of its places")
     asks: str = Field(examples=["all", "class token"])
+    reads: str = Field(examples=["class token", "patches"], description="who asks unless a place is given")
 
 
 class AboutLimits(Told):

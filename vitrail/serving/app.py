@@ -14,7 +14,9 @@ from starlette.exceptions import HTTPException
 from vitrail.errors import ConfigError
 from vitrail.serving import about, kserve, predicting
 from vitrail.serving.admission import Admission
+from vitrail.serving.pages import pages_routes
 from vitrail.serving.refusals import STATUS, Refused
+from vitrail.serving.runs import runs_routes
 from vitrail.serving.service import Service
 
 CODES = {status: code for code, status in reversed(STATUS.items())}
@@ -42,6 +44,9 @@ def create_app(
     app.include_router(predicting.router)
     app.include_router(about.router)
     app.include_router(kserve.router)
+    app.include_router(pages_routes())
+    if runs is not None:
+        app.include_router(runs_routes(runs, lambda: service.draining))
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(ConfigError, _cannot)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.analysis.attention import Place, check_index, maps_of_layers, reach_of
+from vitrail.analysis.attention import Place, asking_shares, check_index, maps_of_layers, reach_of
 from vitrail.analysis.lifting import Lift
 from vitrail.data.images import decode
 from vitrail.engine.evaluate import Reading, Say
@@ -204,7 +204,7 @@ class Served:
 
 
 def _attention_of(classifier: Classifier) -> list[dict[str, Any]]:
-    """Of each layer: its heads, the map of its places, and whether all of them ask or the class token alone."""
+    """Of each layer: its heads, the map of its places, whether all of them ask or the class token alone, and who does unasked."""
     size, device = classifier.preprocessing.size, device_of(classifier)
     try:
         grids = classifier.attention_grids(size)
@@ -217,9 +217,15 @@ def _attention_of(classifier: Classifier) -> list[dict[str, Any]]:
         images = torch.zeros(1, classifier.config.in_channels, *size, device=device)
         classifier.forward_looking(images, lambda look: heads.append(look.shape[1]))
     lifts = [Lift(grid, device) for grid in grids]
+    shares = [asking_shares(classifier, grid, None, device) for grid in grids]
     return [
-        {"heads": count, "map": list(lift.map), "asks": "all" if lift.all_ask else "class token"}
-        for count, lift in zip(heads, lifts, strict=True)
+        {
+            "heads": count,
+            "map": list(lift.map),
+            "asks": "all" if lift.all_ask else "class token",
+            "reads": "class token" if share[: lift.prefix].sum() >= 0.5 else "patches",
+        }
+        for count, lift, share in zip(heads, lifts, shares, strict=True)
     ]
 
 

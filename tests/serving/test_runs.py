@@ -1,0 +1,343 @@
+"""What the server tells of run directories: what is in them, nothing of what lies beside them, and live while they grow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.testclient import TestClient
+
+from vitrail.engine.run import ModelSettings, ObjectiveSettings, Run, ScheduleSettings
+from vitrail.engine.rundir import RunFolder
+from vitrail.serving import runs as serving
+from vitrail.serving.refusals import Refused
+from vitrail.serving.runs import find_runs, followed, parsed, runs_routes, thinned
+
+
+def client_of(folder: Path, **more) -> TestClient:
+    app = FastAPI()
+    app.include_router(runs_routes(folder, **more))
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> JSONResponse:
+        return JSONResponse(error.told("test"), error.status, error.headers)
+
+    return TestClient(app)
+
+
+def train(path: Path, steps: int = 6, *, state: str = "finished", **changes) -> RunFolder:
+    """A run as the engine writes it, evaluated at every third step."""
+    folder = RunFolder(path)
+    folder.open()
+    folder.write_config(
+        Run(schedule=ScheduleSettings(steps=steps), **{"model": ModelSettings(name="vit-ti16"), **changes})
+    )
+    folder.write_status("running", steps=steps)
+    folder.start_metrics(0, step=0)
+    for step in range(1, steps + 1):
+        folder.write_metrics(
+            {"step": step, "epoch": step / 3, "images": 8 * step, "loss": 2.5 / step, "top1": step / 10, "lr": 1e-3}
+        )
+        if step % 3 == 0:
+            folder.write_metrics({"step": step, "epoch": step / 3, "val_top1": step / 8, "val_nll": 3.0 / step})
+    folder.write_status(state, steps=steps)
+    folder.close()
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path) -> Path:
+    """A folder of runs beside something that is nobody's business."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "status.json").write_text('{"state": "SECRET"}')
+    (tmp_path / "secret" / "metrics.jsonl").write_text('{"step": 1, "SECRET": 1}\n')
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+def test_a_run_is_told_as_the_engine_wrote_it(place):
+    train(place / "flowers")
+    before = time.time() - 60
+    (told,) = client_of(place).get("/v1/runs").json()["runs"]
+    assert before < told.pop("updated") < time.time() + 60
+    assert told == {
+        "name": "flowers", "state": "finished", "step": 6, "steps": 6, "epoch": 2.0, "command": "train", "model": "vit-ti16",
+        "data": None, "best": {"name": "val_top1", "value": 0.75},
+        "last": {"loss": 2.5 / 6, "top1": 0.6, "lr": 1e-3, "val_top1": 0.75, "val_nll": 0.5},
+    }  # fmt: skip
+
+
+def test_pretraining_and_paths_are_told_without_the_paths(place):
+    settings = {"model": ModelSettings(init="/home/someone/weights.npz"), "objective": ObjectiveSettings(name="mae")}
+    train(place / "masked", **settings)
+    config = place / "masked" / "config.yaml"
+    config.write_text(config.read_text().replace("source: null", "source: /home/someone/photos"))
+    reply = client_of(place).get("/v1/runs")
+    assert (reply.json()["runs"][0]["command"], reply.json()["runs"][0]["model"]) == ("pretrain", "weights.npz")
+    assert "someone" not in reply.text
+    assert str(place.parent) not in reply.text
+
+
+def test_curves_come_with_what_they_are_and_from_where_one_asks(place):
+    train(place / "flowers")
+    client = client_of(place)
+    told = client.get("/v1/runs/flowers/metrics").json()
+    assert [row["step"] for row in told["rows"]] == [1, 2, 3, 3, 4, 5, 6, 6]
+    assert told["columns"]["val_top1"] == {"chart": "Accuracy", "label": "validation"}
+    assert set(told["columns"]) == {"loss", "top1", "lr", "val_top1", "val_nll"}
+    assert told["at"] == (place / "flowers" / "metrics.jsonl").stat().st_size
+    later = client.get("/v1/runs/flowers/metrics", params={"after": 4}).json()
+    assert later["rows"] == told["rows"][5:]
+    assert client.get("/v1/runs/flowers/metrics", params={"after": "x"}).status_code == 422
+
+
+def test_many_rows_are_thinned_and_evaluations_and_the_last_stay():
+    rows = [{"step": step, "lr": 0.1} for step in range(50_001)] + [{"step": step} for step in range(0, 50_001, 100)]
+    kept = thinned(rows)
+    assert 1_500 < len(kept) <= 2_000
+    assert [row for row in kept if "lr" not in row] == rows[50_001:]
+    assert kept[-1]["step"] == 50_000
+    assert [row["step"] for row in kept] == sorted(row["step"] for row in kept)
+    assert thinned(rows[:2_000]) == rows[:2_000]
+
+
+def test_a_run_that_grows_is_read_anew(place):
+    train(place / "flowers", state="running")
+    client = client_of(place)
+    assert client.get("/v1/runs/flowers/metrics").json()["step"] == 6
+    with open(place / "flowers" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 7, "loss": 0.1}\n{"step": 8, "lo')
+    told = client.get("/v1/runs/flowers/metrics").json()
+    assert (told["step"], told["state"], told["rows"][-1]) == (7, "running", {"step": 7, "loss": 0.1})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"", b"{", b"null", b"3", b'"step"', b"[1]", b"{}", b'{"step": "1"}', b'{"step": true}', b'{"step": 1.5}', b"\xff\xfe",
+        b"[" * 100_000, b'{"step": 1' + b"0" * 5_000 + b"}", b'{"step": 2, "loss": 1' + b"0" * 400 + b"}",
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_line_that_is_no_row_is_passed_over(line):
+    assert list(parsed(line + b'\n{"step": 2}\n')) == [{"step": 2}]
+
+
+def test_values_that_are_no_numbers_are_left_out_and_those_that_json_cannot_say_are_null(place):
+    train(place / "flowers")
+    line = '{"step": 9, "loss": NaN, "lr": Infinity, "name": "x", "more": {"a": 1}, "yes": true, "top1": 0.5}\n'
+    (place / "flowers" / "metrics.jsonl").write_text(line)
+    told = client_of(place).get("/v1/runs/flowers/metrics").json()
+    assert told["rows"] == [{"step": 9, "loss": None, "lr": None, "top1": 0.5}]
+    assert client_of(place).get("/v1/runs").json()["runs"][0]["last"] == {"loss": None, "lr": None, "top1": 0.5}
+
+
+BROKEN = {
+    "status.json": ["", "{", "[]", "null", '{"state": 3, "steps": "many"}', "[" * 100_000, "\x00\xff"],
+    "config.yaml": [
+        "",
+        "a: [",
+        "- 1",
+        "3",
+        "model: 3",
+        "model: {name: [1]}",
+        "a: &a [*a]",
+        "!!python/object:os.system {}",
+        "[" * 5_000,
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "content"), [(name, each) for name, some in BROKEN.items() for each in some], ids=lambda x: repr(x)[:30]
+)
+def test_a_broken_file_hides_no_other_run(place, file, content):
+    train(place / "good")
+    train(place / "bad")
+    (place / "bad" / file).write_bytes(content.encode("latin-1"))
+    told = client_of(place).get("/v1/runs").json()["runs"]
+    assert [run["name"] for run in told] == ["bad", "good"]
+    assert told[1]["state"] == "finished"
+    assert told[0]["step"] == 6
+
+
+def test_a_run_that_has_only_begun_is_starting(place):
+    folder = RunFolder(place / "new")
+    folder.open()
+    folder.close()
+    (told,) = client_of(place).get("/v1/runs").json()["runs"]
+    assert (told["state"], told["step"], told["steps"], told["best"], told["last"]) == ("starting", 0, None, None, {})
+    assert client_of(place).get("/v1/runs/new/metrics").json()["rows"] == []
+
+
+def test_links_lead_nowhere(place):
+    (place / "outside").symlink_to(place.parent / "secret")
+    train(place / "honest")
+    for name in ("status.json", "metrics.jsonl", "config.yaml"):
+        (place / "honest" / name).unlink()
+        (place / "honest" / name).symlink_to(place.parent / "secret" / name.replace("config.yaml", "status.json"))
+    client = client_of(place)
+    assert [run["name"] for run in client.get("/v1/runs").json()["runs"]] == ["honest"]
+    for path in ("/v1/runs", "/v1/runs/honest/metrics", "/v1/runs/outside/metrics"):
+        assert "SECRET" not in client.get(path).text
+    assert client.get("/v1/runs/outside/metrics").status_code == 404
+
+
+def test_pipes_and_folders_in_place_of_files_hold_nothing_up(place):
+    train(place / "odd")
+    for name in ("metrics.jsonl", "status.json"):
+        (place / "odd" / name).unlink()
+    os.mkfifo(place / "odd" / "metrics.jsonl")
+    (place / "odd" / "status.json").mkdir()
+    assert client_of(place).get("/v1/runs").json()["runs"][0]["state"] == "starting"
+    assert serving.read(place / "odd" / "metrics.jsonl") == b""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "missing",
+        "..",
+        "%2e%2e",
+        "..%2fsecret",
+        "..%2f..%2fetc",
+        "%2fetc",
+        "flowers%2f..%2f..%2fsecret",
+        "flowers%00",
+        ".hidden",
+        "file",
+    ],
+)
+def test_a_name_that_was_not_listed_is_no_run(place, name):
+    train(place / "flowers")
+    train(place / ".hidden")
+    (place / "file").write_text("x")
+    client = client_of(place)
+    for what in ("metrics", "events"):
+        reply = client.get(f"/v1/runs/{name}/{what}")
+        assert reply.status_code == 404
+        assert "SECRET" not in reply.text
+
+
+def test_names_are_told_as_they_are_and_asked_for_so(place):
+    names = sorted(["<img src=x onerror=alert(1)>", 'quo"te', "sp ace", "100 %", "émile", "back\\slash"])
+    for name in names:
+        train(place / name, steps=1)
+    client = client_of(place)
+    assert [run["name"] for run in client.get("/v1/runs").json()["runs"]] == names
+    for name in find_runs(place):
+        assert client.get(f"/v1/runs/{quote(name, safe='')}/metrics").json()["name"] == name
+
+
+def test_a_folder_that_is_gone_holds_no_runs(tmp_path):
+    assert client_of(tmp_path / "gone").get("/v1/runs").json() == {"runs": []}
+
+
+def test_the_events_of_a_finished_run_are_all_its_rows_and_its_state_and_end(place):
+    train(place / "flowers")
+    text = client_of(place).get("/v1/runs/flowers/events").text
+    rows = [
+        json.loads(block.splitlines()[2].removeprefix("data: "))
+        for block in text.split("\n\n")
+        if "event: row" in block
+    ]
+    assert rows == client_of(place).get("/v1/runs/flowers/metrics").json()["rows"]
+    assert text.endswith('event: state\ndata: {"state": "finished", "step": 6, "steps": 6}\n\n')
+
+
+def test_events_go_on_from_a_place_in_the_file(place):
+    train(place / "flowers")
+    client = client_of(place)
+    first = client.get("/v1/runs/flowers/events").text
+    seen = first.split("id: ")[5].split("\n")[0]
+    for asked in ({"params": {"at": seen}}, {"headers": {"Last-Event-ID": seen}}):
+        rest = client.get("/v1/runs/flowers/events", **asked).text
+        assert rest.count("event: row") == first.count("event: row") - 5
+    at = client.get("/v1/runs/flowers/metrics").json()["at"]
+    assert "event: row" not in client.get("/v1/runs/flowers/events", params={"at": at}).text
+    for odd in (-1, 10**30, "x"):
+        assert client.get("/v1/runs/flowers/events", params={"at": odd}).status_code == 422
+    for odd in ("x", "-1", "9" * 40, "٣"):
+        assert client.get("/v1/runs/flowers/events", headers={"Last-Event-ID": odd.encode()}).status_code == 200
+
+
+def collect(events, *, until: int) -> list[str]:
+    async def some() -> list[str]:
+        found = []
+        async for event in events:
+            found.append(event)
+            if len(found) == until:
+                break
+        await events.aclose()
+        return found
+
+    return asyncio.run(some())
+
+
+def test_rows_come_while_a_run_trains_and_the_stream_ends_with_it(place, monkeypatch):
+    monkeypatch.setattr(serving, "EVERY", 0.01)
+    folder = train(place / "live", steps=1, state="running")
+    metrics = folder.path / "metrics.jsonl"
+    found = []
+
+    async def watch() -> None:
+        async for event in followed(folder.path, metrics.stat().st_size, lambda: False):
+            found.append(event)
+            if len(found) == 1:
+                with open(metrics, "a") as file:
+                    file.write('{"step": 2, "loss"')
+                    file.flush()
+                    await asyncio.sleep(0.05)
+                    assert len(found) == 1
+                    file.write(": 0.5}\n")
+            elif len(found) == 2:
+                folder.write_status("finished", steps=2)
+
+    asyncio.run(asyncio.wait_for(watch(), 20))
+    assert ["state" in found[0], "row" in found[1], '"finished"' in found[2], len(found)] == [True, True, True, 3]
+    assert json.loads(found[1].splitlines()[2].removeprefix("data: ")) == {"step": 2, "loss": 0.5}
+
+
+def test_who_watches_is_let_go_when_the_server_drains(place, monkeypatch):
+    monkeypatch.setattr(serving, "EVERY", 0.01)
+    folder, asked = train(place / "live", state="running"), []
+
+    def draining() -> bool:
+        asked.append(True)
+        return len(asked) > 3
+
+    size = (folder.path / "metrics.jsonl").stat().st_size
+    assert len(collect(followed(folder.path, size, draining), until=99)) == 1
+    assert len(asked) == 4
+
+
+def test_a_quiet_run_is_heard_to_live(place, monkeypatch):
+    monkeypatch.setattr(serving, "EVERY", 0.01)
+    monkeypatch.setattr(serving, "QUIET", 0.02)
+    folder = train(place / "live", state="running")
+    size = (folder.path / "metrics.jsonl").stat().st_size
+    assert collect(followed(folder.path, size, lambda: False), until=2)[1].startswith(":")
+
+
+def test_too_many_who_watch_are_told_to_come_later(place, monkeypatch):
+    monkeypatch.setattr(serving, "WATCHERS", 0)
+    train(place / "flowers")
+    reply = client_of(place).get("/v1/runs/flowers/events")
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "10")
+
+
+def test_every_number_that_is_sent_is_finite(place):
+    train(place / "flowers")
+    with open(place / "flowers" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 7, "loss": -Infinity}\n')
+    for path in ("/v1/runs", "/v1/runs/flowers/metrics", "/v1/runs/flowers/events"):
+        assert not any(word in client_of(place).get(path).text for word in ("NaN", "Infinity"))
+    assert math.isfinite(client_of(place).get("/v1/runs").json()["runs"][0]["updated"])

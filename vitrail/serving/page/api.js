@@ -1,0 +1,148 @@
+/** @file Requests to the server: its refusals as errors with a remedy, its token, its "later", its streams of events. */
+
+const RETRIES = 5;
+const LONGEST_WAIT = 30; // seconds between two tries
+
+/** What the server, or the way to it, refuses: what is wrong and what to do. */
+export class Refusal extends Error {
+  /**
+   * @param {number} status of the reply; 0 where none came
+   * @param {string} code
+   * @param {string} message
+   * @param {string} remedy
+   */
+  constructor(status, code, message, remedy) {
+    super(message);
+    Object.assign(this, { status, code, remedy });
+  }
+}
+
+/** The server. The token is kept in this object alone, so it is gone when the page is. */
+export class Api {
+  #token = "";
+  /** @type {Promise<string> | null} */
+  #asking = null;
+
+  /**
+   * @param {(again: boolean) => Promise<string>} askToken asks the person
+   * @param {(seconds: number) => void} waiting hears that the server asked to come later
+   */
+  constructor(askToken, waiting) {
+    this.askToken = askToken;
+    this.waiting = waiting;
+  }
+
+  get usesToken() {
+    return this.#token !== "";
+  }
+
+  /**
+   * A reply that is fine; one with 401 is asked for again with a token, one with 503 when the server said.
+   * @param {string} path relative to the page
+   * @param {RequestInit} [how]
+   * @returns {Promise<Response>}
+   * @throws {Refusal}
+   */
+  async request(path, how = {}) {
+    for (let tries = 0; ; ) {
+      const used = this.#token;
+      const response = await this.#send(path, how, used);
+      if (response.ok) return response;
+      if (response.status === 401) {
+        await this.#renew(used);
+      } else if (response.status === 503 && ++tries <= RETRIES) {
+        const seconds = Math.min(Number(response.headers.get("Retry-After")) || 2, LONGEST_WAIT);
+        this.waiting(seconds);
+        await pause(seconds, how.signal);
+      } else {
+        throw await refusal(response);
+      }
+    }
+  }
+
+  async #send(path, how, token) {
+    const headers = token ? { ...how.headers, Authorization: `Bearer ${token}` } : how.headers;
+    try {
+      return await fetch(path, { ...how, headers, cache: "no-store" });
+    } catch (error) {
+      if (/** @type {Error} */ (error).name === "AbortError") throw error;
+      throw new Refusal(0, "unreachable", "the server does not answer", "see whether `vitrail serve` still runs, then try again");
+    }
+  }
+
+  /** One question for all requests that wait; a token that came meanwhile is taken. */
+  async #renew(used) {
+    if (this.#token !== used) return;
+    this.#asking ??= this.askToken(used !== "").finally(() => { this.#asking = null; });
+    const given = await this.#asking;
+    if (!given) {
+      throw new Refusal(401, "unauthorised", "the server asks for a token", "ask whoever started it, then reload the page");
+    }
+    this.#token = given;
+  }
+
+  /**
+   * @param {string} path
+   * @param {RequestInit} [how]
+   */
+  async json(path, how) {
+    return (await this.request(path, how)).json();
+  }
+
+  /**
+   * Sends a picture as it is.
+   * @param {string} path
+   * @param {File} file
+   * @param {AbortSignal} [signal]
+   */
+  async send(path, file, signal) {
+    const body = new FormData();
+    body.append("image", file, file.name);
+    return this.json(path, { method: "POST", body, signal });
+  }
+
+  /**
+   * Server-sent events, read from the reply itself: EventSource cannot send a token.
+   * @param {string} path
+   * @param {AbortSignal} signal
+   * @returns {AsyncGenerator<{event: string, data: any, id: string}>}
+   */
+  async *events(path, signal) {
+    const response = await this.request(path, { signal });
+    const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
+    const decoder = new TextDecoder();
+    let text = "";
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      text += decoder.decode(value, { stream: true });
+      const blocks = text.split("\n\n");
+      text = /** @type {string} */ (blocks.pop());
+      for (const block of blocks) {
+        const fields = Object.fromEntries(block.split("\n").map((line) => line.match(/^(\w+): (.*)$/)?.slice(1) ?? ["", ""]));
+        if (fields.data) yield { event: fields.event, data: JSON.parse(fields.data), id: fields.id };
+      }
+    }
+  }
+}
+
+/** @param {Response} response */
+async function refusal(response) {
+  try {
+    const { error } = await response.json();
+    return new Refusal(response.status, error.code, error.message, error.remedy);
+  } catch {
+    return new Refusal(response.status, "unknown", `the server answered ${response.status}`, "try again");
+  }
+}
+
+/**
+ * @param {number} seconds
+ * @param {AbortSignal | null} [signal]
+ */
+function pause(seconds, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, seconds * 1000);
+    signal?.addEventListener("abort", () => { clearTimeout(timer); reject(signal.reason); }, { once: true });
+  });
+}

@@ -1,0 +1,34 @@
+/** @file The same request for a terminal. */
+
+import { copyButton, make } from "./dom.js";
+
+/** @param {string} word as a shell takes it */
+export const quoted = (word) => (/^[\w./:=@%+,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
+
+/** A file's name as curl's -F takes it: in quotes of its own, where a comma or a semicolon would end it. */
+const formName = (name) => (/[,;"\\]/.test(name) ? `"${name.replace(/[\\"]/g, "\\$&")}"` : name);
+
+/**
+ * A curl command.
+ * @param {string} path relative to the page
+ * @param {{file?: string, token?: boolean, out?: string, words?: string[]}} [how]
+ */
+export function curl(path, { file, token, out, words = [] } = {}) {
+  return ["curl",
+    ...(token ? ['-H "Authorization: Bearer $VITRAIL_TOKEN"'] : []),
+    ...(file === undefined ? [] : [`-F ${quoted(`image=@${formName(file)}`)}`]),
+    ...words, quoted(new URL(path, document.baseURI).href),
+    ...(out ? [`-o ${quoted(out)}`] : [])].join(" ");
+}
+
+/**
+ * A command with a button that copies it.
+ * @param {string} title
+ * @param {string} command
+ */
+export function commandBlock(title, command) {
+  const code = make("code", {}, command);
+  return make("div", { class: "command" },
+    make("div", { class: "above" }, make("h3", {}, title), copyButton(() => command, code)),
+    make("pre", { tabindex: 0 }, code));
+}

@@ -1,0 +1,142 @@
+/** @file Charts over the training step: a line for each run and column, drawn as SVG, with the numbers under the pointer. */
+
+import { draw, make } from "./dom.js";
+import { short } from "./numbers.js";
+
+const WIDTH = 460, HEIGHT = 220;
+const LEFT = 52, RIGHT = 16, TOP = 12, BOTTOM = 30; // margins in the drawing's own units
+const FIRST = ["Loss", "Accuracy", "Learning rate"];
+const ROUND = 30; // stretches that a smoothed line is made of, about
+
+/**
+ * @typedef {{label: string, colour: string, dash: boolean, faint: boolean, dots: boolean, smooth: boolean,
+ *   points: [number, number][]}} Line
+ */
+
+/**
+ * A chart for each group of columns that any of the runs has.
+ * @param {import("./runs.js").Watched[]} runs
+ * @returns {HTMLElement[]}
+ */
+export function charts(runs) {
+  const titles = new Set(runs.flatMap((run) => Object.values(run.columns).map((column) => column.chart)));
+  const order = [...FIRST.filter((title) => titles.has(title)), ...[...titles].filter((title) => !FIRST.includes(title))];
+  return order.map((title) => [title, linesOf(title, runs)]).filter(([, lines]) => lines.length)
+    .map(([title, lines]) => chart(/** @type {string} */ (title), /** @type {Line[]} */ (lines), runs.length > 1));
+}
+
+/** @returns {Line[]} */
+function linesOf(title, runs) {
+  const columnsOf = (run) => Object.entries(run.columns).filter(([, column]) => column.chart === title);
+  return runs.flatMap((run) => columnsOf(run).map(([name, { label }]) => {
+    const rows = run.rows.filter((row) => Number.isFinite(row[name])), points = rows.map((row) => [row.step, row[name]]);
+    const other = label !== "training" && columnsOf(run).some(([, each]) => each.label === "training");
+    return {
+      label: runs.length > 1 ? `${run.name}, ${label}` : label, dash: run.dash,
+      dots: rows.length <= 40 && rows.every((row) => !("lr" in row)),
+      // of one run the colours tell the columns, of several the runs
+      colour: runs.length === 1 && other ? (label === "validation" ? "amber" : "violet") : run.colour,
+      faint: runs.length > 1 && other, smooth: title !== "Learning rate", points,
+    };
+  })).filter((line) => line.points.length);
+}
+
+/**
+ * @param {string} title
+ * @param {Line[]} lines
+ * @param {boolean} several
+ */
+function chart(title, lines, several) {
+  const points = lines.flatMap((line) => line.points);
+  const steps = points.map(([step]) => step), values = points.map(([, value]) => value);
+  const across = axis(least(steps), most(steps), LEFT, WIDTH - RIGHT, 5);
+  // from nothing, unless that would press the lines flat
+  const floor = least(values) >= 0 && (title !== "Loss" || least(values) < most(values) / 2) ? 0 : least(values);
+  const up = axis(floor, most(values), HEIGHT - BOTTOM, TOP, 4, true);
+  const words = title === "Accuracy" ? (value) => `${Number((value * 100).toPrecision(3))} %` : short;
+  const says = `${title} against the step. ${lines.map((line) => spoken(line, words)).join(" ")}`;
+  const cursor = draw("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
+  const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": says },
+    ...up.ticks.map((tick) => draw("g", {},
+      draw("line", { class: "rule", x1: LEFT, x2: WIDTH - RIGHT, y1: up.at(tick), y2: up.at(tick) }),
+      draw("text", { x: LEFT - 7, y: up.at(tick) + 4, "text-anchor": "end" }, words(tick)))),
+    ...across.ticks.map((tick) =>
+      draw("text", { x: across.at(tick), y: HEIGHT - 10, "text-anchor": "middle" }, short(tick))),
+    ...lines.flatMap((line) => shapes(line, across, up)), cursor);
+  const under = make("p", { class: "under", "aria-hidden": "true" });
+  svg.addEventListener("pointermove", (event) => point(event, svg, cursor, under, { lines, across, words }));
+  svg.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); under.textContent = ""; });
+  const keys = lines.length > 1 || several ? make("ul", { class: "keys" }, ...lines.map(key)) : null;
+  return make("figure", { class: "chart" }, make("div", { class: "above" }, make("h3", {}, title), keys), svg, under);
+}
+
+/** How a line is drawn. */
+const kindOf = (line) => `${line.colour}${line.dash ? " dash" : ""}${line.faint ? " faint" : ""}`;
+
+const key = (line) =>
+  make("li", {}, make("span", { class: `swatch ${kindOf(line)}`, "aria-hidden": "true" }), line.label);
+
+const least = (numbers) => numbers.reduce((a, b) => Math.min(a, b), Infinity);
+const most = (numbers) => numbers.reduce((a, b) => Math.max(a, b), -Infinity);
+
+function spoken({ label, points }, words) {
+  const [first, last] = [points[0], points[points.length - 1]];
+  return `${label}: from ${words(first[1])} at step ${first[0]} to ${words(last[1])} at step ${last[0]}.`;
+}
+
+/** A scale from numbers to the drawing, with round ticks; `whole` widens it to them. */
+function axis(low, high, from, to, count, whole = false) {
+  const step = round((high - low || Math.abs(high) || 1) / count);
+  const start = whole ? Math.floor(low / step + 1e-9) * step : low;
+  const end = whole ? Math.ceil(high / step - 1e-9) * step : high;
+  const span = end - start || 1, ticks = [];
+  for (let tick = Math.ceil(start / step - 1e-9); tick * step <= end + step * 1e-9; tick++) {
+    ticks.push(Number((tick * step).toPrecision(12)));
+  }
+  const at = (value) => from + ((value - start) / span) * (to - from);
+  return { ticks, at, back: (place) => start + ((place - from) / (to - from)) * span };
+}
+
+/** The next of 1, 2, 5 times a power of ten. */
+function round(wish) {
+  const power = 10 ** Math.floor(Math.log10(wish));
+  return power * ([1, 2, 5].find((each) => each * power >= wish * 0.999) ?? 10);
+}
+
+/** A line as it was measured, faint, and its run smoothed over it where it is long. */
+function shapes(line, across, up) {
+  const place = ([x, y]) => `${across.at(x).toFixed(1)} ${up.at(y).toFixed(1)}`;
+  const path = (points) => `M${points.map(place).join("L")}`;
+  const kind = `line ${kindOf(line)}`;
+  const rough = line.smooth && line.points.length > 2 * ROUND;
+  return [
+    draw("path", { class: `${kind}${rough ? " rough" : ""}`, d: path(line.points) }),
+    rough && draw("path", { class: kind, d: path(smoothed(line.points)) }),
+    ...(line.dots || line.points.length === 1 ? line.points : [])
+      .map(([x, y]) => draw("circle", { class: kind, cx: across.at(x), cy: up.at(y), r: 2.4 })),
+  ].filter(Boolean);
+}
+
+/** Each point the mean of those around it. */
+function smoothed(points) {
+  const half = Math.ceil(points.length / ROUND / 2);
+  const sums = [0];
+  for (const [, value] of points) sums.push(sums[sums.length - 1] + value);
+  return points.map(([step], at) => {
+    const reach = Math.min(half, at, points.length - 1 - at), from = at - reach, to = at + reach + 1;
+    return [step, (sums[to] - sums[from]) / (to - from)];
+  });
+}
+
+/** The step under the pointer, and what each line has there. */
+function point(event, svg, cursor, under, { lines, across, words }) {
+  const bounds = svg.getBoundingClientRect();
+  const wanted = across.back(((event.clientX - bounds.left) / bounds.width) * WIDTH);
+  const far = ([step]) => Math.abs(step - wanted);
+  const nearest = (points) => points.reduce((best, each) => (far(each) < far(best) ? each : best));
+  const found = lines.map((line) => ({ line, near: nearest(line.points) }));
+  const place = across.at(nearest(found.map(({ near }) => near))[0]);
+  for (const side of ["x1", "x2"]) cursor.setAttribute(side, String(place));
+  cursor.setAttribute("visibility", "visible");
+  under.textContent = found.map(({ line, near }) => `${line.label} ${words(near[1])} at step ${near[0]}`).join(" · ");
+}

@@ -1,0 +1,181 @@
+/** @file The view of pictures: one, or two side by side under the same controls. */
+
+import { curl, commandBlock } from "./command.js";
+import { Controls } from "./controls.js";
+import { alarm, announce, byId, make } from "./dom.js";
+import { chooseButton, listen, photographButton } from "./intake.js";
+import { megabytes, whole } from "./numbers.js";
+import { readScale } from "./painter.js";
+import { cellAt } from "./picture.js";
+import { Slot } from "./slot.js";
+
+const TOPS = [5, 10, 20];
+
+export class Looking {
+  /** @type {Slot[]} */
+  #slots = [];
+  #waiting = false;
+
+  /**
+   * @param {import("./api.js").Api} api
+   * @param {any} model as /v1/model tells
+   */
+  constructor(api, model) {
+    const layers = model.attention?.layers ?? [];
+    this.api = api;
+    this.model = { ...model, scale: readScale() };
+    // occlusion shows the picture to the model hundreds of times: only if it is asked for
+    const method = model.methods.find((name) => name !== "occlusion") ?? null;
+    /** @type {import("./slot.js").View} */
+    this.view = {
+      method, layer: Math.max(layers.length - 1, 0), head: null, spot: null, opacity: 1, manner: "light", top: TOPS[0],
+    };
+    this.controls = new Controls(this.model, this.view, () => this.#refresh());
+    this.stages = make("div", { class: "slots" });
+    this.sheets = make("div", { class: "sheets" });
+    this.#lay();
+    listen((files, target) => this.open(files, this.#slotAt(target)));
+  }
+
+  #lay() {
+    const tops = make("select", { id: "top", onchange: (event) => this.#top(event) },
+      ...TOPS.map((count) => make("option", { selected: count === this.view.top }, count)));
+    const replace = (files) => this.open(files, 0);
+    this.save = make("button", { type: "button", class: "quiet", onclick: () => this.#save() }, "Save as PNG");
+    this.leave = make("button", { type: "button", class: "quiet", onclick: () => this.#leave() }, "Stop comparing");
+    byId("invitation").replaceChildren(make("img", { src: "page/icon.svg", alt: "", width: 72, height: 72 }),
+      make("p", { class: "invite" }, "Drop a picture anywhere on this page, or paste one."),
+      chooseButton("Choose a picture", (files) => this.open(files, null), true), photographButton(replace),
+      make("p", { class: "lead" }, this.#promise()));
+    byId("tools").replaceChildren(chooseButton("Another picture", replace), photographButton(replace),
+      chooseButton("Compare with another", ([file]) => this.open([file], 1)), this.leave, this.save,
+      ...(this.model.classes.length > TOPS[0] ? [make("label", { class: "top" }, "Classes ", tops)] : []));
+    byId("desk").replaceChildren(this.stages, this.controls.element);
+    byId("heads-sheets").replaceChildren(this.sheets);
+  }
+
+  /** What one will see. */
+  #promise() {
+    const { classes, attention } = this.model;
+    const answers = classes.length ? `which of ${whole(classes.length)} classes it takes it for` : "";
+    const looks = attention ? "what it looks at, layer by layer and head by head" : "which parts count";
+    return `The model says ${[answers, looks].filter(Boolean).join(", and ")}. Two can stand side by side.`;
+  }
+
+  /**
+   * Takes in pictures; of several the first two, side by side.
+   * @param {File[]} files
+   * @param {number | null} place of the slot, null for wherever there is room
+   */
+  open(files, place) {
+    const [first, second] = files;
+    if (!first) return announce("There was no picture in what was dropped.");
+    if (second && !place) {
+      this.#put(first, 0);
+      return this.#put(second, 1);
+    }
+    this.#put(first, place ?? 0);
+  }
+
+  #put(file, place) {
+    const most = this.model.limits?.body_bytes;
+    byId("refused").replaceChildren();
+    if (most && file.size > most) {
+      const message = `the file ${file.name} has ${megabytes(file.size)}, and the server takes ${megabytes(most)}`;
+      byId("refused").replaceChildren(alarm({ message, remedy: "send a smaller file, or start the server with a larger limit" }));
+      return;
+    }
+    const slot = this.#slots[place] ?? this.#add();
+    if (this.#slots.length === 1) this.view.spot = null; // two are compared at one place
+    this.controls.show();
+    byId("picture").classList.add("looking");
+    announce(`Asking the model about ${file.name} …`);
+    slot.open(file, this.view);
+    this.#arrange();
+  }
+
+  #add() {
+    const slot = new Slot(this.api, this.model, {
+      onPick: (spot) => { this.view.spot = spot; this.#changed(); },
+      onChoose: (layer, head) => { Object.assign(this.view, { method: "attention", layer, head }); this.#changed(); },
+    });
+    this.#slots.push(slot);
+    this.stages.append(slot.element);
+    this.sheets.append(slot.heads);
+    return slot;
+  }
+
+  #leave() {
+    this.#slots.splice(1).forEach((slot) => {
+      slot.close();
+      slot.element.remove();
+      slot.heads.remove();
+    });
+    this.#arrange();
+  }
+
+  #arrange() {
+    const two = this.#slots.length > 1;
+    byId("desk").classList.toggle("two", two);
+    this.sheets.classList.toggle("two", two);
+    this.leave.hidden = !two;
+    this.#tell();
+  }
+
+  #slotAt(target) {
+    const place = this.#slots.findIndex((slot) => target && slot.element.contains(target));
+    return place < 0 ? null : place;
+  }
+
+  #changed() {
+    this.controls.show();
+    this.#refresh();
+  }
+
+  /** Once a frame at most, however fast a slider moves. */
+  #refresh() {
+    if (this.#waiting) return;
+    this.#waiting = true;
+    requestAnimationFrame(() => {
+      this.#waiting = false;
+      this.#slots.forEach((slot) => slot.update(this.view));
+      this.#tell();
+    });
+  }
+
+  #top(event) {
+    this.view.top = Number(event.target.value);
+    this.#slots.forEach((slot) => slot.predict(this.view));
+    this.#tell();
+  }
+
+  /** The commands for what is seen. */
+  #tell() {
+    const file = this.#slots[0]?.picture?.file.name;
+    if (file === undefined) return;
+    const { method, layer, head, top } = this.view, how = { file, token: this.api.usesToken };
+    const asked = `method=${method}${method === "attention" ? `&layer=${layer}&head=${head ?? "mean"}${this.#query()}` : ""}`;
+    byId("commands").replaceChildren(
+      this.model.classes.length ? commandBlock("The answer", curl(`v1/predict?top=${top}`, how)) : "",
+      method ? commandBlock("This picture", curl(`v1/explain?${asked}&as=png`, { ...how, out: `${method}.png` })) : "");
+    byId("heads").hidden = method !== "attention";
+  }
+
+  /** The patch that asks, as a request names it. */
+  #query() {
+    const grid = this.model.attention.layers[this.view.layer];
+    if (!this.view.spot || grid.asks !== "all") return "";
+    const [rows, columns] = grid.map, { row, column } = cellAt({ rows, columns, reach: [1, 1] }, this.view.spot);
+    return `&query=${row},${column}`;
+  }
+
+  async #save() {
+    for (const slot of this.#slots) {
+      const blob = await slot.stage.blob();
+      if (!blob) continue;
+      const href = URL.createObjectURL(blob), name = slot.picture?.file.name.replace(/\.[^.]*$/, "") || "picture";
+      make("a", { href, download: `${name}.${this.view.method ?? "plain"}.png` }).click();
+      setTimeout(() => URL.revokeObjectURL(href), 10_000);
+    }
+  }
+}

@@ -1,0 +1,56 @@
+/** @file The page: asks what the server has, and shows the views of it. */
+
+import { alarm, announce, byId } from "./dom.js";
+import { Api, Refusal } from "./api.js";
+import { Looking } from "./looking.js";
+import { showModel } from "./model.js";
+import { Runs } from "./runs.js";
+import { askToken } from "./token.js";
+
+const VIEWS = ["picture", "model", "runs"];
+
+/** What the server has, null where it has none. */
+async function ask(api, path) {
+  try {
+    return await api.json(path);
+  } catch (error) {
+    if (error instanceof Refusal && /** @type {any} */ (error).status === 404) return null;
+    throw error;
+  }
+}
+
+/** Shows the view that the address names, of those that there are. */
+function route(there) {
+  if (location.hash && !location.hash.startsWith("#/")) return; // a place on the page
+  const asked = location.hash.slice(2);
+  const shown = there.includes(asked) ? asked : there[0];
+  for (const name of VIEWS) {
+    byId(name).hidden = name !== shown;
+    const link = byId(`to-${name}`);
+    link.hidden = !there.includes(name);
+    if (name === shown) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+async function start() {
+  const api = new Api(askToken, (seconds) => announce(`The server is busy; trying again in ${seconds} s.`));
+  const [model, runs] = [await ask(api, "v1/model"), await ask(api, "v1/runs")];
+  const there = VIEWS.filter((name) => (name === "runs" ? runs : model));
+  if (model) {
+    byId("eyebrow").textContent = `vitrail serve · version ${model.version}`;
+    byId("title").textContent = model.name;
+    document.title = `${model.name} · vitrail`;
+    new Looking(api, model);
+    showModel(model);
+  }
+  if (runs) new Runs(api).start(runs.runs);
+  if (!there.length) {
+    throw new Refusal(404, "not_found", "the server has neither a model nor runs", "start it with a model or with --runs");
+  }
+  route(there);
+  addEventListener("hashchange", () => route(there));
+  announce("");
+}
+
+start().catch((error) => byId("trouble").replaceChildren(alarm(error)));

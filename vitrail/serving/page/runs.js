@@ -1,0 +1,147 @@
+/** @file The runs of the server's folder: a table, and the curves of those that are ticked, live while they train. */
+
+import { charts } from "./curves.js";
+import { alarm, byId, make, speak } from "./dom.js";
+import { ago, percent, short, whole } from "./numbers.js";
+
+const EVERY = 5000; // milliseconds between two looks at the table
+const COLOURS = ["cobalt", "amber", "emerald", "ruby", "violet"];
+const GOING_ON = ["starting", "running"];
+const MOST = 6000; // rows held of a run that is watched
+
+/**
+ * @typedef {{name: string, colour: string, dash: boolean, rows: Record<string, number | null>[],
+ *   columns: Record<string, {chart: string, label: string}>, stop: AbortController}} Watched
+ */
+
+export class Runs {
+  /** @type {Map<string, Watched>} the ticked runs */
+  #watched = new Map();
+  /** @type {any[]} */
+  #runs = [];
+  #drawing = false;
+
+  /** @param {import("./api.js").Api} api */
+  constructor(api) {
+    this.api = api;
+    this.section = byId("runs");
+    this.rows = byId("runs-rows");
+    setInterval(() => this.#look(), EVERY);
+    document.addEventListener("visibilitychange", () => this.#look());
+  }
+
+  /** @param {any[]} runs as /v1/runs lists them */
+  start(runs) {
+    this.#show(runs);
+    const newest = [...runs].sort((a, b) => b.updated - a.updated)[0];
+    if (newest) this.#tick(newest.name, true);
+    this.#draw();
+  }
+
+  async #look() {
+    if (document.hidden || this.section.hidden) return;
+    try {
+      this.#show((await this.api.json("v1/runs")).runs);
+      byId("runs-trouble").replaceChildren();
+    } catch (error) {
+      byId("runs-trouble").replaceChildren(alarm(error));
+    }
+  }
+
+  #show(runs) {
+    this.#runs = runs;
+    byId("runs-none").hidden = runs.length > 0;
+    byId("runs-table").hidden = runs.length === 0;
+    const held = document.activeElement?.closest("[data-key]")?.getAttribute("data-key");
+    this.rows.replaceChildren(...[...runs].sort((a, b) => b.updated - a.updated).map((run) => this.#row(run)));
+    // the table was made anew: the keyboard stays where it was
+    if (held) [...this.rows.querySelectorAll("[data-key]")].find((each) => each.getAttribute("data-key") === held)?.focus();
+  }
+
+  #row(run) {
+    const watched = this.#watched.get(run.name);
+    const tick = make("input", {
+      type: "checkbox", checked: Boolean(watched), "aria-label": `Curves of ${run.name}`, "data-key": `tick ${run.name}`,
+      onchange: () => this.#tick(run.name, tick.checked),
+    });
+    const only = make("button", {
+      type: "button", class: "name", "data-key": `name ${run.name}`, onclick: () => this.#only(run.name),
+    }, run.name);
+    const kind = `swatch ${watched?.colour ?? "none"}${watched?.dash ? " dash" : ""}`;
+    const swatch = make("span", { class: kind, "aria-hidden": "true" });
+    const done = run.steps ? run.step / run.steps : 0, steps = run.steps ? ` / ${whole(run.steps)}` : "";
+    return make("tr", {}, make("td", { class: "text" }, tick), make("th", { scope: "row", class: "text" }, swatch, only),
+      make("td", { class: "text" }, make("span", { class: `state ${run.state}` }, run.state)),
+      make("td", { class: "bar", style: { "--share": String(done) } }, `${whole(run.step)}${steps}`),
+      make("td", {}, best(run.best)), make("td", { class: "text" }, run.model ?? ""),
+      make("td", { class: "text" }, run.data ?? ""), make("td", {}, ago(run.updated)));
+  }
+
+  #only(name) {
+    [...this.#watched.keys()].filter((each) => each !== name).forEach((each) => this.#forget(each));
+    this.#tick(name, true);
+  }
+
+  #tick(name, wanted) {
+    if (!wanted) this.#forget(name);
+    else if (!this.#watched.has(name)) this.#watch(name);
+    this.#show(this.#runs);
+    this.#draw();
+    speak(wanted ? `The curves of ${name} are shown.` : `The curves of ${name} are gone.`);
+  }
+
+  #forget(name) {
+    this.#watched.get(name)?.stop.abort();
+    this.#watched.delete(name);
+  }
+
+  /** Fetches what there is, then listens until the run has ended or is no longer wanted. */
+  async #watch(name) {
+    const taken = [...this.#watched.values()].map((each) => each.colour);
+    const colour = COLOURS.find((each) => !taken.includes(each)) ?? COLOURS[this.#watched.size % COLOURS.length];
+    /** @type {Watched} */
+    const run = { name, colour, dash: taken.includes(colour), rows: [], columns: {}, stop: new AbortController() };
+    this.#watched.set(name, run);
+    const { signal } = run.stop, path = `v1/runs/${encodeURIComponent(name)}`;
+    try {
+      const found = await this.api.json(`${path}/metrics`, { signal });
+      Object.assign(run, { rows: found.rows, columns: found.columns });
+      this.#soon();
+      if (!GOING_ON.includes(found.state)) return;
+      for await (const event of this.api.events(`${path}/events?at=${found.at}`, signal)) {
+        if (event.event === "row") await this.#take(run, event.data, path);
+      }
+      this.#look();
+    } catch (error) {
+      if (!signal.aborted) byId("runs-trouble").replaceChildren(alarm(error));
+    }
+  }
+
+  async #take(run, row, path) {
+    run.rows.push(row);
+    if (run.rows.length > MOST) run.rows = run.rows.filter((_, at) => at % 2 === 0 || at > MOST - 100);
+    if (Object.keys(row).some((column) => !(column in run.columns))) {
+      run.columns = (await this.api.json(`${path}/metrics?after=${row.step}`)).columns;
+    }
+    this.#soon();
+  }
+
+  /** Draws with the next frame, once for all that came until then. */
+  #soon() {
+    if (this.#drawing) return;
+    this.#drawing = true;
+    requestAnimationFrame(() => { this.#drawing = false; this.#draw(); });
+  }
+
+  #draw() {
+    const watched = [...this.#watched.values()];
+    byId("runs-charts").replaceChildren(...charts(watched));
+    byId("runs-hint").hidden = watched.length > 0;
+  }
+}
+
+function best(found) {
+  if (!found) return "";
+  const name = found.name.replace(/^val_/, "").replaceAll("_", " ");
+  return `${name} ${found.name.startsWith("psnr") ? `${short(found.value)} dB` : percent(found.value)}`;
+}

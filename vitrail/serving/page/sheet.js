@@ -1,0 +1,78 @@
+/** @file All heads of all layers on one sheet, a row for each layer; the one that is pressed is shown large. */
+
+import { make } from "./dom.js";
+import { paint, rangeOf } from "./painter.js";
+import { mapOf, small } from "./picture.js";
+
+const TILE = 88; // pixels of the longer side
+const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
+export class Sheet {
+  /** @type {HTMLButtonElement[][]} by row and column */
+  #tiles = [];
+  /** @type {unknown[]} what the tiles show */
+  #drawn = [];
+
+  /** @param {(layer: number, head: number) => void} onChoose */
+  constructor(onChoose) {
+    this.onChoose = onChoose;
+    this.element = make("div", { class: "sheet", role: "radiogroup", "aria-label": "All heads of all layers" });
+    this.element.addEventListener("keydown", (event) => this.#move(event));
+  }
+
+  /**
+   * Draws every head of an explanation, if that is not what is there.
+   * @param {import("./painter.js").Scene} scene
+   * @param {import("./picture.js").Explanation} explanation
+   * @param {{rows: number, columns: number} | null} grid of the patch that asks: in a map of another size it is another place
+   * @param {{manner: import("./painter.js").Manner, scale: Uint8ClampedArray}} how
+   */
+  draw(scene, explanation, grid, how) {
+    const key = [explanation, how.manner, grid?.rows, grid?.columns];
+    if (key.every((each, at) => each === this.#drawn[at])) return;
+    this.#drawn = key;
+    const little = small(scene, TILE);
+    const entries = explanation.maps.filter((entry) => !grid || (entry.rows === grid.rows && entry.columns === grid.columns));
+    this.#tiles = entries.map((entry) => entry.values.map((_, head) => this.#tile(little, entry, head, how)));
+    const widest = Math.max(1, ...this.#tiles.map((row) => row.length));
+    this.element.style.setProperty("--heads", String(widest));
+    this.element.replaceChildren(...entries.map((entry, row) => make("div", { class: "row", role: "presentation" },
+      make("span", { class: "name" }, `layer ${entry.layer}`), ...this.#tiles[row])));
+  }
+
+  /**
+   * @param {number} layer
+   * @param {number | null} head
+   */
+  choose(layer, head) {
+    const tiles = this.#tiles.flat();
+    for (const tile of tiles) {
+      const chosen = Number(tile.dataset.layer) === layer && Number(tile.dataset.head) === head && head !== null;
+      tile.setAttribute("aria-checked", String(chosen));
+      tile.tabIndex = chosen ? 0 : -1;
+    }
+    if (tiles.length && !tiles.some((tile) => tile.tabIndex === 0)) tiles[0].tabIndex = 0;
+  }
+
+  #tile(scene, entry, head, how) {
+    const { width, height } = scene.picture, map = mapOf(entry, head);
+    const canvas = make("canvas", { width, height, "aria-hidden": "true" });
+    canvas.getContext("2d")?.putImageData(paint(scene, map, { ...how, opacity: 1, range: rangeOf(map.values) }), 0, 0);
+    return make("button", {
+      type: "button", role: "radio", "aria-checked": "false", tabindex: -1, title: `layer ${entry.layer}, head ${head}`,
+      "aria-label": `layer ${entry.layer}, head ${head}`, "data-layer": entry.layer, "data-head": head,
+      onclick: () => this.onChoose(/** @type {number} */ (entry.layer), head),
+    }, canvas);
+  }
+
+  /** @param {KeyboardEvent} event */
+  #move(event) {
+    const step = MOVES[event.key], tile = /** @type {HTMLElement} */ (event.target).closest("button");
+    if (!step || !tile) return;
+    event.preventDefault();
+    const row = this.#tiles.findIndex((tiles) => tiles.includes(tile)), column = this.#tiles[row].indexOf(tile);
+    const next = this.#tiles[row + step[0]]?.[Math.min(column + step[1], this.#tiles[row + step[0]].length - 1)];
+    next?.focus();
+    next?.click();
+  }
+}

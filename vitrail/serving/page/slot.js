@@ -1,0 +1,160 @@
+/** @file One of the pictures that are looked at: its picture, its stage, its answer and its sheet of heads. */
+
+import { Answer } from "./answer.js";
+import { alarm, make, speak } from "./dom.js";
+import { fallen, percent, short } from "./numbers.js";
+import { rangeOf } from "./painter.js";
+import { cellAt, entryOf, mapOf, Picture, previewOf, sceneOf } from "./picture.js";
+import { Sheet } from "./sheet.js";
+import { Stage } from "./stage.js";
+
+/**
+ * @typedef {object} View what is looked at, the same for all pictures
+ * @property {string | null} method
+ * @property {number} layer
+ * @property {number | null} head null is the mean of all
+ * @property {import("./picture.js").Spot | null} spot of the patch that asks
+ * @property {number} opacity
+ * @property {import("./painter.js").Manner} manner
+ * @property {number} top how many classes
+ */
+
+const SETTLE = 70; // milliseconds until a patch that is passed over on the way is not asked for
+const WORDS = { attention: percent, rollout: percent, gradient: short, occlusion: fallen };
+
+const capital = (words) => words[0].toUpperCase() + words.slice(1);
+
+/**
+ * Whose attention a layer shows unless a patch is chosen: that of what the answer is read from.
+ * @param {{reads: string}} layer
+ */
+export const askerOf = ({ reads }) => (reads === "patches" ? "the mean of all patches" : "the class token");
+
+export class Slot {
+  #turn = 0;
+  /** @type {import("./painter.js").Scene | null} */
+  #scene = null;
+  /** @type {Picture | null} */
+  picture = null;
+
+  /**
+   * @param {import("./api.js").Api} api
+   * @param {any} model as /v1/model tells
+   * @param {{onPick: (spot: import("./picture.js").Spot | null) => void, onChoose: (layer: number, head: number) => void}} on
+   */
+  constructor(api, model, { onPick, onChoose }) {
+    this.api = api;
+    this.model = model;
+    this.stage = new Stage(onPick);
+    this.answer = new Answer();
+    this.sheet = new Sheet(onChoose);
+    this.name = make("p", { class: "key" });
+    this.sheetName = make("p", { class: "key" });
+    this.heads = make("div", {}, this.sheetName, this.sheet.element);
+    this.trouble = make("div");
+    this.stage.element.prepend(this.name);
+    this.element = make("div", { class: "slot" },
+      make("div", { class: "view" }, this.stage.element, this.trouble), this.answer.element);
+  }
+
+  /**
+   * @param {File} file
+   * @param {View} view
+   */
+  async open(file, view) {
+    this.close();
+    const picture = this.picture = new Picture(this.api, file);
+    this.#scene = null;
+    this.name.textContent = this.sheetName.textContent = file.name;
+    this.trouble.replaceChildren();
+    const shown = previewOf(file).then((scene) => {
+      if (this.picture === picture && !this.#scene) this.stage.showPlain(scene);
+    }, () => {}); // a kind of file that this browser cannot show; the server's picture comes
+    const told = this.predict(view);
+    await Promise.all([shown, told, this.update(view)]);
+    if (this.picture === picture && !this.model.classes.length) speak("What it looks at is shown.");
+  }
+
+  close() {
+    this.picture?.close();
+  }
+
+  /** @param {View} view */
+  async predict({ top }) {
+    const picture = this.picture;
+    if (!picture) return;
+    if (!this.model.classes.length) return this.answer.none();
+    this.answer.wait();
+    try {
+      const prediction = await picture.predict(top);
+      if (picture !== this.picture) return;
+      this.answer.show(prediction, this.model.multi_label);
+      speak(`${prediction.label}, ${percent(prediction.score)} sure.`);
+    } catch (error) {
+      if (picture === this.picture) this.answer.fail(error);
+    }
+  }
+
+  /**
+   * Shows what the view asks for; what was asked later wins.
+   * @param {View} view
+   */
+  async update(view) {
+    const turn = ++this.#turn, picture = this.picture;
+    const late = () => turn !== this.#turn;
+    if (!picture || !view.method) return;
+    try {
+      this.element.classList.add("busy");
+      const own = await picture.explain(view.method);
+      const scene = this.#scene ?? await sceneOf(own);
+      if (late()) return;
+      this.#scene = scene;
+      this.trouble.replaceChildren();
+      await this.#display(view, scene, own, late);
+    } catch (error) {
+      if (!late() && /** @type {Error} */ (error).name !== "AbortError") this.trouble.replaceChildren(alarm(error));
+    } finally {
+      if (!late()) this.element.classList.remove("busy");
+    }
+  }
+
+  async #display(view, scene, own, late) {
+    const entry = entryOf(own, view.layer), asks = this.model.attention?.layers[view.layer]?.asks === "all";
+    if (!entry) return;
+    const pickable = view.method === "attention" && asks;
+    const cell = pickable && view.spot ? cellAt(entry, view.spot) : null;
+    const from = cell ? await this.#asked(cell, late) : own;
+    if (late() || !from) return;
+    const shown = entryOf(from, view.layer) ?? entry, map = mapOf(shown, view.method === "attention" ? view.head : null);
+    const words = WORDS[view.method] ?? short;
+    this.stage.show(scene, map, {
+      ...view, scale: this.model.scale, range: rangeOf(map.values), pickable, words,
+      caption: this.#caption(view, cell, asks, map),
+    });
+    this.stage.mark(cell);
+    if (view.method === "attention") this.sheet.draw(scene, from, cell ? entry : null, { ...view, scale: this.model.scale });
+    this.sheet.choose(view.layer, view.method === "attention" ? view.head : null);
+    this.sheet.element.hidden = view.method !== "attention";
+  }
+
+  /** The maps of one patch; null where another is wanted meanwhile. */
+  async #asked(cell, late) {
+    const picture = /** @type {Picture} */ (this.picture);
+    this.stage.mark(cell);
+    if (!picture.knows("attention", cell)) await new Promise((resolve) => setTimeout(resolve, SETTLE));
+    return late() ? null : picture.explain("attention", cell);
+  }
+
+  /** What one sees. */
+  #caption({ method, layer, head, spot }, cell, asks, map) {
+    if (!map.values.some((value) => value > 0)) return `${capital(method)}: no part counts for the answer.`;
+    if (method === "rollout") return "Rollout: how much of each patch reaches the answer, through all layers.";
+    if (method === "gradient") return "Gradient: which patches' attention speaks for the answer.";
+    if (method === "occlusion") return "Occlusion: how much less probable the answer is when this part is covered.";
+    const heads = this.model.attention.layers[layer].heads;
+    const who = head === null ? `layer ${layer}, mean of all heads` : `layer ${layer}, head ${Math.min(head, heads - 1)}`;
+    const asker = cell ? `the patch in row ${cell.row}, column ${cell.column}` : askerOf(this.model.attention.layers[layer]);
+    const only = spot && !asks ? " In this layer only the class token asks." : "";
+    return `${capital(who)}: what ${asker} attends to.${only}`;
+  }
+}

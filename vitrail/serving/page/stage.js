@@ -1,0 +1,171 @@
+/** @file A picture on the page with the map on it: the patches under the pointer and the keys, a caption, a legend. */
+
+import { make } from "./dom.js";
+import { frame, paint, paintLegend } from "./painter.js";
+import { cellAt, spotOf } from "./picture.js";
+
+/**
+ * @typedef {import("./picture.js").Cell} Cell
+ * @typedef {import("./picture.js").Spot} Spot
+ * @typedef {import("./painter.js").Scene} Scene
+ * @typedef {import("./painter.js").Map} Map
+ */
+
+const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
+export class Stage {
+  /** @type {Scene | null} */
+  #scene = null;
+  /** @type {Map | null} the grid of the shown layer */
+  #map = null;
+  /** @type {Cell | null} */
+  #query = null;
+  /** @type {Cell | null} below the pointer */
+  #under = null;
+  #pickable = false;
+  /** @type {(value: number) => string} */
+  #words = String;
+
+  /** @param {(spot: Spot | null) => void} onPick hears which patch is to ask; null is the answer's own view */
+  constructor(onPick) {
+    this.onPick = onPick;
+    this.canvas = make("canvas", { "aria-hidden": "true" });
+    this.hover = make("div", { class: "cell hover", hidden: true });
+    this.asking = make("div", { class: "cell asking", hidden: true });
+    this.pane = make("div", { class: "pane", tabindex: 0, role: "img", "aria-label": "The picture" },
+      this.canvas, this.hover, this.asking);
+    this.says = make("p", { class: "says" });
+    this.reading = make("p", { class: "reading" });
+    this.legend = make("div", { class: "scale", hidden: true });
+    this.element = make("figure", { class: "stage" }, this.pane,
+      make("figcaption", {}, make("div", {}, this.says, this.reading), this.legend));
+    this.pane.addEventListener("pointermove", (event) => this.#point(event));
+    this.pane.addEventListener("pointerleave", () => this.#read(null));
+    this.pane.addEventListener("click", (event) => this.#click(event));
+    this.pane.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  /**
+   * A scene alone, with nothing on it.
+   * @param {Scene} scene
+   */
+  showPlain(scene) {
+    this.#size(scene);
+    this.canvas.getContext("2d")?.putImageData(scene.picture, 0, 0);
+    this.legend.hidden = true;
+    this.#map = null;
+    this.mark(null);
+  }
+
+  /**
+   * A scene with a map.
+   * @param {Scene} scene
+   * @param {Map} map
+   * @param {{manner: import("./painter.js").Manner, opacity: number, range: [number, number], scale: Uint8ClampedArray,
+   *   pickable: boolean, caption: string, words: (value: number) => string}} how
+   */
+  show(scene, map, how) {
+    this.#size(scene);
+    const context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
+    context.putImageData(paint(scene, map, how), 0, 0);
+    frame(context, scene);
+    if (this.#map?.rows !== map.rows || this.#map.columns !== map.columns) this.#under = null;
+    this.#map = map;
+    this.#words = how.words;
+    this.#pickable = how.pickable;
+    this.pane.classList.toggle("pickable", how.pickable);
+    // with the keys it is a thing to work with; else a picture
+    this.pane.setAttribute("role", how.pickable ? "application" : "img");
+    this.pane.setAttribute("aria-label", how.pickable
+      ? `${how.caption} Arrow keys choose the patch that asks, Escape goes back.` : how.caption);
+    this.says.textContent = how.caption;
+    this.#read(this.#under);
+    this.#showLegend(how);
+  }
+
+  /**
+   * The patch that asks.
+   * @param {Cell | null} cell
+   */
+  mark(cell) {
+    this.#query = cell;
+    this.#outline(this.asking, cell);
+  }
+
+  /** The picture as it is shown, as a PNG. */
+  blob() {
+    return new Promise((resolve) => this.canvas.toBlob(resolve, "image/png"));
+  }
+
+  #size(scene) {
+    const { width, height } = scene.picture;
+    if (this.canvas.width !== width || this.canvas.height !== height) Object.assign(this.canvas, { width, height });
+    this.pane.style.setProperty("--ratio", String(width / height));
+    this.#scene = scene;
+  }
+
+  #showLegend(how) {
+    const bar = make("canvas", { class: "bar", "aria-hidden": "true" });
+    paintLegend(bar, how);
+    const [low, high] = how.range.map(how.words);
+    this.legend.replaceChildren(make("span", {}, low), bar, make("span", {}, `${high} and more`));
+    this.legend.hidden = false;
+  }
+
+  /** @param {MouseEvent} event */
+  #cellUnder(event) {
+    if (!this.#scene || !this.#map) return null;
+    const bounds = this.canvas.getBoundingClientRect(), { picture, box: [top, left, bottom, right] } = this.#scene;
+    const x = ((event.clientX - bounds.left) / bounds.width) * picture.width;
+    const y = ((event.clientY - bounds.top) / bounds.height) * picture.height;
+    const spot = { x: (x - left) / (right - left), y: (y - top) / (bottom - top) };
+    const inside = spot.x >= 0 && spot.x < 1 && spot.y >= 0 && spot.y < 1;
+    return inside ? cellAt(this.#map, spot) : null;
+  }
+
+  #point(event) {
+    this.#read(this.#cellUnder(event));
+  }
+
+  /** @param {Cell | null} cell */
+  #read(cell) {
+    this.#under = cell;
+    this.#outline(this.hover, cell);
+    const value = cell && this.#map?.values[cell.row * this.#map.columns + cell.column];
+    this.reading.textContent = cell && value !== undefined ? `row ${cell.row}, column ${cell.column}: ${this.#words(value)}` : "";
+  }
+
+  #click(event) {
+    const cell = this.#cellUnder(event);
+    if (!cell || !this.#map || !this.#pickable) return;
+    const same = this.#query && cell.row === this.#query.row && cell.column === this.#query.column;
+    this.onPick(same ? null : spotOf(this.#map, cell));
+  }
+
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    if (!this.#map || !this.#pickable || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "Escape") return this.onPick(null);
+    const step = STEPS[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const { rows, columns } = this.#map;
+    const from = this.#query ?? { row: Math.floor(rows / 2) - step[0], column: Math.floor(columns / 2) - step[1] };
+    const within = (at, length) => Math.min(Math.max(at, 0), length - 1);
+    this.onPick(spotOf(this.#map, { row: within(from.row + step[0], rows), column: within(from.column + step[1], columns) }));
+  }
+
+  /** Puts the outline of a cell where it lies on the picture, as far as the model saw it. */
+  #outline(element, cell) {
+    element.hidden = !cell || !this.#map || !this.#scene;
+    if (!cell || !this.#map || !this.#scene) return;
+    const { picture, box: [top, left, bottom, right] } = this.#scene, { rows, columns, reach } = this.#map;
+    const high = (reach[0] * (bottom - top)) / rows, wide = (reach[1] * (right - left)) / columns;
+    const y = top + cell.row * high, x = left + cell.column * wide;
+    const placed = {
+      top: y / picture.height, left: x / picture.width,
+      height: (Math.min(y + high, bottom) - y) / picture.height, width: (Math.min(x + wide, right) - x) / picture.width,
+    };
+    for (const [side, share] of Object.entries(placed)) element.style.setProperty(side, `${share * 100}%`);
+  }
+}

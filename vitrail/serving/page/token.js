@@ -1,0 +1,22 @@
+/** @file The dialogue that asks for the server's token. */
+
+import { byId } from "./dom.js";
+
+/**
+ * An empty answer is none.
+ * @param {boolean} again whether one was refused
+ * @returns {Promise<string>}
+ */
+export function askToken(again) {
+  const dialog = /** @type {HTMLDialogElement} */ (byId("token")), field = /** @type {HTMLInputElement} */ (byId("token-field"));
+  byId("token-again").hidden = !again;
+  field.value = "";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    const end = (value) => { dialog.close(); resolve(value); };
+    byId("token-send").onclick = () => end(field.value.trim());
+    byId("token-leave").onclick = () => end("");
+    field.onkeydown = (event) => { if (event.key === "Enter") end(field.value.trim()); };
+    dialog.oncancel = () => end("");
+  });
+}

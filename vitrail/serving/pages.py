@@ -1,0 +1,120 @@
+"""The page in the browser, the list of the routes, and the files both are made of: a fixed few, held in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from fastapi import APIRouter, Request, Response
+
+from vitrail.analysis.palette import ANCHORS, DARK, LIGHT
+from vitrail.engine.reporting.figures import SANS
+from vitrail.engine.reporting.frame import ICON
+from vitrail.serving.refusals import Refused
+
+# all that there is: a name that is not here is no file, whatever it is made of
+PACKAGED = [
+    "index.html",
+    "docs.html",
+    "style.css",
+    "docs.css",
+    "window.svg",
+    "main.js",
+    "looking.js",
+    "stage.js",
+    "painter.js",
+    "picture.js",
+    "controls.js",
+    "sheet.js",
+    "slot.js",
+    "intake.js",
+    "camera.js",
+    "answer.js",
+    "command.js",
+    "model.js",
+    "card.js",
+    "runs.js",
+    "curves.js",
+    "docs.js",
+    "token.js",
+    "api.js",
+    "dom.js",
+    "numbers.js",
+]
+PALETTE, SIGN = "palette.css", "icon.svg"  # made of what the reports are made of
+TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+class File(NamedTuple):
+    """What is sent: the bytes, what they are, and a tag that changes with them."""
+
+    content: bytes
+    media: str
+    tag: str
+
+
+@cache
+def packaged() -> Mapping[str, File]:
+    """Every file of the page by its name."""
+    folder = files("vitrail.serving") / "page"
+    contents = {name: (folder / name).read_bytes() for name in PACKAGED}
+    contents |= {PALETTE: palette().encode(), SIGN: ICON.encode()}
+    return {
+        name: File(content, TYPES[name.rpartition(".")[2]], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+        for name, content in contents.items()
+    }
+
+
+def palette() -> str:
+    """The colours and the type of the reports, as properties of the page's style."""
+
+    def properties(values: Mapping[str, str]) -> str:
+        return ";".join(f"--{name}:{value}" for name, value in values.items())
+
+    fonts = {
+        "sans": SANS,
+        "serif": "'Iowan Old Style','Palatino Linotype',Palatino,'Source Serif 4','Liberation Serif',Georgia,serif",
+        "mono": "ui-monospace,'SF Mono',Menlo,Consolas,'Liberation Mono',monospace",
+    }
+    always = properties({**fonts, "lead": "#23262e", "scale": ANCHORS})
+    dark = f"@media(prefers-color-scheme:dark){{:root{{{properties(DARK)}}}}}"
+    return f":root{{color-scheme:light dark;{always};{properties(LIGHT)}}}\n{dark}\n"
+
+
+def pages_routes() -> APIRouter:
+    """``/``, ``/docs`` and ``/page/NAME``."""
+    router = APIRouter(include_in_schema=False)
+
+    @router.api_route("/", methods=["GET", "HEAD"])
+    def page(request: Request) -> Response:
+        return _sent("index.html", request)
+
+    @router.api_route("/docs", methods=["GET", "HEAD"])
+    def docs(request: Request) -> Response:
+        return _sent("docs.html", request)
+
+    @router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
+    def file(name: str, request: Request) -> Response:
+        if name not in packaged():
+            raise Refused("not_found", "the page has no such file", "open / for the page")
+        return _sent(name, request)
+
+    return router
+
+
+def _sent(name: str, request: Request) -> Response:
+    """The file, or 304 to a browser that has it."""
+    content, media, tag = packaged()[name]
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+    if tag in known or known == ["*"]:
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=media, headers=headers)

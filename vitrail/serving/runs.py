@@ -1,0 +1,359 @@
+"""The runs of a folder as the server shows them: read from disk by each request, so that what trains is seen live.
+
+Nothing in such a folder is trusted. A run is named by the listing and never by a path that a request brings; links are
+not followed; what is broken, half written or too large is left out. Only names and numbers go out, no path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path, PurePath
+from typing import Annotated, Any, NamedTuple
+
+import yaml
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import Field
+
+from vitrail.serving.answers import Told
+from vitrail.serving.documents import errors
+from vitrail.serving.refusals import Refused
+
+MARKS = ("status.json", "config.yaml", ".lock")  # one of them makes a folder a run
+LARGEST = {"metrics.jsonl": 64 << 20, "status.json": 1 << 20, "config.yaml": 1 << 20}  # bytes that are read
+MOST_ROWS = 2_000  # of curves that are sent
+GOING_ON = ("starting", "running")
+EVERY, QUIET = 1.0, 15.0  # seconds between two looks at a run, and between signs of life to who watches it
+WATCHERS = 64  # of all runs together
+BEST = ("val_top1", "val_map", "knn", "psnr_held_out")  # the more the better; the first that a run has
+WORDS = {
+    "loss": ("Loss", "training"),
+    "val_nll": ("Loss", "validation"),
+    "top1": ("Accuracy", "training"),
+    "val_top1": ("Accuracy", "validation"),
+    "knn": ("Accuracy", "nearest neighbours"),
+    "chance": ("Accuracy", "chance"),
+    "val_map": ("Mean average precision", "validation"),
+    "lr": ("Learning rate", "learning rate"),
+}
+ASKED = ("unauthorised", "forbidden", "not_found", "invalid")
+POSITION = ("step", "epoch", "images")  # where a row stands, and no curve
+
+Row = dict[str, float | None]
+After = Annotated[int, Query(description="only rows of later steps")]
+At = Annotated[
+    int, Query(ge=0, lt=1 << 50, description="where in the metrics to begin, as the curves or the last event told")
+]
+
+
+class Best(Told):
+    name: str = Field(examples=["val_top1"])
+    value: float
+
+
+class Standing(Told):
+    """Where a run stands."""
+
+    name: str
+    state: str = Field(examples=["running"], description="starting, running, or how it ended")
+    step: int
+    steps: int | None = Field(description="of the whole run")
+
+
+class Summary(Standing):
+    epoch: float | None = None
+    updated: float = Field(description="seconds since 1970")
+    command: str = Field(examples=["train"])
+    model: str | None
+    data: str | None
+    best: Best | None
+    last: dict[str, float | None] = Field(description="the newest value of each column")
+
+
+class Summaries(Told):
+    runs: list[Summary]
+
+
+class Column(Told):
+    chart: str = Field(examples=["Accuracy"])
+    label: str = Field(examples=["validation"])
+
+
+class Curves(Standing):
+    columns: dict[str, Column]
+    rows: list[dict[str, float | None]] = Field(description="by step, at most 2,000")
+    at: int = Field(description="where the events go on from")
+
+
+class Stamp(NamedTuple):
+    """What changes when a file does; a file by it need not be read again."""
+
+    path: str
+    inode: int
+    size: int
+    changed: int
+
+
+def find_runs(folder: Path) -> dict[str, Path]:
+    """The runs that lie directly in ``folder``, by name; links and hidden folders are none."""
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return {}
+    found = {each.name: Path(each.path) for each in entries if not each.name.startswith(".") and _is_folder(each)}
+    return {name: path for name, path in sorted(found.items()) if any(stamp(path / mark) for mark in MARKS)}
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        entry.name.encode()  # what is no text cannot be asked for
+        return entry.is_dir(follow_symlinks=False)
+    except (OSError, UnicodeEncodeError):
+        return False
+
+
+def stamp(path: Path) -> Stamp | None:
+    """Of a plain file; None of what is none, or is not there."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return Stamp(str(path), found.st_ino, found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+
+
+def read(path: Path, start: int = 0) -> bytes:
+    """A plain file from byte ``start``, at most `LARGEST` of it; nothing of a link, a pipe, or what cannot be read."""
+    # without O_NONBLOCK, opening a pipe would wait for someone to write into it
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        with open(os.open(path, flags), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return b""
+            file.seek(start)
+            return file.read(LARGEST[path.name])
+    except OSError:
+        return b""
+
+
+@lru_cache(maxsize=256)
+def _status(file: Stamp) -> Mapping[str, Any]:
+    try:
+        found = json.loads(read(Path(file.path)))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@lru_cache(maxsize=256)
+def _settings(file: Stamp) -> Mapping[str, Any]:
+    try:
+        found = yaml.safe_load(read(Path(file.path)))
+    except (ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@lru_cache(maxsize=64)
+def _rows(file: Stamp) -> tuple[list[Row], int]:
+    """The rows of ``metrics.jsonl``, and the bytes that hold them."""
+    content = read(Path(file.path))
+    return list(parsed(content)), _whole(content)
+
+
+def _whole(content: bytes) -> int:
+    """How many bytes of lines that are ended."""
+    return content.rfind(b"\n") + 1
+
+
+def parsed(content: bytes) -> Iterator[Row]:
+    """The rows of lines that are whole; a line that is none is passed over, and so is a value that is no number."""
+    for line in content[: _whole(content)].splitlines():
+        try:
+            record = json.loads(line)
+            if isinstance(record, dict) and type(record.get("step")) is int:
+                yield {str(name): _number(value) for name, value in record.items() if type(value) in (int, float)}
+        except (ValueError, RecursionError, OverflowError):
+            continue
+
+
+def _number(value: float) -> float | None:
+    """None of what is not finite, which JSON has no word for."""
+    return value if math.isfinite(value) else None
+
+
+def rows_of(run: Path) -> tuple[list[Row], int]:
+    """The rows of a run, and the place in its file where the next will begin."""
+    file = stamp(run / "metrics.jsonl")
+    return _rows(file) if file else ([], 0)
+
+
+def state_of(run: Path) -> dict[str, Any]:
+    """``state``, ``step`` and ``steps`` of a run."""
+    file, (rows, _) = stamp(run / "status.json"), rows_of(run)
+    status = _status(file) if file else {}
+    state, steps = status.get("state"), status.get("steps")
+    return {
+        "state": state if isinstance(state, str) else "starting",
+        "step": rows[-1]["step"] if rows else 0,
+        "steps": steps if type(steps) is int else None,
+    }
+
+
+def summary(name: str, run: Path) -> dict[str, Any]:
+    """A run in one row of a table."""
+    rows, _ = rows_of(run)
+    last: Row = {}
+    for row in rows[-100:]:
+        last |= row
+    marks = [stamp(run / each) for each in (*MARKS, "metrics.jsonl")]
+    file = stamp(run / "config.yaml")
+    settings = _settings(file) if file else {}
+    objective = _text(settings, "objective", "name")
+    return {
+        "name": name,
+        **state_of(run),
+        **({"epoch": last["epoch"]} if "epoch" in last else {}),
+        "updated": max((each.changed / 1e9 for each in marks if each), default=0.0),
+        "command": "train" if objective in (None, "supervised") else "pretrain",
+        "model": _text(settings, "model", "name") or _last_part(_text(settings, "model", "init")),
+        "data": _last_part(_text(settings, "data", "source")),
+        "best": best(rows),
+        "last": {column: value for column, value in last.items() if column not in POSITION},
+    }
+
+
+def _text(settings: Mapping[str, Any], group: str, key: str) -> str | None:
+    inside = settings.get(group)
+    value = inside.get(key) if isinstance(inside, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def _last_part(path: str | None) -> str | None:
+    """Of a path the last name: the others are this machine's."""
+    return PurePath(path.replace("\\", "/")).name or None if path else None
+
+
+def best(rows: list[Row]) -> dict[str, Any] | None:
+    """The best figure of the evaluations so far."""
+    for name in BEST:
+        values = [value for row in rows if (value := row.get(name)) is not None]
+        if values:
+            return {"name": name, "value": max(values)}
+    return None
+
+
+def columns_of(rows: list[Row]) -> dict[str, dict[str, str]]:
+    """For each column that is a curve, the chart it belongs to and what it is called there."""
+    names = {name: None for row in rows for name in row if name not in POSITION}
+    words = {name: WORDS.get(name, (name.replace("_", " "), name.replace("_", " "))) for name in names}
+    return {name: {"chart": chart, "label": label} for name, (chart, label) in words.items()}
+
+
+def thinned(rows: list[Row], most: int = MOST_ROWS) -> list[Row]:
+    """At most so many rows, evenly taken and the last among them. Of evaluations, which are few, as many as can be kept."""
+    if len(rows) <= most:
+        return rows
+    steps, evaluations = [row for row in rows if "lr" in row], [row for row in rows if "lr" not in row]
+    kept = _every(evaluations, most // 2)
+    kept = [*_every(steps, most - len(kept)), *kept]
+    return sorted(kept, key=lambda row: row["step"] or 0)
+
+
+def _every(rows: list[Row], most: int) -> list[Row]:
+    stride = math.ceil(len(rows) / most) if rows else 1
+    return rows[::-1][::stride][::-1]
+
+
+def _told(model: type[Told], *codes: str) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": model}, **errors(*codes)}
+
+
+def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> APIRouter:
+    """``/v1/runs`` and what is below it.
+
+    Args:
+        folder: the one that holds the run directories.
+        draining: whether the server wants to stop; whoever watches a run is then let go.
+    """
+    router, watching = APIRouter(tags=["runs"]), [0]
+
+    def run_named(name: str) -> Path:
+        runs = find_runs(folder)
+        if name not in runs:
+            raise Refused("not_found", "there is no such run", "GET /v1/runs lists those that are there")
+        return runs[name]
+
+    @router.get(
+        "/v1/runs", summary="The runs and where they stand", responses=_told(Summaries, "unauthorised", "forbidden")
+    )
+    def runs() -> Response:
+        return JSONResponse({"runs": [summary(name, run) for name, run in find_runs(folder).items()]})
+
+    @router.get("/v1/runs/{name}/metrics", summary="The curves of a run", responses=_told(Curves, *ASKED))
+    def metrics(name: str, after: After = -1) -> Response:
+        """What was measured at each step that is later than the one asked for."""
+        run = run_named(name)
+        rows, at = rows_of(run)
+        later = [row for row in rows if (row["step"] or 0) > after]
+        told = {"columns": columns_of(rows), "rows": thinned(later), "at": at}
+        return JSONResponse({"name": name, **state_of(run), **told})
+
+    @router.get(
+        "/v1/runs/{name}/events",
+        summary="A run as it goes on",
+        response_class=StreamingResponse,
+        responses={200: {"content": {"text/event-stream": {}}}, **errors(*ASKED, "queue_full")},
+    )
+    async def events(name: str, request: Request, at: At = 0) -> Response:
+        """A stream of server-sent events: row, a line of the metrics, and state; it ends with the run."""
+        run = await asyncio.to_thread(run_named, name)
+        if watching[0] >= WATCHERS:
+            raise Refused("queue_full", f"{WATCHERS} are watching runs already", "come again later", retry_after=10)
+        given = request.headers.get("last-event-id", "")
+        start = int(given) if given.isdecimal() and len(given) < 16 else at
+
+        async def counted() -> AsyncIterator[str]:
+            watching[0] += 1
+            try:
+                async for event in followed(run, start, draining):
+                    yield event
+            finally:
+                watching[0] -= 1
+
+        return StreamingResponse(counted(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+    return router
+
+
+async def followed(run: Path, at: int, draining: Callable[[], bool]) -> AsyncIterator[str]:
+    """The events of a run from byte ``at`` of its metrics, until it has ended or the server drains.
+
+    The id of a row is the byte after it. A resumed run cuts its file back and writes the same rows again, so that a place
+    in the file stays good.
+    """
+    state, quiet = None, 0.0
+    while not draining():
+        # the state first: what it says of the end must hold for the rows that are read after it
+        now = await asyncio.to_thread(state_of, run)
+        content = await asyncio.to_thread(read, run / "metrics.jsonl", at)
+        whole = _whole(content)
+        for line in content[:whole].splitlines(keepends=True):
+            at += len(line)
+            for row in parsed(line):
+                yield f"event: row\nid: {at}\ndata: {json.dumps(row)}\n\n"
+        if (now["state"], now["steps"]) != state:
+            state = now["state"], now["steps"]
+            yield f"event: state\ndata: {json.dumps(now)}\n\n"
+        if now["state"] not in GOING_ON:
+            return
+        quiet = 0.0 if whole else quiet + EVERY
+        if quiet >= QUIET:
+            quiet = 0.0
+            yield ": still here\n\n"
+        await asyncio.sleep(EVERY)
