@@ -200,7 +200,7 @@ except SystemExit as end:
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["train"], ["evaluate"], ["probe"], ["transfer"], ["predict"], ["convert"]], ids=str
+    "words", [[], ["train"], ["evaluate"], ["probe"], ["transfer"], ["predict"], ["convert"], ["export"]], ids=str
 )
 def test_help_needs_no_torch(words):
     loaded = modules_after(HELP.format(words=words))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vitrail.engine.api import pretrain as pretrain
     from vitrail.engine.api import train as train
     from vitrail.engine.evaluate import evaluate as evaluate
+    from vitrail.engine.export import export_model as export_model
     from vitrail.engine.probe import probe as probe
     from vitrail.engine.transfer import transfer as transfer
     from vitrail.models import MODELS as MODELS
@@ -27,6 +28,7 @@ _HOMES = {
     "convert": "vitrail.weights.convert",
     "create_model": "vitrail.tasks.classification",
     "evaluate": "vitrail.engine.evaluate",
+    "export_model": "vitrail.engine.export",
     "load": "vitrail.weights",
     "pretrain": "vitrail.engine.api",
     "probe": "vitrail.engine.probe",
@@ -40,6 +42,7 @@ __all__ = [
     "convert",
     "create_model",
     "evaluate",
+    "export_model",
     "load",
     "pretrain",
     "probe",

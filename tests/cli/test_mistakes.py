@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.models.tiny import TINY
+from tests.weights.graphs import a_graph, write_graph
 from vitrail.cli import run
 from vitrail.errors import nearest
 from vitrail.tasks.classification import create_model
@@ -123,6 +124,14 @@ def several_labels(folder: Path) -> None:
 
 def encoder(folder: Path) -> None:
     save_model(folder / "encoder", create_model(TINY["vit"], classes=(), in_channels=1))
+
+
+def graphs(folder: Path) -> None:
+    write_graph(folder / "graph.onnx")
+    write_graph(folder / "digits.onnx", classes=tuple("0123456789"), channels=1)
+    write_graph(folder / "fixed.onnx", size=(16, 16))
+    (folder / "foreign.onnx").write_bytes(a_graph().SerializeToString())
+    (folder / "torn.onnx").write_bytes((folder / "graph.onnx").read_bytes()[:200])
 
 
 def unwritable(folder: Path) -> None:
@@ -238,6 +247,22 @@ MISTAKES: dict[str, Mistake] = {
     "pictures that timm has no words for": ("convert unresized copy --to timm", unresized, 4, "resize none"),
     "a comparison with more flags": ("convert --diff done done --force", nothing, 2, "leave the other flags out"),
     "a comparison with nothing": ("convert --diff done don", nothing, 2, "did you mean 'done'"),
+    "a mistyped kind of export": ("export done --to onxx", nothing, 2, "onnx"),
+    "8 bits in a layout of weights": ("export done --to timm --int8", nothing, 2, "leave --int8 out"),
+    "a name that is none of ONNX": ("export done --out graph.bin", nothing, 2, "ends in .onnx"),
+    "an export over another's file": ("export done --out foreign.onnx", graphs, 2, "--force"),
+    "an export of an export": ("export graph.onnx --out other.onnx", graphs, 2, "the model that it was made from"),
+    "a tolerance that is none": ("export done --tolerance 2", nothing, 2, "between 0 and 1"),
+    "an export where nothing can be written": ("export done --out file-not-folder/a/b.onnx", unwritable, 6, "--out"),
+    "a training from an export": (TRAIN + "--init digits.onnx", graphs, 2, "that it was exported from"),
+    "an explanation of an export": ("explain graph.onnx photos --out e1", graphs, 2, "that it was exported from"),
+    "an inspection of an export": ("inspect graph.onnx --out i1", graphs, 2, "that it was exported from"),
+    "a conversion of an export": ("convert graph.onnx copy --to timm", graphs, 4, "that it was exported from"),
+    "a calibration of an export": ("evaluate digits.onnx digits --calibrate", graphs, 4, "that it was exported from"),
+    "an export in another precision": ("evaluate digits.onnx digits --precision bf16", graphs, 2, "--precision out"),
+    "an export for other images": ("predict fixed.onnx photos --crop 32", graphs, 2, "--size 32x32"),
+    "a graph of someone else's": ("predict foreign.onnx photos", graphs, 4, "vitrail export MODEL"),
+    "a torn graph": ("predict torn.onnx photos", graphs, 4, "fetch it again"),
     "an output folder that cannot be made": (TRAIN + "--out file-not-folder/run", unwritable, 6, "--out"),
 }
 

@@ -11,7 +11,7 @@ import torch
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Verbs take as many threads as there are cores. Where these are busy a tiny model then waits most of the time."""
-    for verb in ("evaluate", "inspect", "probe", "transfer"):
+    for verb in ("evaluate", "export", "inspect", "probe", "transfer"):
         monkeypatch.setattr(f"vitrail.engine.{verb}.cores", lambda: 1)
     before = torch.get_num_threads()
     yield

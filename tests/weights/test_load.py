@@ -96,7 +96,6 @@ def test_a_mistyped_path_names_what_lies_near(run, name, words):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("model.onnx", "ONNX, not read yet"),
         ("photo.jpg", "no file of weights"),
         ("manifest.json", "part of a run's checkpoint"),
     ],

@@ -8,6 +8,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import nn
 
+from vitrail.models import device_of
+
 
 @contextmanager
 def at_rest(model: nn.Module, *, gradients: bool = False) -> Iterator[torch.device]:
@@ -20,7 +22,7 @@ def at_rest(model: nn.Module, *, gradients: bool = False) -> Iterator[torch.devi
     try:
         # inside of somebody's inference mode no gradient could be had
         with torch.inference_mode(False) if gradients else nullcontext(), torch.set_grad_enabled(gradients):
-            yield next(model.parameters()).device
+            yield device_of(model)
     finally:
         for name, module in model.named_modules():
             module.training = was_training[name]

@@ -19,7 +19,7 @@ from vitrail.analysis.lifting import Lift
 from vitrail.analysis.pictures import eight_bits, rgb, thumbnail
 from vitrail.data.images import Preprocessing, pixels
 from vitrail.errors import ConfigError, DataError
-from vitrail.models import AttentionGrid
+from vitrail.models import AttentionGrid, device_of
 from vitrail.tasks.classification import Classifier, opened
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _checked(path: str | PathLike[str] | None) -> Path | None:
 
 def _looked_at(model: Any, image: Any) -> tuple[Tensor, Image.Image | np.ndarray | None]:
     """The model's input (1, C, H, W), and the picture that it was made from, where there is one."""
-    device = next(model.parameters()).device
+    device = device_of(model)
     image = _single(image)
     if isinstance(image, Tensor) and _is_input(model, image):
         return (image if image.ndim == 4 else image[None]).detach().to(device), None

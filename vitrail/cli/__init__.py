@@ -14,6 +14,7 @@ from vitrail.cli import (
     doctor,
     evaluate,
     explain,
+    export,
     inspect,
     models,
     predict,
@@ -44,6 +45,7 @@ def build_app() -> App:
     app.command(explain.explain)
     app.command(inspect.inspect)
     app.command(convert.convert)
+    app.command(export.export)
     app.command(serve.serve)
     app.command(models.models)
     group = App(name="data", help="Look at a data set before it is used.")

@@ -85,11 +85,11 @@ def convert(
         classes=read_classes(head) if head else None,
         log=to_stderr,
     )
-    _show(done, json=json)
+    show(done, json=json)
     return 0
 
 
-def _show(done: Converted, *, json: bool) -> None:
+def show(done: Converted, *, json: bool) -> None:
     from vitrail.cli.words import columns, one_line
 
     figures = {"tensors": done.tensors, "parameters": done.parameters, "difference": done.difference}

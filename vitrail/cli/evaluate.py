@@ -26,7 +26,7 @@ def evaluate(
     Parameters
     ----------
     model
-        A run directory, `latest`, a model folder, or a .safetensors file.
+        A run directory, `latest`, a model folder, a .safetensors file, or an .onnx of `vitrail export`.
     data
         What `vitrail train` takes.
     split

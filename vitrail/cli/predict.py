@@ -27,7 +27,7 @@ def predict(
     Parameters
     ----------
     model
-        A run directory, `latest`, a model folder, or a .safetensors file.
+        A run directory, `latest`, a model folder, a .safetensors file, or an .onnx of `vitrail export`.
     inputs
         Files, folders, globs, a manifest, or - for paths on standard input.
     out
@@ -68,7 +68,7 @@ def embed(
     Parameters
     ----------
     model
-        A run directory, `latest`, a model folder, or a .safetensors file.
+        A run directory, `latest`, a model folder, a .safetensors file, or an .onnx of `vitrail export`.
     inputs
         Files, folders, globs, a manifest, or - for paths on standard input.
     out

@@ -30,7 +30,7 @@ def probe(
     Parameters
     ----------
     model
-        A run directory, `latest`, a model folder, or a .safetensors file. It needs no head.
+        A run directory, `latest`, a model folder, a .safetensors file, or an .onnx of `vitrail export`. It needs no head.
     data
         What `vitrail train` takes; its classes need not be the model's.
     protocol

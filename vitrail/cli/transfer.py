@@ -37,7 +37,7 @@ def transfer(
     Parameters
     ----------
     model
-        A run directory, `latest`, a model folder, or a .safetensors file.
+        A run directory, `latest`, a model folder, a .safetensors file, or an .onnx of `vitrail export`.
     data
         Data sets, each what `vitrail train` takes.
     out

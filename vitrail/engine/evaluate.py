@@ -25,6 +25,7 @@ from vitrail.evaluation.calibration import fit_temperature
 from vitrail.evaluation.corruptions import CORRUPTIONS
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.native import set_temperature
+from vitrail.weights.onnx import ExportedBackbone
 
 Say = Callable[[str], None]
 
@@ -61,7 +62,18 @@ class Reading:
             model = weights.load(
                 model, classes_file=classes, image_size=self.size, preprocessing=self.preprocessing, log=say
             )
+        if isinstance(model.backbone, ExportedBackbone):
+            self._check_graph()
         return model.to(find_device(self.device)).eval()
+
+    def _check_graph(self) -> None:
+        """Raises `ConfigError` for what an exported graph cannot be asked for."""
+        if self.precision != "fp32":
+            what = f"the precision of an exported graph is in it, and {self.precision} was asked for"
+            raise ConfigError(what, "leave --precision out, or take the model that it was exported from")
+        if self.device not in (None, "cpu"):
+            what = f"an exported graph runs on the CPU, and {self.device} was asked for"
+            raise ConfigError(what, "leave --device out, or take the model that it was exported from")
 
 
 def evaluate(
@@ -88,11 +100,11 @@ def evaluate(
     Raises `ConfigError` for a model without a head, `DataError` for unknown classes or an unlabelled split, `CheckpointError`
     for the weights.
     """
+    torch.set_num_threads(cores())
     classifier = reading.load(model, classes, say)
     classifier.check_can_answer(1)
     keep_large_buffers()
-    torch.set_num_threads(cores())
-    name, source = _split_of(classifier, data, split, say)
+    name, source = split_to_judge(classifier, data, split, say)
     bad = BadImages(reading.on_bad, reading.max_bad, None, total=len(source))
     source = keep_decoded(source, channels=classifier.config.in_channels, bad=bad)
     how = {"batch": reading.batch, "workers": reading.workers, "precision": reading.precision, "bad": bad}
@@ -106,7 +118,9 @@ def evaluate(
     return judgement
 
 
-def _split_of(classifier: Classifier, data: Any, split: str | None, say: Say) -> tuple[str, Source]:
+def split_to_judge(
+    classifier: Classifier, data: Any, split: str | None, say: Say, *, labelled: bool = True
+) -> tuple[str, Source]:
     """The split to judge, carved as it was for the training where the data have none of their own."""
     trained = classifier.provenance.get("split", {})
     # data without splits of their own are carved as for the training, or judged whole if they are not those of a training
@@ -115,8 +129,9 @@ def _split_of(classifier: Classifier, data: Any, split: str | None, say: Say) ->
         data,
         seed=trained.get("seed", 0),
         validation=validation,
-        classes=classifier.classes,
+        classes=classifier.classes or None,
         channels=classifier.config.in_channels,
+        labelled=labelled,
     )
     name, source = choose_split(splits, split)
     held_out = splits.held_out and name == "val"

@@ -27,6 +27,7 @@ from vitrail.engine.predict import find_inputs
 from vitrail.engine.progress import Show
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.files import disk_errors, dump_json, replace_file
+from vitrail.models import device_of
 from vitrail.tasks.classification import Classifier
 
 WIDEST = 720  # pixels of a tile before it is laid on a contact sheet
@@ -182,7 +183,7 @@ def inputs_of(classifier: Classifier, source: Source, bad: BadImages) -> Iterato
 
 def seen_by(classifier: Classifier, content: bytes | Image.Image | np.ndarray, *, max_pixels: int = MAX_PIXELS) -> Seen:
     """One image file, of at most ``max_pixels``, or what a source holds in its place. Raises `BadImage`."""
-    preprocessing, device = classifier.preprocessing, next(classifier.parameters()).device
+    preprocessing, device = classifier.preprocessing, device_of(classifier)
     own = preprocessing.channels
     image = decode(content, channels=own, max_pixels=max_pixels) if isinstance(content, bytes) else content
     pixels = preprocessing.picture(image)

@@ -27,6 +27,7 @@ from vitrail.engine.machine import versions
 from vitrail.engine.progress import Show
 from vitrail.errors import CheckpointError, DataError, DiskError
 from vitrail.files import disk_errors, replace_file
+from vitrail.models import device_of
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.tensors import read_tensors
 
@@ -174,7 +175,7 @@ def _add_files(hashed: hashlib._Hash, root: str, names: Iterable[str]) -> None:
 
 def _name(classifier: Classifier, images: str, reading: Reading) -> str:
     """What the file of such features is called."""
-    device = next(classifier.parameters()).device.type
+    device = device_of(classifier).type
     counted = [version for name, version in versions().items() if name in COUNTED]
     whole = json.dumps([digest_of(classifier), images, reading.precision, device, counted])
     return hashlib.sha256(whole.encode()).hexdigest()

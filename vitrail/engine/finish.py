@@ -29,7 +29,7 @@ from vitrail.engine.settings import plain
 from vitrail.engine.training import Training, averaged
 from vitrail.errors import DataError
 from vitrail.files import dump_json, replace_file
-from vitrail.models import cost_of
+from vitrail.models import cost_of, device_of
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.native import save_model
 
@@ -140,7 +140,7 @@ def last_attention(classifier: Classifier, picture: np.ndarray) -> tuple[np.ndar
     size = picture.shape[1], picture.shape[2]
     if not (grids := classifier.attention_grids(size)):
         return None, (1.0, 1.0)
-    device = next(classifier.parameters()).device
+    device = device_of(classifier)
     images = classifier.preprocessing.normalise(torch.from_numpy(picture)[None].to(device))
     looked = attention_map(classifier, images)[0].cpu().numpy()
     return looked, reach_of(looked.shape, grids[-1].cell, size)

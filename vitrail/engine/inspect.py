@@ -45,7 +45,7 @@ from vitrail.engine.reporting.numbers import numbers
 from vitrail.engine.reporting.wording import sentence
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import dump_json, replace_file
-from vitrail.models import cost_of
+from vitrail.models import cost_of, device_of
 from vitrail.tasks.classification import Classifier
 
 MOST = 512  # images that heads are measured on; the paper took 128
@@ -121,7 +121,7 @@ def _cost(classifier: Classifier, say: Say) -> dict[str, list[CostPoint]]:
     torch.set_num_threads(1)
     try:
         by_size = measure_cost(classifier, default_sizes(config))
-        return {"cost": by_size, "cost_by_patch": _cost_by_patch(config, next(classifier.parameters()).device)}
+        return {"cost": by_size, "cost_by_patch": _cost_by_patch(config, device_of(classifier))}
     finally:
         torch.set_num_threads(before)
 
@@ -192,7 +192,7 @@ def _batches(
     classifier: Classifier, source: Source, reading: Reading, bad: BadImages, **changes: Any
 ) -> Iterator[tuple[Tensor, list[str]]]:
     """Normalised images (B, C, H, W) on the model's device and their keys; ``changes`` are of the preprocessing."""
-    preprocessing, device = changes.get("preprocessing", classifier.preprocessing), next(classifier.parameters()).device
+    preprocessing, device = changes.get("preprocessing", classifier.preprocessing), device_of(classifier)
     for batch in eval_batches(source, preprocessing, batch=min(reading.batch, 32), workers=reading.workers, bad=bad):
         yield preprocessing.normalise(batch.images.to(device)), batch.keys
 

@@ -20,6 +20,7 @@ from vitrail.engine.run import Run
 from vitrail.errors import DataError
 from vitrail.evaluation.corruptions import corrupt
 from vitrail.evaluation.intervals import bootstrap
+from vitrail.models import device_of
 from vitrail.tasks import metrics
 from vitrail.tasks.classification import Classifier
 
@@ -36,7 +37,7 @@ def features_of_batches(
     classifier: Classifier, source: Source, *, precision: str, **how: Any
 ) -> Iterator[tuple[Batch, np.ndarray]]:
     """Every batch of ``source`` as `eval_batches` gives it with ``how``, and what the head would read of it: (B, F) float32."""
-    preprocessing, device = classifier.preprocessing, next(classifier.parameters()).device
+    preprocessing, device = classifier.preprocessing, device_of(classifier)
     for some in eval_batches(source, preprocessing, **how):
         images = preprocessing.normalise(some.images.to(device))
         with in_precision(precision, device):

@@ -13,6 +13,7 @@ from vitrail.data.images import Preprocessing
 from vitrail.engine.feed import Seen, handed_over
 from vitrail.engine.run import ObjectiveSettings
 from vitrail.errors import ConfigError
+from vitrail.models import device_of
 from vitrail.models.tokenizer import Tokenizer
 from vitrail.objectives.beit import MaskedCodes
 from vitrail.objectives.contrastive import MoCo, SimCLR
@@ -83,7 +84,7 @@ def make_objective(
         remedy = "train one first, `vitrail pretrain DATA --objective tokenizer`, and give it with --tokenizer RUN"
         raise ConfigError("beit predicts the codes of a tokenizer, and none is given", remedy)
     saved = load_tokenizer(asked.tokenizer, log)
-    codes = Codes(saved, preprocessing, encoder.config.patch_size, next(encoder.parameters()).device)
+    codes = Codes(saved, preprocessing, encoder.config.patch_size, device_of(encoder))
     vocabulary = saved.tokenizer.config.vocabulary
     return configured(MaskedCodes, encoder, asked.changes, vocabulary=vocabulary, drawn=codes.drawn), codes
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import glob
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitrail.data.folders import EXTENSIONS
 from vitrail.data.loader import eval_batches
@@ -20,6 +21,7 @@ from vitrail.engine.evaluate import Reading, Say, to_stderr
 from vitrail.engine.judge import choose_split, in_precision
 from vitrail.engine.progress import Show
 from vitrail.errors import DataError, nearest
+from vitrail.models import device_of
 from vitrail.tasks.classification import Classifier
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".npy", ".npz")
@@ -89,7 +91,7 @@ def predict(
     """
     classifier = reading.load(model, classes, say)
     classifier.check_can_answer(top)
-    for keys, logits, _ in _answers(classifier, find_inputs(inputs), reading, fast, bad_list, features=False):
+    for keys, logits in _answers(classifier, classifier, find_inputs(inputs), reading, bad_list, fast=fast):
         scores = classifier.probabilities(logits)
         best, places = scores.topk(min(top, scores.shape[1]), dim=1)
         for key, some, where in zip(keys, best.tolist(), places.tolist()):
@@ -108,14 +110,21 @@ def embed(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """(key, features (D,) float32) of every input: what the network's pooling gives to its head."""
     classifier = reading.load(model, None, say)
-    for keys, _, features in _answers(classifier, find_inputs(inputs), reading, False, bad_list, features=True):
-        yield from zip(keys, features.float().cpu().numpy())
+    for keys, features in _answers(classifier, classifier.features, find_inputs(inputs), reading, bad_list):
+        yield from zip(keys, features.cpu().numpy())
 
 
 def _answers(
-    classifier: Classifier, source: Source, reading: Reading, fast: bool, bad_list: Path | None, *, features: bool
-) -> Iterator[tuple[list[str], torch.Tensor, torch.Tensor]]:
-    device = next(classifier.parameters()).device
+    classifier: Classifier,
+    verb: Callable[[Tensor], Tensor],
+    source: Source,
+    reading: Reading,
+    bad_list: Path | None,
+    *,
+    fast: bool = False,
+) -> Iterator[tuple[list[str], Tensor]]:
+    """Batch by batch the keys, and what ``verb`` of the classifier says of these images: (B, K) or (B, F), float32."""
+    device = device_of(classifier)
     bad = BadImages(reading.on_bad, reading.max_bad, bad_list, total=len(source))
     done = 0
     with Show("predicting", len(source), quiet=reading.quiet) as show:
@@ -124,9 +133,8 @@ def _answers(
         ):
             images = classifier.preprocessing.normalise(batch.images.to(device))
             with in_precision(reading.precision, device):
-                pooled = classifier.features(images)
-                logits = pooled if features else classifier.head(pooled)
-            yield batch.keys, logits.float(), pooled
+                answers = verb(images)
+            yield batch.keys, answers.float()
             done += len(batch.keys)
             show.update(done)
 

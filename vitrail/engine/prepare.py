@@ -32,7 +32,7 @@ from vitrail.engine.rundir import RunFolder
 from vitrail.engine.teacher import Teacher
 from vitrail.engine.training import Training
 from vitrail.errors import ConfigError, DataError
-from vitrail.models import activation_bytes, configure
+from vitrail.models import activation_bytes, configure, device_of
 from vitrail.objectives.distillation import Distillation
 from vitrail.objectives.objective import Objective, configured
 from vitrail.objectives.supervised import Supervised
@@ -107,7 +107,7 @@ def objective_of(run: Run, classifier: Classifier, feed: Feed, say: Say) -> tupl
         return configured(Supervised, encoder, {**on_labels, **asked.changes}), feed
     if classifier.multi_label:
         raise ConfigError("the images have several labels each, and a teacher says one", "train without --teacher")
-    device = next(classifier.parameters()).device
+    device = device_of(classifier)
     teaching = weights.load(asked.teacher, log=say).to(device)
     teacher = Teacher(teaching, classifier.classes, classifier.preprocessing)
     size = "{} x {}".format(*teaching.preprocessing.size)

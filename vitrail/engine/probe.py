@@ -23,6 +23,7 @@ from vitrail.engine.prepare import check_data
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.evaluation.intervals import crossed, paired_difference
 from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear, ridge
+from vitrail.models import device_of
 from vitrail.tasks.classification import Classifier
 
 PROTOCOLS = ("linear", "knn", "fewshot")
@@ -202,7 +203,7 @@ def for_channels(classifier: Classifier, train: Source, say: Say) -> Classifier:
     if channels == own:
         return classifier
     say(f"channels {channels}, where the weights have {own}: their first layer is dealt round")
-    device = next(classifier.parameters()).device
+    device = device_of(classifier)
     return weights.adapt(classifier, in_channels=channels).to(device).eval()
 
 

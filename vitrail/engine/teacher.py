@@ -15,6 +15,7 @@ from vitrail.engine.choices import default_precision
 from vitrail.engine.feed import handed_over
 from vitrail.engine.judge import in_precision
 from vitrail.errors import ConfigError
+from vitrail.models import device_of
 from vitrail.tasks.classification import Classifier
 
 
@@ -55,7 +56,7 @@ class Teacher:
             )
         self.classifier = classifier.eval().requires_grad_(False)
         self.given = preprocessing
-        device = next(classifier.parameters()).device
+        device = device_of(classifier)
         self.columns = torch.tensor([classifier.classes.index(name) for name in classes], device=device)
         self.precision = default_precision(device, classifier.width)
 

@@ -3,6 +3,7 @@
 from vitrail.models.attention import Look as Look
 from vitrail.models.backbone import AttentionGrid as AttentionGrid
 from vitrail.models.backbone import Backbone as Backbone
+from vitrail.models.backbone import device_of as device_of
 from vitrail.models.config import Config as Config
 from vitrail.models.cost import Cost as Cost
 from vitrail.models.cost import activation_bytes as activation_bytes

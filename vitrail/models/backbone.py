@@ -211,6 +211,11 @@ class Backbone(nn.Module):
         return block(*given)
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where the parameters of ``model`` lie; the CPU for one that has none, as an exported graph."""
+    return next((each.device for each in model.parameters()), torch.device("cpu"))
+
+
 def block_number(stage: int, block: int, depths: Sequence[int]) -> int:
     """The number, from 1, of a block of a pyramid whose stages have ``depths`` blocks."""
     return sum(depths[:stage]) + block + 1

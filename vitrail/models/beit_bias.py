@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.models.positions import RESIZES, Grid, resample, resize
+from vitrail.models.positions import RESIZES, Grid, is_kept, resample, resize
 
 CLASS_ROWS = 3  # the class token asks a patch, a patch asks the class token, the class token asks itself
 
@@ -33,7 +33,8 @@ def bias_index(grid: Grid, ids: Tensor | None, device: torch.device) -> Tensor:
     (rows, columns), last = grid, rows_of(grid) - 1
     ids = torch.arange(rows * columns, device=device) if ids is None else ids
     places = F.pad(ids, (1, 0), value=-1)  # (T,) or (B, T), the class token is nowhere
-    y, x = places // columns, places % columns
+    y = places // columns
+    x = places - y * columns  # the remainder, which the ONNX exporter cannot write for an open number of columns
     down, right = (each.unsqueeze(-1) - each.unsqueeze(-2) for each in (y, x))
     index = (down + rows - 1) * (2 * columns - 1) + right + columns - 1
     is_class = places < 0
@@ -54,7 +55,7 @@ def resize_bias(tables: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
     The progression (BEiT's code) keeps near offsets apart by a patch whatever the size, and lets far ones mean more and
     more patches: 0, 1, 1 + q, 1 + q + q^2, ..., with the q between 1.01 and 1.5 whose last offset is the last of ``new``.
     """
-    if not torch.compiler.is_compiling() and old == new:
+    if is_kept(old, new):
         return tables
     of_patches, of_class = tables[:, :-CLASS_ROWS], tables[:, -CLASS_ROWS:]
     old, new = ((2 * rows - 1, 2 * columns - 1) for rows, columns in (old, new))

@@ -133,7 +133,8 @@ def changed(config: C, **changes: Any) -> C:
 
 def grid_of(size: Sequence[int], patch_size: Sequence[int]) -> tuple[int, int]:
     """Rows and columns of patches that cover an image of (height, width)."""
-    rows, columns = (-(-length // patch) for length, patch in zip(size, patch_size))
+    # not by negative numbers, of which the ONNX exporter rounds the quotient upwards
+    rows, columns = ((length + patch - 1) // patch for length, patch in zip(size, patch_size))
     return rows, columns
 
 

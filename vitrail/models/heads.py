@@ -33,7 +33,7 @@ class AttentionPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) to (B, D)."""
-        q = self.q(self.latent.to(x.dtype)).expand(len(x), -1, -1).unflatten(-1, (self.heads, -1))  # (B, 1, H, E)
+        q = self.q(self.latent.to(x.dtype)).expand(x.shape[0], -1, -1).unflatten(-1, (self.heads, -1))  # (B, 1, H, E)
         k, v = self.kv(x).unflatten(-1, (2, self.heads, -1)).unbind(2)  # (B, T, H, E) each
         path = attention_path(x.device.type, x.dtype, training=k.requires_grad, tokens=x.shape[1])
         pooled = attend(*(part.transpose(1, 2) for part in (q, k, v)), path=path)  # (B, H, 1, E)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.config import check_divides
+from vitrail.models.config import check_divides, grid_of
 
 
 class Patches(NamedTuple):
@@ -152,8 +152,13 @@ def whole_patches(images: Tensor, patch_size: tuple[int, int], *, pad: bool) -> 
     """
     if not pad:
         check_divides(images.shape[2:], patch_size)
-        return images
-    whole = (-(-length // patch) * patch for length, patch in zip(images.shape[2:], patch_size))
+        if not torch.compiler.is_exporting():
+            return images
+        # a graph without Python has no other door: it cannot reshape what does not divide
+        return images.reshape(
+            *images.shape[:2], *(length // patch * patch for length, patch in zip(images.shape[2:], patch_size))
+        )
+    whole = (count * patch for count, patch in zip(grid_of(images.shape[2:], patch_size), patch_size))
     below, right = (full - length for full, length in zip(whole, images.shape[2:]))
     fills = torch.compiler.is_compiling() or below or right  # one graph for all sizes
     return F.pad(images, (0, right, 0, below)) if fills else images

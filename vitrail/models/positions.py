@@ -90,9 +90,16 @@ def resize(table: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
     Two matrix products, one along each axis, whatever the rule: a compiled model keeps one graph for all sizes, where
     ``F.interpolate`` with aligned corners would be traced again for each.
     """
-    if not torch.compiler.is_compiling() and old == new:
+    if is_kept(old, new):
         return table
     return resample(table, old, *(resampling(*lengths, rule, table.device) for lengths in zip(old, new)))
+
+
+def is_kept(old: Grid, new: Grid) -> bool:
+    """Whether a table needs no resizing; a graph for all sizes does not ask, and resizes to the same size too."""
+    if torch.compiler.is_exporting():
+        return all(isinstance(length, int) for length in new) and old == new
+    return not torch.compiler.is_compiling() and old == new
 
 
 def resample(table: Tensor, old: Grid, of_rows: Tensor, of_columns: Tensor) -> Tensor:
@@ -153,7 +160,9 @@ def resize_tables(tables: Mapping[str, Tensor], old: Grid, new: Grid, *, prefix:
         length = {"pos_embed_x": new[1], "pos_embed_y": new[0]}.get(name)
         return table if length is None else resize(table, (1, table.shape[1]), (1, length), rule)
 
-    return dict(tables) if old == new else {name: fit(name, table) for name, table in tables.items()}
+    # a compiled ViT has a graph of its own for the size of its tables
+    kept = is_kept(old, new) if torch.compiler.is_exporting() else old == new
+    return dict(tables) if kept else {name: fit(name, table) for name, table in tables.items()}
 
 
 def relative_tables(config: ViTConfig, tables: Tensor, grid: Grid) -> Tensor:

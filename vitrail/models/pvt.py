@@ -180,7 +180,7 @@ class PVT(Backbone):
                 x = x + self._positions(number, grid)[1].to(x)
             if self.config.prefixes(number):
                 token = (self.cls_token + self._positions(number, grid)[0]).to(x)
-                x = torch.cat([token.expand(len(x), -1, -1), x], 1)
+                x = torch.cat([token.expand(x.shape[0], -1, -1), x], 1)
             x = self.dropout(residual_stream(x))
             for block in stage.blocks:
                 x = self._run(block, x, grid, watch=watch)

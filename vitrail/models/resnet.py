@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -85,7 +86,18 @@ class Stem(nn.Module):
         self.conv = StdConv(config.in_channels, config.stem_width, 7, stride=2, padding=3, rule=rule)
 
     def forward(self, images: Tensor) -> Tensor:
-        return F.max_pool2d(F.pad(self.conv(images), (1, 1, 1, 1)), 3, stride=2)
+        return F.max_pool2d(_framed(self.conv(images)), 3, stride=2)
+
+
+def _framed(x: Tensor) -> Tensor:
+    """Zeros on all sides: (B, D, h, w) to (B, D, h + 2, w + 2)."""
+    if not torch.compiler.is_exporting():
+        return F.pad(x, (1, 1, 1, 1))
+    # onnxruntime's Pad_Fusion takes zeros padded before a maximum for the maximum's own padding, which is below all numbers
+    for axis in (2, 3):
+        zeros = torch.zeros_like(x.narrow(axis, 0, 1))
+        x = torch.cat([zeros, x, zeros], axis)
+    return x
 
 
 class Shape(NamedTuple):

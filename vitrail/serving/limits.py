@@ -19,7 +19,7 @@ class Limits:
         queue: images that were taken in and not answered yet; one more request is told to come later.
         batch: images that the network sees at one time.
         held: bytes of bodies of all requests together.
-        connections: at one time; a wall far out, against floods.
+        connections: at one time; more are cut without a word, a wall far out against floods.
         deadline: seconds until a request is answered with 504; a client may ask for fewer.
         header, idle: seconds until the head of a request must have come whole, and between two requests.
         receive, write: seconds until a body must have come whole, and until a client must have taken its reply.

@@ -28,6 +28,8 @@ class TimedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            transport.abort()
         self._timer: asyncio.TimerHandle | None = None
         self._awaited: Any = None
         self._expect()

@@ -34,9 +34,11 @@ from vitrail.engine.explain import (
 from vitrail.engine.features import digest_of
 from vitrail.engine.judge import in_precision
 from vitrail.errors import ConfigError
+from vitrail.models import device_of
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.find import find
 from vitrail.weights.folders import CONFIG
+from vitrail.weights.onnx import ExportedBackbone
 from vitrail.weights.tensors import read_json
 
 SHOWN = 1024  # pixels at most of the longer side of a picture that is sent back
@@ -115,7 +117,7 @@ class Served:
 
     def answer_normalised(self, pictures: list[np.ndarray]) -> list[Answered]:
         """The same for what was normalised before: float32 (C, h, w) each."""
-        return self._answers(torch.from_numpy(np.stack(pictures)).to(next(self.classifier.parameters()).device))
+        return self._answers(torch.from_numpy(np.stack(pictures)).to(device_of(self.classifier)))
 
     def _answers(self, images: Tensor) -> list[Answered]:
         logits = self._run(self.classifier, images)  # (B, K)
@@ -127,7 +129,7 @@ class Served:
 
     def _normalised(self, pictures: list[np.ndarray]) -> Tensor:
         stacked = torch.from_numpy(np.stack(pictures))  # (B, C, h, w)
-        return self.classifier.preprocessing.normalise(stacked.to(next(self.classifier.parameters()).device))
+        return self.classifier.preprocessing.normalise(stacked.to(device_of(self.classifier)))
 
     @torch.inference_mode()
     def _run(self, verb: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
@@ -203,7 +205,7 @@ class Served:
 
 def _attention_of(classifier: Classifier) -> list[dict[str, Any]]:
     """Of each layer: its heads, the map of its places, whether all of them ask or the class token alone, and who does unasked."""
-    size, device = classifier.preprocessing.size, next(classifier.parameters()).device
+    size, device = classifier.preprocessing.size, device_of(classifier)
     try:
         grids = classifier.attention_grids(size)
     except ConfigError:  # an exported graph has answers only
@@ -237,7 +239,10 @@ def load_served(model: str, *, name: str | None, classes: Path | None, reading: 
     """The model that ``model`` names, on its device and tried on one picture. Raises what `vitrail.load` does."""
     found = find(model)
     classifier = reading.load(model, classes, say)
-    served = Served(classifier, name or _name(found.path), precision=reading.precision, about=_about(found.path))
+    about = _about(found.path)
+    if isinstance(classifier.backbone, ExportedBackbone):
+        about["parity"] = classifier.backbone.parity
+    served = Served(classifier, name or _name(found.path), precision=reading.precision, about=about)
     blank = np.zeros((classifier.preprocessing.channels, *classifier.preprocessing.size), np.uint8)
     if classifier.classes:
         served.answer([blank])

@@ -28,6 +28,7 @@ except ImportError:  # Windows has none
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 QUIET = 1.0  # seconds without a request after which nobody seems to come any more
+MOST_PORT = 65_535
 MOST_HEAD = 64 << 10  # bytes of a request's head
 SPARE_FILES = 256  # for all that is no connection
 log = logging.getLogger("vitrail.serving")
@@ -122,12 +123,16 @@ def check_reach(host: str, token: str | None) -> None:
 
 def bind(host: str, port: int) -> socket.socket:
     """The socket, before anything is loaded; nobody can connect to it yet. Raises `ConfigError` where it is not to be had."""
+    if not 0 <= port <= MOST_PORT:
+        raise ConfigError(f"--port {port} is none", f"give 1 to {MOST_PORT}, or 0 for a free one")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except (OSError, OverflowError) as error:
+        with contextlib.ExitStack() as undo:
+            bound = undo.enter_context(socket.socket(family, kind, protocol))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            undo.pop_all()
+    except OSError as error:
         raise ConfigError(f"{host}:{port} cannot be listened to: {error}", "choose another --port or --host") from error
     return bound
 
@@ -152,10 +157,10 @@ def run(
         server_header=False,
         timeout_keep_alive=math.ceil(limits.idle),
         timeout_graceful_shutdown=math.ceil(limits.drain),
-        limit_concurrency=limits.connections,
         h11_max_incomplete_event_size=MOST_HEAD,
     )
     _allow_files(limits.connections)
+    bound.listen(config.backlog)  # whoever reads the line below may come at once
     shown = f"[{host}]" if ":" in host else host
     print(f"listening on http://{shown}:{port}", file=sys.stderr, flush=True)
     Server(config, service).run(sockets=[bound])

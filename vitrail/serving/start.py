@@ -40,16 +40,16 @@ def start(
     _say_on_stderr(access_log)
     token = read_token(token_file)
     check_reach(host, token)
-    bound = bind(host, port)
-    keep_large_buffers()
-    torch.set_num_threads(cores())
-    load = None
-    if model is not None:
-        load = functools.partial(load_served, model, name=name, classes=classes, reading=reading, say=log.info)
-    service = Service(load, limits, threads=cores())
-    if model is not None:
-        log.info("%s %s answers", service.served.name, service.served.version)
-    run(service, bound, token=token, hosts=hosts, runs=runs)
+    with bind(host, port) as bound:
+        keep_large_buffers()
+        torch.set_num_threads(cores())
+        load = None
+        if model is not None:
+            load = functools.partial(load_served, model, name=name, classes=classes, reading=reading, say=log.info)
+        service = Service(load, limits, threads=cores())
+        if model is not None:
+            log.info("%s %s answers", service.served.name, service.served.version)
+        run(service, bound, token=token, hosts=hosts, runs=runs)
 
 
 def read_token(file: Path | None) -> str | None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrail.data.images import BadImage, Preprocessing, decode
 from vitrail.errors import ConfigError, DataError
-from vitrail.models import AttentionGrid, Backbone, Config, Look, Patches, Tokens, create_backbone
+from vitrail.models import AttentionGrid, Backbone, Config, Look, Patches, Tokens, create_backbone, device_of
 
 Picture = bytes | Image.Image | np.ndarray | Tensor
 REMEDY = (
@@ -113,7 +113,7 @@ class Classifier(nn.Module):
         Raises:
             DataError: names the picture that cannot be used, and why.
         """
-        device = next(self.parameters()).device
+        device = device_of(self)
         pictures = _as_list(pictures)
         if not pictures:
             return torch.empty(0, self.preprocessing.channels, *self.preprocessing.size, device=device)

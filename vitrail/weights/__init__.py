@@ -36,9 +36,9 @@ def load(
         model: a run directory, a ``model/`` folder, a ``.safetensors`` file of vitrail or in timm's layout, a folder as
             timm's ``save_for_hf`` or the ``save_pretrained`` of transformers writes it, ``hf:owner/name`` or
             ``hf:owner/name@revision`` for such a folder on the Hugging Face hub, an ``.npz`` as Google saves ViTs, hybrids
-            and BiT's ResNets, a pickled checkpoint (.pt, .pth, .bin) in timm's layout, which a process of its own opens, or
-            ``latest``: the newest finished run under ``./runs``. What vitrail wrote beside a file of a foreign layout, in
-            ``NAME.json``, holds.
+            and BiT's ResNets, a pickled checkpoint (.pt, .pth, .bin) in timm's layout, which a process of its own opens, an
+            ``.onnx`` that vitrail exported, which gives answers and features and runs on the CPU, or ``latest``: the newest
+            finished run under ``./runs``. What vitrail wrote beside a file of a foreign layout, in ``NAME.json``, holds.
         classes_file: a text file that names the outputs, one a line; for weights that carry no names.
         image_size: pixels, or (height, width), to use it at; positions are resized by the config's rule.
         in_channels: of other images than it was trained on; see `vitrail.weights.adapt.for_channels`.

@@ -14,6 +14,7 @@ from vitrail.data.images import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import configure
 from vitrail.tasks.classification import Classifier, check_classes
+from vitrail.weights.onnx import ExportedBackbone
 from vitrail.weights.tensors import filled_backbone
 
 
@@ -91,6 +92,7 @@ def _for_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
 
 def adapted(start: Classifier, classes_file: str | Path | None = None, **changes: Any) -> Classifier:
     """``start`` itself, its outputs named by a file of as many lines where one is given, or `adapt` where there is a change.
+    An exported graph can change its size alone.
 
     Raises:
         ConfigError: names that do not fit; and as `adapt`.
@@ -98,6 +100,10 @@ def adapted(start: Classifier, classes_file: str | Path | None = None, **changes
     if classes_file is not None:
         start.classes = check_classes(read_classes(Path(classes_file)), outputs=len(start.classes))
     changes = {name: value for name, value in changes.items() if value is not None}
+    if changes.keys() == {"image_size"} and isinstance(start.backbone, ExportedBackbone):
+        start.backbone = start.backbone.at(changes["image_size"])
+        start.preprocessing = start.preprocessing.at(start.config.image_size)
+        return start
     return adapt(start, **changes) if changes else start
 
 

@@ -164,6 +164,9 @@ def convert(
     if to not in WRITERS:
         raise ConfigError(f"there is no layout {to!r}", nearest(to, WRITERS))
     found, path = find(source), Path(destination).expanduser()
+    if found.layout == "onnx file":
+        what = f"{found.path} is an exported graph, whose weights are folded into it"
+        raise CheckpointError(what, "convert the model that it was exported from")
     _check_destination(path, to, found)
     loaded = read(found, log, named=classes_file is not None)
     classifier = adapted(loaded.classifier, classes_file, **changes).eval()

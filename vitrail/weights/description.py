@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.data.images import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models import ARCHITECTURES, Config
+from vitrail.models import ARCHITECTURES, Backbone, Config
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.tensors import AGAIN, filled_backbone, printable, read_json
 
@@ -81,6 +81,13 @@ def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
     Raises:
         CheckpointError: it cannot be meant, or the tensors are not exactly those of its config.
     """
+    return described_around(lambda config: filled_backbone(config, tensors, where), description, where)
+
+
+def described_around(
+    make: Callable[[Config], Backbone], description: Mapping[str, Any], where: Path | str
+) -> Classifier:
+    """The same around the backbone that ``make`` gives for the config."""
     config = config_of(description, where)
     try:
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
@@ -91,7 +98,7 @@ def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
         provenance = dict(description.get("provenance") or {})
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise useless(where, error) from error
-    backbone = filled_backbone(config, tensors, where)
+    backbone = make(config)
     try:
         classifier = Classifier(
             backbone, classes, preprocessing, multi_label=multi_label, temperature=temperature, provenance=provenance

@@ -16,12 +16,15 @@ from vitrail.weights.tensors import printable, read_json
 
 READABLE = (
     "a run directory, a model folder, a .safetensors file (of vitrail or in timm's layout) or a pickled one (.pt, .pth, "
-    ".bin), a folder as timm or Hugging Face transformers save it, hf:owner/name, a Google .npz, or 'latest'"
+    ".bin), a folder as timm or Hugging Face transformers save it, hf:owner/name, a Google .npz, an .onnx of `vitrail export`, "
+    "or 'latest'"
 )
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".th", ".tar")
-LATER = {".onnx": "ONNX", ".h5": "Keras .h5", ".msgpack": "Flax .msgpack", ".gguf": "GGUF"}
+LATER = {".h5": "Keras .h5", ".msgpack": "Flax .msgpack", ".gguf": "GGUF"}
 
-Layout = Literal["native folder", "timm folder", "huggingface folder", "google file", "pickled file", "file"]
+Layout = Literal[
+    "native folder", "timm folder", "huggingface folder", "google file", "pickled file", "onnx file", "file"
+]
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,8 @@ def _find_file(path: Path) -> Found:
         return Found(path, "file")
     if suffix == ".npz":
         return Found(path, "google file")
+    if suffix == ".onnx":
+        return Found(path, "onnx file")
     if suffix in PICKLES:
         if suffix == ".tar" and _is_archive(path):
             raise CheckpointError(f"{path} is an archive of files, not one of weights", f"give {READABLE}")

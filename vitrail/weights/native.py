@@ -12,12 +12,13 @@ from typing import Any
 
 from safetensors.torch import save as to_bytes
 
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import disk_errors, dump_json, replace_file, replace_folder, written_aside
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.description import KEY, check_version, describe, described
 from vitrail.weights.find import find
 from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
+from vitrail.weights.onnx import ExportedBackbone
 from vitrail.weights.tensors import parse_json, read_json, read_tensors
 
 
@@ -40,7 +41,7 @@ def save_model(
         The path.
 
     Raises:
-        ConfigError: the folder holds other things.
+        ConfigError: the folder holds other things, or the model is an exported graph.
         DiskError: the disk is full or refuses; what was there before is intact.
     """
     path = Path(path)
@@ -69,6 +70,8 @@ def as_file(classifier: Classifier, description: Mapping[str, Any]) -> bytes:
 
 
 def _tensors(classifier: Classifier) -> dict[str, Any]:
+    if isinstance(classifier.backbone, ExportedBackbone):
+        raise ConfigError("an exported graph has no weights to save", "save the model that it was exported from")
     return {name: each.detach().cpu().contiguous() for name, each in classifier.backbone.state_dict().items()}
 
 
@@ -111,6 +114,9 @@ def set_temperature(model: str | Path, temperature: float) -> Path:
         check_version(description, config)
         replace_file(config, dump_json(description))
         return config
+    if found.layout == "onnx file":
+        what = f"{found.path} is an exported graph, and its temperature is part of what was proved of it"
+        raise CheckpointError(what, "calibrate the model that it was exported from, and export that again")
     tensors, metadata = read_tensors(found.path) if found.layout == "file" else ({}, {})
     if not metadata.get(KEY):
         what = f"{found.path} is not vitrail's own and has no place for a temperature"

@@ -10,6 +10,7 @@ from vitrail.weights.google import read_google
 from vitrail.weights.huggingface import PROCESSOR, read_huggingface
 from vitrail.weights.layout import Loaded, Log, Weights
 from vitrail.weights.native import from_single_file, load_model
+from vitrail.weights.onnx import read_onnx
 from vitrail.weights.pickled import read_pickle
 from vitrail.weights.tensors import read_json, read_tensors
 from vitrail.weights.timm import read_timm
@@ -47,6 +48,8 @@ def _held(found: Found, log: Log, *, alone: bool) -> Loaded | Weights:
             return read_huggingface(read_folder(path, log=log), told, preprocessor, path)
         case "pickled file":
             return read_timm(read_pickle(path, log=log), {}, path)
+        case "onnx file":
+            return Loaded(read_onnx(path), "onnx")
         case "google file":
             return read_google(read_npz(path), path, None if alone else read_sidecar(path))
     tensors, metadata = read_tensors(path)

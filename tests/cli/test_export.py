@@ -1,0 +1,98 @@
+"""`vitrail export` as a person runs it, from a run to answers of the file that it writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from vitrail import load
+from vitrail.cli import run
+from vitrail.engine.evaluate import Reading
+from vitrail.engine.export import export_model
+from vitrail.tasks.classification import create_model
+from vitrail.weights.native import save_model
+
+SMALL = {"image_size": 8, "patch_size": 2, "width": 16, "depth": 1, "heads": 2, "mlp_width": 32, "in_channels": 1}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model of the digits that was trained on none."""
+    folder = tmp_path_factory.mktemp("exports")
+    model = create_model("vit-ti16", classes=tuple("0123456789"), **SMALL)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    save_model(folder / "digits" / "model", model)
+    return folder
+
+
+@pytest.mark.slow
+def test_what_is_written_is_compared_on_the_data_and_said(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    assert run(["export", "digits", "--to", "program", "--check", "digits", "--images", "40", "--quiet"]) == 0
+    said = capsys.readouterr()
+    rows = dict(line.split(maxsplit=1) for line in said.out.splitlines())
+    assert rows["compared"] == "40 real images, batches of 1,3,8, sizes 8x8,12x12,10x14"
+    assert (rows["agreement"], rows["written"]) == ("100.00 %", "digits.pt2")
+    assert "Warning" not in said.err
+    kept = {"vitrail": "", "parity": ""}
+    torch.export.load(place / "digits.pt2", extra_files=kept)
+    assert json.loads(kept["vitrail"])["classes"] == list("0123456789")
+    assert json.loads(kept["parity"])["images"] == 40
+
+
+def test_the_file_answers_every_verb_as_the_model_does(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    assert run(["export", "digits", "--quiet", "--json"]) == 0
+    said = capsys.readouterr()
+    assert "Warning" not in said.err
+    told = json.loads(said.out)
+    assert (told["path"], told["to"], told["int8"], told["dynamic"]) == ("digits.onnx", "onnx", False, True)
+    assert told["bytes"] == (place / "digits.onnx").stat().st_size
+    Image.new("L", (9, 12), 77).save("grey.png")
+    judged, tables, features = [], [], []
+    for model in ("digits", "digits.onnx"):
+        assert run(["evaluate", model, "digits", "--json", "--quiet"]) == 0
+        judged.append(json.loads(capsys.readouterr().out.splitlines()[-1])["top1"])
+        assert run(["predict", model, "grey.png", "--top", "1", "--quiet"]) == 0
+        tables.append(capsys.readouterr().out.splitlines()[1].split(",")[:2])
+        assert run(["embed", model, "grey.png", "--out", "features.csv", "--quiet"]) == 0
+        features.append([float(cell) for cell in (place / "features.csv").read_text().splitlines()[1].split(",")[1:]])
+    assert judged[0] == judged[1]
+    assert tables[0] == tables[1]
+    assert features[0] == pytest.approx(features[1], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_int8_of_the_real_model_loses_at_most_two_points_of_its_218_of_300(tmp_path, real_data):
+    folder = real_data / "imagenet_val"
+    reading = Reading(quiet=True, batch=50)
+    figures = {}
+    for int8 in (False, True):
+        done = export_model(
+            real_data / "vit_tiny_patch16_224.safetensors",
+            tmp_path / "ti.onnx",
+            int8=int8,
+            check=folder / "labels.csv",
+            classes=folder / "classes.txt",
+            reading=reading,
+            say=lambda line: None,
+        )
+        figures[int8] = {**done.figures, "bytes": done.bytes}
+    assert figures[False]["top1_after"] == figures[True]["top1_before"] == 218 / 300
+    assert figures[False]["difference"] < 1e-5
+    assert figures[True]["top1_after"] >= 218 / 300 - 0.02
+    assert figures[True]["agreement"] > 0.93
+    assert figures[True]["bytes"] < figures[False]["bytes"] / 3
+    with open(folder / "labels.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))[:20]
+    model = load(tmp_path / "ti.onnx")
+    found = model.predict([Image.open(folder / row["path"]) for row in rows])
+    assert sum(each.label == row["label"] for each, row in zip(found, rows)) >= 10

@@ -1,0 +1,94 @@
+"""Comparing a graph with its model: what counts as a difference, what is shown to both, and what fails."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.models.tiny import TINY
+from vitrail.errors import CheckpointError
+from vitrail.export.parity import BATCHES, agreement, at_every_shape, compare, generated, sizes_to_try, speeds
+from vitrail.models import create_backbone
+
+LOGITS = torch.tensor([[3.0, 1.0, -4.0], [0.5, 2.0, 1.0]])
+FEATURES = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+
+
+def answers(logits: torch.Tensor = LOGITS, features: torch.Tensor = FEATURES):
+    return lambda images: {"logits": logits, "features": features}
+
+
+def test_the_difference_is_a_share_of_the_largest_number_of_its_output():
+    images = torch.zeros(2, 3, 8, 8)
+    assert compare(answers(), answers(), [images]).difference == 0
+    assert compare(answers(), answers(LOGITS + 0.04), [images]).difference == pytest.approx(0.01)
+    assert compare(answers(), answers(features=FEATURES + 0.04), [images]).difference == pytest.approx(0.02)
+
+
+def test_the_worst_batch_counts_and_all_answers_are_kept():
+    graph = lambda images: {"logits": LOGITS + images.mean(), "features": FEATURES}  # noqa: E731
+    found = compare(answers(), graph, [torch.full((2, 3, 8, 8), value) for value in (0.04, 0.4, 0.004)])
+    assert found.difference == pytest.approx(0.1)
+    assert found.expected["logits"].shape == found.found["logits"].shape == (6, 3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("output", ["logits", "features"])
+def test_an_output_that_is_no_finite_number_fails_whose_ever_it_is(output, value):
+    broken = {"logits": LOGITS.clone(), "features": FEATURES.clone()}
+    broken[output][1, 1] = value
+    with pytest.raises(CheckpointError, match=f"{output} of the graph are no finite"):
+        compare(answers(), lambda images: broken, [torch.zeros(1)])
+    with pytest.raises(CheckpointError, match=f"{output} of the model are no finite"):
+        compare(lambda images: broken, answers(), [torch.zeros(1)])
+
+
+def test_other_outputs_fail():
+    with pytest.raises(CheckpointError, match="the graph gives"):
+        compare(answers(), answers(LOGITS[:1]), [torch.zeros(1)])
+    with pytest.raises(CheckpointError, match="the graph gives"):
+        compare(answers(), lambda images: {"features": FEATURES}, [torch.zeros(1)])
+
+
+def test_a_head_of_zeros_is_no_division_by_zero():
+    nothing = torch.zeros(2, 3)
+    assert compare(answers(nothing), answers(nothing), [torch.zeros(1)]).difference == 0
+    assert compare(answers(nothing), answers(nothing + 1e-3), [torch.zeros(1)]).difference > 1
+
+
+def test_agreement_is_of_best_classes_or_of_each_yes_and_no_or_of_features():
+    other = torch.tensor([[3.0, 1.0, 4.0], [0.5, 2.0, 1.0]])
+    one, two = ({"logits": each, "features": FEATURES} for each in (LOGITS, other))
+    assert agreement(one, two) == 0.5
+    assert agreement(one, two, multi_label=True) == pytest.approx(5 / 6)
+    turned = {"features": torch.tensor([[1.0, 1.0], [0.0, 5.0]])}
+    assert agreement({"features": FEATURES}, turned) == pytest.approx((0.5**0.5 + 1) / 2)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_architecture_takes_the_sizes_that_are_tried(name):
+    sizes = sizes_to_try(TINY[name])
+    assert sizes[0] == TINY[name].image_size
+    assert len(set(sizes)) == 3
+    assert any(height != width for height, width in sizes)
+    backbone = create_backbone(TINY[name]).eval()
+    with torch.inference_mode():
+        for images in at_every_shape(generated(max(BATCHES), 3, (32, 32)), sizes):
+            assert backbone(images.float() / 255).shape == (len(images), 7)
+
+
+def test_generated_pictures_are_the_same_for_a_seed_and_no_two_alike():
+    pictures = generated(4, 3, (20, 30))
+    assert torch.equal(pictures, generated(4, 3, (20, 30)))
+    assert not torch.equal(pictures, generated(4, 3, (20, 30), seed=1))
+    assert (pictures.shape, pictures.dtype) == ((4, 3, 20, 30), torch.uint8)
+    assert pictures.float().std((1, 2, 3)).min() > 15
+
+
+def test_speed_is_of_one_image_and_both_are_run_by_turns():
+    order: list[str] = []
+    found = speeds(lambda images: order.append("model"), lambda images: order.append("graph"), torch.zeros(4, 3, 8, 8))
+    assert all(time > 0 for time in found)
+    assert order[2:] == ["model", "graph"] * (len(order) // 2 - 1)

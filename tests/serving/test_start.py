@@ -1,0 +1,76 @@
+"""From the command line to a socket: tokens, reach, and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from vitrail.cli import run
+from vitrail.errors import ConfigError
+from vitrail.serving.limits import Limits
+from vitrail.serving.server import bind, check_reach
+from vitrail.serving.start import read_token
+
+
+def test_a_token_is_read_from_a_file_or_the_environment(tmp_path, monkeypatch):
+    monkeypatch.delenv("VITRAIL_TOKEN", raising=False)
+    assert read_token(None) is None
+    monkeypatch.setenv("VITRAIL_TOKEN", "from-the-environment")
+    assert read_token(None) == "from-the-environment"
+    file = tmp_path / "token"
+    file.write_text("from-a-file-of-one-line\n")
+    assert read_token(file) == "from-a-file-of-one-line"
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"with a blank inside of it", b"x" * 257, b"\xff" * 20])
+def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused_without_showing_it(tmp_path, content):
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError) as refused:
+        read_token(file)
+    assert content.decode(errors="replace") not in refused.value.what or not content
+
+
+def test_beyond_this_machine_a_token_is_required():
+    check_reach("127.0.0.1", None)
+    check_reach("0.0.0.0", "a-token-of-some-length")
+    with pytest.raises(ConfigError, match="no token"):
+        check_reach("0.0.0.0", None)
+
+
+def test_an_address_that_is_taken_or_none_is_refused():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match="in use"):
+            bind("127.0.0.1", taken.getsockname()[1])
+    for host, port in (("127.0.0.1", 70_000), ("no such host.", 80), ("127.0.0.1", -1)):
+        with pytest.raises(ConfigError, match=r"cannot be listened to|is none"):
+            bind(host, port)
+
+
+def test_limits_that_cannot_be_meant_are_refused():
+    for changes in ({"queue": 0}, {"deadline": -1}, {"queue": 8}, {"body": 0}):
+        with pytest.raises(ConfigError):
+            Limits(**changes)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "nothing to serve"),
+        (["--runs", "nowhere"], "no folder nowhere"),
+        (["missing.onnx"], "no weights at 'missing.onnx'"),
+        (["x", "--host", "0.0.0.0"], "no token"),
+        (["x", "--token-file", "nowhere"], "cannot be read as a token"),
+        (["x", "--queue", "3"], "the queue holds 3"),
+        (["x", "--port", "many"], "--port"),
+    ],
+)
+def test_a_mistake_is_said_in_words(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VITRAIL_TOKEN", raising=False)
+    assert run(["serve", *words]) == 2
+    told = capsys.readouterr().err
+    assert said in told and "Traceback" not in told

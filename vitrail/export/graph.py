@@ -1,0 +1,87 @@
+"""What leaves PyTorch: images in, logits and features out, traced once for all batches and, where it can be, all sizes.
+
+B images, C channels, H x W pixels, K classes, F width of what the head reads.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from vitrail.models import Backbone
+from vitrail.tasks.classification import Classifier
+
+AXES = {0: "batch", 2: "height", 3: "width"}  # of the images
+
+
+class Graph(nn.Module):
+    """Normalised images (B, C, H, W) in fp32 to "logits" (B, K) and "features" (B, F), what the head reads; an encoder
+    without a head gives features alone.
+
+    It holds a copy of the backbone, in fp32, on the CPU and in evaluation mode: the classifier stays as it is.
+    """
+
+    def __init__(self, classifier: Classifier) -> None:
+        super().__init__()
+        self.backbone: Backbone = copy.deepcopy(classifier.backbone).float().cpu().eval().requires_grad_(False)
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        features = self.backbone.features(images)
+        return {
+            name: features if name == "features" else self.backbone.head(features) for name in outputs_of(self.backbone)
+        }
+
+
+def outputs_of(backbone: Backbone) -> tuple[str, ...]:
+    """The names of what a graph gives, in order."""
+    return ("logits", "features") if backbone.config.classes else ("features",)
+
+
+def dynamic_size(classifier: Classifier) -> bool:
+    """Whether height and width are left open in a graph of this model; the batch always is.
+
+    They are in all architectures but one case: BEiT's tables that are resized by a cubic spline ("geometric-cubic"), because
+    drawing it for another size means solving linear equations, for which ONNX has no operator.
+    """
+    config = classifier.backbone.config
+    is_spline = getattr(config, "bias_resize", None) == "geometric-cubic"
+    return not (is_spline and config.relative_bias != "none")
+
+
+def traced(classifier: Classifier) -> ExportedProgram:
+    """The graph of a model, with names for the axes that are open: ``batch``, and where `dynamic_size` ``height`` and ``width``.
+
+    With its lengths left open a graph holds for any number of images, and for the sizes that the model takes itself; a program
+    refuses others, and so it does less than two patches along a side, as torch traces one as a case of its own.
+    """
+    graph, is_dynamic = Graph(classifier), dynamic_size(classifier)
+    config = graph.backbone.config
+    # twice the model's size: no length of any map, in any stage, is 1 or what a table was made for
+    scale = 2 if is_dynamic else 1
+    images = torch.zeros(2, config.in_channels, *(scale * length for length in config.image_size))
+    opened = {axis: Dim.DYNAMIC for axis in AXES if axis == 0 or is_dynamic}
+    with quietly(), torch.no_grad():
+        return torch.export.export(graph, (images,), dynamic_shapes={"images": opened})
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without what torch's exporters and their libraries say to their own developers."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"(torch|onnxscript|onnx_ir|copyreg)\b")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)

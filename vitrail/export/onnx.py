@@ -1,0 +1,61 @@
+"""ONNX: a graph for onnxruntime and whatever else reads it, in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from vitrail.errors import ConfigError
+from vitrail.export.graph import AXES, dynamic_size, outputs_of, quietly, traced
+from vitrail.files import disk_errors, replace_file
+from vitrail.tasks.classification import Classifier
+
+OPSET = 20  # what torch's translations are written for
+LARGEST = 1536 * 2**20  # bytes of weights in one file: a message of protobuf ends at 2 GB
+
+
+def to_onnx(classifier: Classifier, path: Path, *, metadata: Mapping[str, str] = {}, opset: int = OPSET) -> bool:
+    """Writes `Graph` as ONNX: "images" (batch, C, height, width) to "logits" (batch, K) and "features" (batch, F).
+
+    The weights lie in the same file, and beside it in a file of their own where they have more than `LARGEST` bytes.
+
+    Args:
+        metadata: plain text by name, which the file carries along (``metadata_props``).
+        opset: version of ONNX's operators.
+
+    Returns:
+        Whether height and width are open, as `dynamic_size` says.
+
+    Raises:
+        ConfigError: the packages onnx and onnxscript are not installed.
+        DiskError: the file cannot be written.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("exporting to ONNX needs onnx and onnxscript", "pip install 'vitrail[onnx]'") from error
+    program = traced(classifier)
+    is_dynamic = dynamic_size(classifier)
+    with quietly():
+        written = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            opset_version=opset,
+            input_names=["images"],
+            output_names=list(outputs_of(classifier.backbone)),
+            dynamic_shapes={"images": {axis: name for axis, name in AXES.items() if axis == 0 or is_dynamic}},
+        )
+    assert written is not None
+    for node in written.model.graph.all_nodes():
+        node.metadata_props.clear()  # lines of source code, and the folders they lie in
+    written.model.metadata_props.update(metadata)
+    if sum(each.numel() * each.element_size() for each in classifier.parameters()) > LARGEST:
+        with disk_errors(path):
+            written.save(path, external_data=True)
+    else:
+        replace_file(path, written.model_proto.SerializeToString())
+    return is_dynamic

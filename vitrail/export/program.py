@@ -1,0 +1,35 @@
+"""`torch.export` programs: a graph that torch itself loads and runs without this package, and that AOTInductor compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+
+import torch
+
+from vitrail.export.graph import dynamic_size, quietly, traced
+from vitrail.files import replace_file
+from vitrail.tasks.classification import Classifier
+
+
+def to_program(classifier: Classifier, path: Path, *, metadata: Mapping[str, str] = {}) -> bool:
+    """Writes `Graph` as a program: ``torch.export.load(path).module()(images)`` gives a dictionary of its outputs.
+
+    Args:
+        metadata: plain text by name, which the file carries along (``extra_files`` of `torch.export.load`).
+
+    Returns:
+        Whether height and width are open, as `dynamic_size` says.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    program = traced(classifier)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # lines of source code, and the folders they lie in
+    content = BytesIO()
+    with quietly():
+        torch.export.save(program, content, extra_files=dict(metadata))
+    replace_file(path, content.getvalue())
+    return dynamic_size(classifier)
