@@ -139,20 +139,26 @@ export class Stage {
     const cell = this.#cellUnder(event);
     if (!cell || !this.#map || !this.#pickable) return;
     const same = this.#query && cell.row === this.#query.row && cell.column === this.#query.column;
-    this.onPick(same ? null : spotOf(this.#map, cell));
+    this.#pick(same ? null : cell);
+  }
+
+  /** Marked at once: the next key goes on from here, however long the answer takes. */
+  #pick(cell) {
+    this.mark(cell);
+    this.onPick(cell && this.#map ? spotOf(this.#map, cell) : null);
   }
 
   /** @param {KeyboardEvent} event */
   #key(event) {
     if (!this.#map || !this.#pickable || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === "Escape") return this.onPick(null);
+    if (event.key === "Escape") return this.#pick(null);
     const step = STEPS[event.key];
     if (!step) return;
     event.preventDefault();
     const { rows, columns } = this.#map;
     const from = this.#query ?? { row: Math.floor(rows / 2) - step[0], column: Math.floor(columns / 2) - step[1] };
     const within = (at, length) => Math.min(Math.max(at, 0), length - 1);
-    this.onPick(spotOf(this.#map, { row: within(from.row + step[0], rows), column: within(from.column + step[1], columns) }));
+    this.#pick({ row: within(from.row + step[0], rows), column: within(from.column + step[1], columns) });
   }
 
   /** Puts the outline of a cell where it lies on the picture, as far as the model saw it. */
