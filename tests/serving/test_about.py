@@ -6,8 +6,10 @@ import pytest
 
 from tests.engine.looked_at import shaken
 from tests.serving.test_admission import SHOWN, TOKEN
+from vitrail.engine.evaluate import Reading
 from vitrail.errors import CheckpointError
-from vitrail.serving.served import Served
+from vitrail.serving.served import Served, load_served
+from vitrail.weights.native import save_model
 
 
 def test_the_model_tells_all_that_a_page_needs(client, served):
@@ -18,6 +20,15 @@ def test_the_model_tells_all_that_a_page_needs(client, served):
     assert told["methods"] == ["attention", "rollout", "gradient", "occlusion"]
     assert told["parameters"] == sum(each.numel() for each in served.classifier.parameters())
     assert told["limits"]["images"] == client.service.limits.images
+
+
+def test_a_run_is_served_by_its_name_with_its_card_and_figures_and_no_path(tmp_path):
+    run = tmp_path / "runs" / "flowers"
+    save_model(run / "model", shaken(), metrics={"top1": 0.75})
+    (run / "card.md").write_text(f"# Flowers\n\n`vitrail predict {run} photo.jpg`\n")
+    served = load_served(str(run), name=None, classes=None, reading=Reading(), say=print)
+    assert served.name == "flowers" and served.about["metrics"] == {"top1": 0.75}
+    assert served.about["card"] == "# Flowers\n\n`vitrail predict flowers photo.jpg`\n"
 
 
 def test_prometheus_is_told_of_requests_batches_and_bad_images(client, png):

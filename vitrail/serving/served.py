@@ -265,5 +265,9 @@ def _about(path: Path) -> dict[str, Any]:
         about["metrics"] = read_json(path / CONFIG).get("metrics", {})
     for card in (path.parent / "card.md", path / "README.md"):
         if path.is_dir() and card.is_file():
-            about.setdefault("card", card.read_text(encoding="utf-8", errors="replace"))
+            words = card.read_text(encoding="utf-8", errors="replace")
+            # its commands name the folder by where it lies, which is nobody else's business
+            for place in (card.parent.resolve(), card.parent):
+                words = words.replace(str(place), card.parent.name)
+            about.setdefault("card", words)
     return about
