@@ -71,6 +71,21 @@ def test_the_file_answers_every_verb_as_the_model_does(place, monkeypatch, capsy
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("int8", [[], ["--int8"]], ids=["fp32", "int8"])
+def test_a_graph_of_pictures_is_compared_from_whole_pictures_on(int8, place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    given = ["--pictures", *int8, "--check", "digits", "--images", "40", "--quiet", "--json"]
+    assert run(["export", "digits", *given]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["path"] == ("digits-pictures-int8.onnx" if int8 else "digits-pictures.onnx")
+    assert (told["pictures"], told["dynamic"], told["sizes"]) == (True, True, "8x8,12x12,10x14")
+    assert told["top1_after"] == pytest.approx(told["top1_before"], abs=0.1 if int8 else 0)
+    assert told["difference"] < (0.2 if int8 else 1e-4)
+    assert run(["predict", told["path"], "grey.png"]) == 4
+    assert "export it without --pictures" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_int8_of_the_real_model_loses_at_most_two_points_of_its_218_of_300(tmp_path, real_data):
     folder = real_data / "imagenet_val"
     reading = Reading(quiet=True, batch=50)

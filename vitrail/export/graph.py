@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from vitrail.export.pictures import Preparation
 from vitrail.models import Backbone
 from vitrail.tasks.classification import Classifier
 
@@ -26,14 +27,18 @@ class Graph(nn.Module):
     without a head gives features alone.
 
     It holds a copy of the backbone, in fp32, on the CPU and in evaluation mode: the classifier stays as it is.
+
+    Args:
+        pictures: what comes in is whole pictures, uint8, which a `Preparation` makes images of.
     """
 
-    def __init__(self, classifier: Classifier) -> None:
+    def __init__(self, classifier: Classifier, *, pictures: bool = False) -> None:
         super().__init__()
+        self.prepare = Preparation(classifier.preprocessing) if pictures else nn.Identity()
         self.backbone: Backbone = copy.deepcopy(classifier.backbone).float().cpu().eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        features = self.backbone.features(images)
+        features = self.backbone.features(self.prepare(images))
         return {
             name: features if name == "features" else self.backbone.head(features) for name in outputs_of(self.backbone)
         }
@@ -55,17 +60,19 @@ def dynamic_size(classifier: Classifier) -> bool:
     return not (is_spline and config.relative_bias != "none")
 
 
-def traced(classifier: Classifier) -> ExportedProgram:
+def traced(classifier: Classifier, *, pictures: bool = False) -> ExportedProgram:
     """The graph of a model, with names for the axes that are open: ``batch``, and where `dynamic_size` ``height`` and ``width``.
 
     With its lengths left open a graph holds for any number of images, and for the sizes that the model takes itself; a program
-    refuses others, and so it does less than two patches along a side, as torch traces one as a case of its own.
+    refuses others, and so it does less than two patches along a side, as torch traces one as a case of its own. A graph that
+    takes whole ``pictures`` takes all sizes, and its network sees one.
     """
-    graph, is_dynamic = Graph(classifier), dynamic_size(classifier)
+    graph, is_dynamic = Graph(classifier, pictures=pictures), pictures or dynamic_size(classifier)
     config = graph.backbone.config
     # twice the model's size: no length of any map, in any stage, is 1 or what a table was made for
     scale = 2 if is_dynamic else 1
-    images = torch.zeros(2, config.in_channels, *(scale * length for length in config.image_size))
+    size = [scale * length for length in config.image_size]
+    images = torch.zeros(2, config.in_channels, *size, dtype=torch.uint8 if pictures else torch.float32)
     opened = {axis: Dim.DYNAMIC for axis in AXES if axis == 0 or is_dynamic}
     with quietly(), torch.no_grad():
         return torch.export.export(graph, (images,), dynamic_shapes={"images": opened})

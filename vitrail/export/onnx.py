@@ -16,17 +16,25 @@ OPSET = 20  # what torch's translations are written for
 LARGEST = 1536 * 2**20  # bytes of weights in one file: a message of protobuf ends at 2 GB
 
 
-def to_onnx(classifier: Classifier, path: Path, *, metadata: Mapping[str, str] = {}, opset: int = OPSET) -> bool:
+def to_onnx(
+    classifier: Classifier,
+    path: Path,
+    *,
+    metadata: Mapping[str, str] = {},
+    pictures: bool = False,
+    opset: int = OPSET,
+) -> bool:
     """Writes `Graph` as ONNX: "images" (batch, C, height, width) to "logits" (batch, K) and "features" (batch, F).
 
     The weights lie in the same file, and beside it in a file of their own where they have more than `LARGEST` bytes.
 
     Args:
         metadata: plain text by name, which the file carries along (``metadata_props``).
+        pictures: in place of "images" it takes "pictures", uint8 of any one size, upright, and prepares them itself.
         opset: version of ONNX's operators.
 
     Returns:
-        Whether height and width are open, as `dynamic_size` says.
+        Whether height and width are open: of pictures always, of images as `dynamic_size` says.
 
     Raises:
         ConfigError: the packages onnx and onnxscript are not installed.
@@ -37,15 +45,15 @@ def to_onnx(classifier: Classifier, path: Path, *, metadata: Mapping[str, str] =
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ConfigError("exporting to ONNX needs onnx and onnxscript", "pip install 'vitrail[onnx]'") from error
-    program = traced(classifier)
-    is_dynamic = dynamic_size(classifier)
+    program = traced(classifier, pictures=pictures)
+    is_dynamic = pictures or dynamic_size(classifier)
     with quietly():
         written = torch.onnx.export(
             program,
             dynamo=True,
             verbose=False,
             opset_version=opset,
-            input_names=["images"],
+            input_names=["pictures" if pictures else "images"],
             output_names=list(outputs_of(classifier.backbone)),
             dynamic_shapes={"images": {axis: name for axis, name in AXES.items() if axis == 0 or is_dynamic}},
         )

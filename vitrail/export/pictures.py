@@ -1,0 +1,154 @@
+"""The part of a graph that takes pictures of any size: it resizes and crops them as Pillow does, and normalises.
+
+Pillow resamples along one axis, rounds to 8 bits, then along the other, with weights in fixed point. Both are products with a
+matrix here, computed in the graph from the size of what comes in, and no larger than the crop. All is in float64 and in the
+order of Pillow 13: sums of 8-bit numbers times 22-bit ones are exact in it, and the pixels are Pillow's own.
+
+B pictures, C channels, H x W pixels of a picture, h x w pixels that the network sees.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.data.images import WHOLE_PIXELS, Preprocessing
+
+HALF_WIDTHS = {"box": 0.5, "bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}  # of a kernel that does not shrink
+SHARPNESS = -0.5  # of the cubic kernel
+UNIT = 2**22  # a weight is a whole number of 1 / UNIT
+
+
+class Preparation(nn.Module):
+    """What `Preprocessing` says, as tensors: pictures uint8 (B, C, H, W), upright, to normalised images (B, C, h, w) in fp32.
+
+    Lengths that depend on H and W are float64 scalars, in which Python computes them too.
+    """
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.preprocessing = preprocessing
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.preprocessing.normalise(self.framed(pictures))
+
+    def framed(self, pictures: Tensor) -> Tensor:
+        """What `Preprocessing.picture` makes of each: uint8 (B, C, h, w)."""
+        lines = [torch.arange(length, device=pictures.device) for length in pictures.shape[2:]]  # (H,), (W,)
+        given, crop = [_length(line) for line in lines], self.preprocessing.size
+        scaled = self._resized(*given)
+        is_cut = (scaled[0] * scaled[1] > WHOLE_PIXELS) & (self.preprocessing.resize != "none")
+        rows, columns = (self._matrix(*axis, is_cut) for axis in zip(lines, scaled, crop))  # (h, H), (w, W)
+        made = [torch.where(is_cut, *lengths) for lengths in zip(crop, scaled)]
+        fewer_rows, fewer_columns = (old - new for old, new in zip(given, made))
+        # the rows first where many of them go, as Pillow does it since 13
+        rows_first = (fewer_rows > 0) & (fewer_rows > 2 * fewer_columns)
+        return _multiplied(pictures, rows, columns, rows_first)
+
+    def _resized(self, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+        """`Preprocessing.resized`."""
+        if self.preprocessing.resize == "none":
+            return height, width
+        # what `squash` scales to is what `short` covers
+        down, across = replace(self.preprocessing, resize="squash").resized(1, 1)
+        if self.preprocessing.resize == "squash":
+            return torch.full_like(height, down), torch.full_like(width, across)
+        rounded = torch.floor if self.preprocessing.rounding == "floor" else torch.round
+        return rounded(across * height / width).clamp(min=down), rounded(down * width / height).clamp(min=across)
+
+    def _matrix(self, line: Tensor, scaled: Tensor, new: int, is_cut: Tensor) -> Tensor:
+        """How much of each pixel along one axis is in each of the crop's: (new, old).
+
+        Args:
+            line: 0, 1, ... for each pixel, (old,).
+            scaled: how many there are after scaling, before the crop.
+            new: how many the crop has.
+            is_cut: only the crop is scaled, from a box around it.
+        """
+        corner = torch.round if self.preprocessing.crop_rounding == "even" else torch.floor
+        offset = corner((scaled - new) / 2)
+        places = torch.arange(new, dtype=torch.float64, device=line.device)
+        if self.preprocessing.resize == "none":
+            return _ones_at(places + offset, line)
+        old = _length(line)
+        step = old / scaled
+        # Pillow takes boxes in fp32
+        low, high = (offset * step).float(), torch.minimum((offset + new) * step, old).float()
+        step = torch.where(is_cut, (high - low).double() / new, step)
+        start, offset = torch.where(is_cut, low.double(), 0.0), torch.where(is_cut, 0.0, offset)
+        if self.preprocessing.interpolation == "nearest":
+            return _ones_at(_nearest(start, step, offset, places), line)
+        centres = start + (places + offset + 0.5) * step  # (new,)
+        return _weights(centres[:, None], step.clamp(min=1), line, self.preprocessing.interpolation)
+
+
+def _multiplied(pictures: Tensor, rows: Tensor, columns: Tensor, rows_first: Tensor) -> Tensor:
+    """Pictures (B, C, H, W) times both matrices, (h, H) and (w, W): uint8 (B, C, h, w)."""
+    factors = pictures.double(), rows, columns.mT
+    if torch.compiler.is_exporting():
+        return torch.cond(rows_first, _by_rows_first, _by_columns_first, factors).to(torch.uint8)
+    return (_by_rows_first if rows_first else _by_columns_first)(*factors).to(torch.uint8)
+
+
+def _by_rows_first(pictures: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    return _in_8_bits(_in_8_bits(rows @ pictures) @ columns)
+
+
+def _by_columns_first(pictures: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    return _in_8_bits(rows @ _in_8_bits(pictures @ columns))
+
+
+def _length(line: Tensor) -> Tensor:
+    return torch.scalar_tensor(line.shape[0], dtype=torch.float64, device=line.device)
+
+
+def _ones_at(places: Tensor, line: Tensor) -> Tensor:
+    """(new, old): a one where a pixel is taken, and none, which is black, for places beyond the line."""
+    return (places[:, None] == line).double()
+
+
+def _nearest(start: Tensor, step: Tensor, offset: Tensor, places: Tensor) -> Tensor:
+    """The pixel under each of the crop's, (new,). Pillow adds up steps, and their roundings decide where one ends on an edge."""
+    count = torch.sym_int((offset + len(places)).long().item())
+    torch._check(count >= len(places))
+    steps = step.expand(count).clone()
+    steps[0] = start + step / 2
+    return steps.cumsum(0)[count - len(places) :].floor()
+
+
+def _weights(centres: Tensor, stretch: Tensor, line: Tensor, interpolation: str) -> Tensor:
+    """The matrix of a kernel, ``stretch`` times as wide, around each of ``centres`` (new, 1): (new, old)."""
+    reach = HALF_WIDTHS[interpolation] * stretch
+    is_near = (line >= (centres - reach + 0.5).floor()) & (line < (centres + reach + 0.5).floor())
+    distances = (line - centres + 0.5) * (1 / stretch)
+    weights = torch.where(is_near, _kernel(distances, interpolation), 0.0)
+    weights = weights / weights.sum(1, keepdim=True)
+    return (weights * UNIT + 0.5).floor() / UNIT
+
+
+def _kernel(distances: Tensor, interpolation: str) -> Tensor:
+    """Box, triangle, the cubic kernel of Keys 1981, or a sinc under the middle of another, three times as wide (Lanczos)."""
+    if interpolation == "box":
+        return ((distances > -0.5) & (distances <= 0.5)).double()
+    far = distances.abs()
+    if interpolation == "bilinear":
+        return (1 - far).clamp(min=0)
+    if interpolation == "bicubic":
+        inner = ((SHARPNESS + 2) * far - (SHARPNESS + 3)) * far * far + 1
+        outer = (((far - 5) * far + 8) * far - 4) * SHARPNESS
+        return torch.where(far < 1, inner, torch.where(far < 2, outer, 0.0))
+    return torch.where(far < 3, _sinc(far) * _sinc(far / 3), 0.0)
+
+
+def _sinc(distances: Tensor) -> Tensor:
+    """sin(pi x) / (pi x), and 1 at 0."""
+    angles = math.pi * torch.where(distances == 0, 1.0, distances)
+    return torch.where(distances == 0, 1.0, angles.sin() / angles)
+
+
+def _in_8_bits(images: Tensor) -> Tensor:
+    """Rounded, a half up, and clipped to what a byte holds."""
+    return (images + 0.5).floor().clamp(0, 255)
