@@ -12,9 +12,12 @@ from PIL import Image
 
 from tests.engine.looked_at import shaken
 from tests.models.tiny import TINY
+from tests.weights.graphs import write_graph
 from vitrail.analysis.attention import head_maps
+from vitrail.analysis.occlusion import occlusion
 from vitrail.analysis.rollout import rollout
-from vitrail.serving.served import Served
+from vitrail.engine.evaluate import Reading
+from vitrail.serving.served import Served, load_served
 from vitrail.tasks.classification import Classifier
 
 
@@ -146,6 +149,20 @@ def test_a_network_without_attention_offers_occlusion_alone(start, png):
     assert about["attention"] is None and about["methods"] == ["occlusion"]
     assert client.post("/v1/explain?method=occlusion", files={"file": png()}).status_code == 200
     assert client.post("/v1/explain", files={"file": png()}).json()["error"]["code"] == "cannot_explain"
+
+
+def test_an_exported_graph_answers_embeds_and_is_explained_by_occlusion_alone(start, png, tmp_path):
+    served = load_served(str(write_graph(tmp_path / "a.onnx")), name=None, classes=None, reading=Reading(), say=print)
+    client = start(lambda: served)
+    expected = served.classifier.predict([png()])[0]
+    assert client.post("/v1/predict", files={"file": png()}).json()["predictions"][0]["label"] == expected.label
+    assert client.post("/v1/embed", files={"file": png()}).status_code == 200
+    assert client.get("/v1/model").json()["methods"] == ["occlusion"]
+    (found,) = client.post("/v1/explain?method=occlusion", files={"file": png()}).json()["maps"]
+    images = served.classifier.preprocess(png())
+    assert np.allclose(found["values"], occlusion(served.classifier, images).flatten(1), rtol=1e-4, atol=1e-6)
+    refused = client.post("/v1/explain", files={"file": png()}).json()["error"]
+    assert refused["code"] == "cannot_explain" and "occlusion" in refused["remedy"]
 
 
 def test_the_class_token_of_cait_is_nobody_to_click_on(start, png):

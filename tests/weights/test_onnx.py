@@ -122,7 +122,6 @@ VERBS = {
     "forward_features": lambda model: model.forward_features(torch.zeros(1, 3, 16, 16)),
     "forward_with_attention": lambda model: model.forward_with_attention(torch.zeros(1, 3, 16, 16)),
     "feature_maps": lambda model: model.feature_maps(torch.zeros(1, 3, 16, 16)),
-    "attention_grids": lambda model: model.attention_grids((16, 16)),
     "head": lambda model: model.head(torch.zeros(1, 3)),
     "layers": lambda model: model.layers(),
     "new_head": lambda model: model.backbone.new_head(2),

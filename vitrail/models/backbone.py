@@ -63,6 +63,11 @@ class Backbone(nn.Module):
         self.config = config
 
     @property
+    def about(self) -> str:
+        """What it is, in words for a message."""
+        return self.config.about
+
+    @property
     def width(self) -> int:
         """Of the tokens that `encode` gives."""
         return self.config.width

@@ -206,11 +206,7 @@ class Served:
 def _attention_of(classifier: Classifier) -> list[dict[str, Any]]:
     """Of each layer: its heads, the map of its places, whether all of them ask or the class token alone, and who does unasked."""
     size, device = classifier.preprocessing.size, device_of(classifier)
-    try:
-        grids = classifier.attention_grids(size)
-    except ConfigError:  # an exported graph has answers only
-        return []
-    if not grids:
+    if not (grids := classifier.attention_grids(size)):
         return []
     heads: list[int] = []
     with torch.inference_mode():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models import Backbone, Config, configure
+from vitrail.models import AttentionGrid, Backbone, Config, configure
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.description import KEY, check_version, described_around, sha256_of
 from vitrail.weights.tensors import AGAIN, parse_json, printable
@@ -111,6 +111,10 @@ class ExportedBackbone(Backbone):
         self._check_size(self.config.image_size)
 
     @property
+    def about(self) -> str:
+        return "an exported graph"
+
+    @property
     def width(self) -> int:
         """Of the features; the graph shows no other."""
         return next(each.shape[1] for each in self.session.get_outputs() if each.name == FEATURES)
@@ -148,7 +152,11 @@ class ExportedBackbone(Backbone):
         what = "an exported graph gives answers and features, and nothing of its weights, layers or attention"
         raise ConfigError(what, "take the model that it was exported from")
 
+    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
+        """None: whatever attention there was, the graph does not show it."""
+        return []
+
     patchify = place = encode = pool = head = heads = _refuse
-    feature_maps = forward_looking = attention_grids = pooling_shares = _refuse
+    feature_maps = forward_looking = pooling_shares = _refuse
     layers = no_decay = new_head = _refuse
     resized = classmethod(_refuse)
