@@ -96,3 +96,8 @@ def test_another_model_or_version_is_not_there(client, path):
 def test_numbers_too_large_for_json_or_fp32_are_refused(client, path):
     body = b'{"inputs": [{"name": "images", "datatype": "FP32", "shape": [1, 3, 32, 32], "data": [1e999]}]}'
     assert client.post(f"{path}/infer", content=body).status_code == 400
+
+
+def test_an_output_is_told_once(client, path, png):
+    answer = ask(client, path, "image", "BYTES", [b64encode(png()).decode()], outputs=[{"name": "label"}] * 2)
+    assert answer.status_code == 400

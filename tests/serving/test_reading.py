@@ -67,3 +67,8 @@ def test_a_broken_body_is_refused_and_never_half_read(body, kind, code):
     with pytest.raises(Refused) as refused:
         uploads_of(body, kind, most=4)
     assert refused.value.code == code and refused.value.remedy
+
+
+def test_json_of_countless_values_is_not_parsed():
+    with pytest.raises(Refused, match="values"):
+        uploads_of(b'{"image": [' + b"[]," * 5000 + b"[]]}", "application/json", most=16)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from vitrail.serving.refusals import Refused
 from vitrail.serving.service import Service
@@ -98,12 +97,14 @@ class Admission:
     def _check_head(self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]) -> None:
         """Raises `Refused` for what need not be read any further."""
         host = headers.get(b"host", b"").decode("latin-1")
-        if self.hosts is not None and _without_port(host) not in self.hosts:
+        # those who probe know an address alone
+        probed = scope["path"] in ("/livez", "/readyz")
+        if self.hosts is not None and not probed and _without_port(host) not in self.hosts:
             raise Refused("forbidden", "the server is not called by that name", "call it by one of its own, or --host")
         path = scope["path"]
         if self.token is None:
             origin = headers.get(b"origin", b"").decode("latin-1")
-            if origin and urlsplit(origin).netloc != host:
+            if origin and origin.partition("://")[2] != host:
                 raise Refused("forbidden", "another site's page has sent this request", "open the server's own page")
         elif path not in OPEN and not path.startswith("/page/"):
             kind, _, shown = headers.get(b"authorization", b"").partition(b" ")

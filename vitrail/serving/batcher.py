@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from vitrail.serving.refusals import Refused
 
 Work = Callable[[list[Any]], Sequence[Any]]  # the items of a batch to an answer for each, in order
+LAST = 1.0  # seconds for the last batch: whoever asked for it has been told that it is too late
 HUNG = 120.0  # seconds in one batch after which the thread counts as dead
 
 
@@ -107,11 +108,11 @@ class Batcher:
         return self._thread.is_alive() and (since is None or time.monotonic() - since < HUNG)
 
     def close(self) -> None:
-        """Works off what waits and ends the thread."""
+        """Works off what waits and ends the thread; a batch that takes longer than `LAST` ends with the process."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(LAST)
 
     def _serve(self) -> None:
         while jobs := self._next():

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 
 from vitrail.serving.documents import PIXEL
 from vitrail.serving.predicting import TheService
-from vitrail.serving.reading import Upload, from_base64, parsed
+from vitrail.serving.reading import MOST_COMMAS, Upload, from_base64, parsed
 from vitrail.serving.refusals import Refused
 from vitrail.serving.served import Answered, Served
 from vitrail.serving.service import Service
@@ -132,7 +132,10 @@ async def model_ready(served: TheServed, service: TheService) -> Response:
 )
 async def infer(request: Request, served: TheServed, service: TheService) -> Response:
     """Logits, probabilities and labels of each image; of a model without a head its features."""
-    asked = await asyncio.to_thread(parsed, request.state.body)  # numbers in JSON take their time
+    preprocessing = served.classifier.preprocessing
+    numbers = service.limits.images * preprocessing.channels * math.prod(preprocessing.size)
+    # numbers in JSON take their time
+    asked = await asyncio.to_thread(parsed, request.state.body, most=numbers + MOST_COMMAS)
     given, deadline = _input(asked), request.state.deadline
     count = given["shape"][0]
     if count > service.limits.images:
@@ -162,9 +165,12 @@ async def _answers(service: Service, served: Served, given: dict[str, Any], dead
     works: dict[str, Callable[..., Any]] = {"pixels": served.answer, "images": served.answer_normalised}
     has_head = bool(served.classifier.classes)
     if name == "image" and kind == "BYTES":
-        uploads = [Upload(None, from_base64(each) if isinstance(each, str) else b"") for each in given["data"]]
-        if given["shape"] != [len(uploads)]:
-            raise Refused("bad_request", f"{len(uploads)} images for the shape {given['shape']}", INPUTS)
+        data = given["data"]
+        if given["shape"] != [len(data)]:
+            raise Refused("bad_request", f"{len(data)} images for the shape {given['shape']}", INPUTS)
+        uploads = await asyncio.to_thread(
+            lambda: [Upload(None, from_base64(each) if isinstance(each, str) else b"") for each in data]
+        )
         answers = await service.each(served, served.answer if has_head else served.features, uploads, deadline)
         if bad := [each for each in answers if isinstance(each, Refused)]:
             raise bad[0]
@@ -224,8 +230,8 @@ def _wanted(outputs: list[dict[str, Any]], asked: dict[str, Any]) -> list[dict[s
         if isinstance(wanted, list)
         else [None]
     )
-    if not all(isinstance(name, str) and name in by_name for name in names):
-        raise Refused("bad_request", "no such output", f"there are: {', '.join(by_name)}")
+    if not all(isinstance(name, str) and name in by_name for name in names) or len(set(names)) < len(names):
+        raise Refused("bad_request", "no such output, or one twice", f"there are: {', '.join(by_name)}")
     return [by_name[name] for name in names]
 
 

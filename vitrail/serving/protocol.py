@@ -30,21 +30,25 @@ class TimedProtocol(H11Protocol):
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
             transport.abort()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # of what the client is to send
+        self._taking: asyncio.TimerHandle | None = None  # of what it is to take
         self._awaited: Any = None
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop()
+        self._taken()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._expect()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
         self._stop()  # until the first byte of the next request; before it uvicorn's own time between requests holds
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:  # of a request that came behind the last one
+            self._expect()
 
     def _expect(self) -> None:
         """Starts the time of what the client is to send next, unless it runs already: more bytes do not prolong it."""
@@ -95,12 +99,16 @@ class TimedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """The client takes nothing: it has so long."""
         super().pause_writing()
-        self._stop()
-        self._timer = self.loop.call_later(self.limits.write, self.transport.abort)
+        self._taking = self.loop.call_later(self.limits.write, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop()
+        self._taken()
+
+    def _taken(self) -> None:
+        if self._taking is not None:
+            self._taking.cancel()
+        self._taking = None
 
     def _close(self) -> None:
         """What was written may still leave, for so long as a client may take."""

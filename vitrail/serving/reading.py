@@ -15,6 +15,7 @@ from vitrail.serving.refusals import Refused
 
 MOST_NAME = 255  # characters of a file's name that are kept
 MOST_PARTS = 64  # of a multipart body, fields that are no files among them
+MOST_COMMAS = 4096  # of JSON with files in it: base64 has none
 FORMS = "send multipart/form-data, an image/* body, or JSON with 'image' or 'images' in base64"
 
 
@@ -117,15 +118,20 @@ def _multipart(body: bytes, boundary: bytes, most: int) -> list[Upload]:
 
 
 def _json(body: bytes) -> list[Upload]:
-    told = parsed(body)
+    told = parsed(body, most=MOST_COMMAS)
     images = told.get("images", [told["image"]] if "image" in told else [])
     if not isinstance(images, list):
         raise Refused("bad_request", "'images' is no list", FORMS)
     return [_from_json(each) for each in images]
 
 
-def parsed(body: bytes) -> dict[str, Any]:
-    """The object of a JSON body. Raises `Refused` for anything else."""
+def parsed(body: bytes, *, most: int) -> dict[str, Any]:
+    """The object of a JSON body. Raises `Refused` for anything else, and for more than ``most`` commas.
+
+    The parser lets no other thread run, and makes of each value, two bytes long, an object of sixty.
+    """
+    if body.count(b",") > most:
+        raise Refused("too_large", f"the JSON has over {most:,} values", "send fewer at a time")
     try:
         told = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -251,7 +251,7 @@ def _name(path: Path) -> str:
     """Of a run its folder's name, else that of the file or folder of weights."""
     path = path.resolve()
     path = path.parent if path.name == "model" else path
-    return path.stem if path.is_file() else path.name
+    return (path.stem if path.is_file() else path.name) or "model"  # of /model, as in the container
 
 
 def _about(path: Path) -> dict[str, Any]:

@@ -97,6 +97,9 @@ class Server(uvicorn.Server):
         for listening in kept:
             await self._take_over(listening)
             listening.close()
+        if self._told is not None:  # the time for new connections is part of it
+            left = self.service.limits.drain - (time.monotonic() - self._told)
+            self.config.timeout_graceful_shutdown = max(1, math.floor(left))
         await super().shutdown(sockets)
 
     async def _take_over(self, listening: socket.socket) -> None:

@@ -69,9 +69,9 @@ class Service:
         Raises:
             Refused: the new model is bad; the old one stays.
         """
-        before = self.served
-        assert self.load is not None
         async with self._reloading:
+            before = self.served
+            assert self.load is not None
             try:
                 new = await asyncio.to_thread(self.load)
             except Exception as error:
