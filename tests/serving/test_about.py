@@ -31,6 +31,18 @@ def test_a_run_is_served_by_its_name_with_its_card_and_figures_and_no_path(tmp_p
     assert served.about["card"] == "# Flowers\n\n`vitrail predict flowers photo.jpg`\n"
 
 
+def test_where_a_model_came_from_is_told_without_folders(start):
+    classifier = shaken()
+    source = {"source": "/home/anna/photos", "split": {"seed": 3, "of": [r"C:\photos\val", "hf:owner/name", "digits"]}}
+    classifier.provenance = {"data": source}
+    told = start(lambda: Served(classifier, "tiny")).get("/v1/model").json()["provenance"]
+    assert told == {"data": {"source": "photos", "split": {"seed": 3, "of": ["val", "hf:owner/name", "digits"]}}}
+
+
+def test_probes_may_ask_for_the_head_alone(client):
+    assert client.head("/livez").status_code == client.head("/readyz").status_code == 200
+
+
 def test_prometheus_is_told_of_requests_batches_and_bad_images(client, png):
     client.post("/v1/predict", files=[("file", png()), ("file", b"none")])
     client.get("/v1/nothing")

@@ -62,6 +62,18 @@ def test_a_body_over_its_limit_is_refused_with_and_without_a_length(start, serve
     assert client.service.held == 0
 
 
+def test_a_client_that_asks_first_is_told_at_once_and_its_connection_closed(start, served):
+    client = start(lambda: served, body=10)
+    told = {"expect": "100-continue", "content-type": "image/png"}
+    reply = client.post("/v1/predict", content=b"x" * 1000, headers=told)
+    assert reply.status_code == 413 and reply.headers["connection"] == "close"
+
+
+def test_a_refusal_at_the_door_keeps_the_words_of_the_protocol(start, served):
+    client = start(lambda: served, token=TOKEN)
+    assert isinstance(client.get("/v2/models/tiny").json()["error"], str)
+
+
 def test_what_all_requests_hold_together_is_bounded(start, served, png):
     client = start(lambda: served, held=100)
     reply = client.post("/v1/predict", files={"file": png()})

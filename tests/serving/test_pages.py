@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from starlette.testclient import TestClient
 
 from vitrail.analysis import pictures
@@ -26,8 +26,8 @@ def client() -> TestClient:
     app.include_router(pages_routes())
 
     @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> JSONResponse:
-        return JSONResponse(error.told("test"), error.status)
+    async def refused(request: Request, error: Refused) -> Response:
+        return Response(error.body("", "test"), error.status)
 
     return TestClient(app)
 

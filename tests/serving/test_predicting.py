@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import threading
+import time
 from base64 import b64decode, b64encode
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ from vitrail.analysis.attention import head_maps
 from vitrail.analysis.occlusion import occlusion
 from vitrail.analysis.rollout import rollout
 from vitrail.engine.evaluate import Reading
-from vitrail.serving.served import Served, load_served
+from vitrail.serving.served import Abandoned, Served, load_served
 from vitrail.tasks.classification import Classifier
 
 
@@ -115,6 +118,7 @@ def test_predictions_may_come_with_their_explanation(client, png):
         ("/v1/explain?method=rollout&head=1", 422, "cannot_explain", "no head"),
         ("/v1/explain?method=rollout&layer=all", 422, "cannot_explain", "all layers"),
         ("/v1/explain?target=unicorn", 422, "cannot_explain", "unicorn"),
+        ("/v1/predict?topp=3", 422, "invalid", "topp"),
         ("/v1/nothing", 404, "not_found", "Not Found"),
     ],
 )
@@ -136,7 +140,7 @@ def test_an_encoder_without_a_head_embeds_and_does_not_predict(start, png):
     served = Served(shaken(TINY["swin"], ()), "encoder")
     client = start(lambda: served)
     assert client.post("/v1/embed", files={"file": png()}).status_code == 200
-    assert client.post("/v1/predict", files={"file": png()}).json()["error"]["code"] == "cannot_explain"
+    assert client.post("/v1/predict", files={"file": png()}).json()["error"]["code"] == "no_head"
     told = client.post("/v1/explain?layer=all&head=all", files={"file": png()}).json()
     assert told["prediction"] is None and len(told["maps"]) == 4
     assert client.get("/v1/model").json()["methods"] == ["attention", "rollout"]
@@ -173,6 +177,36 @@ def test_the_class_token_of_cait_is_nobody_to_click_on(start, png):
     assert 0 < len(asking) < len(layers)
     told = client.post("/v1/explain?layer=all&head=mean&query=0,0", files={"file": png()}).json()
     assert [each["layer"] for each in told["maps"]] == asking
+
+
+def test_an_explanation_stops_when_nobody_waits_for_it_any_more(start, png, monkeypatch):
+    served = Served(shaken(), "tiny")
+    client = start(lambda: served)
+    seen, stopped = [], threading.Event()
+
+    class Slow(Classifier):
+        def forward(self, images):
+            seen.append(len(images))
+            time.sleep(0.05)
+            return super().forward(images)
+
+    served.classifier.__class__ = Slow
+    until = served.until
+
+    @contextmanager
+    def told(over):
+        with until(over):
+            try:
+                yield
+            except Abandoned:
+                stopped.set()
+                raise
+
+    monkeypatch.setattr(served, "until", told)
+    # sixteen patches, eight at a time, and two looks before them: four batches, of which time allows one or two
+    late = client.post("/v1/explain?method=occlusion", files={"file": png()}, headers={"x-deadline-ms": "70"})
+    assert late.status_code == 504 and stopped.wait(10) and len(seen) < 6
+    assert not served.classifier._forward_pre_hooks
 
 
 def test_an_answer_that_is_no_number_fails_alone_and_says_so(start, png):

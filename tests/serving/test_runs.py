@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from starlette.testclient import TestClient
 
 from vitrail.engine.run import ModelSettings, ObjectiveSettings, Run, ScheduleSettings
@@ -27,8 +27,8 @@ def client_of(folder: Path, **more) -> TestClient:
     app.include_router(runs_routes(folder, **more))
 
     @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> JSONResponse:
-        return JSONResponse(error.told("test"), error.status, error.headers)
+    async def refused(request: Request, error: Refused) -> Response:
+        return Response(error.body("", "test"), error.status, error.headers)
 
     return TestClient(app)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image
 
+from vitrail.data.transparency import on_white
 from vitrail.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -110,8 +111,7 @@ def pixels(image: Image.Image, channels: int = 3) -> Image.Image | np.ndarray:
     if channels in (2, 4):
         return np.asarray(image.convert(MODES[channels]))
     if image.has_transparency_data:
-        seen = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
+        image = on_white(image)
     return image if image.mode == MODES[channels] else image.convert(MODES[channels])
 
 

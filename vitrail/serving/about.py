@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -42,7 +43,8 @@ def about(service: Service) -> dict[str, Any]:
         "channels": classifier.preprocessing.channels,
         "parameters": sum(each.numel() for each in classifier.parameters()),
         "numerics": told["config"],
-        **{name: told[name] for name in ("classes", "multi_label", "temperature", "preprocessing", "provenance")},
+        **{name: told[name] for name in ("classes", "multi_label", "temperature", "preprocessing")},
+        "provenance": without_folders(told["provenance"]),
         "metrics": served.about.get("metrics", {}),
         "card": served.about.get("card"),
         "parity": served.about.get("parity"),
@@ -55,6 +57,18 @@ def about(service: Service) -> dict[str, Any]:
             "deadline_seconds": limits.deadline,
         },
     }
+
+
+def without_folders(value: Any) -> Any:
+    """Plain values, of paths in them the last name alone: the folders are nobody else's business."""
+    match value:
+        case dict():
+            return {name: without_folders(each) for name, each in value.items()}
+        case list() | tuple():
+            return [without_folders(each) for each in value]
+        case str() if not value.startswith("hf:"):
+            return PurePath(value.replace("\\", "/")).name or value
+    return value
 
 
 @router.post(
@@ -70,12 +84,14 @@ async def reload(request: Request, service: TheService) -> Response:
     return JSONResponse({**model_name(new), "previous": previous})
 
 
+@router.head("/livez", include_in_schema=False)
 @router.get("/livez", summary="Whether the server lives", responses=told(answers.Liveness))
 async def live(service: TheService) -> Response:
     alive = service.batcher.alive
     return JSONResponse({"alive": alive}, 200 if alive else 503)
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", summary="Whether new requests are welcome", responses=told(answers.Readiness))
 async def ready(service: TheService) -> Response:
     reason = service.unready

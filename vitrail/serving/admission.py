@@ -79,7 +79,8 @@ class Admission:
                 raise self.service.batcher.full()
         except Refused:
             # a connection that is closed with unread bytes would take the reply with it
-            if takes_body and headers.get(b"expect", b"").lower() != b"100-continue":
+            reply.closes = takes_body and headers.get(b"expect", b"").lower() == b"100-continue"
+            if takes_body and not reply.closes:
                 await self._discard(receive)
             raise
         deadline = reply.start + self._seconds(headers)
@@ -100,7 +101,7 @@ class Admission:
         # those who probe know an address alone
         probed = scope["path"] in ("/livez", "/readyz")
         if self.hosts is not None and not probed and _without_port(host) not in self.hosts:
-            raise Refused("forbidden", "the server is not called by that name", "call it by one of its own, or --host")
+            raise Refused("forbidden", "the server is not called by that name", "start it with --allow-host NAME")
         path = scope["path"]
         if self.token is None:
             origin = headers.get(b"origin", b"").decode("latin-1")
@@ -188,6 +189,7 @@ class Reply:
         told = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
         self.request_id = told if REQUEST_ID.fullmatch(told) else secrets.token_hex(8)
         self.code = 0
+        self.closes = False  # the connection is of no use after it
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -197,13 +199,13 @@ class Reply:
             added.append((b"x-request-id", self.request_id.encode()))
             if b"cache-control" not in own:
                 added.append((b"cache-control", b"no-store"))
-            if self.service.draining:
+            if self.service.draining or self.closes:
                 added.append((b"connection", b"close"))
             message = {**message, "headers": [*message["headers"], *added]}
         await self._send(message)
 
     async def refuse(self, refused: Refused) -> None:
-        body = refused.body(self.request_id)
+        body = refused.body(self.scope["path"], self.request_id)
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **refused.headers}
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": refused.status, "headers": raw})

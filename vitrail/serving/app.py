@@ -56,9 +56,7 @@ def create_app(
 
 
 def _told(request: Request, refused: Refused) -> Response:
-    if request.url.path.startswith("/v2"):
-        return kserve.told(refused)
-    body = refused.body(request.state.request_id)
+    body = refused.body(request.url.path, request.state.request_id)
     return Response(body, refused.status, refused.headers, "application/json")
 
 

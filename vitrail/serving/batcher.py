@@ -99,7 +99,7 @@ class Batcher:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                 return await job.answer
         except TimeoutError:
-            raise Refused("deadline", "the deadline passed before there was an answer", "try again later") from None
+            raise late() from None
 
     @property
     def alive(self) -> bool:
@@ -139,6 +139,11 @@ class Batcher:
             taken = set(map(id, chosen))
             self._waiting = deque(job for job in self._waiting if id(job) not in taken)
             return chosen
+
+
+def late() -> Refused:
+    """What a client is told whose time is over."""
+    return Refused("deadline", "the deadline passed before there was an answer", "try again later")
 
 
 def _answers(work: Work, items: list[Any]) -> Sequence[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from importlib.metadata import version as package_version
 from typing import Annotated, Any
 
 import numpy as np
@@ -60,13 +61,7 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": InferenceError} for status in statuses}
 
 
-def told(refused: Refused) -> Response:
-    """A refusal in the protocol's words."""
-    words = f"{refused.message}; {refused.remedy}" if refused.remedy else refused.message
-    return JSONResponse({"error": words}, refused.status, refused.headers)
-
-
-def the_served(service: TheService, model: str, version: str | None = None) -> Served:
+async def the_served(service: TheService, model: str, version: str | None = None) -> Served:
     """The model of a path. Raises `Refused` for another name or version than what answers now."""
     served = service.served
     if model != served.name:
@@ -82,9 +77,7 @@ MODEL, VERSION = "/models/{model}", "/models/{model}/versions/{version}"
 
 @router.get("", responses=errors(401, 403))
 async def server() -> dict[str, Any]:
-    from importlib.metadata import version
-
-    return {"name": "vitrail", "version": version("vitrail"), "extensions": []}
+    return {"name": "vitrail", "version": package_version("vitrail"), "extensions": []}
 
 
 @router.get("/health/live", responses=errors(401, 403, 503))
@@ -179,7 +172,7 @@ async def _answers(service: Service, served: Served, given: dict[str, Any], dead
     if expected is None or kind != expected:
         raise Refused("bad_request", "no such input of such a type", INPUTS)
     if not has_head:
-        raise Refused("cannot_explain", "the model has no head", "send 'image', or ask /v1/embed")
+        raise Refused("no_head", "the model has no head", "send 'image', or ask /v1/embed")
     pictures = await asyncio.to_thread(_pictures, served, str(name), given)
     return list(await asyncio.gather(*(service.batcher.run(works[str(name)], each, deadline) for each in pictures)))
 

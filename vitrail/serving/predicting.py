@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
+import threading
 from base64 import b64encode
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from PIL import Image
 
 from vitrail.analysis.pictures import light_range, overlay
-from vitrail.engine.explain import How, Seen, heads_sheet
+from vitrail.engine.explain import Explained, How, Seen, heads_sheet
+from vitrail.errors import nearest
 from vitrail.serving import answers
 from vitrail.serving.documents import TAKES_IMAGES, errors, pictures_body
 from vitrail.serving.reading import Upload, uploads_of
@@ -22,10 +26,21 @@ from vitrail.serving.service import Service
 LISTED = 5  # classes beside an explanation
 DIGITS = 5  # significant ones of a number in a map
 
-router = APIRouter(tags=["images"])
+Kind = TypeVar("Kind")
 
 
-def the_service(request: Request) -> Service:
+async def only_known(request: Request) -> None:
+    """Raises `Refused` for a parameter that the route does not have: one that is mistyped would be passed over."""
+    known = [each.alias for each in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            raise Refused("invalid", f"there is no parameter {name[:40]!r}", nearest(name, known) if known else "")
+
+
+router = APIRouter(tags=["images"], dependencies=[Depends(only_known)])
+
+
+async def the_service(request: Request) -> Service:
     return request.app.state.service
 
 
@@ -49,7 +64,7 @@ Top = Annotated[int, Query(ge=1, le=1000, description="how many classes are list
     "/v1/predict",
     summary="What is on images",
     openapi_extra=pictures_body(),
-    responses={200: {"model": answers.Predictions}, **errors(*TAKES_IMAGES, "invalid", "cannot_explain")},
+    responses={200: {"model": answers.Predictions}, **errors(*TAKES_IMAGES, "invalid", "cannot_explain", "no_head")},
 )
 async def predict(
     request: Request,
@@ -60,7 +75,8 @@ async def predict(
 ) -> Response:
     """The best classes of each image. With `explain`, also what its best class rests on, as numbers."""
     served, deadline = service.served, request.state.deadline
-    served.classifier.check_can_answer(top)
+    if not served.classifier.classes:
+        raise Refused("no_head", "the model has no head to predict with", "POST /v1/embed gives its features")
     question = None if explain is None else served.check_question(Question(how=How(method=explain)))
     with service.batcher.places(len(uploads)):
         given = await service.each(served, served.answer, uploads, deadline)
@@ -68,10 +84,9 @@ async def predict(
         if question is not None:
             for upload, row in zip(uploads, told):
                 if "error" not in row:
-                    seen = await service.prepared(served.look, upload)
-                    row["explanation"] = _explanation(
-                        seen, question, await _maps(service, served, seen, question, deadline)
-                    )
+                    seen = await service.prepared(served.look, upload, deadline)
+                    maps = await _asked(service, served, served.maps, seen, question, deadline)
+                    row["explanation"] = _explanation(seen, question, maps)
     return JSONResponse({**model_name(served), "multi_label": served.classifier.multi_label, "predictions": told})
 
 
@@ -135,26 +150,40 @@ async def explain(
         Question(how=how, every_layer=layer == "all", query=(int(row), int(column)) if query else None)
     )
     with service.batcher.places(1):
-        seen = await service.prepared(served.look, upload)
+        seen = await service.prepared(served.look, upload, deadline)
         if show == "png":
-            drawn = await service.batcher.run(lambda looks: [_png(served, looks[0], question)], seen, deadline)
-            return Response(drawn, media_type="image/png")
+            verb = served.explain if how.head == "all" else served.maps
+            found = await _asked(service, served, verb, seen, question, deadline)
+            return Response(await service.aside(_png, seen, question, found, deadline=deadline), media_type="image/png")
         prediction = None
         if served.classifier.classes:
-            picture = await service.prepared(served.prepare, upload)
+            picture = await service.prepared(served.prepare, upload, deadline)
             prediction = _ranking(served, await service.batcher.run(served.answer, picture, deadline), LISTED)
-        maps = await _maps(service, served, seen, question, deadline)
-    told = {
-        "name": upload.name,
-        "prediction": prediction,
-        "picture": _picture(seen),
-        **_explanation(seen, question, maps),
-    }
-    return JSONResponse({**model_name(served), **told})
+        maps = await _asked(service, served, served.maps, seen, question, deadline)
+        told = {**model_name(served), "name": upload.name, "prediction": prediction}
+        body = await service.aside(_told_whole, told, seen, question, maps, deadline=deadline)
+    return Response(body, media_type="application/json")
 
 
-async def _maps(service: Service, served: Served, seen: Seen, question: Question, deadline: float) -> list[LayerMaps]:
-    return await service.batcher.run(lambda looks: [served.maps(looks[0], question)], seen, deadline)
+async def _asked(
+    service: Service,
+    served: Served,
+    verb: Callable[[Seen, Question], Kind],
+    seen: Seen,
+    question: Question,
+    deadline: float,
+) -> Kind:
+    """What ``verb`` of ``served`` finds, by the network's thread; it stops at its next batch once nobody waits any more."""
+    over = threading.Event()
+
+    def work(looks: list[Seen]) -> list[Kind]:
+        with served.until(over):
+            return [verb(looks[0], question)]
+
+    try:
+        return await service.batcher.run(work, seen, deadline)
+    finally:
+        over.set()
 
 
 def model_name(served: Served) -> dict[str, Any]:
@@ -193,14 +222,18 @@ def _picture(seen: Seen) -> dict[str, Any]:
     return {"width": width, "height": height, "jpeg": b64encode(file.getvalue()).decode()}
 
 
-def _png(served: Served, seen: Seen, question: Question) -> bytes:
+def _told_whole(told: dict[str, Any], seen: Seen, question: Question, maps: list[LayerMaps]) -> bytes:
+    """The body of a reply with the picture; numbers and pictures take their time, and so the event loop is not for them."""
+    return json.dumps({**told, "picture": _picture(seen), **_explanation(seen, question, maps)}).encode()
+
+
+def _png(seen: Seen, question: Question, found: Explained | list[LayerMaps]) -> bytes:
     """The picture lit by the explanation; of all heads a contact sheet."""
-    if question.how.head == "all":
-        drawn = heads_sheet(seen.picture, served.explain(seen, question), question.how)
+    if isinstance(found, Explained):
+        drawn = heads_sheet(seen.picture, found, question.how)
     else:
-        found = served.maps(seen, question)[0]
-        heat = found.values[0]
-        drawn = overlay(seen.picture, heat, box=seen.box, reach=found.reach, range=light_range(heat))
+        heat = found[0].values[0]
+        drawn = overlay(seen.picture, heat, box=seen.box, reach=found[0].reach, range=light_range(heat))
     file = io.BytesIO()
     Image.fromarray(drawn).save(file, "PNG")
     return file.getvalue()

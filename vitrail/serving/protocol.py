@@ -15,11 +15,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from vitrail.serving.limits import Limits
 from vitrail.serving.refusals import Refused
 
-AWAITED: dict[Any, str] = {
-    h11.IDLE: "header",
-    h11.SEND_BODY: "receive",
-}  # what is still to come from a client in that state
-
 
 class TimedProtocol(H11Protocol):
     """One connection. `limited` makes a class of it for `Limits`."""
@@ -85,7 +80,7 @@ class TimedProtocol(H11Protocol):
 
     def _refuse(self, refused: Refused) -> None:
         """A reply from outside of the application."""
-        body = refused.body("")
+        body = refused.body("", "")
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
         response = h11.Response(status_code=refused.status, headers=list(headers.items()))
         with contextlib.suppress(h11.LocalProtocolError):  # another reply has begun

@@ -30,15 +30,13 @@ class Refused(Exception):
         headers = {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.code == "unauthorised" else {})
 
-    def told(self, request_id: str) -> dict[str, Any]:
-        """The body of the reply."""
-        return {
-            "error": {"code": self.code, "message": self.message, "remedy": self.remedy},
-            "request_id": request_id,
-        }
-
-    def body(self, request_id: str) -> bytes:
-        return json.dumps(self.told(request_id)).encode()
+    def body(self, path: str, request_id: str) -> bytes:
+        """Of the reply, in the words of the protocol that the path belongs to."""
+        told: dict[str, Any] = {"error": self.message + (f"; {self.remedy}" if self.remedy else "")}
+        if not path.startswith("/v2"):
+            fault = {"code": self.code, "message": self.message, "remedy": self.remedy}
+            told = {"error": fault, "request_id": request_id}
+        return json.dumps(told).encode()
 
 
 STATUS = {
@@ -54,6 +52,7 @@ STATUS = {
     "bad_image": 422,
     "invalid": 422,
     "cannot_explain": 422,
+    "no_head": 422,
     "internal": 500,
     "queue_full": 503,
     "not_ready": 503,

@@ -6,7 +6,9 @@ C channels, K classes, F what the head reads, H heads, h x w pixels of the input
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,6 +83,10 @@ class Question:
         if self.how.method != "attention" and (self.every_layer or self.query is not None):
             what = f"{self.how.method} goes through all layers at once"
             raise ConfigError(what, "leave layer and query out, or take the method attention")
+
+
+class Abandoned(Exception):
+    """Nobody waits for what is computed."""
 
 
 class Served:
@@ -165,13 +171,27 @@ class Served:
         question = replace(question, how=check_can(self.classifier, question.how))
         if question.query is not None and not self._layers_of(question):
             where = "any layer" if question.every_layer else f"layer {question.how.layer}"
-            raise ConfigError(
-                f"no place {question.query} asks in {where}", "see attention in /v1/model for maps and who asks"
-            )
+            maps = sorted({"{} x {}".format(*each["map"]) for each in self.attention if each["asks"] == "all"})
+            what = f"no place {question.query} asks in {where}"
+            raise ConfigError(what, f"give row,column from 0 in a map of {' or '.join(maps) or 'a layer that asks'}")
         if isinstance(head := question.how.head, int):
             for layer in self._layers_of(question):
                 check_index("head", head, self.attention[layer]["heads"])
         return question
+
+    @contextmanager
+    def until(self, over: threading.Event) -> Iterator[None]:
+        """Inside of it the model stops at its next batch once ``over`` is set, with `Abandoned`."""
+
+        def check(*_: Any) -> None:
+            if over.is_set():
+                raise Abandoned
+
+        hook = self.classifier.register_forward_pre_hook(check)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def explain(self, seen: Seen, question: Question) -> Explained:
         """One image explained, as `engine.explain` does; ``question`` as `check_question` gives it."""

@@ -19,6 +19,7 @@ import uvicorn
 from vitrail.errors import ConfigError
 from vitrail.serving.app import create_app
 from vitrail.serving.protocol import limited
+from vitrail.serving.refusals import Refused
 from vitrail.serving.service import Service
 
 try:
@@ -75,8 +76,10 @@ class Server(uvicorn.Server):
 
     def _reload(self) -> None:
         async def quietly() -> None:
-            with contextlib.suppress(Exception):  # the service has told the log
+            try:
                 await self.service.reload()
+            except Refused as refused:
+                log.warning("SIGHUP changed nothing: %s", refused.message)
 
         task = asyncio.ensure_future(quietly())
         self._reloads.add(task)

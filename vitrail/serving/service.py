@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
-from vitrail.data.images import BadImage
+from vitrail.data.images import BadImage, header_size
 from vitrail.errors import VitrailError
-from vitrail.serving.batcher import Batcher
+from vitrail.serving.batcher import Batcher, late
 from vitrail.serving.limits import Limits
 from vitrail.serving.metrics import Metrics
 from vitrail.serving.reading import Upload
@@ -21,6 +23,7 @@ from vitrail.serving.served import Served
 
 Kind = TypeVar("Kind")
 ADDRESS = re.compile(r"<[^>]*\bat 0x[0-9a-fA-F]+>")  # what Pillow calls a file in memory
+LARGE = 16_000_000  # pixels
 log = logging.getLogger("vitrail.serving")
 
 
@@ -39,7 +42,8 @@ class Service:
         self.held = 0  # bytes of requests in memory
         self.draining = False
         self.last_request = time.monotonic()
-        self._reloading = asyncio.Lock()
+        self._reloading: asyncio.Future[Served] | None = None
+        self._large = threading.Lock()
         self._served: Served | None = None
         self.metrics.follow(lambda: self.batcher.taken, lambda: self.held, lambda: not self.unready)
         if load is not None:
@@ -69,36 +73,53 @@ class Service:
         Raises:
             Refused: the new model is bad; the old one stays.
         """
-        async with self._reloading:
-            before = self.served
-            assert self.load is not None
-            try:
-                new = await asyncio.to_thread(self.load)
-            except Exception as error:
-                self.metrics.reloads.labels("refused").inc()
-                log.error("reload refused, %s %s stays: %s", before.name, before.version, error)
-                # the words of the error may hold paths, which are for the log
-                told = type(error).__name__ if isinstance(error, VitrailError) else "error"
-                raise Refused(
-                    "conflict", f"the new model is refused ({told}); the old one stays", "see the log"
-                ) from error
-            self._take(new)
+        before = self.served
+        if self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.ensure_future(self._read_anew())
+            self._reloading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        # whoever asks meanwhile waits for the same one, and it goes on though who asked first has left
+        return await asyncio.shield(self._reloading), before.version
+
+    async def _read_anew(self) -> Served:
+        before = self.served
+        assert self.load is not None
+        try:
+            new = await asyncio.to_thread(self.load)
+        except Exception as error:
+            self.metrics.reloads.labels("refused").inc()
+            log.error("reload refused, %s %s stays: %s", before.name, before.version, error)
+            # the words of the error may hold paths, which are for the log
+            told = type(error).__name__ if isinstance(error, VitrailError) else "error"
+            raise Refused("conflict", f"the new model is refused ({told}); the old one stays", "see the log") from error
+        self._take(new)
         self.metrics.reloads.labels("taken").inc()
         log.info("reloaded: %s %s answers instead of %s", new.name, new.version, before.version)
-        return new, before.version
+        return new
 
-    async def prepared(self, prepare: Callable[..., Kind], upload: Upload) -> Kind:
-        """What ``prepare``, a method of `Served`, makes of an image file, in a thread. Raises `Refused`."""
+    async def aside(self, work: Callable[..., Kind], *given: Any, deadline: float) -> Kind:
+        """What ``work`` makes of ``given`` in one of the decoders' threads. Raises `Refused` after the deadline."""
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self.decoders, self._decoded, prepare, upload.content)
+            async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
+                return await loop.run_in_executor(self.decoders, work, *given)
+        except TimeoutError:
+            raise late() from None
+
+    async def prepared(self, prepare: Callable[..., Kind], upload: Upload, deadline: float) -> Kind:
+        """What ``prepare``, a method of `Served`, makes of an image file, in a thread. Raises `Refused`."""
+        try:
+            return await self.aside(self._decoded, prepare, upload.content, deadline=deadline)
         except BadImage as error:
             self.metrics.bad_images.inc()
             reason = ADDRESS.sub("", error.reason)
             raise Refused("bad_image", f"the image cannot be used: {reason}", "send another file") from error
 
     def _decoded(self, prepare: Callable[..., Kind], content: bytes) -> Kind:
-        return prepare(content, most_pixels=self.limits.pixels)
+        size = header_size(content)
+        # several copies of a picture are held while it is decoded: large ones are, one after another
+        is_large = size is not None and size[0] * size[1] > LARGE
+        with self._large if is_large else nullcontext():
+            return prepare(content, most_pixels=self.limits.pixels)
 
     async def each(
         self, served: Served, work: Callable[[list[Any]], Any], uploads: list[Upload], deadline: float
@@ -111,7 +132,7 @@ class Service:
 
         async def one(upload: Upload) -> Any:
             try:
-                picture = await self.prepared(served.prepare, upload)
+                picture = await self.prepared(served.prepare, upload, deadline)
             except Refused as refused:
                 return refused
             return await self.batcher.run(work, picture, deadline)

@@ -6,6 +6,10 @@ import functools
 import logging
 import os
 import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -40,7 +44,7 @@ def start(
     _say_on_stderr(access_log)
     token = read_token(token_file)
     check_reach(host, token)
-    with bind(host, port) as bound:
+    with bind(host, port) as bound, _stoppable():
         keep_large_buffers()
         torch.set_num_threads(cores())
         load = None
@@ -50,6 +54,16 @@ def start(
         if model is not None:
             log.info("%s %s answers", service.served.name, service.served.version)
         run(service, bound, token=token, hosts=hosts, runs=runs)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM ends the process while it loads, too: a container's first process has no default for it."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def read_token(file: Path | None) -> str | None:
