@@ -17,13 +17,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 import vitrail
+from tests.engine.looked_at import picture, shaken
 from tests.weights.graphs import DYNAMIC, a_graph
 from tests.weights.kinds import a_model
 from vitrail.data.images import Preprocessing
 from vitrail.engine import export
 from vitrail.engine.evaluate import Reading
 from vitrail.engine.export import Exported, export_model
-from vitrail.engine.export_proof import Limits
+from vitrail.engine.export_proof import Limits, source_of
 from vitrail.errors import CheckpointError, ConfigError, DataError, DiskError
 from vitrail.models import Backbone, Tokens
 from vitrail.tasks.classification import Classifier
@@ -298,3 +299,16 @@ def test_without_a_path_the_file_has_the_models_name(tmp_path, monkeypatch, give
     save_model(tmp_path / "bees" / "model", a_model(depth=1))
     save_model(tmp_path / "one.safetensors", a_model(depth=1))
     assert export.How(**how).default_path(given) == Path(name)
+
+
+def test_images_of_other_classes_are_compared_without_labels_and_it_is_said(tmp_path):
+    for name in ("dog", "elk"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            picture(20, 24, number).save(tmp_path / name / f"{number}.png")
+    said: list[str] = []
+    source = source_of(shaken(), tmp_path, 4, said.append)
+    assert len(source) == 4 and not source.labelled
+    assert any("without labels" in line for line in said)
+    with pytest.raises(DataError, match="nowhere"):
+        source_of(shaken(), tmp_path / "nowhere", 4, said.append)

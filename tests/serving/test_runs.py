@@ -341,3 +341,26 @@ def test_every_number_that_is_sent_is_finite(place):
     for path in ("/v1/runs", "/v1/runs/flowers/metrics", "/v1/runs/flowers/events"):
         assert not any(word in client_of(place).get(path).text for word in ("NaN", "Infinity"))
     assert math.isfinite(client_of(place).get("/v1/runs").json()["runs"][0]["updated"])
+
+
+def test_of_a_file_that_grows_only_what_is_new_is_read_and_another_in_its_place_anew(tmp_path, monkeypatch):
+    path, seen, real = tmp_path / "metrics.jsonl", [], serving.read
+
+    def told(*given):
+        seen.append(given[1] if len(given) > 1 else 0)
+        return real(*given)
+
+    monkeypatch.setattr(serving, "read", told)
+    growing = serving.Growing(most=1)
+    look = lambda: growing.rows(serving.stamp(path))  # noqa: E731
+    path.write_bytes(b'{"step": 1}\n{"step": 2')
+    assert look() == ([{"step": 1}], 12)
+    with path.open("ab") as file:
+        file.write(b"0}\n")
+    assert look() == ([{"step": 1}, {"step": 20}], 25) == look() and seen == [0, 12]
+    path.write_bytes(b'{"step": 3}\n')
+    assert look() == ([{"step": 3}], 12)
+    other = tmp_path / "other.jsonl"
+    other.write_bytes(b'{"step": 9}\n')
+    other.replace(path)
+    assert look() == ([{"step": 9}], 12)

@@ -32,7 +32,7 @@ def export(
     """Write a model as a file that runs without vitrail, compared with the model on images before it is put in its place.
 
     The file carries classes, preprocessing and the figures of the comparison. An .onnx is a model for `vitrail predict`,
-    `embed` and `evaluate` too.
+    `embed`, `evaluate` and `serve` too.
 
     Parameters
     ----------

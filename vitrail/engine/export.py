@@ -14,8 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from vitrail.data.sources import Source
 from vitrail.engine.evaluate import Reading, Say, to_stderr
-from vitrail.engine.export_proof import Limits, Proof, rounded
+from vitrail.engine.export_proof import GENERATED, IMAGES, Limits, Proof, rounded, source_of
 from vitrail.engine.machine import cores, keep_large_buffers, versions
 from vitrail.errors import ConfigError, nearest
 from vitrail.export.onnx import to_onnx
@@ -140,19 +141,25 @@ def export_model(
         named = {"classes_file": classes, "image_size": reading.size}
         return convert(str(model), path, to, force=force, log=say, **named)
     limits = Limits(exact=not (int8 or pictures), tolerance=tolerance)
+    if images is not None and images < 1:
+        raise ConfigError(f"images is {images}", "compare one image at least, such as --images 300")
     _check_destination(path, how, force=force)
     torch.set_num_threads(cores())
     keep_large_buffers()
     classifier = replace(reading, device="cpu").load(model, classes, say)
     if isinstance(classifier.backbone, ExportedBackbone):
         raise ConfigError(f"{model} is an export already", "export the model that it was made from")
+    # before minutes go into a graph that could not be compared
+    source = None if check is None else source_of(classifier, check, images or IMAGES, say)
+    count = images or GENERATED if source is None else len(source)
     weights = sum(each.nbytes for each in classifier.backbone.state_dict().values())
     with disk_errors(path, needed=int(ROOM * weights)):
         path.parent.mkdir(parents=True, exist_ok=True)
         if free_bytes(path) < ROOM * weights:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with written_aside(path, {}) as aside:
-            return _proved(classifier, aside / path.name, path, how, limits, (check, images, reading, say))
+            say(f"writing  {to}{', int8' if int8 else ''}")
+            return _proved(classifier, aside / path.name, path, how, limits, (source, count, reading))
 
 
 def _proved(
@@ -161,11 +168,9 @@ def _proved(
     path: Path,
     how: How,
     limits: Limits,
-    given: tuple[Any, int | None, Reading, Say],
+    given: tuple[Source | None, int, Reading],
 ) -> Exported:
     """Writes the file ``made``, compares it, adds the figures, and puts it in its place."""
-    say = given[-1]
-    say(f"writing  {how.to}{', int8' if how.int8 else ''}")
     dynamic, graph = _write(classifier, made, how)
     figures = Proof(classifier=classifier, graph=graph, pictures=how.pictures, dynamic=dynamic).figures(*given)
     limits.check(figures)

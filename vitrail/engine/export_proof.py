@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from vitrail.data.loader import Bad, eval_batches
 from vitrail.data.policing import BadImages
 from vitrail.data.sources import Source
 from vitrail.engine.evaluate import Reading, Say, split_to_judge
+from vitrail.engine.predict import find_inputs
 from vitrail.engine.progress import Show
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.export.parity import (
@@ -101,22 +103,18 @@ class Proof:
     pictures: bool
     dynamic: bool
 
-    def figures(self, data: Any, most: int | None, reading: Reading, say: Say) -> dict[str, Any]:
+    def figures(self, source: Source | None, count: int, reading: Reading) -> dict[str, Any]:
         """The proof in figures, flat.
 
         Args:
-            data: images as `open_data` takes them, best labelled; None generates some.
-            most: images that are compared, spread evenly over ``data``.
+            source: images, best labelled; None generates some.
+            count: how many.
 
         Raises:
             CheckpointError: answers that are no finite numbers.
             DataError: no image can be read.
         """
-        if most is not None and most < 1:
-            raise ConfigError(f"images is {most}", "compare one image at least, such as --images 300")
-        source = None if data is None else _source(self.classifier, data, most or IMAGES, say)
         targets: list[np.ndarray] = []
-        count = most or GENERATED if source is None else len(source)
         with Show("comparing", count, quiet=reading.quiet) as show:
             inputs = self._generated(count) if source is None else self._inputs(source, targets, reading)
             seen = compare(self.model, self.graph, _shown(inputs, show))
@@ -128,7 +126,7 @@ class Proof:
         judged = {} if source is None or not source.labelled else self._accuracies(seen, np.concatenate(targets))
         return {
             "images": len(seen.expected["features"]),
-            "real_images": data is not None,
+            "real_images": source is not None,
             "batches": ",".join(map(str, BATCHES)),
             "sizes": ",".join(f"{height}x{width}" for height, width in self._sizes()),
             "difference": max(seen.difference, shapes.difference),
@@ -196,9 +194,19 @@ class Proof:
         return {**found, "threads": torch.get_num_threads()}
 
 
-def _source(classifier: Classifier, data: Any, most: int, say: Say) -> Source:
-    """As many of the images that the model is judged on, spread evenly."""
-    _, source = split_to_judge(classifier, data, None, say, labelled=False)
+def source_of(classifier: Classifier, data: Any, most: int, say: Say) -> Source:
+    """As many of the images that the model is judged on, spread evenly; without labels where these are not the model's.
+
+    Raises:
+        DataError: data that cannot be used.
+    """
+    try:
+        _, source = split_to_judge(classifier, data, None, say, labelled=False)
+    except DataError as error:
+        if not (isinstance(data, str | Path) and Path(data).is_dir()):
+            raise
+        say(f"warning  compared without labels: {error.what}")
+        source = find_inputs([str(data)])
     if classifier.classes and source.labelled and source.multi_label != classifier.multi_label:
         kinds = ("one label an image", "several")
         what = f"the data have {kinds[source.multi_label]}, the model gives {kinds[classifier.multi_label]}"

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import stat
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path, PurePath
@@ -159,11 +160,30 @@ def _settings(file: Stamp) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-@lru_cache(maxsize=64)
-def _rows(file: Stamp) -> tuple[list[Row], int]:
-    """The rows of ``metrics.jsonl``, and the bytes that hold them."""
-    content = read(Path(file.path))
-    return list(parsed(content)), _whole(content)
+class Growing:
+    """The rows of files that grow: of each only what is new is read, as long as it is the same file and no shorter."""
+
+    def __init__(self, most: int = 64) -> None:
+        self.most = most
+        self._known: dict[str, tuple[Stamp, list[Row], int]] = {}
+        self._reading = threading.Lock()
+
+    def rows(self, file: Stamp) -> tuple[list[Row], int]:
+        """The rows, not to be changed, and the bytes that hold them."""
+        with self._reading:
+            before, rows, at = self._known.pop(file.path, (file, [], 0))
+            if before.inode != file.inode or file.size < at or (file.size == at and file.changed != before.changed):
+                rows, at = [], 0
+            if file.size > at:
+                content = read(Path(file.path), at)
+                rows, at = [*rows, *parsed(content)], at + _whole(content)
+            self._known[file.path] = file, rows, at
+            while len(self._known) > self.most:
+                self._known.pop(next(iter(self._known)))
+            return rows, at
+
+
+METRICS = Growing()
 
 
 def _whole(content: bytes) -> int:
@@ -190,7 +210,7 @@ def _number(value: float) -> float | None:
 def rows_of(run: Path) -> tuple[list[Row], int]:
     """The rows of a run, and the place in its file where the next will begin."""
     file = stamp(run / "metrics.jsonl")
-    return _rows(file) if file else ([], 0)
+    return METRICS.rows(file) if file else ([], 0)
 
 
 def state_of(run: Path) -> dict[str, Any]:
