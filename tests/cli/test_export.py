@@ -48,6 +48,7 @@ def test_what_is_written_is_compared_on_the_data_and_said(place, monkeypatch, ca
     assert json.loads(kept["parity"])["images"] == 40
 
 
+@pytest.mark.slow
 def test_the_file_answers_every_verb_as_the_model_does(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     assert run(["export", "digits", "--quiet", "--json"]) == 0

@@ -296,6 +296,7 @@ def test_the_table_is_long_enough() -> None:
     assert len(MISTAKES) >= 25
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_saving_is_exit_6_and_the_same_command_goes_on(place: Path) -> None:
     command = [sys.executable, "-m", "vitrail", "train", "digits", "--steps", "2", "--out", "full", "--quiet"]
     environment = {**os.environ, "VITRAIL_FAULT": "checkpoint.after_tensors:enospc"}

@@ -108,6 +108,7 @@ def assert_same_run(whole: Result, parts: Result) -> None:
     assert whole.figures == parts.figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", [each for each in quick_for("beit", "simclr") if each.values != ("tokenizer",)])
 def test_what_was_learned_is_judged_shown_and_fine_tuned(objective, digits, tokenizer, tmp_path):
     run = learn(objective, digits, tmp_path / "run", **given_to(objective, tokenizer))

@@ -65,6 +65,7 @@ def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signal_name", "code"), [("term", 75), ("int", 130)])
 def test_a_stop_signal_saves_and_the_same_command_goes_on(
     tmp_path, never_stopped: Path, signal_name: str, code: int
@@ -154,6 +155,7 @@ def test_other_settings_in_the_same_folder_are_refused_with_the_difference(never
     assert "optim.lr" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_run_can_be_made_longer_and_says_what_that_does(tmp_path) -> None:
     out = tmp_path / "run"
     assert run(out).returncode == 0

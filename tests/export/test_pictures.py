@@ -119,6 +119,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Classifier, Path]
     return model, path
 
 
+@pytest.mark.slow
 def test_a_graph_of_pictures_answers_as_the_model_does_at_every_size(written):
     model, path = written
     (given,) = session_of(path).get_inputs()

@@ -299,6 +299,7 @@ def test_gelu_is_the_stated_one_on_every_path():
     assert (F.gelu(x) - layers.activate(x, "tanh")).abs().max() > 4e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"positions": "relative", "pool": "map"}], ids=str)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, as it loads its compiler
 def test_the_whole_model_is_one_graph(make, pictures, changes):
