@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import random
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
@@ -183,11 +183,13 @@ class Admission:
 class Reply:
     """What goes back to one client: every reply has a name, and the headers that keep a browser safe."""
 
+    ids = random.Random()  # names, not secrets: the system's own source of chance takes its time
+
     def __init__(self, scope: MutableMapping[str, Any], send: Send, service: Service) -> None:
         self.scope, self._send, self.service = scope, send, service
         self.start = service.last_request = time.monotonic()
         told = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
-        self.request_id = told if REQUEST_ID.fullmatch(told) else secrets.token_hex(8)
+        self.request_id = told if REQUEST_ID.fullmatch(told) else f"{self.ids.getrandbits(64):016x}"
         self.code = 0
         self.closes = False  # the connection is of no use after it
 

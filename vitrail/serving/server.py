@@ -161,6 +161,7 @@ def run(
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=math.ceil(limits.idle),
         timeout_graceful_shutdown=math.ceil(limits.drain),
         h11_max_incomplete_event_size=MOST_HEAD,
