@@ -272,6 +272,7 @@ def test_light_is_that_of_explain(visit, address):
     see(page, file(height=400, width=400))
     page.locator("#layer").fill("1")
     page.locator("#head").fill("3")
+    page.locator("#opacity").fill("100")
     playwright.expect(page.locator(".says")).to_contain_text("Layer 1, head 2")
     page.wait_for_timeout(100)
     asked = f"{address}v1/explain?method=attention&layer=1&head=2&as=png"
@@ -279,6 +280,24 @@ def test_light_is_that_of_explain(visit, address):
     shown = picture_of(pixels(page))
     assert served.shape == shown.shape
     assert np.abs(served - shown).mean() < 3
+
+
+def test_the_photograph_is_seen_at_first_and_each_manner_keeps_its_strength(visit, address):
+    page = visit(address)
+    see(page, file(height=200, width=400))
+    strength = page.locator("#opacity")
+    assert strength.input_value() == "70"
+    page.wait_for_timeout(100)
+    shown, given = picture_of(pixels(page)), decoded(photograph(200, 400))
+    outside = shown[:, :90].mean() / given[:, :90].mean()  # the model sees the square in the middle
+    assert 0.5 < outside < 0.7
+    page.get_by_text("Colours").click()
+    assert strength.input_value() == "55"
+    strength.fill("30")
+    page.get_by_text("Light", exact=True).click()
+    assert strength.input_value() == "70"
+    page.get_by_text("Colours").click()
+    assert strength.input_value() == "30"
 
 
 def test_a_pressed_patch_asks_and_arrows_move_it(visit, address):
@@ -315,6 +334,7 @@ def test_all_heads_lie_on_a_sheet_and_one_is_chosen_by_pointer_or_keys(visit, ad
     see(page, file())
     tiles = page.locator(".sheet button")
     assert tiles.count() == 9
+    assert page.locator(".numbers").all_inner_texts() == ["head\n0\n1\n2"] * 2  # above each of two columns of layers
     page.get_by_role("radio", name="layer 1, head 2", exact=True).click()
     playwright.expect(page.locator(".says")).to_contain_text("Layer 1, head 2")
     assert page.locator("#layer").input_value() == "1"
@@ -334,6 +354,24 @@ def test_every_method_has_its_words(visit, address, method):
     assert not page.locator("#heads").is_visible()
 
 
+def test_while_occlusion_is_computed_no_other_map_stands_there(visit, address):
+    page, held = visit(address), []
+    see(page, file(height=120, width=120))
+    page.locator(".pane").click(position={"x": 30, "y": 30})
+    page.locator(".cell.asking").wait_for()
+    page.route("**/v1/explain?method=occlusion", lambda route: held.append(route))
+    page.get_by_text("Occlusion", exact=True).click()
+    playwright.expect(page.locator(".says")).to_have_text("Occlusion: covering patch after patch …")
+    playwright.expect(page.locator(".pane.waiting")).to_be_visible()
+    assert not page.locator(".cell.asking").is_visible()
+    assert not page.locator(".scale").is_visible()
+    waiting = pixels(page)
+    held[0].continue_()
+    playwright.expect(page.locator(".says")).to_contain_text("when this part is covered")
+    playwright.expect(page.locator(".pane.waiting")).to_have_count(0)
+    assert pixels(page) != waiting
+
+
 def test_two_pictures_stand_side_by_side_under_the_same_sliders(visit, address):
     page = visit(address)
     see(page, file("one.png"), file("two.png", seed=1, height=120))
@@ -348,6 +386,18 @@ def test_two_pictures_stand_side_by_side_under_the_same_sliders(visit, address):
         playwright.expect(page.locator(".says").nth(at)).to_contain_text("what the patch")
     page.get_by_role("button", name="Stop comparing").click()
     assert page.locator(".pane").count() == 1
+
+
+@pytest.mark.parametrize("size", [{"width": 375, "height": 700}, DESK], ids=["phone", "desk"])
+def test_answers_of_pictures_of_any_shape_start_at_one_height(visit, address, size):
+    page = visit(address, size=size)
+    see(page, file("wide.png", width=300), file("high.png", height=300, seed=1))
+    page.locator(".bars").nth(1).wait_for()
+    answers = [page.locator(".answer").nth(at).bounding_box()["y"] for at in range(2)]
+    assert answers[0] == pytest.approx(answers[1], abs=1)
+    methods = page.locator("[name=method] + span")
+    rows = {methods.nth(at).bounding_box()["y"] for at in range(4)}
+    assert len(rows) == 1
 
 
 DROP = """([bytes, name, kind]) => {
@@ -397,6 +447,45 @@ def test_what_is_no_picture_and_what_is_too_large_is_said_with_a_remedy(visit, s
     playwright.expect(page.locator(".alarm")).to_have_count(0)
 
 
+def test_a_file_that_is_no_picture_leaves_nothing_of_the_one_before(visit, address):
+    page = visit(address, expected=(422,))
+    see(page, file("bee.png"))
+    page.locator(".bars").wait_for()
+    give(page, {"name": "text.jpg", "mimeType": "image/jpeg", "buffer": b"no picture"}, place="#tools")
+    alarm = page.locator(".alarm")
+    playwright.expect(alarm).to_have_text(re.compile("text.jpg.*cannot be used.*Send another file"))
+    playwright.expect(page.locator(".bars, .sheet button")).to_have_count(0)
+    playwright.expect(page.locator("#status")).to_have_text("")
+    for gone in (".stage", ".controls", "#heads", "#commands", ".tools .top"):
+        assert not page.locator(gone).is_visible(), gone
+    page.wait_for_timeout(300)
+    assert alarm.count() == 1
+    see(page, file("cat.png"))
+    playwright.expect(alarm).to_have_count(0)
+    for back in (".stage", ".controls", "#heads", "#commands"):
+        assert page.locator(back).is_visible(), back
+
+
+def test_beside_a_good_picture_a_bad_one_is_told_apart(visit, address):
+    page = visit(address, expected=(422,))
+    see(page, file("one.png"), file("two.png", seed=1))
+    bad = {"name": "text.jpg", "mimeType": "image/jpeg", "buffer": b"no picture"}
+    page.locator("#tools input[type=file]").nth(2).set_input_files(bad)
+    playwright.expect(page.locator(".slot").nth(1).locator(".alarm")).to_contain_text("text.jpg")
+    assert page.locator(".slot .alarm").count() == 1
+    assert [page.locator(".stage").nth(at).is_visible() for at in range(2)] == [True, False]
+    assert page.locator(".controls").is_visible()
+    assert page.locator(".sheet button").count() == 9
+
+
+def test_a_picture_of_too_many_pixels_leaves_no_sliders(visit, serve, small):
+    page = visit(serve(lambda: small, pixels=10_000), expected=(413, 422))
+    give(page, file("vast.png", height=200, width=200))
+    playwright.expect(page.locator(".alarm")).to_contain_text("vast.png")
+    for gone in (".stage", ".controls", "#heads", "#commands"):
+        assert not page.locator(gone).is_visible(), gone
+
+
 def test_a_busy_server_is_asked_again(visit, address):
     page, tries = visit(address, expected=(503,)), []
 
@@ -420,7 +509,8 @@ def test_a_server_that_is_gone_is_said(visit, address):
     page.locator("#invitation button").first.wait_for()
     page.route("**/v1/*", lambda route: route.abort())
     give(page, file())
-    playwright.expect(page.locator(".alarm").first).to_contain_text("The server does not answer.")
+    playwright.expect(page.locator(".alarm")).to_have_count(1)
+    playwright.expect(page.locator(".alarm")).to_contain_text("The server does not answer.")
 
 
 def test_a_token_is_asked_for_and_kept_nowhere(visit, serve, small, runs):
