@@ -174,7 +174,8 @@ def unwanted(reply, expected: tuple[int, ...]) -> bool:
 
 
 def complaint(said) -> bool:
-    return said.type in ("error", "warning") and not said.text.startswith(REFUSED)
+    loud = said.type in ("error", "warning") and not said.text.startswith(REFUSED)
+    return loud or said.text.startswith("[DOM]")  # what the browser advises, such as a form around a password
 
 
 def give(page, *files: dict, place: str = "#invitation") -> None:
@@ -571,6 +572,32 @@ def test_the_model_is_told(visit, address, small):
     assert page.locator(".classes li").all_inner_texts() == ["0\ntabby"]
 
 
+def test_classes_without_names_are_told_in_a_sentence(visit, serve):
+    page = visit(f"{serve(lambda: model(classes=[str(number) for number in range(10)]))}#/model")
+    told = page.locator("#model-classes")
+    playwright.expect(told).to_contain_text("the numbers 0 to 9. Start the server with --classes FILE")
+    assert told.locator("li").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("hash", "shown"),
+    [("#runs", "runs"), ("#/runs", "runs"), ("#model", "model"), ("#nothing", "picture"), ("#main", "picture")],
+)
+def test_an_address_names_a_view_and_an_unknown_one_the_first(visit, address, hash, shown):
+    page = visit(f"{address}{hash}")
+    playwright.expect(page.locator(f"#{shown}")).to_be_visible()
+    assert page.locator("main > section:visible").count() == 1
+
+
+def test_the_way_to_the_content_stays_in_the_view(visit, address):
+    page = visit(f"{address}#/model")
+    playwright.expect(page.locator("#model")).to_be_visible()
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("location.hash === '#main'")
+    assert page.locator("#model").is_visible()
+
+
 def test_a_server_of_runs_alone_shows_them_and_their_curves(visit, serve, runs):
     page = visit(serve(None, runs=runs))
     rows = page.locator("#runs-rows tr")
@@ -665,7 +692,19 @@ def test_the_routes_are_told_with_examples(visit, address, small):
     tree = page.request.get(f"{address}openapi.json").json()
     routes = [(verb, path) for path, verbs in tree["paths"].items() for verb in verbs]
     assert page.locator(".route").count() == len(routes)
-    assert f"curl -F image=@cat.jpg {address}v1/predict" in page.locator("#routes").inner_text()
+    words = page.locator("#routes").inner_text()
+    assert f"curl -F file=@cat.jpg {address}v1/predict" in words
+    assert f"{address}v2/models/small/versions/{small.version}/infer" in words
+    assert not {"MODEL", "VERSION"} & set(re.findall(r"\w+", words))
+    assert "field file: one file or several" in words
+    assert "shape: list of whole numbers" in words
+    texts = page.locator(".route > p").all_inner_texts()
+    assert texts
+    assert not {"Live", "Ready", "Server", "Model Ready"} & set(texts)
+    links = page.locator(".contents a")
+    assert links.count() == len(routes)
+    links.last.click()
+    playwright.expect(page.locator(".route").last).to_be_in_viewport()
 
 
 FOCUSED = "(e => e.id || e.getAttribute('aria-label') || e.textContent)(document.activeElement)"
