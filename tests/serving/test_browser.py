@@ -579,6 +579,15 @@ def test_classes_without_names_are_told_in_a_sentence(visit, serve):
     assert told.locator("li").count() == 0
 
 
+def test_what_an_export_does_not_count_is_not_told_as_nothing(visit, address):
+    page = visit(address)
+    playwright.expect(page.locator("#model-facts")).to_contain_text("Parameters")
+    page.route("**/v1/model", lambda route: route.fulfill(json={**route.fetch().json(), "parameters": 0}))
+    page.reload()
+    playwright.expect(page.locator("#model-facts")).to_contain_text("Architecture")
+    playwright.expect(page.locator("#model-facts")).not_to_contain_text("Parameters")
+
+
 @pytest.mark.parametrize(
     ("hash", "shown"),
     [("#runs", "runs"), ("#/runs", "runs"), ("#model", "model"), ("#nothing", "picture"), ("#main", "picture")],
