@@ -372,6 +372,12 @@ def test_while_occlusion_is_computed_no_other_map_stands_there(visit, address):
     playwright.expect(page.locator(".says")).to_contain_text("when this part is covered")
     playwright.expect(page.locator(".pane.waiting")).to_have_count(0)
     assert pixels(page) != waiting
+    give(page, file("two.png", seed=1), place="#tools")
+    playwright.expect(page.locator(".stage .key")).to_have_text("two.png")
+    page.wait_for_timeout(300)  # its preview is there
+    playwright.expect(page.locator(".says")).to_have_text("Occlusion: covering patch after patch …")
+    held[1].continue_()
+    playwright.expect(page.locator(".says")).to_contain_text("when this part is covered")
 
 
 def test_two_pictures_stand_side_by_side_under_the_same_sliders(visit, address):

@@ -33,8 +33,8 @@ async function start() {
   const of = (group) => routes.filter((each) => each.group === group);
   byId("routes").replaceChildren(
     make("p", {}, tree.info?.description || "Every route of this server. Errors are JSON with a code, a message and a remedy."),
-    make("nav", { class: "contents", "aria-label": "Contents" }, ...groups.map((group) => make("section", {}, make("h2", {}, group),
-      make("ul", {}, ...of(group).map((each) => make("li", {}, make("a", { href: `docs#${each.id}` }, ...titleOf(each)))))))),
+    make("nav", { class: "contents", "aria-label": "Contents" }, ...groups.map((group) => make("section", {},
+      make("h2", {}, group), make("ul", {}, ...of(group).map(linkTo))))),
     ...groups.map((group) => make("section", { class: "group", "aria-label": group }, make("h2", {}, group),
       ...of(group).map((each) => shown(tree, each, names)))));
   announce(`${routes.length} routes`);
@@ -51,6 +51,8 @@ function routesOf(tree) {
 
 const titleOf = ({ verb, path }) => [make("span", { class: `verb ${verb}` }, verb.toUpperCase()),
   make("code", {}, ...path.split(/(?=\/)/).flatMap((part) => [make("wbr"), part]))];
+
+const linkTo = (route) => make("li", {}, make("a", { href: `docs#${route.id}` }, ...titleOf(route)));
 
 /** What a route is for. Where nobody wrote a summary, one is made of a function's name, In Capitals, which tells nothing. */
 function wordsOf({ summary, description }) {

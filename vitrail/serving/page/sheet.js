@@ -68,7 +68,8 @@ export class Sheet {
   #tile(scene, entry, head, how) {
     const { width, height } = scene.picture, map = mapOf(entry, head);
     const canvas = make("canvas", { width, height, "aria-hidden": "true" });
-    canvas.getContext("2d")?.putImageData(paint(scene, map, { ...how, opacity: STRENGTHS[how.manner], range: rangeOf(map.values) }), 0, 0);
+    const painted = paint(scene, map, { ...how, opacity: STRENGTHS[how.manner], range: rangeOf(map.values) });
+    canvas.getContext("2d")?.putImageData(painted, 0, 0);
     return make("button", {
       type: "button", role: "radio", "aria-checked": "false", tabindex: -1, title: `layer ${entry.layer}, head ${head}`,
       "aria-label": `layer ${entry.layer}, head ${head}`, "data-layer": entry.layer, "data-head": head,

@@ -21,7 +21,6 @@ import { Stage } from "./stage.js";
 
 const SETTLE = 70; // milliseconds until a patch that is passed over on the way is not asked for
 const WORDS = { attention: percent, rollout: percent, gradient: short, occlusion: fallen };
-
 const OF_THE_FILE = ["bad_image", "too_large", "unsupported_media_type"]; // refusals that no other question changes
 
 const capital = (words) => words[0].toUpperCase() + words.slice(1);
@@ -78,6 +77,7 @@ export class Slot {
     const shown = previewOf(file).then((scene) => {
       if (this.picture !== picture || this.#scene || this.#refused) return;
       this.stage.showPlain(scene);
+      this.#wait(view);
       this.#complain();
     }, () => {}); // a kind of file that this browser cannot show; the server's picture comes
     const told = this.predict(view);
@@ -126,8 +126,7 @@ export class Slot {
     if (!picture || !view.method || this.#refused) return;
     try {
       this.element.classList.add("busy");
-      // it takes seconds, unless it is known: then its map comes before this is seen
-      if (view.method === "occlusion") this.stage.wait("Occlusion: covering patch after patch …");
+      this.#wait(view);
       const own = await picture.explain(view.method);
       const scene = this.#scene ?? await sceneOf(own);
       if (late()) return;
@@ -139,6 +138,11 @@ export class Slot {
     } finally {
       if (!late()) this.element.classList.remove("busy");
     }
+  }
+
+  /** Occlusion takes seconds; where its map is known, that comes before this is seen. */
+  #wait({ method }) {
+    if (method === "occlusion") this.stage.wait("Occlusion: covering patch after patch …");
   }
 
   #fail(what, error) {
