@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import re
 import socket
 import threading
@@ -173,7 +174,8 @@ def unwanted(reply, expected: tuple[int, ...]) -> bool:
 
 
 def complaint(said) -> bool:
-    return said.type in ("error", "warning") and not said.text.startswith(REFUSED)
+    loud = said.type in ("error", "warning") and not said.text.startswith(REFUSED)
+    return loud or said.text.startswith("[DOM]")  # what the browser advises, such as a form around a password
 
 
 def give(page, *files: dict, place: str = "#invitation") -> None:
@@ -272,6 +274,7 @@ def test_light_is_that_of_explain(visit, address):
     see(page, file(height=400, width=400))
     page.locator("#layer").fill("1")
     page.locator("#head").fill("3")
+    page.locator("#opacity").fill("100")
     playwright.expect(page.locator(".says")).to_contain_text("Layer 1, head 2")
     page.wait_for_timeout(100)
     asked = f"{address}v1/explain?method=attention&layer=1&head=2&as=png"
@@ -279,6 +282,24 @@ def test_light_is_that_of_explain(visit, address):
     shown = picture_of(pixels(page))
     assert served.shape == shown.shape
     assert np.abs(served - shown).mean() < 3
+
+
+def test_the_photograph_is_seen_at_first_and_each_manner_keeps_its_strength(visit, address):
+    page = visit(address)
+    see(page, file(height=200, width=400))
+    strength = page.locator("#opacity")
+    assert strength.input_value() == "70"
+    page.wait_for_timeout(100)
+    shown, given = picture_of(pixels(page)), decoded(photograph(200, 400))
+    outside = shown[:, :90].mean() / given[:, :90].mean()  # the model sees the square in the middle
+    assert 0.5 < outside < 0.7
+    page.get_by_text("Colours").click()
+    assert strength.input_value() == "55"
+    strength.fill("30")
+    page.get_by_text("Light", exact=True).click()
+    assert strength.input_value() == "70"
+    page.get_by_text("Colours").click()
+    assert strength.input_value() == "30"
 
 
 def test_a_pressed_patch_asks_and_arrows_move_it(visit, address):
@@ -315,6 +336,7 @@ def test_all_heads_lie_on_a_sheet_and_one_is_chosen_by_pointer_or_keys(visit, ad
     see(page, file())
     tiles = page.locator(".sheet button")
     assert tiles.count() == 9
+    assert page.locator(".numbers").all_inner_texts() == ["head\n0\n1\n2"] * 2  # above each of two columns of layers
     page.get_by_role("radio", name="layer 1, head 2", exact=True).click()
     playwright.expect(page.locator(".says")).to_contain_text("Layer 1, head 2")
     assert page.locator("#layer").input_value() == "1"
@@ -334,6 +356,30 @@ def test_every_method_has_its_words(visit, address, method):
     assert not page.locator("#heads").is_visible()
 
 
+def test_while_occlusion_is_computed_no_other_map_stands_there(visit, address):
+    page, held = visit(address), []
+    see(page, file(height=120, width=120))
+    page.locator(".pane").click(position={"x": 30, "y": 30})
+    page.locator(".cell.asking").wait_for()
+    page.route("**/v1/explain?method=occlusion", lambda route: held.append(route))
+    page.get_by_text("Occlusion", exact=True).click()
+    playwright.expect(page.locator(".says")).to_have_text("Occlusion: covering patch after patch …")
+    playwright.expect(page.locator(".pane.waiting")).to_be_visible()
+    assert not page.locator(".cell.asking").is_visible()
+    assert not page.locator(".scale").is_visible()
+    waiting = pixels(page)
+    held[0].continue_()
+    playwright.expect(page.locator(".says")).to_contain_text("when this part is covered")
+    playwright.expect(page.locator(".pane.waiting")).to_have_count(0)
+    assert pixels(page) != waiting
+    give(page, file("two.png", seed=1), place="#tools")
+    playwright.expect(page.locator(".stage .key")).to_have_text("two.png")
+    page.wait_for_timeout(300)  # its preview is there
+    playwright.expect(page.locator(".says")).to_have_text("Occlusion: covering patch after patch …")
+    held[1].continue_()
+    playwright.expect(page.locator(".says")).to_contain_text("when this part is covered")
+
+
 def test_two_pictures_stand_side_by_side_under_the_same_sliders(visit, address):
     page = visit(address)
     see(page, file("one.png"), file("two.png", seed=1, height=120))
@@ -348,6 +394,18 @@ def test_two_pictures_stand_side_by_side_under_the_same_sliders(visit, address):
         playwright.expect(page.locator(".says").nth(at)).to_contain_text("what the patch")
     page.get_by_role("button", name="Stop comparing").click()
     assert page.locator(".pane").count() == 1
+
+
+@pytest.mark.parametrize("size", [{"width": 375, "height": 700}, DESK], ids=["phone", "desk"])
+def test_answers_of_pictures_of_any_shape_start_at_one_height(visit, address, size):
+    page = visit(address, size=size)
+    see(page, file("wide.png", width=300), file("high.png", height=300, seed=1))
+    page.locator(".bars").nth(1).wait_for()
+    answers = [page.locator(".answer").nth(at).bounding_box()["y"] for at in range(2)]
+    assert answers[0] == pytest.approx(answers[1], abs=1)
+    methods = page.locator("[name=method] + span")
+    rows = {methods.nth(at).bounding_box()["y"] for at in range(4)}
+    assert len(rows) == 1
 
 
 DROP = """([bytes, name, kind]) => {
@@ -397,6 +455,45 @@ def test_what_is_no_picture_and_what_is_too_large_is_said_with_a_remedy(visit, s
     playwright.expect(page.locator(".alarm")).to_have_count(0)
 
 
+def test_a_file_that_is_no_picture_leaves_nothing_of_the_one_before(visit, address):
+    page = visit(address, expected=(422,))
+    see(page, file("bee.png"))
+    page.locator(".bars").wait_for()
+    give(page, {"name": "text.jpg", "mimeType": "image/jpeg", "buffer": b"no picture"}, place="#tools")
+    alarm = page.locator(".alarm")
+    playwright.expect(alarm).to_have_text(re.compile("text.jpg.*cannot be used.*Send another file"))
+    playwright.expect(page.locator(".bars, .sheet button")).to_have_count(0)
+    playwright.expect(page.locator("#status")).to_have_text("")
+    for gone in (".stage", ".controls", "#heads", "#commands", ".tools .top"):
+        assert not page.locator(gone).is_visible(), gone
+    page.wait_for_timeout(300)
+    assert alarm.count() == 1
+    see(page, file("cat.png"))
+    playwright.expect(alarm).to_have_count(0)
+    for back in (".stage", ".controls", "#heads", "#commands"):
+        assert page.locator(back).is_visible(), back
+
+
+def test_beside_a_good_picture_a_bad_one_is_told_apart(visit, address):
+    page = visit(address, expected=(422,))
+    see(page, file("one.png"), file("two.png", seed=1))
+    bad = {"name": "text.jpg", "mimeType": "image/jpeg", "buffer": b"no picture"}
+    page.locator("#tools input[type=file]").nth(2).set_input_files(bad)
+    playwright.expect(page.locator(".slot").nth(1).locator(".alarm")).to_contain_text("text.jpg")
+    assert page.locator(".slot .alarm").count() == 1
+    assert [page.locator(".stage").nth(at).is_visible() for at in range(2)] == [True, False]
+    assert page.locator(".controls").is_visible()
+    assert page.locator(".sheet button").count() == 9
+
+
+def test_a_picture_of_too_many_pixels_leaves_no_sliders(visit, serve, small):
+    page = visit(serve(lambda: small, pixels=10_000), expected=(413, 422))
+    give(page, file("vast.png", height=200, width=200))
+    playwright.expect(page.locator(".alarm")).to_contain_text("vast.png")
+    for gone in (".stage", ".controls", "#heads", "#commands"):
+        assert not page.locator(gone).is_visible(), gone
+
+
 def test_a_busy_server_is_asked_again(visit, address):
     page, tries = visit(address, expected=(503,)), []
 
@@ -420,7 +517,8 @@ def test_a_server_that_is_gone_is_said(visit, address):
     page.locator("#invitation button").first.wait_for()
     page.route("**/v1/*", lambda route: route.abort())
     give(page, file())
-    playwright.expect(page.locator(".alarm").first).to_contain_text("The server does not answer.")
+    playwright.expect(page.locator(".alarm")).to_have_count(1)
+    playwright.expect(page.locator(".alarm")).to_contain_text("The server does not answer.")
 
 
 def test_a_token_is_asked_for_and_kept_nowhere(visit, serve, small, runs):
@@ -480,6 +578,41 @@ def test_the_model_is_told(visit, address, small):
     assert page.locator(".classes li").all_inner_texts() == ["0\ntabby"]
 
 
+def test_classes_without_names_are_told_in_a_sentence(visit, serve):
+    page = visit(f"{serve(lambda: model(classes=[str(number) for number in range(10)]))}#/model")
+    told = page.locator("#model-classes")
+    playwright.expect(told).to_contain_text("the numbers 0 to 9. Start the server with --classes FILE")
+    assert told.locator("li").count() == 0
+
+
+def test_what_an_export_does_not_count_is_not_told_as_nothing(visit, address):
+    page = visit(address)
+    playwright.expect(page.locator("#model-facts")).to_contain_text("Parameters")
+    page.route("**/v1/model", lambda route: route.fulfill(json={**route.fetch().json(), "parameters": 0}))
+    page.reload()
+    playwright.expect(page.locator("#model-facts")).to_contain_text("Architecture")
+    playwright.expect(page.locator("#model-facts")).not_to_contain_text("Parameters")
+
+
+@pytest.mark.parametrize(
+    ("hash", "shown"),
+    [("#runs", "runs"), ("#/runs", "runs"), ("#model", "model"), ("#nothing", "picture"), ("#main", "picture")],
+)
+def test_an_address_names_a_view_and_an_unknown_one_the_first(visit, address, hash, shown):
+    page = visit(f"{address}{hash}")
+    playwright.expect(page.locator(f"#{shown}")).to_be_visible()
+    assert page.locator("main > section:visible").count() == 1
+
+
+def test_the_way_to_the_content_stays_in_the_view(visit, address):
+    page = visit(f"{address}#/model")
+    playwright.expect(page.locator("#model")).to_be_visible()
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("location.hash === '#main'")
+    assert page.locator("#model").is_visible()
+
+
 def test_a_server_of_runs_alone_shows_them_and_their_curves(visit, serve, runs):
     page = visit(serve(None, runs=runs))
     rows = page.locator("#runs-rows tr")
@@ -494,7 +627,9 @@ def test_a_server_of_runs_alone_shows_them_and_their_curves(visit, serve, runs):
     told = charts.first.locator("svg").get_attribute("aria-label")
     assert "training: from 2.5 at step 1 to 0.0833 at step 30." in told
     page.get_by_label("Curves of leaves").check()
-    playwright.expect(charts.first.locator(".keys li")).to_have_count(4)
+    keys = page.locator("#runs-keys li")
+    playwright.expect(keys).to_have_text(["flowers", "leaves", "training", "validation"])
+    assert charts.first.locator("svg text", has_text=re.compile("^step$")).count() == 1
     charts.first.locator("svg").hover()
     assert "flowers, training" in charts.first.locator(".under").inner_text()
 
@@ -511,13 +646,80 @@ def test_a_run_is_seen_while_it_trains(visit, serve, tmp_path):
     playwright.expect(page.locator(".state")).to_have_text("finished")
 
 
-def test_the_routes_are_told_with_examples(visit, address):
+def test_runs_without_steps_are_not_ticked_but_say_so(visit, serve, tmp_path):
+    for age, (name, taken) in enumerate({"empty": 0, "older": 3, "oldest": 6}.items()):
+        folder = train(tmp_path / name, taken=taken, state="failed")
+        for each in folder.path.iterdir():
+            os.utime(each, (1.7e9 - age, 1.7e9 - age))
+    page = visit(serve(None, runs=tmp_path))
+    playwright.expect(page.get_by_label("Curves of older")).to_be_checked()
+    assert page.locator("#runs-rows input:checked").count() == 1
+    assert page.locator("#spoken").inner_text() == ""  # what nobody did is not spoken of
+    page.get_by_label("Curves of empty").check()
+    playwright.expect(page.locator("#runs-empty")).to_have_text("empty: no steps yet.")
+    assert "empty" in page.locator("#spoken").inner_text()
+
+
+def test_a_run_that_begins_is_followed_until_one_is_chosen(visit, serve, tmp_path):
+    train(tmp_path / "old", 3)
+    page = visit(serve(None, runs=tmp_path))
+    playwright.expect(page.get_by_label("Curves of old")).to_be_checked()
+    begun = train(tmp_path / "new", taken=0, state="running")
+    playwright.expect(page.get_by_label("Curves of new")).to_be_checked(timeout=20_000)
+    playwright.expect(page.locator("#runs-empty")).to_have_text("new: no steps yet.")
+    with open(begun.path / "metrics.jsonl", "a") as metrics:
+        metrics.write(json.dumps({"step": 1, "loss": 0.25, "lr": 1e-4}) + "\n")
+    chart = page.locator(".chart svg").first
+    playwright.expect(chart).to_have_attribute("aria-label", re.compile("0.25 at step 1"))
+    page.get_by_label("Curves of old").check()
+    train(tmp_path / "third", 1, state="running")
+    playwright.expect(page.locator("#runs-rows tr")).to_have_count(3, timeout=20_000)
+    assert not page.get_by_label("Curves of third").is_checked()
+
+
+def test_a_smoothed_line_ends_where_its_window_does(visit, serve, tmp_path):
+    folder = train(tmp_path / "long", 300, taken=0)
+    with open(folder.path / "metrics.jsonl", "a") as metrics:
+        for step in range(1, 301):  # the last value leaps
+            metrics.write(json.dumps({"step": step, "loss": 9.0 if step == 300 else 1.0, "lr": 1e-4}) + "\n")
+    page = visit(serve(None, runs=tmp_path))
+    lines = page.locator(".chart").first.locator("path")
+    rough, smooth = (lines.nth(at).get_attribute("d")[1:].split("L") for at in range(2))
+    assert len(rough) == 300
+    assert rough[5:-5] == [place.split()[0] + " " + rough[0].split()[1] for place in rough[5:-5]]
+    assert [place.split()[0] for place in smooth] == [place.split()[0] for place in rough[5:-5]]
+    assert all(abs(float(place.split()[1]) - float(rough[0].split()[1])) < 20 for place in smooth)
+
+
+def test_a_phone_shows_state_step_and_best_of_a_run(visit, serve, runs):
+    page = visit(serve(None, runs=runs), size=PHONE)
+    row = page.locator("#runs-rows tr", has_text="flowers")
+    for part, words in ((".state", "finished"), (".bar", "30 / 30"), (".figure", "top1 375")):
+        box = row.locator(part).bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= PHONE["width"]
+        assert words in row.locator(part).inner_text()
+
+
+def test_the_routes_are_told_with_examples(visit, address, small):
     page = visit(f"{address}docs")
     page.locator(".route").first.wait_for()
     tree = page.request.get(f"{address}openapi.json").json()
     routes = [(verb, path) for path, verbs in tree["paths"].items() for verb in verbs]
     assert page.locator(".route").count() == len(routes)
-    assert f"curl -F image=@cat.jpg {address}v1/predict" in page.locator("#routes").inner_text()
+    words = page.locator("#routes").inner_text()
+    assert f"curl -F file=@cat.jpg {address}v1/predict" in words
+    assert f"{address}v2/models/small/versions/{small.version}/infer" in words
+    assert not {"MODEL", "VERSION"} & set(re.findall(r"\w+", words))
+    assert "field file: one file or several" in words
+    assert "shape: list of whole numbers" in words
+    texts = page.locator(".route > p").all_inner_texts()
+    assert texts
+    assert not {"Live", "Ready", "Server", "Model Ready"} & set(texts)
+    links = page.locator(".contents a")
+    assert links.count() == len(routes)
+    links.last.click()
+    playwright.expect(page.locator(".route").last).to_be_in_viewport()
 
 
 FOCUSED = "(e => e.id || e.getAttribute('aria-label') || e.textContent)(document.activeElement)"

@@ -33,8 +33,8 @@ def client_of(folder: Path, **more) -> TestClient:
     return TestClient(app)
 
 
-def train(path: Path, steps: int = 6, *, state: str = "finished", **changes) -> RunFolder:
-    """A run as the engine writes it, evaluated at every third step."""
+def train(path: Path, steps: int = 6, *, taken: int | None = None, state: str = "finished", **changes) -> RunFolder:
+    """A run as the engine writes it, evaluated at every third step; by default all steps are taken."""
     folder = RunFolder(path)
     folder.open()
     folder.write_config(
@@ -42,7 +42,7 @@ def train(path: Path, steps: int = 6, *, state: str = "finished", **changes) -> 
     )
     folder.write_status("running", steps=steps)
     folder.start_metrics(0, step=0)
-    for step in range(1, steps + 1):
+    for step in range(1, (steps if taken is None else taken) + 1):
         folder.write_metrics(
             {"step": step, "epoch": step / 3, "images": 8 * step, "loss": 2.5 / step, "top1": step / 10, "lr": 1e-3}
         )

@@ -1,6 +1,6 @@
 /** @file What the model answers: the best class in large letters, the next ones as bars with their numbers. */
 
-import { alarm, make } from "./dom.js";
+import { make } from "./dom.js";
 import { percent } from "./numbers.js";
 
 export class Answer {
@@ -32,8 +32,8 @@ export class Answer {
       "This model has no head, so it gives no classes; it shows what it looks at."));
   }
 
-  /** @param {unknown} error */
-  fail(error) {
-    this.element.replaceChildren(alarm(error));
+  /** There is none; why is said where the picture is. */
+  clear() {
+    this.element.replaceChildren();
   }
 }

@@ -97,7 +97,7 @@ export class Api {
    */
   async send(path, file, signal) {
     const body = new FormData();
-    body.append("image", file, file.name);
+    body.append("file", file, file.name);
     return this.json(path, { method: "POST", body, signal });
   }
 

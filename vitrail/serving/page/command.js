@@ -16,7 +16,7 @@ const formName = (name) => (/[,;"\\]/.test(name) ? `"${name.replace(/[\\"]/g, "\
 export function curl(path, { file, token, out, words = [] } = {}) {
   return ["curl",
     ...(token ? ['-H "Authorization: Bearer $VITRAIL_TOKEN"'] : []),
-    ...(file === undefined ? [] : [`-F ${quoted(`image=@${formName(file)}`)}`]),
+    ...(file === undefined ? [] : [`-F ${quoted(`file=@${formName(file)}`)}`]),
     ...words, quoted(new URL(path, document.baseURI).href),
     ...(out ? [`-o ${quoted(out)}`] : [])].join(" ");
 }

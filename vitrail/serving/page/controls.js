@@ -1,12 +1,16 @@
 /** @file What can be set: the method, the layer and the head, how strongly and in which manner it is shown. */
 
 import { make } from "./dom.js";
+import { STRENGTHS } from "./painter.js";
 import { askerOf } from "./slot.js";
 
 const METHODS = { attention: "Attention", rollout: "Rollout", gradient: "Gradient", occlusion: "Occlusion" };
 const MANNERS = { light: "Light", colours: "Colours" };
 
 export class Controls {
+  /** each manner keeps its own */
+  #strengths = { ...STRENGTHS };
+
   /**
    * @param {any} model as /v1/model tells
    * @param {import("./slot.js").View} view is changed
@@ -30,6 +34,8 @@ export class Controls {
 
   #set(what, value) {
     this.view[what] = value;
+    if (what === "opacity") this.#strengths[this.view.manner] = value;
+    if (what === "manner") this.view.opacity = this.#strengths[value];
     this.show();
     this.onChange(what);
   }

@@ -3,8 +3,9 @@
 import { draw, make } from "./dom.js";
 import { short } from "./numbers.js";
 
-const WIDTH = 460, HEIGHT = 220;
-const LEFT = 52, RIGHT = 16, TOP = 12, BOTTOM = 30; // margins in the drawing's own units
+export const COLOURS = ["cobalt", "amber", "emerald", "ruby", "violet"];
+const WIDTH = 460, HEIGHT = 236;
+const LEFT = 52, RIGHT = 16, TOP = 12, BOTTOM = 46; // margins in the drawing's own units
 const FIRST = ["Loss", "Accuracy", "Learning rate"];
 const ROUND = 30; // stretches that a smoothed line is made of, about
 
@@ -22,21 +23,48 @@ export function charts(runs) {
   const titles = new Set(runs.flatMap((run) => Object.values(run.columns).map((column) => column.chart)));
   const order = [...FIRST.filter((title) => titles.has(title)), ...[...titles].filter((title) => !FIRST.includes(title))];
   return order.map((title) => [title, linesOf(title, runs)]).filter(([, lines]) => lines.length)
-    .map(([title, lines]) => chart(/** @type {string} */ (title), /** @type {Line[]} */ (lines), runs.length > 1));
+    .map(([title, lines]) => chart(/** @type {string} */ (title), /** @type {Line[]} */ (lines)));
+}
+
+/**
+ * The legend of all charts: of one run the colours tell the columns, of several the runs.
+ * @param {import("./runs.js").Watched[]} runs
+ * @returns {HTMLElement[]}
+ */
+export function legend(runs) {
+  const labels = labelsOf(runs), [first, ...others] = labels;
+  if (runs.length === 1) {
+    return others.length ? labels.map((label) => key({ ...runs[0], colour: colourOf(runs[0], labels, label) }, label)) : [];
+  }
+  const kinds = others.length ? [key({ colour: "grey" }, first), key({ colour: "grey", faint: true }, others.join(", "))] : [];
+  return [...runs.map((run) => key(run, run.name)), ...(runs.length ? kinds : [])];
+}
+
+/** What the columns of a chart are called there, training first; a line that has its chart's name needs no other. */
+function labelsOf(runs) {
+  const named = runs.flatMap((run) => Object.values(run.columns))
+    .filter(({ chart: title, label }) => title.toLowerCase() !== label.toLowerCase());
+  const labels = [...new Set(named.map(({ label }) => label))];
+  return [...labels.filter((label) => label === "training"), ...labels.filter((label) => label !== "training")];
+}
+
+/** The colour of one run's column. */
+function colourOf(run, labels, label) {
+  const at = labels.indexOf(label), others = COLOURS.filter((each) => each !== run.colour);
+  return at > 0 ? others[(at - 1) % others.length] : run.colour;
 }
 
 /** @returns {Line[]} */
 function linesOf(title, runs) {
+  const labels = labelsOf(runs), several = runs.length > 1;
   const columnsOf = (run) => Object.entries(run.columns).filter(([, column]) => column.chart === title);
   return runs.flatMap((run) => columnsOf(run).map(([name, { label }]) => {
     const rows = run.rows.filter((row) => Number.isFinite(row[name])), points = rows.map((row) => [row.step, row[name]]);
-    const other = label !== "training" && columnsOf(run).some(([, each]) => each.label === "training");
     return {
-      label: runs.length > 1 ? `${run.name}, ${label}` : label, dash: run.dash,
+      label: several ? `${run.name}, ${label}` : label, dash: run.dash,
       dots: rows.length <= 40 && rows.every((row) => !("lr" in row)),
-      // of one run the colours tell the columns, of several the runs
-      colour: runs.length === 1 && other ? (label === "validation" ? "amber" : "violet") : run.colour,
-      faint: runs.length > 1 && other, smooth: title !== "Learning rate", points,
+      colour: several ? run.colour : colourOf(run, labels, label),
+      faint: several && labels.indexOf(label) > 0, smooth: title !== "Learning rate", points,
     };
   })).filter((line) => line.points.length);
 }
@@ -44,9 +72,8 @@ function linesOf(title, runs) {
 /**
  * @param {string} title
  * @param {Line[]} lines
- * @param {boolean} several
  */
-function chart(title, lines, several) {
+function chart(title, lines) {
   const points = lines.flatMap((line) => line.points);
   const steps = points.map(([step]) => step), values = points.map(([, value]) => value);
   const across = axis(least(steps), most(steps), LEFT, WIDTH - RIGHT, 5);
@@ -61,20 +88,19 @@ function chart(title, lines, several) {
       draw("line", { class: "rule", x1: LEFT, x2: WIDTH - RIGHT, y1: up.at(tick), y2: up.at(tick) }),
       draw("text", { x: LEFT - 7, y: up.at(tick) + 4, "text-anchor": "end" }, words(tick)))),
     ...across.ticks.map((tick) =>
-      draw("text", { x: across.at(tick), y: HEIGHT - 10, "text-anchor": "middle" }, short(tick))),
+      draw("text", { x: across.at(tick), y: HEIGHT - 27, "text-anchor": "middle" }, short(tick))),
+    draw("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 8, "text-anchor": "middle" }, "step"),
     ...lines.flatMap((line) => shapes(line, across, up)), cursor);
   const under = make("p", { class: "under", "aria-hidden": "true" });
   svg.addEventListener("pointermove", (event) => point(event, svg, cursor, under, { lines, across, words }));
   svg.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); under.textContent = ""; });
-  const keys = lines.length > 1 || several ? make("ul", { class: "keys" }, ...lines.map(key)) : null;
-  return make("figure", { class: "chart" }, make("div", { class: "above" }, make("h3", {}, title), keys), svg, under);
+  return make("figure", { class: "chart" }, make("h3", {}, title), svg, under);
 }
 
 /** How a line is drawn. */
 const kindOf = (line) => `${line.colour}${line.dash ? " dash" : ""}${line.faint ? " faint" : ""}`;
 
-const key = (line) =>
-  make("li", {}, make("span", { class: `swatch ${kindOf(line)}`, "aria-hidden": "true" }), line.label);
+const key = (line, words) => make("li", {}, make("span", { class: `swatch ${kindOf(line)}`, "aria-hidden": "true" }), words);
 
 const least = (numbers) => numbers.reduce((a, b) => Math.min(a, b), Infinity);
 const most = (numbers) => numbers.reduce((a, b) => Math.max(a, b), -Infinity);
@@ -117,15 +143,12 @@ function shapes(line, across, up) {
   ].filter(Boolean);
 }
 
-/** Each point the mean of those around it. */
+/** Each point the mean of as many before it as after it; where there are too few, at both ends, there is no line. */
 function smoothed(points) {
-  const half = Math.ceil(points.length / ROUND / 2);
+  const half = Math.ceil(points.length / ROUND / 2), whole = 2 * half + 1;
   const sums = [0];
   for (const [, value] of points) sums.push(sums[sums.length - 1] + value);
-  return points.map(([step], at) => {
-    const reach = Math.min(half, at, points.length - 1 - at), from = at - reach, to = at + reach + 1;
-    return [step, (sums[to] - sums[from]) / (to - from)];
-  });
+  return points.slice(half, -half).map(([step], from) => [step, (sums[from + whole] - sums[from]) / whole]);
 }
 
 /** The step under the pointer, and what each line has there. */

@@ -7,40 +7,72 @@ import { alarm, announce, byId, make } from "./dom.js";
 import { askToken } from "./token.js";
 
 const VERBS = ["get", "post", "put", "delete"];
+const KINDS = {
+  string: "text", integer: "whole number", number: "number", boolean: "true or false", object: "object", null: "null",
+  byte: "base64", binary: "file",
+};
 const DEEPEST = 6; // levels of an example that a schema is drawn out to
 
-/** What a `$ref` points to. */
+/**
+ * @typedef {{path: string, verb: string, route: any, shared: any[], group: string, id: string}} Route
+ * @typedef {Record<string, string>} Names what stands for the names in a path, as far as the server told it
+ */
+
+/** What a `$ref` points to, in the whole document or in the schema that it stands in. */
 function resolved(tree, schema) {
   const path = schema?.$ref?.split("/").slice(1);
   return path ? path.reduce((found, key) => found?.[key], tree) : schema;
 }
 
-function start() {
+async function start() {
   const api = new Api(askToken, (seconds) => announce(`The server is busy; trying again in ${seconds} s.`));
-  return api.json("openapi.json").then((tree) => {
-    const routes = Object.entries(tree.paths).flatMap(([path, verbs]) =>
-      VERBS.filter((verb) => verb in verbs).map((verb) => ({ path, verb, route: verbs[verb], shared: verbs.parameters ?? [] })));
-    const groups = [...new Set(routes.map(({ route }) => route.tags?.[0] ?? "others"))];
-    byId("routes").replaceChildren(
-      make("p", {}, tree.info?.description || "Every route of this server. Errors are JSON with a code, a message and a remedy."),
-      ...groups.map((group) => make("section", { class: "group", "aria-label": group }, make("h2", {}, group),
-        ...routes.filter(({ route }) => (route.tags?.[0] ?? "others") === group).map((each) => shown(tree, each)))));
-    announce(`${routes.length} routes`);
-  });
+  const tree = await api.json("openapi.json");
+  const { name: model, version } = await api.json("v1/model").catch(() => ({})); // a server of runs alone has none
+  const names = model === undefined ? {} : { model, version };
+  const routes = routesOf(tree), groups = [...new Set(routes.map(({ group }) => group))];
+  const of = (group) => routes.filter((each) => each.group === group);
+  byId("routes").replaceChildren(
+    make("p", {}, tree.info?.description || "Every route of this server. Errors are JSON with a code, a message and a remedy."),
+    make("nav", { class: "contents", "aria-label": "Contents" }, ...groups.map((group) => make("section", {},
+      make("h2", {}, group), make("ul", {}, ...of(group).map(linkTo))))),
+    ...groups.map((group) => make("section", { class: "group", "aria-label": group }, make("h2", {}, group),
+      ...of(group).map((each) => shown(tree, each, names)))));
+  announce(`${routes.length} routes`);
+  if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
 }
 
-function shown(tree, { path, verb, route, shared }) {
-  const parameters = [...shared, ...(route.parameters ?? [])].map((each) => resolved(tree, each));
+/** @returns {Route[]} */
+function routesOf(tree) {
+  return Object.entries(tree.paths).flatMap(([path, verbs]) => VERBS.filter((verb) => verb in verbs).map((verb) => ({
+    path, verb, route: verbs[verb], shared: verbs.parameters ?? [], group: verbs[verb].tags?.[0] ?? "others",
+    id: `${verb}${path.replace(/[^\w]+/g, "-")}`,
+  })));
+}
+
+const titleOf = ({ verb, path }) => [make("span", { class: `verb ${verb}` }, verb.toUpperCase()),
+  make("code", {}, ...path.split(/(?=\/)/).flatMap((part) => [make("wbr"), part]))];
+
+const linkTo = (route) => make("li", {}, make("a", { href: `docs#${route.id}` }, ...titleOf(route)));
+
+/** What a route is for. Where nobody wrote a summary, one is made of a function's name, In Capitals, which tells nothing. */
+function wordsOf({ summary, description }) {
+  const made = /^[A-Z]\w*( [A-Z]\w*)*$/.test(summary ?? "");
+  return [made ? "" : summary, description].filter(Boolean).join(". ");
+}
+
+/** @param {any} tree @param {Route} each @param {Names} names */
+function shown(tree, each, names) {
+  const { path, verb, route, shared, id } = each, words = wordsOf(route);
+  const parameters = [...shared, ...(route.parameters ?? [])].map((parameter) => resolved(tree, parameter));
   const bodies = Object.entries(resolved(tree, route.requestBody)?.content ?? {});
-  return make("article", { class: "route" },
-    make("h3", {}, make("span", { class: `verb ${verb}` }, verb.toUpperCase()), make("code", {}, path)),
-    make("p", {}, ...inline([route.summary, route.description].filter(Boolean).join(". "))),
+  return make("article", { class: "route", id },
+    make("h3", {}, ...titleOf(each)), words && make("p", {}, ...inline(words)),
     parameters.length > 0 && table("Parameters", ["name", "where", "takes", "what it is"], parameters.map((each) => [
       make("code", {}, each.name), each.required ? `${each.in}, needed` : each.in,
       takes(tree, each.schema), each.description ?? ""])),
-    bodies.length > 0 && table("Body", ["type", "takes"],
-      bodies.map(([type, { schema }]) => [make("code", {}, type), takes(tree, schema)])),
-    commandBlock("Example", example(tree, path, verb, bodies)),
+    bodies.length > 0 && table("Body", ["type", "what is in it"],
+      bodies.map(([type, { schema }]) => [make("code", {}, type), holds({ ...tree, $defs: schema?.$defs }, type, schema)])),
+    commandBlock("Example", example(tree, path, verb, bodies, names)),
     answers(tree, route));
 }
 
@@ -51,24 +83,36 @@ function table(title, head, rows) {
     make("tbody", {}, ...rows.map((cells) => make("tr", {}, ...cells.map((cell) => make("td", { class: "text" }, cell)))))));
 }
 
+/** In words, what a body holds. */
+function holds(tree, type, schema) {
+  if (type !== "multipart/form-data") return schema?.format === "binary" ? "the file itself" : takes(tree, schema);
+  return Object.entries(resolved(tree, schema)?.properties ?? {}).map(([name, each]) =>
+    `field ${name}: ${each.type === "array" ? "one file or several" : "one file"}`).join(", ");
+}
+
 /** In words, what a schema takes. */
 function takes(tree, given) {
   const schema = resolved(tree, given) ?? {};
   const several = schema.anyOf ?? schema.oneOf;
   if (several) return several.map((each) => takes(tree, each)).filter((word) => word !== "null").join(" or ");
-  if (schema.enum) return schema.enum.join(", ");
+  const start = [undefined, null, ""].includes(schema.default) ? "" : `, else ${schema.default}`;
+  if (schema.enum) return schema.enum.join(", ") + start;
   const bounds = [["from", schema.minimum], ["to", schema.maximum]].filter(([, bound]) => bound !== undefined);
-  const start = schema.default === undefined || schema.default === null ? "" : `, else ${schema.default}`;
   if (schema.type === "object" && schema.properties) {
-    return `object of ${Object.entries(schema.properties).map(([name, each]) => `${name} (${takes(tree, each)})`).join(", ")}`;
+    return `{ ${Object.entries(schema.properties).map(([name, each]) => `${name}: ${takes(tree, each)}`).join(", ")} }`;
   }
-  const kind = schema.type === "array" ? `list of ${takes(tree, schema.items)}` : schema.format ?? schema.type ?? "anything";
+  if (schema.type === "array") {
+    const each = takes(tree, schema.items);
+    return `list of ${schema.items?.oneOf ? `(${each})` : each.replace(/(text|file|number|object)$/, "$1s")}`;
+  }
+  const kind = KINDS[schema.format] ?? KINDS[schema.type] ?? "anything";
   return [kind, ...bounds.flat()].join(" ") + start;
 }
 
 /** A command that works as it stands, but for the names in capitals. */
-function example(tree, path, verb, bodies) {
-  const address = path.slice(1).replace(/\{(\w+)[^}]*\}/g, (_, name) => name.toUpperCase());
+function example(tree, path, verb, bodies, names) {
+  const named = (name) => (name in names ? encodeURIComponent(names[name]) : name.toUpperCase());
+  const address = path.slice(1).replace(/\{(\w+)[^}]*\}/g, (_, name) => named(name));
   const types = bodies.map(([type]) => type);
   if (types.includes("multipart/form-data")) return curl(address, { file: "cat.jpg" });
   const json = bodies.find(([type]) => type === "application/json");

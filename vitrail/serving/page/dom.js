@@ -74,10 +74,11 @@ export function speak(words) {
 /**
  * An error as a person reads it: what is wrong, and what to do.
  * @param {unknown} error
+ * @param {string} [about] the file that it is about
  */
-export function alarm(error) {
+export function alarm(error, about) {
   const { message, remedy } = /** @type {{message: string, remedy?: string}} */ (error);
-  return make("div", { class: "alarm", role: "alert" },
+  return make("div", { class: "alarm", role: "alert" }, about && make("p", { class: "key" }, about),
     make("p", { class: "claim" }, sentence(message)), remedy && make("p", {}, sentence(remedy)));
 }
 

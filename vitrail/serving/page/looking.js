@@ -5,7 +5,7 @@ import { Controls } from "./controls.js";
 import { alarm, announce, byId, make } from "./dom.js";
 import { chooseButton, listen, photographButton } from "./intake.js";
 import { megabytes, whole } from "./numbers.js";
-import { readScale } from "./painter.js";
+import { readScale, STRENGTHS } from "./painter.js";
 import { cellAt } from "./picture.js";
 import { Slot } from "./slot.js";
 
@@ -28,7 +28,8 @@ export class Looking {
     const method = model.methods.find((name) => name !== "occlusion") ?? null;
     /** @type {import("./slot.js").View} */
     this.view = {
-      method, layer: Math.max(layers.length - 1, 0), head: null, spot: null, opacity: 1, manner: "light", top: TOPS[0],
+      method, layer: Math.max(layers.length - 1, 0), head: null, spot: null, opacity: STRENGTHS.light, manner: "light",
+      top: TOPS[0],
     };
     this.controls = new Controls(this.model, this.view, () => this.#refresh());
     this.stages = make("div", { class: "slots" });
@@ -43,12 +44,13 @@ export class Looking {
     const replace = (files) => this.open(files, 0);
     this.save = make("button", { type: "button", class: "quiet", onclick: () => this.#save() }, "Save as PNG");
     this.leave = make("button", { type: "button", class: "quiet", onclick: () => this.#leave() }, "Stop comparing");
+    this.compare = chooseButton("Compare with another", ([file]) => this.open([file], 1));
     byId("invitation").replaceChildren(make("img", { src: "page/icon.svg", alt: "", width: 72, height: 72 }),
       make("p", { class: "invite" }, "Drop a picture anywhere on this page, or paste one."),
       chooseButton("Choose a picture", (files) => this.open(files, null), true), photographButton(replace),
       make("p", { class: "lead" }, this.#promise()));
     byId("tools").replaceChildren(chooseButton("Another picture", replace), photographButton(replace),
-      chooseButton("Compare with another", ([file]) => this.open([file], 1)), this.leave, this.save,
+      this.compare, this.leave, this.save,
       ...(this.model.classes.length > TOPS[0] ? [make("label", { class: "top" }, "Classes ", tops)] : []));
     byId("desk").replaceChildren(this.stages, this.controls.element);
     byId("heads-sheets").replaceChildren(this.sheets);
@@ -98,6 +100,7 @@ export class Looking {
     const slot = new Slot(this.api, this.model, {
       onPick: (spot) => { this.view.spot = spot; this.#changed(); },
       onChoose: (layer, head) => { Object.assign(this.view, { method: "attention", layer, head }); this.#changed(); },
+      onTrouble: () => this.#arrange(),
     });
     this.#slots.push(slot);
     this.stages.append(slot.element);
@@ -119,6 +122,9 @@ export class Looking {
     byId("desk").classList.toggle("two", two);
     this.sheets.classList.toggle("two", two);
     this.leave.hidden = !two;
+    const nothing = this.#slots.every((slot) => slot.empty);
+    byId("picture").classList.toggle("nothing", nothing);
+    this.save.hidden = this.compare.hidden = nothing;
     this.#tell();
   }
 
@@ -171,7 +177,7 @@ export class Looking {
 
   async #save() {
     for (const slot of this.#slots) {
-      const blob = await slot.stage.blob();
+      const blob = slot.empty ? null : await slot.stage.blob();
       if (!blob) continue;
       const href = URL.createObjectURL(blob), name = slot.picture?.file.name.replace(/\.[^.]*$/, "") || "picture";
       make("a", { href, download: `${name}.${this.view.method ?? "plain"}.png` }).click();

@@ -21,8 +21,8 @@ async function ask(api, path) {
 
 /** Shows the view that the address names, of those that there are. */
 function route(there) {
-  if (location.hash && !location.hash.startsWith("#/")) return; // a place on the page
-  const asked = location.hash.slice(2);
+  const asked = location.hash.replace(/^#\/?/, "");
+  if (asked === "main" && VIEWS.some((name) => !byId(name).hidden)) return; // to the content of the view that is shown
   const shown = there.includes(asked) ? asked : there[0];
   for (const name of VIEWS) {
     byId(name).hidden = name !== shown;

@@ -12,7 +12,8 @@ export function showModel(model) {
   const size = model.image_size?.join(" × ");
   byId("model-facts").replaceChildren(facts([
     ["Name", model.name], ["Version", model.version], ["File", model.source], ["Architecture", model.architecture],
-    ["Parameters", `${large(model.parameters)} (${whole(model.parameters)})`],
+    // those of an exported graph are not counted
+    ...(model.parameters ? [["Parameters", `${large(model.parameters)} (${whole(model.parameters)})`]] : []),
     ["Takes", `${size} pixels, ${model.channels === 1 ? "1 channel" : `${model.channels} channels`}`],
     ["Answers", answers(model)], ["Temperature", short(model.temperature ?? 1)], ...attention(model.attention)]));
   fill("metrics", figures(model.metrics));
@@ -21,7 +22,7 @@ export function showModel(model) {
   fill("numerics", model.numerics && facts(flat(model.numerics)));
   fill("provenance", model.provenance && facts(flat(model.provenance)));
   fill("card", model.card ? card(model.card) : null);
-  fill("classes", model.classes.length ? classes(model.classes) : null);
+  fill("classes", model.classes.length ? (unnamed(model.classes) ?? classes(model.classes)) : null);
 }
 
 function answers({ classes: names, multi_label: several }) {
@@ -64,6 +65,13 @@ function plain(value) {
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (Array.isArray(value)) return value.map(plain).join(", ");
   return typeof value === "number" && !Number.isInteger(value) ? short(value) : String(value);
+}
+
+/** What there is to say of classes that are numbers and nothing else. */
+function unnamed(names) {
+  if (names.some((name, at) => name !== String(at))) return null;
+  return make("p", {}, `They have no names, only the numbers 0 to ${names.length - 1}. Start the server with `,
+    make("code", {}, "--classes FILE"), " to give them names.");
 }
 
 /** All classes by number, with a field that finds some. */

@@ -9,6 +9,8 @@ const GLOW = 0.5, TINT = 0.3; // of amber where it looks most: added to what is 
 const AMBER = [255, 176, 46], FRAME = [233, 230, 223];
 const BRIGHT = 0.97; // of the places above zero are told apart; the few with more are all in full light
 const UNSEEN = 0.15; // of the light of what the model did not get
+// at which the map is first shown: the photograph is still seen. In full strength it is the picture of `vitrail explain`
+export const STRENGTHS = { light: 0.7, colours: 0.55 };
 const LUMA = [0.299, 0.587, 0.114]; // ITU-R 601
 
 /**
@@ -99,6 +101,7 @@ export function paint(scene, map, { manner, opacity, range, scale }) {
   const result = new ImageData(width, height), target = result.data;
   const down = enlarging(top, top + map.reach[0] * (bottom - top), height, map.rows);
   const across = enlarging(left, left + map.reach[1] * (right - left), width, map.columns);
+  const veil = opacity * opacity; // what is outside darkens last
   const levels = levelsOf(map, range), row = new Float32Array(map.columns + 1), pixel = new Float32Array(3);
   const stain = manner === "colours" ? (light) => colour(pixel, light, scale) : (light, grey) => lit(pixel, light, grey);
   for (let y = 0; y < height; y++) {
@@ -109,13 +112,14 @@ export function paint(scene, map, { manner, opacity, range, scale }) {
     for (let x = 0, at = y * width * 4; x < width; x++, at += 4) {
       for (let c = 0; c < 3; c++) pixel[c] = source[at + c];
       const grey = LUMA[0] * pixel[0] + LUMA[1] * pixel[1] + LUMA[2] * pixel[2];
-      if (inside && x + 0.5 > left && x + 0.5 < right) {
+      const seen = inside && x + 0.5 > left && x + 0.5 < right, strength = seen ? opacity : veil;
+      if (seen) {
         const cell = across.cell[x];
         stain(row[cell] + (row[cell + 1] - row[cell]) * across.share[x], grey);
       } else {
         pixel.fill(grey * UNSEEN);
       }
-      for (let c = 0; c < 3; c++) target[at + c] = source[at + c] + (pixel[c] - source[at + c]) * opacity;
+      for (let c = 0; c < 3; c++) target[at + c] = source[at + c] + (pixel[c] - source[at + c]) * strength;
       target[at + 3] = 255;
     }
   }

@@ -1,18 +1,20 @@
 /** @file The runs of the server's folder: a table, and the curves of those that are ticked, live while they train. */
 
-import { charts } from "./curves.js";
+import { charts, COLOURS, legend } from "./curves.js";
 import { alarm, byId, make, speak } from "./dom.js";
 import { ago, percent, short, whole } from "./numbers.js";
 
 const EVERY = 5000; // milliseconds between two looks at the table
-const COLOURS = ["cobalt", "amber", "emerald", "ruby", "violet"];
 const GOING_ON = ["starting", "running"];
 const MOST = 6000; // rows held of a run that is watched
 
 /**
  * @typedef {{name: string, colour: string, dash: boolean, rows: Record<string, number | null>[],
- *   columns: Record<string, {chart: string, label: string}>, stop: AbortController}} Watched
+ *   columns: Record<string, {chart: string, label: string}>, known: boolean, stop: AbortController}} Watched
  */
+
+const newestFirst = (runs) => [...runs].sort((a, b) => b.updated - a.updated);
+const hasRows = (run) => Object.keys(run.last).length > 0;
 
 export class Runs {
   /** @type {Map<string, Watched>} the ticked runs */
@@ -20,6 +22,7 @@ export class Runs {
   /** @type {any[]} */
   #runs = [];
   #drawing = false;
+  #chosen = false; // whether a person ticked, or took a tick away
 
   /** @param {import("./api.js").Api} api */
   constructor(api) {
@@ -33,7 +36,7 @@ export class Runs {
   /** @param {any[]} runs as /v1/runs lists them */
   start(runs) {
     this.#show(runs);
-    const newest = [...runs].sort((a, b) => b.updated - a.updated)[0];
+    const newest = newestFirst(runs).find(hasRows);
     if (newest) this.#tick(newest.name, true);
     this.#draw();
   }
@@ -41,11 +44,20 @@ export class Runs {
   async #look() {
     if (document.hidden || this.section.hidden) return;
     try {
-      this.#show((await this.api.json("v1/runs")).runs);
+      const { runs } = await this.api.json("v1/runs");
+      const begun = this.#chosen ? null : newestFirst(runs).find((run) => this.#begins(run));
+      this.#show(runs);
+      if (begun) this.#only(begun.name);
       byId("runs-trouble").replaceChildren();
     } catch (error) {
       byId("runs-trouble").replaceChildren(alarm(error));
     }
+  }
+
+  /** Whether a run has begun since the last look, or has its first rows since. */
+  #begins(run) {
+    const before = this.#runs.find(({ name }) => name === run.name);
+    return GOING_ON.includes(run.state) && (!before || (hasRows(run) && !hasRows(before)));
   }
 
   #show(runs) {
@@ -53,7 +65,7 @@ export class Runs {
     byId("runs-none").hidden = runs.length > 0;
     byId("runs-table").hidden = runs.length === 0;
     const held = document.activeElement?.closest("[data-key]")?.getAttribute("data-key");
-    this.rows.replaceChildren(...[...runs].sort((a, b) => b.updated - a.updated).map((run) => this.#row(run)));
+    this.rows.replaceChildren(...newestFirst(runs).map((run) => this.#row(run)));
     // the table was made anew: the keyboard stays where it was
     if (held) [...this.rows.querySelectorAll("[data-key]")].find((each) => each.getAttribute("data-key") === held)?.focus();
   }
@@ -62,19 +74,21 @@ export class Runs {
     const watched = this.#watched.get(run.name);
     const tick = make("input", {
       type: "checkbox", checked: Boolean(watched), "aria-label": `Curves of ${run.name}`, "data-key": `tick ${run.name}`,
-      onchange: () => this.#tick(run.name, tick.checked),
+      onchange: () => { this.#chosen = true; this.#tick(run.name, tick.checked); },
     });
     const only = make("button", {
-      type: "button", class: "name", "data-key": `name ${run.name}`, onclick: () => this.#only(run.name),
+      type: "button", class: "name", "data-key": `name ${run.name}`,
+      onclick: () => { this.#chosen = true; this.#only(run.name); },
     }, run.name);
     const kind = `swatch ${watched?.colour ?? "none"}${watched?.dash ? " dash" : ""}`;
     const swatch = make("span", { class: kind, "aria-hidden": "true" });
     const done = run.steps ? run.step / run.steps : 0, steps = run.steps ? ` / ${whole(run.steps)}` : "";
-    return make("tr", {}, make("td", { class: "text" }, tick), make("th", { scope: "row", class: "text" }, swatch, only),
+    return make("tr", {}, make("td", { class: "text tick" }, tick),
+      make("th", { scope: "row", class: "text run" }, swatch, only),
       make("td", { class: "text" }, make("span", { class: `state ${run.state}` }, run.state)),
       make("td", { class: "bar", style: { "--share": String(done) } }, `${whole(run.step)}${steps}`),
-      make("td", {}, best(run.best)), make("td", { class: "text" }, run.model ?? ""),
-      make("td", { class: "text" }, run.data ?? ""), make("td", {}, ago(run.updated)));
+      make("td", { class: "figure" }, best(run.best)), make("td", { class: "text more" }, run.model ?? ""),
+      make("td", { class: "text more" }, run.data ?? ""), make("td", { class: "when" }, ago(run.updated)));
   }
 
   #only(name) {
@@ -87,7 +101,7 @@ export class Runs {
     else if (!this.#watched.has(name)) this.#watch(name);
     this.#show(this.#runs);
     this.#draw();
-    speak(wanted ? `The curves of ${name} are shown.` : `The curves of ${name} are gone.`);
+    if (!this.section.hidden) speak(wanted ? `The curves of ${name} are shown.` : `The curves of ${name} are gone.`);
   }
 
   #forget(name) {
@@ -100,12 +114,12 @@ export class Runs {
     const taken = [...this.#watched.values()].map((each) => each.colour);
     const colour = COLOURS.find((each) => !taken.includes(each)) ?? COLOURS[this.#watched.size % COLOURS.length];
     /** @type {Watched} */
-    const run = { name, colour, dash: taken.includes(colour), rows: [], columns: {}, stop: new AbortController() };
+    const run = { name, colour, dash: taken.includes(colour), rows: [], columns: {}, known: false, stop: new AbortController() };
     this.#watched.set(name, run);
     const { signal } = run.stop, path = `v1/runs/${encodeURIComponent(name)}`;
     try {
       const found = await this.api.json(`${path}/metrics`, { signal });
-      Object.assign(run, { rows: found.rows, columns: found.columns });
+      Object.assign(run, { rows: found.rows, columns: found.columns, known: true });
       this.#soon();
       if (!GOING_ON.includes(found.state)) return;
       for await (const event of this.api.events(`${path}/events?at=${found.at}`, signal)) {
@@ -135,6 +149,9 @@ export class Runs {
 
   #draw() {
     const watched = [...this.#watched.values()];
+    const empty = watched.filter((run) => run.known && !run.rows.length);
+    byId("runs-empty").replaceChildren(...empty.map(({ name }) => make("p", { class: "lead" }, `${name}: no steps yet.`)));
+    byId("runs-keys").replaceChildren(...legend(watched));
     byId("runs-charts").replaceChildren(...charts(watched));
     byId("runs-hint").hidden = watched.length > 0;
   }

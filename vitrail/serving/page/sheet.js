@@ -1,10 +1,12 @@
 /** @file All heads of all layers on one sheet, a row for each layer; the one that is pressed is shown large. */
 
 import { make } from "./dom.js";
-import { paint, rangeOf } from "./painter.js";
+import { paint, rangeOf, STRENGTHS } from "./painter.js";
 import { mapOf, small } from "./picture.js";
 
-const TILE = 88; // pixels of the longer side
+const TILE = 88, LARGE = 144; // pixels of a tile's longer side; where the heads are few there is room for large ones
+const FEW = 6;
+const BLOCKS = [0, 4, 3, 2, 2]; // columns of layers, by the number of heads; with more heads there is one
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 export class Sheet {
@@ -20,6 +22,11 @@ export class Sheet {
     this.element.addEventListener("keydown", (event) => this.#move(event));
   }
 
+  clear() {
+    this.#tiles = this.#drawn = [];
+    this.element.replaceChildren();
+  }
+
   /**
    * Draws every head of an explanation, if that is not what is there.
    * @param {import("./painter.js").Scene} scene
@@ -31,13 +38,17 @@ export class Sheet {
     const key = [explanation, how.manner, grid?.rows, grid?.columns];
     if (key.every((each, at) => each === this.#drawn[at])) return;
     this.#drawn = key;
-    const little = small(scene, TILE);
     const entries = explanation.maps.filter((entry) => !grid || (entry.rows === grid.rows && entry.columns === grid.columns));
+    const widest = Math.max(1, ...entries.map((entry) => entry.values.length));
+    const little = small(scene, widest > FEW ? TILE : LARGE);
     this.#tiles = entries.map((entry) => entry.values.map((_, head) => this.#tile(little, entry, head, how)));
-    const widest = Math.max(1, ...this.#tiles.map((row) => row.length));
     this.element.style.setProperty("--heads", String(widest));
-    this.element.replaceChildren(...entries.map((entry, row) => make("div", { class: "row", role: "presentation" },
-      make("span", { class: "name" }, `layer ${entry.layer}`), ...this.#tiles[row])));
+    this.element.classList.toggle("few", widest <= FEW);
+    const rows = entries.map((entry, row) => make("div", { class: "row", role: "presentation" },
+      make("span", { class: "name" }, `layer ${entry.layer}`), ...this.#tiles[row]));
+    const high = Math.ceil(rows.length / (BLOCKS[widest] ?? 1)), blocks = [];
+    while (rows.length) blocks.push(make("div", { role: "presentation" }, numbers(widest), ...rows.splice(0, high)));
+    this.element.replaceChildren(...blocks);
   }
 
   /**
@@ -57,7 +68,8 @@ export class Sheet {
   #tile(scene, entry, head, how) {
     const { width, height } = scene.picture, map = mapOf(entry, head);
     const canvas = make("canvas", { width, height, "aria-hidden": "true" });
-    canvas.getContext("2d")?.putImageData(paint(scene, map, { ...how, opacity: 1, range: rangeOf(map.values) }), 0, 0);
+    const painted = paint(scene, map, { ...how, opacity: STRENGTHS[how.manner], range: rangeOf(map.values) });
+    canvas.getContext("2d")?.putImageData(painted, 0, 0);
     return make("button", {
       type: "button", role: "radio", "aria-checked": "false", tabindex: -1, title: `layer ${entry.layer}, head ${head}`,
       "aria-label": `layer ${entry.layer}, head ${head}`, "data-layer": entry.layer, "data-head": head,
@@ -75,4 +87,10 @@ export class Sheet {
     next?.focus();
     next?.click();
   }
+}
+
+/** Which head stands below; each tile says it itself. */
+function numbers(heads) {
+  return make("div", { class: "numbers", "aria-hidden": "true" }, make("span", {}, "head"),
+    ...Array.from({ length: heads }, (_, head) => make("span", {}, head)));
 }

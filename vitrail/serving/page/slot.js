@@ -1,7 +1,7 @@
 /** @file One of the pictures that are looked at: its picture, its stage, its answer and its sheet of heads. */
 
 import { Answer } from "./answer.js";
-import { alarm, make, speak } from "./dom.js";
+import { alarm, announce, make, speak } from "./dom.js";
 import { fallen, percent, short } from "./numbers.js";
 import { rangeOf } from "./painter.js";
 import { cellAt, entryOf, mapOf, Picture, previewOf, sceneOf } from "./picture.js";
@@ -21,6 +21,7 @@ import { Stage } from "./stage.js";
 
 const SETTLE = 70; // milliseconds until a patch that is passed over on the way is not asked for
 const WORDS = { attention: percent, rollout: percent, gradient: short, occlusion: fallen };
+const OF_THE_FILE = ["bad_image", "too_large", "unsupported_media_type"]; // refusals that no other question changes
 
 const capital = (words) => words[0].toUpperCase() + words.slice(1);
 
@@ -36,15 +37,17 @@ export class Slot {
   #scene = null;
   /** @type {Picture | null} */
   picture = null;
+  /** @type {globalThis.Map<"answer" | "maps", any>} what went wrong */
+  #wrong = new globalThis.Map();
 
   /**
    * @param {import("./api.js").Api} api
    * @param {any} model as /v1/model tells
-   * @param {{onPick: (spot: import("./picture.js").Spot | null) => void, onChoose: (layer: number, head: number) => void}} on
+   * @param {{onPick: (spot: import("./picture.js").Spot | null) => void, onChoose: (layer: number, head: number) => void,
+   *   onTrouble: () => void}} on the last when something goes wrong, or right again
    */
-  constructor(api, model, { onPick, onChoose }) {
-    this.api = api;
-    this.model = model;
+  constructor(api, model, { onPick, onChoose, onTrouble }) {
+    Object.assign(this, { api, model, onTrouble });
     this.stage = new Stage(onPick);
     this.answer = new Answer();
     this.sheet = new Sheet(onChoose);
@@ -66,9 +69,16 @@ export class Slot {
     const picture = this.picture = new Picture(this.api, file);
     this.#scene = null;
     this.name.textContent = this.sheetName.textContent = file.name;
-    this.trouble.replaceChildren();
+    // nothing of the picture before may stand under the name of this one
+    this.stage.clear();
+    this.sheet.clear();
+    this.#wrong.clear();
+    this.#complain();
     const shown = previewOf(file).then((scene) => {
-      if (this.picture === picture && !this.#scene) this.stage.showPlain(scene);
+      if (this.picture !== picture || this.#scene || this.#refused) return;
+      this.stage.showPlain(scene);
+      this.#wait(view);
+      this.#complain();
     }, () => {}); // a kind of file that this browser cannot show; the server's picture comes
     const told = this.predict(view);
     await Promise.all([shown, told, this.update(view)]);
@@ -79,19 +89,30 @@ export class Slot {
     this.picture?.close();
   }
 
+  /** Whether there is nothing to look at, and will not be. */
+  get empty() {
+    return this.#wrong.size > 0 && this.stage.empty;
+  }
+
+  /** Whether the server does not take this file. */
+  get #refused() {
+    return [...this.#wrong.values()].some(({ code }) => OF_THE_FILE.includes(code));
+  }
+
   /** @param {View} view */
   async predict({ top }) {
     const picture = this.picture;
-    if (!picture) return;
+    if (!picture || this.#refused) return;
     if (!this.model.classes.length) return this.answer.none();
     this.answer.wait();
     try {
       const prediction = await picture.predict(top);
       if (picture !== this.picture) return;
+      this.#right("answer");
       this.answer.show(prediction, this.model.multi_label);
       speak(`${prediction.label}, ${percent(prediction.score)} sure.`);
     } catch (error) {
-      if (picture === this.picture) this.answer.fail(error);
+      if (picture === this.picture) this.#fail("answer", error);
     }
   }
 
@@ -102,20 +123,48 @@ export class Slot {
   async update(view) {
     const turn = ++this.#turn, picture = this.picture;
     const late = () => turn !== this.#turn;
-    if (!picture || !view.method) return;
+    if (!picture || !view.method || this.#refused) return;
     try {
       this.element.classList.add("busy");
+      this.#wait(view);
       const own = await picture.explain(view.method);
       const scene = this.#scene ?? await sceneOf(own);
       if (late()) return;
       this.#scene = scene;
-      this.trouble.replaceChildren();
+      this.#right("maps");
       await this.#display(view, scene, own, late);
     } catch (error) {
-      if (!late() && /** @type {Error} */ (error).name !== "AbortError") this.trouble.replaceChildren(alarm(error));
+      if (!late()) this.#fail("maps", error);
     } finally {
       if (!late()) this.element.classList.remove("busy");
     }
+  }
+
+  /** Occlusion takes seconds; where its map is known, that comes before this is seen. */
+  #wait({ method }) {
+    if (method === "occlusion") this.stage.wait("Occlusion: covering patch after patch …");
+  }
+
+  #fail(what, error) {
+    if (error.name === "AbortError") return;
+    this.#wrong.set(what, error);
+    if (what === "answer") this.answer.clear();
+    if (this.#refused) this.stage.clear();
+    else if (what === "maps" && this.#scene) this.stage.showPlain(this.#scene);
+    announce("");
+    this.#complain();
+  }
+
+  #right(what) {
+    if (this.#wrong.delete(what)) this.#complain();
+  }
+
+  /** Says beside the picture what went wrong, the same once; a stage with nothing on it gives way. */
+  #complain() {
+    const told = new globalThis.Map([...this.#wrong.values()].map((error) => [error.message, error]));
+    this.trouble.replaceChildren(...[...told.values()].map((error) => alarm(error, this.picture?.file.name)));
+    this.stage.element.hidden = this.empty;
+    this.onTrouble();
   }
 
   async #display(view, scene, own, late) {

@@ -52,9 +52,41 @@ export class Stage {
   showPlain(scene) {
     this.#size(scene);
     this.canvas.getContext("2d")?.putImageData(scene.picture, 0, 0);
-    this.legend.hidden = true;
+    this.#bare("");
+  }
+
+  /**
+   * The scene without its map, dimmed, until the next is there.
+   * @param {string} caption what goes on
+   */
+  wait(caption) {
+    if (this.#scene) this.canvas.getContext("2d")?.putImageData(this.#scene.picture, 0, 0);
+    this.#bare(caption);
+    this.pane.classList.add("waiting");
+  }
+
+  /** Nothing at all. */
+  clear() {
+    this.canvas.getContext("2d")?.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    this.#scene = null;
+    this.#bare("");
+  }
+
+  get empty() {
+    return !this.#scene;
+  }
+
+  /** Without a map there is nothing to point at, and no legend. */
+  #bare(caption) {
     this.#map = null;
+    this.#pickable = false;
+    this.pane.classList.remove("waiting", "pickable");
+    this.pane.setAttribute("role", "img");
+    this.pane.setAttribute("aria-label", caption || "The picture");
+    this.says.textContent = caption;
+    this.legend.hidden = true;
     this.mark(null);
+    this.#read(null);
   }
 
   /**
@@ -73,6 +105,7 @@ export class Stage {
     this.#map = map;
     this.#words = how.words;
     this.#pickable = how.pickable;
+    this.pane.classList.remove("waiting");
     this.pane.classList.toggle("pickable", how.pickable);
     // with the keys it is a thing to work with; else a picture
     this.pane.setAttribute("role", how.pickable ? "application" : "img");

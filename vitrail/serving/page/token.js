@@ -14,9 +14,8 @@ export function askToken(again) {
   dialog.showModal();
   return new Promise((resolve) => {
     const end = (value) => { dialog.close(); resolve(value); };
-    byId("token-send").onclick = () => end(field.value.trim());
+    byId("token-form").onsubmit = (event) => { event.preventDefault(); end(field.value.trim()); };
     byId("token-leave").onclick = () => end("");
-    field.onkeydown = (event) => { if (event.key === "Enter") end(field.value.trim()); };
     dialog.oncancel = () => end("");
   });
 }
