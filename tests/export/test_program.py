@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.export.exported import ALL, assert_same_answers, classifier_of
+from tests.export.exported import assert_same_answers, classifier_of
 from vitrail.export.program import to_program
+
+# one of each: the ONNX files of all others begin as the same programs
+KINDS = ("vit", "vit, stem", "axial", "swin", "cait", "beit", "bit", "pvt", "pvt v2", "deit", "encoder")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", KINDS)
 def test_so_it_does_for_every_architecture(name, tmp_path):
     model = classifier_of(name)
     is_dynamic = to_program(model, tmp_path / "model.pt2")

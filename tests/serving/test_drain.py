@@ -1,10 +1,11 @@
-"""Leaving: SIGTERM in the middle of a load, fifty times over. Clients behave as behind a balancer, which sends no more once
+"""Leaving: SIGTERM in the middle of a load, many times over. Clients behave as behind a balancer, which sends no more once
 /readyz says no; every request that was sent is answered, and the process ends by itself with exit code 0 within 30 s.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from tests.serving.questions import model, photographs, questions
 from vitrail.weights.native import save_model
 
 pytestmark = pytest.mark.slow
-STOPS = 50
+STOPS = int(os.environ.get("VITRAIL_STOPS", "20"))  # 50 is the full count
 TOGETHER = 5  # servers at one time: what a stop takes is mostly waiting
 CLIENTS = 16
 
@@ -71,7 +72,7 @@ def stop_together(servers: list[Process], asked: Iterator[Question], chance: ran
     return asyncio.run(stop_all())
 
 
-def test_fifty_stops_under_load_lose_no_request_and_end_well(tmp_path: Path) -> None:
+def test_stops_under_load_lose_no_request_and_end_well(tmp_path: Path) -> None:
     classifier = model()
     path = save_model(tmp_path / "model.safetensors", classifier)
     asked = cycle(questions(classifier, photographs(20)))

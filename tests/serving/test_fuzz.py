@@ -1,7 +1,7 @@
 """Whatever is sent, the server refuses it in its own words: hostile requests by the thousand and all that its own description
 allows leave no 5xx, no traceback, no crash and no memory behind, and it answers afterwards as before.
 
-``VITRAIL_FUZZ`` is the number of hostile requests; 20,000 is the full count.
+``VITRAIL_FUZZ`` is the number of hostile requests. With few of them memory still grows to what the largest of them need.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vitrail.serving.refusals import STATUS
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.native import save_model
 
-COUNT = int(os.environ.get("VITRAIL_FUZZ", "4000"))
+COUNT = int(os.environ.get("VITRAIL_FUZZ", "20000"))
 CLIENTS = 4
 # of resident memory between the first half of the requests and the second: of 20,000, one kilobyte kept by each
 GROWTH = 10 << 20
