@@ -21,8 +21,8 @@ demo: .venv/core.done  ## train on digits, end with the path of the report
 test: .venv/test.done  ## the quick tests
 	$(BIN)/python -m pytest -m "not slow and not peers"
 
-test-all: .venv/all.done  ## the slow tests as well
-	$(BIN)/python -m pytest -m "not peers"
+test-all: .venv/all.done  ## the slow tests as well; or TESTS="tests/models tests/data"
+	$(BIN)/python -m pytest -m "not peers" $(TESTS)
 
 test-peers: .venv-peers/peers.done  ## against timm, torchvision and transformers
 	$(PEERS)/python -m pytest -m peers tests/peers
