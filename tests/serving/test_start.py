@@ -64,6 +64,7 @@ def test_limits_that_cannot_be_meant_are_refused():
         (["missing.onnx"], "no weights at 'missing.onnx'"),
         (["x", "--host", "0.0.0.0"], "no token"),
         (["x", "--token-file", "nowhere"], "cannot be read as a token"),
+        (["x", "--name", "a/b", "--port", "0"], "cannot stand in an address"),
         (["x", "--queue", "3"], "the queue holds 3"),
         (["x", "--port", "many"], "--port"),
     ],

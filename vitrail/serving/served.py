@@ -6,6 +6,7 @@ C channels, K classes, F what the head reads, H heads, h x w pixels of the input
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ from vitrail.weights.onnx import ExportedBackbone
 from vitrail.weights.tensors import read_json
 
 SHOWN = 1024  # pixels at most of the longer side of a picture that is sent back
+NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)
 VERSIONS = 8  # of an occluded image that the network sees at one time
 
 
@@ -253,6 +255,8 @@ def version_of(classifier: Classifier) -> str:
 
 def load_served(model: str, *, name: str | None, classes: Path | None, reading: Reading, say: Say) -> Served:
     """The model that ``model`` names, on its device and tried on one picture. Raises what `vitrail.load` does."""
+    if name is not None and not NAME.fullmatch(name):
+        raise ConfigError(f"--name {name!r} cannot stand in an address", "give letters, digits, dots and dashes")
     found = find(model)
     classifier = reading.load(model, classes, say)
     about = _about(found.path)
@@ -268,10 +272,11 @@ def load_served(model: str, *, name: str | None, classes: Path | None, reading: 
 
 
 def _name(path: Path) -> str:
-    """Of a run its folder's name, else that of the file or folder of weights."""
+    """Of a run its folder's name, else that of the file or folder of weights; as it can stand in an address."""
     path = path.resolve()
     path = path.parent if path.name == "model" else path
-    return (path.stem if path.is_file() else path.name) or "model"  # of /model, as in the container
+    name = re.sub(r"[^\w.-]+", "-", path.stem if path.is_file() else path.name, flags=re.ASCII)
+    return name or "model"  # of /model, as in the container
 
 
 def _about(path: Path) -> dict[str, Any]:
