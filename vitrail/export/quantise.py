@@ -3,8 +3,8 @@
 Linear layers multiply in int8, a scale for each output, but for those that read an activation function: the few large numbers
 that GELU lets through would take the whole range of their tensor. Of these the weights alone are quantised. The head and a
 projection that is no product with a constant stay as they are. Activations have one scale for a whole batch, so that answers
-depend a little on what else is in it. ViT-Ti/16 on 300 images of ImageNet, ten at a time (speed: one), by what is in int8, in a graph of one
-size (with open sizes this file gives 72.3 %, 95.7 % as before, 6.9 MB):
+depend a little on what else is in it. ViT-Ti/16 on 300 images of ImageNet, ten at a time (speed: one), by what is in int8, in
+a graph of one size (with open sizes this file gives 72.3 %, 95.7 % as before, 6.9 MB):
 
 ==================================================  ======  =========  =====  ============
 layers                                              top-1   as before  MB     ms, 1 thread
