@@ -96,7 +96,7 @@ def test_every_architecture_is_explained_by_every_method_that_it_has(name, photo
             model, [str(photos / "b" / "wide.png")], tmp_path / "out", how=How(method=method), reading=QUIET
         )
         if method in NEEDS_ATTENTION and not has_attention:
-            with pytest.raises(ConfigError, match=r"no attention, so there is no .*\n.*occlusion"):
+            with pytest.raises(ConfigError, match=r"no attention to show, .*\n.*occlusion"):
                 next(answers)
             continue
         found = next(answers)

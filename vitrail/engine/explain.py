@@ -210,7 +210,7 @@ def check_can(classifier: Classifier, how: How) -> How:
     if layers:
         return replace(how, layer=check_index("layer", how.layer, layers))
     if how.method in NEEDS_ATTENTION:
-        what = f"{classifier.backbone.about} has no attention, so there is no {how.method}"
+        what = f"{classifier.about} has no attention to show, and the method {how.method} needs it"
         raise ConfigError(what, "--method occlusion asks any model")
     return how
 

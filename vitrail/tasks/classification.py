@@ -232,6 +232,10 @@ class Classifier(nn.Module):
         return self.backbone.config
 
     @property
+    def about(self) -> str:
+        return self.backbone.about
+
+    @property
     def width(self) -> int:
         return self.backbone.width
 
