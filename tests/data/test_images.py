@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data import transparency
 from vitrail.data.images import BadImage, Preprocessing, decode, header_size, pixels
 from vitrail.errors import ConfigError
 
@@ -398,15 +397,3 @@ def test_real_photographs_are_decoded_as_pillow_does(real_data):
         np.testing.assert_array_equal(
             np.asarray(decode(path.read_bytes())), np.asarray(Image.open(path).convert("RGB"))
         )
-
-
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_a_large_picture_is_laid_on_white_strip_by_strip_as_if_at_once(mode, monkeypatch):
-    values = np.random.default_rng(0).integers(0, 256, (37, 23, 4), dtype=np.uint8)
-    image = Image.fromarray(values).convert("RGBA").convert(mode)
-    if mode == "P":
-        image.info["transparency"] = bytes(range(256))
-    seen = image.convert("RGBA")
-    whole = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
-    monkeypatch.setattr(transparency, "ROWS", 100)
-    assert np.array_equal(np.asarray(transparency.on_white(image)), np.asarray(whole))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vitrail.serving.answers import Error
-from vitrail.serving.refusals import STATUS, Refused
+from vitrail.serving.refusals import STATUS
 
 # a photograph of nothing, but a real one: a PNG of one grey pixel
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
@@ -21,7 +21,7 @@ def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
         entry = told.setdefault(STATUS[code], {"model": Error, "description": code})
         if code not in entry["description"]:
             entry["description"] += f", {code}"
-        if Refused(code, "", retry_after=1).status == 503:
+        if STATUS[code] == 503:
             entry["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}
     return told
 

@@ -116,11 +116,14 @@ async def model_ready(served: TheServed, service: TheService) -> Response:
     return JSONResponse({"name": served.name, "ready": not service.unready}, 503 if service.unready else 200)
 
 
-@router.post(MODEL + "/infer", openapi_extra=BODY, responses=errors(400, 401, 403, 404, 408, 413, 422, 500, 503, 504))
+INFERS = errors(400, 401, 403, 404, 408, 413, 422, 500, 503, 504)
+
+
+@router.post(MODEL + "/infer", openapi_extra=BODY, responses=INFERS)
 @router.post(
     VERSION + "/infer",
     openapi_extra=BODY,
-    responses=errors(400, 401, 403, 404, 408, 413, 422, 500, 503, 504),
+    responses=INFERS,
     operation_id="infer_of_version",
 )
 async def infer(request: Request, served: TheServed, service: TheService) -> Response:

@@ -104,7 +104,7 @@ async def embed(
     with service.batcher.places(len(uploads)):
         given = await service.each(served, served.features, uploads, request.state.deadline)
     told = [
-        {"name": upload.name, **({"features": each.tolist()} if not isinstance(each, Refused) else _fault(each))}
+        {"name": upload.name, **({"error": each.fault} if isinstance(each, Refused) else {"features": each.tolist()})}
         for upload, each in zip(uploads, given)
     ]
     return JSONResponse({**model_name(served), "embeddings": told})
@@ -157,8 +157,9 @@ async def explain(
             return Response(await service.aside(_png, seen, question, found, deadline=deadline), media_type="image/png")
         prediction = None
         if served.classifier.classes:
-            picture = await service.prepared(served.prepare, upload, deadline)
-            prediction = _ranking(served, await service.batcher.run(served.answer, picture, deadline), LISTED)
+            images = seen.images[0].cpu().numpy()  # (C, h, w), decoded once for both
+            answer = await service.batcher.run(served.answer_normalised, images, deadline)
+            prediction = _ranking(served, answer, LISTED)
         maps = await _asked(service, served, served.maps, seen, question, deadline)
         told = {**model_name(served), "name": upload.name, "prediction": prediction}
         body = await service.aside(_told_whole, told, seen, question, maps, deadline=deadline)
@@ -190,14 +191,10 @@ def model_name(served: Served) -> dict[str, Any]:
     return {"model": {"name": served.name, "version": served.version}}
 
 
-def _fault(refused: Refused) -> dict[str, Any]:
-    return {"error": {"code": refused.code, "message": refused.message, "remedy": refused.remedy}}
-
-
 def _ranking(served: Served, answer: Answered | Refused, top: int) -> dict[str, Any]:
     """The best classes of one image, or why there are none."""
     if isinstance(answer, Refused):
-        return _fault(answer)
+        return {"error": answer.fault}
     ranked = served.top(answer.probabilities, top)
     rows = [{"label": label, "score": score} for label, score in ranked]
     return {**rows[0], "top": rows}

@@ -30,12 +30,16 @@ class Refused(Exception):
         headers = {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.code == "unauthorised" else {})
 
+    @property
+    def fault(self) -> dict[str, str]:
+        """What is wrong, as replies of ``/v1`` tell it."""
+        return {"code": self.code, "message": self.message, "remedy": self.remedy}
+
     def body(self, path: str, request_id: str) -> bytes:
         """Of the reply, in the words of the protocol that the path belongs to."""
         told: dict[str, Any] = {"error": self.message + (f"; {self.remedy}" if self.remedy else "")}
         if not path.startswith("/v2"):
-            fault = {"code": self.code, "message": self.message, "remedy": self.remedy}
-            told = {"error": fault, "request_id": request_id}
+            told = {"error": self.fault, "request_id": request_id}
         return json.dumps(told).encode()
 
 
