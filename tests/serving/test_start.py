@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
 
@@ -54,6 +55,12 @@ def test_limits_that_cannot_be_meant_are_refused():
     for changes in ({"queue": 0}, {"deadline": -1}, {"queue": 8}, {"body": 0}):
         with pytest.raises(ConfigError):
             Limits(**changes)
+
+
+def test_without_its_extra_it_is_said_how_to_install_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert run(["serve", "model"]) == 2
+    assert "pip install 'vitrail[serve]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

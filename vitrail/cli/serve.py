@@ -67,6 +67,13 @@ def serve(
         raise ConfigError("there is nothing to serve", "name a model, as `vitrail serve latest`, or give --runs DIR")
     if runs is not None and not runs.is_dir():
         raise ConfigError(f"there is no folder {runs}", "give the folder that holds the run directories")
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import python_multipart  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as missing:
+        raise ConfigError(f"a server needs the package {missing.name}", "pip install 'vitrail[serve]'") from missing
     from vitrail.serving.limits import Limits
     from vitrail.serving.start import start
 
