@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitrail.analysis.attention import attention_map, check_index, head_maps, one_map, reach_of
 from vitrail.analysis.occlusion import default_window, occlusion
-from vitrail.analysis.pictures import contact_sheet, eight_bits, light_range, overlay, rgb, save_png
+from vitrail.analysis.pictures import Box, contact_sheet, eight_bits, light_range, overlay, rgb, save_png
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.images import MAX_PIXELS, BadImage, decode
 from vitrail.data.policing import BadImages
@@ -275,10 +275,7 @@ def _write(out: Path, name: str, found: Explained, picture: np.ndarray, how: How
 def heads_sheet(picture: np.ndarray, found: Explained, how: How) -> np.ndarray:
     """The picture and every head of the layer, each on a scale of its own."""
     assert found.heads is not None
-    small = Image.fromarray(picture)
-    small.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
-    plain, (down, across) = np.asarray(small), (small.height / picture.shape[0], small.width / picture.shape[1])
-    box = found.box[0] * down, found.box[1] * across, found.box[2] * down, found.box[3] * across
+    plain, box = shrunk(picture, found.box, WIDEST)
     answer = found.answer
     tiles, captions = [plain], [f"{answer.label}, {answer.score:.0%} sure" if answer is not None else "the image"]
     for head, each in enumerate(found.heads):
@@ -290,6 +287,15 @@ def heads_sheet(picture: np.ndarray, found: Explained, how: How) -> np.ndarray:
     return contact_sheet(
         tiles, captions, columns=columns, title=f"{Path(found.key).name}: the heads of layer {how.layer}", footnote=note
     )
+
+
+def shrunk(picture: np.ndarray, box: Box, longest: int) -> tuple[np.ndarray, Box]:
+    """A picture (H, W, 3) of at most ``longest`` pixels on its longer side, and a box in its pixels with it."""
+    small = Image.fromarray(picture)
+    small.thumbnail((longest, longest), Image.Resampling.LANCZOS)
+    down, across = small.height / picture.shape[0], small.width / picture.shape[1]
+    top, left, bottom, right = box
+    return np.asarray(small), (top * down, left * across, bottom * down, right * across)
 
 
 def _names(keys: Sequence[str]) -> dict[str, str]:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vitrail.analysis.attention import Place, asking_shares, check_index, maps_of_layers, reach_of
@@ -33,6 +32,7 @@ from vitrail.engine.explain import (
     check_can,
     explained,
     seen_by,
+    shrunk,
 )
 from vitrail.engine.features import digest_of
 from vitrail.engine.judge import in_precision
@@ -155,15 +155,8 @@ class Served:
     def look(self, content: bytes, *, most_pixels: int) -> Seen:
         """An image file as it is looked at, a large one shrunk for showing. Raises `BadImage`."""
         seen = seen_by(self.classifier, content, max_pixels=most_pixels)
-        height, width = seen.picture.shape[:2]
-        scale = SHOWN / max(height, width)
-        if scale >= 1:
-            return seen
-        size = max(1, round(width * scale)), max(1, round(height * scale))
-        picture = np.asarray(Image.fromarray(seen.picture).resize(size, Image.Resampling.LANCZOS))
-        down, across = picture.shape[0] / height, picture.shape[1] / width
-        top, left, bottom, right = seen.box
-        return replace(seen, picture=picture, box=(top * down, left * across, bottom * down, right * across))
+        picture, box = shrunk(seen.picture, seen.box, SHOWN)
+        return replace(seen, picture=picture, box=box)
 
     def check_question(self, question: Question) -> Question:
         """The same with its layer counted from 0. Raises `ConfigError` for what this model cannot be asked."""
