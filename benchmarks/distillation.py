@@ -18,7 +18,7 @@ import numpy as np
 from pretraining import ENCODER, TUNED, Study, interval
 
 import vitrail
-from vitrail.data.sources import Splits
+from vitrail.data.sources.source import Splits
 from vitrail.engine.evaluate import Reading
 
 STUDENT = {

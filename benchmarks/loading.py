@@ -22,11 +22,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitrail.data.contents import Files
+from vitrail.data.augment.policy import POLICIES, crop_box
 from vitrail.data.loader import train_batches
-from vitrail.data.policy import POLICIES, crop_box
-from vitrail.data.sources import Source, open_data
-from vitrail.data.stream import TrainStream
+from vitrail.data.sample_order import TrainStream
+from vitrail.data.sources.contents import Files
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source
 
 SEED = 0
 

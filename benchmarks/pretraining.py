@@ -23,9 +23,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitrail
-from vitrail.data.images import Preprocessing
-from vitrail.data.memory import keep_decoded
-from vitrail.data.sources import Source, Splits, open_data
+from vitrail.data.decoded_cache import keep_decoded
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source, Splits
 from vitrail.engine.evaluate import Reading
 from vitrail.engine.objectives import OBJECTIVES
 from vitrail.engine.recipes import RECIPES

@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.data.sources import Source, open_data
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source
 from vitrail.models import create_backbone
 
 VARIANTS: dict[str, dict[str, Any]] = {

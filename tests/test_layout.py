@@ -41,7 +41,7 @@ def files(package: Path) -> list[Path]:
 
 
 def module(package: Path, file: Path) -> tuple[str, ...]:
-    """``vitrail/data/images.py`` -> ``("vitrail", "data", "images")``."""
+    """``vitrail/data/decode.py`` -> ``("vitrail", "data", "decode")``."""
     return (package.name, *file.relative_to(package).with_suffix("").parts)
 
 
@@ -266,7 +266,7 @@ def house(tmp_path):
         "from house import engine",
         "from .. import engine",
         "from ..engine.loop import x",
-        "from ..data import images",
+        "from ..data import decode",
         "def later():\n    from house.engine import loop",
         "if TYPE_CHECKING:\n    from house.engine.loop import Loop",
         "importlib.import_module('house.engine')",
@@ -274,7 +274,7 @@ def house(tmp_path):
     ],
 )
 def test_an_import_that_climbs_is_found(house, line):
-    built = house(**{"models/vit": line, "engine/__init__": "", "engine/loop": "", "data/images": ""})
+    built = house(**{"models/vit": line, "engine/__init__": "", "engine/loop": "", "data/decode": ""})
     assert len(climbs(built)) == 1
     assert climbs(built)[0].startswith("models/vit.py (models, floor 1) imports ")
 
@@ -295,9 +295,9 @@ def test_an_import_that_goes_down_or_stays_is_let_pass(house, line):
 
 def test_an_import_of_a_peer_is_found_wherever_it_hides(house):
     built = house(
-        **{"data/images": "def f():\n    from torchvision.io import read_image", "models/vit": "import timm_like"}
+        **{"data/decode": "def f():\n    from torchvision.io import read_image", "models/vit": "import timm_like"}
     )
-    assert peers_imported(built) == ["data/images.py imports torchvision.io.read_image"]
+    assert peers_imported(built) == ["data/decode.py imports torchvision.io.read_image"]
 
 
 def test_a_field_that_is_only_checked_is_dead(house):
@@ -314,8 +314,8 @@ def test_a_field_that_is_only_checked_is_dead(house):
 
 
 def test_banned_words_and_sizes_are_found(house):
-    built = house(**{"data/images": "x = 1\ny = torch.load(x)\n", "models/vit": "def f():\n" + "    1\n" * 400})
-    assert banned_words(built) == ["data/images.py:2: y = torch.load(x)"]
+    built = house(**{"data/decode": "x = 1\ny = torch.load(x)\n", "models/vit": "def f():\n" + "    1\n" * 400})
+    assert banned_words(built) == ["data/decode.py:2: y = torch.load(x)"]
     assert long_files(built) == ["models/vit.py: 401 lines"]
     assert long_functions(built) == ["models/vit.py:1: f has 401 lines"]
 

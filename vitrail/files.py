@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import DiskError
+from vitrail.errors import ConfigError, DiskError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
@@ -113,3 +113,11 @@ def replace_folder(folder: Path, new: Path) -> None:
 def dump_json(value: Any) -> str:
     """JSON as this project writes it: indented, in insertion order, plain text kept readable."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def make_folder(out: Path) -> None:
+    """Raises `ConfigError` for the folder of a run, whose own report would be lost, and `DiskError`."""
+    if (out / "status.json").exists() and (out / "config.yaml").exists():
+        raise ConfigError(f"{out} is the folder of a run", f"give a folder of its own, such as {out / 'inside'}")
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from vitrail.analysis.pictures import (
     scale_bar,
     thumbnail,
 )
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DiskError
 
 

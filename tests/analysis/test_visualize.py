@@ -21,7 +21,7 @@ from vitrail.analysis.attention import attention_map
 from vitrail.analysis.figure import AttentionFigure
 from vitrail.analysis.pictures import overlay
 from vitrail.analysis.visualize import visualize_attention
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError, DiskError
 from vitrail.models import ViTConfig
 from vitrail.tasks.classification import Classifier, create_model

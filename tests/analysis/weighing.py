@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.models import Backbone, Config, ViTConfig
 from vitrail.tasks.classification import Classifier, create_model
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.data.contents import Arrays, Files, Strings
-from vitrail.data.images import Preprocessing
+from vitrail.data.augment.policy import POLICIES
 from vitrail.data.loader import Workers, eval_batches, train_batches
-from vitrail.data.policy import POLICIES
-from vitrail.data.sources import Source, open_data
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.contents import Arrays, Files, Strings
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 
 SIZE = (24, 16)

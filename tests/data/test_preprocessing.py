@@ -9,8 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.data import images
-from vitrail.data.images import BadImage, Preprocessing, decode
+from vitrail.data import preprocessing
+from vitrail.data.decode import BadImage, decode
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 
 
@@ -156,7 +157,7 @@ def test_around_a_small_picture_that_is_left_as_it_is_the_model_sees_beyond():
 
 def test_a_strip_computed_at_the_crop_alone_shows_what_is_seen(monkeypatch):
     before = Preprocessing.timm(64).seen(30, 900)
-    monkeypatch.setattr(images, "WHOLE_PIXELS", 0)
+    monkeypatch.setattr(preprocessing, "WHOLE_PIXELS", 0)
     assert Preprocessing.timm(64).seen(30, 900) == before
     green = Preprocessing.timm(64).picture(gradient(30, 900))[1]
     assert np.abs(green.mean() - (before[1] + before[3]) / 2 / 900) < 1e-3
@@ -171,7 +172,7 @@ def test_the_thinnest_strip_is_a_picture(size):
 def test_a_strip_computed_at_the_crop_alone_equals_the_whole_one(monkeypatch):
     array = noise(90, 500)
     whole = Preprocessing.timm(224).picture(array).astype(int)
-    monkeypatch.setattr(images, "WHOLE_PIXELS", 0)
+    monkeypatch.setattr(preprocessing, "WHOLE_PIXELS", 0)
     assert np.abs(Preprocessing.timm(224).picture(array) - whole).max() <= 1
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data import transparency
+from vitrail.data import decode
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -17,5 +17,5 @@ def test_a_large_picture_is_laid_on_white_strip_by_strip_as_if_at_once(mode, mon
         image.info["transparency"] = bytes(range(256))
     seen = image.convert("RGBA")
     whole = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
-    monkeypatch.setattr(transparency, "ROWS", 100)
-    assert np.array_equal(np.asarray(transparency.on_white(image)), np.asarray(whole))
+    monkeypatch.setattr(decode, "ROWS", 100)
+    assert np.array_equal(np.asarray(decode.on_white(image)), np.asarray(whole))

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitrail.data.contents import Strings, UserDataset
-from vitrail.data.crops import Evaluated, Transformed
-from vitrail.data.images import Preprocessing
+from vitrail.data.pictures import Evaluated, Transformed
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.contents import Strings, UserDataset
 from vitrail.data.workers import Workers, in_order, make_all
 from vitrail.errors import ConfigError, DataError
 

@@ -114,7 +114,6 @@ def test_a_format_from_the_future_is_refused(tmp_path) -> None:
 CHILD = """
 import sys, torch
 from pathlib import Path
-from tests.engine.test_checkpoint import write
 write(Path(sys.argv[1]), 1, 2, 3)
 """
 WRITER = [point for point in faults.POINTS if point.startswith("checkpoint.")]

@@ -20,7 +20,7 @@ import vitrail
 from tests.engine.looked_at import picture, shaken
 from tests.weights.graphs import DYNAMIC, a_graph
 from tests.weights.kinds import a_model
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.engine import export
 from vitrail.engine.evaluate import Reading
 from vitrail.engine.export import Exported, export_model

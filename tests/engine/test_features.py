@@ -14,7 +14,8 @@ from PIL import Image
 
 from tests.engine.looked_at import QUIET, shaken
 from tests.models.tiny import TINY
-from vitrail.data.sources import Source, open_data
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source
 from vitrail.engine.evaluate import Reading
 from vitrail.engine.features import Features, default_cache, features_of
 from vitrail.errors import CheckpointError, DataError

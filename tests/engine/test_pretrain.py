@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 
 from tests.models.tiny import TINY
-from vitrail.data.sources import Splits, open_data
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Splits
 from vitrail.engine import loop
 from vitrail.engine.api import pretrain, train
 from vitrail.engine.checkpoint import load_newest

@@ -17,8 +17,9 @@ from PIL import Image
 from tests.engine.looked_at import QUIET, shaken
 from tests.models.tiny import TINY
 from vitrail.cli import run
-from vitrail.data.sources import open_data
-from vitrail.engine.evaluate import Reading, fingerprint
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import fingerprint
+from vitrail.engine.evaluate import Reading
 from vitrail.engine.features import Features
 from vitrail.engine.probe import PROTOCOLS, How, judge_features, probe, shared
 from vitrail.errors import ConfigError, DataError

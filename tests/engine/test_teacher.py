@@ -9,8 +9,8 @@ import pytest
 import torch
 import yaml
 
-from vitrail.data.images import Preprocessing
 from vitrail.data.loader import Batch
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.engine.api import train
 from vitrail.engine.feed import AT_ONCE, taught
 from vitrail.engine.teacher import Teacher

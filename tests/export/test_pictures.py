@@ -12,7 +12,8 @@ import torch
 from torch.export import Dim
 
 from tests.export.exported import classifier_of, expected
-from vitrail.data.images import INTERPOLATIONS, WHOLE_PIXELS, Preprocessing, decode
+from vitrail.data.decode import decode
+from vitrail.data.preprocessing import INTERPOLATIONS, WHOLE_PIXELS, Preprocessing
 from vitrail.export.graph import quietly
 from vitrail.export.onnx import to_onnx
 from vitrail.export.pictures import Preparation

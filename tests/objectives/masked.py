@@ -10,7 +10,7 @@ import torch
 
 from tests.models.conftest import shaken
 from tests.models.tiny import TINY
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.models import ViTConfig, configure, create_backbone
 from vitrail.objectives import MaskedCodes, MaskedPatch
 from vitrail.objectives.masking import Masked

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from tests.models.conftest import shaken
 from tests.models.tiny import TINY as BACKBONES
-from vitrail.data.sources import Source, open_data
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
 from vitrail.models import sketch
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig

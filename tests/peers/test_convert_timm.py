@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from timm.data import create_transform, resolve_data_config
 from timm.models.vision_transformer import VisionTransformer
 
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import MODELS, sketch
 from vitrail.tasks.classification import Classifier, create_model

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
 from vitrail.tasks.classification import Classifier, create_model, sigmoid_loss, softmax_loss
 

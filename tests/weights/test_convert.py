@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.models.tiny import TINY
 from tests.weights.kinds import KINDS, a_model
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
 from vitrail.models import MODELS, ViTConfig
 from vitrail.tasks.classification import create_model

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.images import INTERPOLATIONS, Preprocessing
+from vitrail.data.preprocessing import INTERPOLATIONS, Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
 from vitrail.tasks.classification import Classifier, create_model

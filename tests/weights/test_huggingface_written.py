@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.conftest import SMALL, shaken
 from tests.models.theirs import edited, pooled
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config, ViTConfig, create_backbone
 from vitrail.models.beit import BEiTConfig

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from vitrail import weights
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.positions import resize
 from vitrail.tasks.classification import Classifier, create_model

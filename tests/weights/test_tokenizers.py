@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from tests.models.conftest import shaken
 from tests.weights.kinds import a_model
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.weights import load

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitrail.analysis.versions import answered, probabilities_of
-from vitrail.data.randomness import uniforms
+from vitrail.data.rng import uniforms
 from vitrail.errors import ConfigError
 from vitrail.tasks.classification import Classifier
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from vitrail.analysis.attention import Place, asking_shares, check_index, head_maps, one_map
 from vitrail.analysis.lifting import Lift
 from vitrail.analysis.pictures import eight_bits, rgb, thumbnail
-from vitrail.data.images import Preprocessing, pixels
+from vitrail.data.decode import pixels
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import AttentionGrid, device_of
 from vitrail.tasks.classification import Classifier, opened

@@ -19,7 +19,7 @@ def check(data: str, /, *, json: Annotated[bool, Parameter(negative="")] = False
     """
     from json import dumps
 
-    from vitrail.data.check import check as look
+    from vitrail.data.sources.check import check as look
 
     found = look(data)
     print(dumps(found.to_dict()) if json else found.to_text())

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.contents import UserDataset
-from vitrail.data.crops import Evaluated, TrainingCrop, Transformed
-from vitrail.data.images import Preprocessing
-from vitrail.data.policy import Augment
-from vitrail.data.sources import Source
-from vitrail.data.stream import TrainStream
+from vitrail.data.augment.policy import Augment
+from vitrail.data.pictures import Evaluated, TrainingCrop, Transformed
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sample_order import TrainStream
+from vitrail.data.sources.contents import UserDataset
+from vitrail.data.sources.source import Source
 from vitrail.data.workers import Made, Make, Workers, in_order, make_all
 from vitrail.errors import DataError
 

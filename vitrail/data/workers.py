@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from vitrail.data.images import BadImage
+from vitrail.data.decode import BadImage
 from vitrail.errors import ConfigError, DataError, VitrailError
 
 Row = Sequence[int]  # epoch, sample, view

@@ -41,7 +41,7 @@ def train(
 
     Args:
         data: a path or built-in name as on the command line, ``(images, labels)`` arrays, a mapping of splits, a
-            `vitrail.data.sources.Source`, or a torch ``Dataset`` of (picture, label) pairs.
+            `vitrail.data.sources.source.Source`, or a torch ``Dataset`` of (picture, label) pairs.
         transform: a callable or ``nn.Module`` from a decoded picture to a tensor (C, h, w), uint8 or floats in [0, 1], in
             place of the recipe's crops. It runs where images are read, so with workers it must pickle. Normalising is the
             model's: ``settings=["model.preprocessing={mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}"]``.

@@ -8,9 +8,9 @@ from typing import Literal
 
 import torch
 
-from vitrail.data.images import Preprocessing
-from vitrail.data.sources import Source
-from vitrail.data.stream import TrainStream
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sample_order import TrainStream
+from vitrail.data.sources.source import Source
 from vitrail.engine.machine import cores
 from vitrail.engine.recipes import RECIPES
 from vitrail.engine.reporting.wording import plural

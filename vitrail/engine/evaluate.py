@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,11 +12,12 @@ import numpy as np
 import torch
 
 from vitrail import weights
-from vitrail.data.memory import keep_decoded
-from vitrail.data.policing import BadImages
-from vitrail.data.sources import Source, open_data
+from vitrail.data.decoded_cache import keep_decoded
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source, choose_split, fingerprint
 from vitrail.engine.choices import find_device
-from vitrail.engine.judge import Judgement, choose_split, from_logits, judge
+from vitrail.engine.judge import Judgement, from_logits, judge
 from vitrail.engine.machine import cores, keep_large_buffers
 from vitrail.engine.progress import Show
 from vitrail.errors import ConfigError
@@ -139,11 +139,6 @@ def split_to_judge(
     if held_out and trained.get("sha256") != fingerprint(source):
         say("warning  this held-out part is not the one the model was trained without; the figures may flatter it")
     return name, source
-
-
-def fingerprint(source: Source) -> str:
-    """SHA-256 of the keys of a source, in sorted order: tells whether two parts hold the same images."""
-    return hashlib.sha256("\n".join(sorted(map(str, source.keys))).encode()).hexdigest()
 
 
 def _calibrate(classifier: Classifier, model: Any, judgement: Judgement, say: Say) -> Judgement:

@@ -18,15 +18,15 @@ from vitrail.analysis.attention import attention_map, check_index, head_maps, on
 from vitrail.analysis.occlusion import default_window, occlusion
 from vitrail.analysis.pictures import Box, contact_sheet, eight_bits, light_range, overlay, rgb, save_png
 from vitrail.analysis.rollout import relevance, rollout
-from vitrail.data.images import MAX_PIXELS, BadImage, decode
-from vitrail.data.policing import BadImages
-from vitrail.data.sources import Item, Source
+from vitrail.data.decode import MAX_PIXELS, BadImage, decode
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.source import Item, Source
 from vitrail.engine.evaluate import Reading, Say, to_stderr
 from vitrail.engine.judge import in_precision
 from vitrail.engine.predict import find_inputs
 from vitrail.engine.progress import Show
 from vitrail.errors import ConfigError, DataError, nearest
-from vitrail.files import disk_errors, dump_json, replace_file
+from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.models import device_of
 from vitrail.tasks.classification import Classifier
 
@@ -190,14 +190,6 @@ def seen_by(classifier: Classifier, content: bytes | Image.Image | np.ndarray, *
     picture = eight_bits(np.asarray(image))
     images = preprocessing.normalise(torch.from_numpy(pixels)[None].to(device))
     return Seen(rgb(picture), preprocessing.seen(*picture.shape[:2]), images)
-
-
-def make_folder(out: Path) -> None:
-    """Raises `ConfigError` for the folder of a run, whose own report would be lost, and `DiskError`."""
-    if (out / "status.json").exists() and (out / "config.yaml").exists():
-        raise ConfigError(f"{out} is the folder of a run", f"give a folder of its own, such as {out / 'inside'}")
-    with disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
 
 
 def check_can(classifier: Classifier, how: How) -> How:

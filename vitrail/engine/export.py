@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitrail.data.sources import Source
+from vitrail.data.sources.source import Source
 from vitrail.engine.evaluate import Reading, Say, to_stderr
 from vitrail.engine.export_proof import GENERATED, IMAGES, Limits, Proof, rounded, source_of
 from vitrail.engine.machine import cores, keep_large_buffers, versions

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.images import BadImage
+from vitrail.data.decode import BadImage
 from vitrail.data.loader import Bad, eval_batches
-from vitrail.data.policing import BadImages
-from vitrail.data.sources import Source
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.source import Source
 from vitrail.engine.evaluate import Reading, Say, split_to_judge
 from vitrail.engine.predict import find_inputs
 from vitrail.engine.progress import Show

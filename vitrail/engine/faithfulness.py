@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.analysis.faithfulness import BASELINE, Faithfulness, coarsest, compare
-from vitrail.data.policing import BadImages
+from vitrail.data.sources.bad_images import BadImages
 from vitrail.engine.evaluate import Reading, Say, to_stderr
 from vitrail.engine.explain import METHODS, NEEDS_ATTENTION, How, check_can, inputs_of
 from vitrail.engine.judge import in_precision

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import save as to_bytes
 
 from vitrail.analysis.resting import at_rest
-from vitrail.data.contents import Arrays, Contents, Files
-from vitrail.data.parquet import ParquetImages
-from vitrail.data.policing import BadImages
-from vitrail.data.sources import Source
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.contents import Arrays, Contents, Files
+from vitrail.data.sources.parquet import ParquetImages
+from vitrail.data.sources.source import Source
 from vitrail.engine.evaluate import Reading, Say, to_stderr
 from vitrail.engine.judge import features_of_batches
 from vitrail.engine.machine import versions

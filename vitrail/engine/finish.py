@@ -13,13 +13,12 @@ import torch
 
 from vitrail.analysis.attention import attention_map, reach_of
 from vitrail.analysis.pictures import thumbnail
-from vitrail.data.policing import BadImages
-from vitrail.data.sources import Source, Splits
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.source import Source, Splits, choose_split, fingerprint, parts_of
 from vitrail.engine import faults
-from vitrail.engine.evaluate import fingerprint
-from vitrail.engine.judge import Judgement, choose_split, judge
+from vitrail.engine.judge import Judgement, judge
 from vitrail.engine.machine import describe, versions
-from vitrail.engine.prepare import Prepared, parts_of
+from vitrail.engine.prepare import Prepared
 from vitrail.engine.progress import Show, duration
 from vitrail.engine.reporting.card import CardFacts, write_card
 from vitrail.engine.reporting.report import Mistake, ReportFacts, worst_mistakes, write_report

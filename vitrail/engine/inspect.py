@@ -31,12 +31,12 @@ from vitrail.analysis.pictures import thumbnail
 from vitrail.analysis.resting import at_rest
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.loader import eval_batches
-from vitrail.data.policing import BadImages
-from vitrail.data.sources import Source, open_data
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source, choose_split
 from vitrail.engine.evaluate import Reading, Say, to_stderr
-from vitrail.engine.explain import make_folder
 from vitrail.engine.findings import findings
-from vitrail.engine.judge import choose_split, in_precision
+from vitrail.engine.judge import in_precision
 from vitrail.engine.machine import cores, describe, keep_large_buffers, versions
 from vitrail.engine.progress import Show
 from vitrail.engine.reporting.inspected import Biases, Filters, Inspection, Positions, Sample
@@ -44,7 +44,7 @@ from vitrail.engine.reporting.inspection import write_inspection
 from vitrail.engine.reporting.numbers import numbers
 from vitrail.engine.reporting.wording import sentence
 from vitrail.errors import ConfigError, DataError
-from vitrail.files import dump_json, replace_file
+from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.models import cost_of, device_of
 from vitrail.tasks.classification import Classifier
 

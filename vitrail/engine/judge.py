@@ -14,7 +14,7 @@ import torch
 
 from vitrail.analysis.resting import at_rest
 from vitrail.data.loader import Bad, Batch, eval_batches, stop_at_bad
-from vitrail.data.sources import Source, Splits
+from vitrail.data.sources.source import Source
 from vitrail.engine.progress import Show
 from vitrail.engine.run import Run
 from vitrail.errors import DataError
@@ -151,17 +151,3 @@ def from_logits(
         figures["top1_low"], figures["top1_high"] = bootstrap(right, seed=seed)
     figures["images"] = len(keys)
     return Judgement(split, classifier.classes, logits, targets, keys, many, temperature, figures)
-
-
-def choose_split(splits: Splits, asked: str | None = None) -> tuple[str, Source]:
-    """The split asked for, else test, else val, else everything. Raises `DataError` where it is not there."""
-    there = {
-        name: part for name in ("test", "val", "train") if (part := getattr(splits, name)) is not None and len(part)
-    }
-    if asked is not None:
-        if asked not in there:
-            raise DataError(f"there is no split {asked!r} in the data", f"choose one of: {', '.join(there)}")
-        return asked, there[asked]
-    if not there:
-        raise DataError("the data hold no images", "see `vitrail data check`")
-    return next(iter(there.items()))

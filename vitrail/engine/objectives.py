@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.engine.feed import Seen, handed_over
 from vitrail.engine.run import ObjectiveSettings
 from vitrail.errors import ConfigError

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.folders import EXTENSIONS
 from vitrail.data.loader import eval_batches
-from vitrail.data.policing import BadImages
-from vitrail.data.sources import Source, open_data
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.folders import EXTENSIONS
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source, choose_split
 from vitrail.engine.evaluate import Reading, Say, to_stderr
-from vitrail.engine.judge import choose_split, in_precision
+from vitrail.engine.judge import in_precision
 from vitrail.engine.progress import Show
 from vitrail.errors import DataError, nearest
 from vitrail.models import device_of

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from vitrail import weights
-from vitrail.data.images import Preprocessing
+from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.loader import Batch, train_batches
-from vitrail.data.memory import keep_decoded
-from vitrail.data.policing import BadImages
-from vitrail.data.sources import Source, Splits, open_data
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source, Splits, check_data, describe_data, parts_of
 from vitrail.engine.choices import (
     choose_model,
     find_device,
@@ -31,7 +32,7 @@ from vitrail.engine.run import Run
 from vitrail.engine.rundir import RunFolder
 from vitrail.engine.teacher import Teacher
 from vitrail.engine.training import Training
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError
 from vitrail.models import activation_bytes, configure, device_of
 from vitrail.objectives.distillation import Distillation
 from vitrail.objectives.objective import Objective, configured
@@ -156,32 +157,6 @@ def opened(
     bad = BadImages(run.data.on_bad, run.data.max_bad, folder.path / "bad_images.csv", total=total)
     kept: dict[str, Any] = {name: keep_decoded(part, channels=channels, bad=bad) for name, part in parts.items()}
     return replace(splits, **kept), bad
-
-
-def parts_of(splits: Splits) -> dict[str, Source]:
-    """The splits that are there, by name."""
-    parts = {"train": splits.train, "val": splits.val, "test": splits.test}
-    return {name: part for name, part in parts.items() if part is not None}
-
-
-def check_data(splits: Splits) -> Source:
-    """The training images; refuses data that cannot train a classifier. Raises `DataError`."""
-    if splits.train is None or not len(splits.train):
-        raise DataError("the data hold no training images", "see `vitrail data check`")
-    if len(splits.classes) < 2:
-        raise DataError(
-            f"the data have {len(splits.classes)} class: {', '.join(splits.classes) or 'none'}",
-            "put the images of each class in a folder of its own, or give a manifest with labels",
-        )
-    return splits.train
-
-
-def describe_data(splits: Splits) -> str:
-    sizes = ", ".join(f"{len(part):,} {name}" for name, part in parts_of(splits).items())
-    shown = ", ".join(splits.classes[:8]) + (", ..." if len(splits.classes) > 8 else "")
-    held = f" (val held out of train{', stratified' if splits.classes else ''})" if splits.held_out else ""
-    classes = f"{len(splits.classes)}: {shown}" if splits.classes else "none: the images have no labels"
-    return f"data     {splits.layout}: {sizes}{held}\nclasses  {classes}"
 
 
 def build(

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from vitrail.data.images import Preprocessing
-from vitrail.data.policing import BadImages
-from vitrail.data.sources import Source, Splits
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.source import Source, Splits, describe_data
 from vitrail.engine.choices import find_device, settle
 from vitrail.engine.feed import viewed
 from vitrail.engine.machine import keep_large_buffers
@@ -20,7 +20,6 @@ from vitrail.engine.prepare import (
     assemble,
     build,
     check_model,
-    describe_data,
     load_start,
     opened,
     size_and_channels,

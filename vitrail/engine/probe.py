@@ -14,12 +14,11 @@ import numpy as np
 import torch
 
 from vitrail import weights
-from vitrail.data.sources import Source, Splits, open_data
-from vitrail.engine.evaluate import Reading, Say, fingerprint, to_stderr
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source, Splits, check_data, choose_split, fingerprint
+from vitrail.engine.evaluate import Reading, Say, to_stderr
 from vitrail.engine.features import Features, features_of
-from vitrail.engine.judge import choose_split
 from vitrail.engine.machine import cores, keep_large_buffers
-from vitrail.engine.prepare import check_data
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.evaluation.intervals import crossed, paired_difference
 from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear, ridge

@@ -5,7 +5,7 @@ Batches are images of one update. Where a paper counts epochs of another data se
 
 from __future__ import annotations
 
-from vitrail.data.policy import POLICIES
+from vitrail.data.augment.policy import POLICIES
 from vitrail.engine.recipe import Recipe as Recipe
 from vitrail.engine.recipes_pretraining import PRETRAINING
 from vitrail.engine.run import (

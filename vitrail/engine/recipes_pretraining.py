@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitrail.data.policy import POLICIES, Augment
+from vitrail.data.augment.policy import POLICIES, Augment
 from vitrail.engine.recipe import Recipe
 from vitrail.engine.run import (
     DataSettings,

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vitrail.data.policy import Augment
+from vitrail.data.augment.policy import Augment
 from vitrail.engine.settings import flatten, plain
 from vitrail.errors import ConfigError, nearest
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO
 
 import numpy as np
 
-from vitrail.data.policing import quoted
+from vitrail.data.sources.bad_images import quoted
 from vitrail.errors import ConfigError
 from vitrail.files import disk_errors
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.engine.choices import default_precision
 from vitrail.engine.feed import handed_over
 from vitrail.engine.judge import in_precision

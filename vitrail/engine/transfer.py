@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.data.arrays import BUILT_IN
-from vitrail.data.policing import BadImages
-from vitrail.data.sources import Source, Splits
+from vitrail.data.sources.arrays import BUILT_IN
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.source import Source, Splits
 from vitrail.engine.evaluate import Reading, Say, to_stderr
-from vitrail.engine.explain import make_folder
 from vitrail.engine.features import Features, digest_of
 from vitrail.engine.judge import judge
 from vitrail.engine.machine import cores, describe, keep_large_buffers, versions
@@ -44,7 +43,7 @@ from vitrail.engine.run import Run
 from vitrail.engine.settings import plain
 from vitrail.engine.train import train
 from vitrail.errors import CheckpointError, ConfigError, DataError, DivergedError, VitrailError, nearest
-from vitrail.files import disk_errors, dump_json, replace_file
+from vitrail.files import disk_errors, dump_json, make_folder, replace_file
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.find import find
 

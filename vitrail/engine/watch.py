@@ -14,8 +14,8 @@ from torch import nn
 
 from vitrail.analysis.resting import at_rest
 from vitrail.data.loader import Bad, eval_batches
-from vitrail.data.randomness import permutation
-from vitrail.data.sources import Source, Splits
+from vitrail.data.rng import permutation
+from vitrail.data.sources.source import Source, Splits
 from vitrail.engine.judge import features_of_batches
 from vitrail.engine.run import Run
 from vitrail.evaluation.health import measure

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor, from_numpy
 
-from vitrail.data.randomness import normals, uniforms
+from vitrail.data.rng import normals, uniforms
 from vitrail.errors import ConfigError, nearest
 
 LEVELS = (1, 2, 3, 4, 5)

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from vitrail.data.images import WHOLE_PIXELS, Preprocessing
+from vitrail.data.preprocessing import WHOLE_PIXELS, Preprocessing
 
 HALF_WIDTHS = {"box": 0.5, "bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}  # of a kernel that does not shrink
 SHARPNESS = -0.5  # of the cubic kernel

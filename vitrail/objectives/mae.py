@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitrail.data.randomness import uniforms
+from vitrail.data.rng import uniforms
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Patches, Tokens, ViTConfig
 from vitrail.models.backbone import TAKE_SUBSETS

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.data.images import Preprocessing
-from vitrail.data.randomness import integers
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.rng import integers
 from vitrail.errors import ConfigError, nearest
 from vitrail.models import Backbone, Config
 from vitrail.objectives.masking import Grid, Masked, cut, joined, of_patches, random_ranks, repeats_of

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.data.randomness import uniforms
+from vitrail.data.rng import uniforms
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Tokens
 from vitrail.models.initialise import fill_truncated, fills

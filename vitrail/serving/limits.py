@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from vitrail.data.images import MAX_PIXELS
+from vitrail.data.decode import MAX_PIXELS
 from vitrail.errors import ConfigError
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitrail.analysis.attention import Place, asking_shares, check_index, maps_of_layers, reach_of
 from vitrail.analysis.lifting import Lift
-from vitrail.data.images import decode
+from vitrail.data.decode import decode
 from vitrail.engine.evaluate import Reading, Say
 from vitrail.engine.explain import (
     METHODS,

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
-from vitrail.data.images import BadImage, header_size
+from vitrail.data.decode import BadImage, header_size
 from vitrail.errors import VitrailError
 from vitrail.serving.batcher import Batcher, late
 from vitrail.serving.limits import Limits

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from vitrail.data.images import BadImage, Preprocessing, decode
+from vitrail.data.decode import BadImage, decode
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import AttentionGrid, Backbone, Config, Look, Patches, Tokens, create_backbone, device_of
 

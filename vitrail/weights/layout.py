@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.models import Config
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.description import described

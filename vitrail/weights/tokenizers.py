@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import save as to_bytes
 
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.files import dump_json, replace_folder, written_aside
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig

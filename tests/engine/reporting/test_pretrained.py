@@ -15,7 +15,7 @@ import yaml
 from PIL import Image
 
 from tests.engine.reporting.reading import PAYLOAD, Page
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.engine.reporting.facts import PretrainFacts
 from vitrail.engine.reporting.pretrained import Panel, write_pretrain_report
 from vitrail.engine.reporting.pretrained_card import card, write_pretrain_card

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
 from vitrail.weights.joining import QKV, join_parts, split_parts

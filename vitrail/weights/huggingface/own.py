@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.models import ARCHITECTURES, Config
 from vitrail.tasks.classification import Classifier, check_classes

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.images import Interpolation, Preprocessing
+from vitrail.data.preprocessing import Interpolation, Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Config
 from vitrail.weights.tensors import printable

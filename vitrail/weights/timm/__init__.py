@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.data.images import Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Config, ViTConfig
 from vitrail.models.resnet import ResNetConfig

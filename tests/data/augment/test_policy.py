@@ -1,0 +1,194 @@
+"""The policy: what it refuses, its plain form, and where its crops lie."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from vitrail.data.augment.policy import POLICIES, Augment, crop_box, crop_boxes
+from vitrail.errors import ConfigError
+
+SAMPLES = np.arange(4000)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_survives_json(name):
+    assert Augment.from_dict(json.loads(json.dumps(POLICIES[name].to_dict()))) == POLICIES[name]
+
+
+def test_a_plain_form_may_be_partial():
+    assert Augment.from_dict({"crop_area": [0.5, 1], "layers": 2}) == Augment(crop_area=(0.5, 1), layers=2)
+
+
+def test_what_was_written_before_views_had_blurs_of_their_own_draws_nothing_new():
+    old = {"jitter": [0.3, 0.3, 0.3], "three_augment": True, "blur": [0.1, 2.0]}
+    policy = Augment.from_dict(old)
+    assert (policy.hue, policy.jitter_probability, policy.grey) == (0, 1, 0)
+    assert policy.blur_views == policy.solarise_views == (0, 0)
+
+
+def test_the_recipes_of_two_views_have_the_papers_values():
+    moco, simclr, small = (POLICIES[name] for name in ("moco", "simclr", "simclr32"))
+    assert {each.crop_area for each in (moco, simclr, small)} == {(0.08, 1.0)}
+    assert {(each.jitter_probability, each.grey) for each in (moco, simclr, small)} == {(0.8, 0.2)}
+    assert (*moco.jitter, moco.hue) == (0.4, 0.4, 0.2, 0.1)
+    assert (moco.blur_views, moco.blur, moco.solarise_views) == ((1.0, 0.1), (0.1, 2.0), (0.0, 0.2))
+    assert (*simclr.jitter, simclr.hue) == (0.8, 0.8, 0.8, 0.2)
+    assert (simclr.blur_views, simclr.solarise_views) == ((0.5, 0.5), (0, 0))
+    assert (*small.jitter, small.hue) == (0.4, 0.4, 0.4, 0.1)
+    assert small.blur_views == small.solarise_views == (0, 0)
+    assert POLICIES["mae"] == Augment(crop_area=(0.2, 1.0), flip=0.5)
+
+
+def test_an_unknown_key_gets_the_nearest_right_one():
+    with pytest.raises(ConfigError, match="'magnitude'"):
+        Augment.from_dict({"magnitud": 3})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"crop": "random"},
+        {"crop_rule": "log"},
+        {"pad_mode": "wrap"},
+        {"erase_fill": "pixel"},
+        {"mix_each": "pair"},
+        {"flip": 1.5},
+        {"erase": -0.1},
+        {"switch": float("nan")},
+        {"crop_area": (0.5, 0.2)},
+        {"crop_area": (0.5, 1.2)},
+        {"crop_aspect": (0.0, 1.0)},
+        {"blur": (2.0, 0.1)},
+        {"magnitude": -1.0},
+        {"mixup": float("inf")},
+        {"jitter": (0.1, 1.2, 0.0)},
+        {"hue": 0.6},
+        {"jitter_probability": -0.5},
+        {"grey": 1.1},
+        {"blur_views": (0.5, 1.5)},
+        {"solarise_views": (0.1,)},
+        {"pad": 0.6},
+        {"fill": 256},
+        {"smoothing": 1.0},
+        {"layers": -1},
+        {"operations": ()},
+        {"operations": ("rotat",)},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_meant_is_refused_by_name(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))) as error:
+        Augment(**wrong)
+    assert error.value.remedy
+
+
+def test_every_field_is_described():
+    for field in fields(Augment):
+        assert field.name in (Augment.__doc__ or ""), field.name
+
+
+@pytest.mark.parametrize(
+    ("policy", "mixes"),
+    [({}, False), ({"mixup": 0.2}, True), ({"cutmix": 1.0}, True), ({"mixup": 0.2, "mix_probability": 0.0}, False)],
+)
+def test_a_policy_knows_whether_it_mixes(policy, mixes):
+    assert Augment(**policy).mixes is mixes
+
+
+def test_drawing_needs_no_torch():
+    code = "import sys, vitrail.data.augment.sample; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("rule", ["area", "height"])
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (60, 40), (8, 8), (1, 1), (1000, 20)])
+def test_a_crop_lies_in_the_picture_and_within_its_ranges(rule, height, width):
+    policy = Augment(crop_rule=rule, crop_area=(0.1, 0.9))
+    left, top, wide, tall = crop_boxes(policy, 0, 0, SAMPLES, 0, height, width).T
+    assert (left >= 0).all()
+    assert (top >= 0).all()
+    assert (wide >= 1).all()
+    assert (tall >= 1).all()
+    assert (left + wide <= width).all()
+    assert (top + tall <= height).all()
+    if min(height, width) >= 40:  # else whole pixels are coarser than the ranges
+        area, aspect = wide * tall / (height * width), wide / tall
+        assert area.min() > 0.095
+        assert area.max() < 0.92
+        assert aspect.min() > 0.75 * 0.9
+        assert aspect.max() < 4 / 3 * 1.1
+
+
+def test_the_area_rule_draws_areas_and_log_aspects_evenly():
+    policy = Augment(crop_area=(0.1, 0.4))  # parts so small that every one fits
+    _, _, wide, tall = crop_boxes(policy, 0, 0, SAMPLES, 0, 2000, 2000).T
+    area = (wide * tall / 2000**2 - 0.1) / 0.3
+    aspect = np.log(wide / tall) / (2 * np.log(4 / 3)) + 0.5
+    assert stats.kstest(area, "uniform").pvalue > 1e-3
+    assert stats.kstest(aspect, "uniform").pvalue > 1e-3
+
+
+def test_the_height_rule_draws_aspects_and_heights_evenly():
+    policy = Augment(crop_rule="height", crop_area=(0.1, 0.4))
+    _, _, wide, tall = crop_boxes(policy, 0, 0, SAMPLES, 0, 2000, 2000).T
+    aspect = wide / tall
+    height = (tall * aspect**0.5 / 2000 - 0.1**0.5) / (0.4**0.5 - 0.1**0.5)
+    assert stats.kstest((aspect - 3 / 4) / (4 / 3 - 3 / 4), "uniform").pvalue > 1e-3
+    assert stats.kstest(height, "uniform").pvalue > 1e-3
+    by_area = crop_boxes(Augment(crop_area=(0.1, 0.4)), 0, 0, SAMPLES, 0, 2000, 2000)
+    assert (wide * tall).mean() < by_area[:, 2:].prod(-1).mean()
+
+
+def test_crops_are_everywhere():
+    left, top, wide, tall = crop_boxes(Augment(crop_area=(0.1, 0.4)), 0, 0, SAMPLES, 0, 1000, 1500).T
+    assert stats.kstest(left / (1500 - wide), "uniform").pvalue > 1e-3
+    assert stats.kstest(top / (1000 - tall), "uniform").pvalue > 1e-3
+
+
+def test_one_crop_is_that_of_the_batch():
+    policy = Augment(crop_rule="height")
+    boxes = crop_boxes(policy, 3, 1, SAMPLES[:20], 2, 90, 120)
+    assert [crop_box(policy, 3, 1, sample, 2, 90, 120) for sample in range(20)] == [
+        tuple(box) for box in boxes.tolist()
+    ]
+
+
+def test_views_epochs_and_seeds_crop_differently():
+    boxes = {
+        crop_box(Augment(), seed, epoch, 7, view, 900, 900) for seed in (0, 1) for epoch in (0, 1) for view in (0, 1)
+    }
+    assert len(boxes) == 8
+
+
+def test_a_part_that_never_fits_becomes_the_largest_within_the_aspects():
+    policy = Augment(crop_area=(0.9, 1.0))
+    assert crop_box(policy, 0, 0, 0, 0, 100, 1000)[2:] == (133, 100)
+    assert crop_box(policy, 0, 0, 0, 0, 1000, 100)[2:] == (100, 133)
+    assert crop_box(replace(policy, crop_rule="height"), 0, 0, 0, 0, 100, 1000) == (0, 0, 1000, 100)
+
+
+@pytest.mark.parametrize(
+    ("size", "aspect", "box"),
+    [
+        ((100, 151), 1.0, (25, 0, 100, 100)),
+        ((151, 100), 1.0, (0, 25, 100, 100)),
+        ((100, 150), 1.5, (0, 0, 150, 100)),
+        ((100, 100), 2.0, (0, 25, 100, 50)),
+    ],
+)
+def test_without_a_random_crop_it_is_the_largest_centred_part(size, aspect, box):
+    assert crop_box(Augment(crop="none"), 0, 0, 0, 0, *size, aspect=aspect) == box
+
+
+def test_the_part_to_be_shifted_slides_along_the_longer_side():
+    left, top, wide, tall = crop_boxes(Augment(crop="pad"), 0, 0, SAMPLES, 0, 100, 110).T
+    assert set(left) == set(range(11))
+    assert set(top) == {0}
+    assert set(wide) == set(tall) == {100}

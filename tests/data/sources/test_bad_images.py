@@ -1,0 +1,76 @@
+"""The policy for bad images: each named once, counted, written down, and an end where there are too many."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from vitrail.data.sources.bad_images import BadImages, quoted, read_bad_images
+from vitrail.errors import ConfigError, DataError
+
+
+def written(path):
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_bad_images_are_recorded_once_each(tmp_path):
+    bad = BadImages("skip", 0.1, tmp_path / "bad.csv", total=100)
+    for _ in range(3):
+        bad("a.jpg", "truncated")
+    bad('odd "name",\n.jpg', "empty")
+    assert len(bad) == 2
+    assert written(tmp_path / "bad.csv") == [["path", "reason"], ["a.jpg", "truncated"], ['odd "name",\n.jpg', "empty"]]
+
+
+def test_a_restarted_run_goes_on_with_the_same_list(tmp_path):
+    path = tmp_path / "bad.csv"
+    BadImages("skip", 0.02, path, total=100)("a.jpg", "truncated")
+    again = BadImages("skip", 0.02, path, total=100)
+    again("a.jpg", "truncated")
+    again("b.jpg", "truncated")
+    assert len(written(path)) == 3
+    with pytest.raises(DataError, match="3 of 100 images are bad"):
+        again("c.jpg", "empty")
+
+
+def test_too_many_are_an_end_that_names_the_last(tmp_path):
+    bad = BadImages("skip", 0.01, tmp_path / "bad.csv", total=200)
+    bad("a.jpg", "empty")
+    bad("b.jpg", "empty")
+    with pytest.raises(DataError, match=r"3 of 200 images are bad, more than 1 %; the last: c\.jpg: empty") as error:
+        bad("c.jpg", "empty")
+    assert "bad.csv" in error.value.remedy
+
+
+def test_stop_ends_with_the_first_and_still_writes_it_down(tmp_path):
+    bad = BadImages("stop", 0.5, tmp_path / "bad.csv", total=100)
+    with pytest.raises(DataError, match=r"the image a\.jpg is bad: empty"):
+        bad("a.jpg", "empty")
+    assert written(tmp_path / "bad.csv")[1] == ["a.jpg", "empty"]
+
+
+def test_nothing_is_written_where_nothing_is_bad(tmp_path):
+    BadImages("skip", 0.01, tmp_path / "bad.csv", total=10)
+    assert not (tmp_path / "bad.csv").exists()
+    BadImages("skip", 1.0, total=1)("a.jpg", "empty")
+
+
+@pytest.mark.parametrize("key", ["=cmd()", "+1.jpg", "-x", "@sum", "\tx", "'=already", "plain.jpg", "bad\udcff.jpg"])
+def test_no_name_becomes_a_formula_and_every_name_comes_back(tmp_path, key):
+    path = tmp_path / "bad.csv"
+    BadImages("skip", 1.0, path, total=1)(key, "-reason")
+    assert read_bad_images(path) == {key: "-reason"}
+    assert quoted(key)[0] not in "=+-@\t\r"
+
+
+def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):
+    path = tmp_path / "bad.csv"
+    path.write_text("path,reason\na.jpg,empty\nb.jp")
+    assert read_bad_images(path) == {"a.jpg": "empty"}
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(ConfigError, match="'skip'"):
+        BadImages("skipp", total=1)

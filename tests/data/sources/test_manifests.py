@@ -1,0 +1,191 @@
+"""Tables that name one image a row: what is read from them, and that every complaint names the line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from vitrail.data.sources.open import open_data
+from vitrail.errors import DataError
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Writes a manifest beside the files a.jpg to d.jpg, and gives its path."""
+    for name in "abcd":
+        (tmp_path / f"{name}.jpg").write_bytes(name.encode())
+
+    def write(text, name="labels.csv"):
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        return tmp_path / name
+
+    return write
+
+
+def rows(*objects):
+    return "".join(json.dumps(each) + "\n" for each in objects)
+
+
+def labels(source):
+    return {key: source.classes[target] for key, target in zip(source.keys, source.targets)}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.csv", "path,label\na.jpg,cat\n./b.jpg,ant\n"),
+        ("x.csv", "\ufeffLabel , file_name\r\ncat,a.jpg\r\n\r\nant,b.jpg\r\n"),
+        ("x.CSV", 'image,class,more\n"a.jpg",cat,"1,2"\nb.jpg, ant ,\n'),
+        ("x.tsv", "filename\ttarget\na.jpg\tcat\nb.jpg\tant\n"),
+        ("x.jsonl", rows({"path": "a.jpg", "label": "cat"}, {"label": "ant", "path": "b.jpg"})),
+        ("x.ndjson", rows({"file": "a.jpg", "labels": ["cat"]}, {"file": "b.jpg", "labels": ["ant"]})),
+    ],
+)
+def test_the_same_table_in_many_forms(table, name, text):
+    splits = open_data(table(text, name), validation=0)
+    assert labels(splits.train) == {"a.jpg": "cat", "b.jpg": "ant"}
+    assert splits.classes == ("ant", "cat")
+    assert splits.train.read(1).content == b"b"
+    assert splits.layout == f"a manifest, {name}"
+
+
+def test_numbers_as_labels_are_names_in_the_order_of_numbers(table):
+    text = rows({"path": "a.jpg", "label": 10}, {"path": "b.jpg", "label": 9}, {"path": "c.jpg", "label": 9.0})
+    train = open_data(table(text, "x.jsonl"), validation=0).train
+    assert train.classes == ("9", "10")
+    assert train.targets.tolist() == [1, 0, 0]
+
+
+def test_several_labels_of_an_image(table):
+    train = open_data(table("path,label\na.jpg,sea; sky\nb.jpg,sky\nc.jpg,\n"), validation=0).train
+    assert train.multi_label
+    assert train.classes == ("sea", "sky")
+    assert train.targets.tolist() == [[1, 1], [0, 1], [0, 0]]
+    assert train.read(0).target.tolist() == [1, 1]
+    assert train.counts().tolist() == [1, 2]
+
+
+def test_lists_of_labels_say_the_same(table):
+    text = rows({"path": "a.jpg", "label": ["sea", "sky"]}, {"path": "b.jpg", "label": []})
+    assert open_data(table(text, "x.jsonl"), validation=0).train.targets.tolist() == [[1, 1], [0, 0]]
+
+
+def test_a_column_of_splits(table):
+    text = "path,label,split\na.jpg,cat,train\nb.jpg,ant,Validation\nc.jpg,ant,train\nd.jpg,cat,test\n"
+    splits = open_data(table(text))
+    assert [list(part.keys) for part in (splits.train, splits.val, splits.test)] == [
+        ["a.jpg", "c.jpg"],
+        ["b.jpg"],
+        ["d.jpg"],
+    ]
+    assert not splits.held_out
+    assert splits.val.targets.tolist() == [0]
+
+
+def test_a_class_that_only_validation_has_cannot_be_learnt(table):
+    text = "path,label,split\na.jpg,cat,train\nb.jpg,ant,val\n"
+    with pytest.raises(DataError, match="1 class has no images to train on: 'ant'"):
+        open_data(table(text))
+
+
+def test_an_absolute_path_is_taken_as_it_is(table, tmp_path):
+    absolute = str(tmp_path / "a.jpg")
+    (tmp_path / "deep").mkdir()
+    path = table(f"path,label\n{absolute},cat\n", "deep/labels.csv")
+    source = open_data(path, validation=0).train
+    assert list(source.keys) == [absolute]
+    assert source.read(0).content == b"a"
+
+
+def test_without_labels_it_serves_where_none_are_needed(table):
+    path = table("path\na.jpg\nb.jpg\n")
+    assert list(open_data(path, validation=0, labelled=False).train.keys) == ["a.jpg", "b.jpg"]
+    with pytest.raises(DataError, match="no column of labels; its columns are 'path'"):
+        open_data(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("x.csv", "", "has no rows"),
+        ("x.csv", "path,label\n", "has no rows"),
+        ("x.csv", "img,label\na.jpg,cat\n", "no column of paths; its columns are 'img', 'label'"),
+        ("x.csv", "path,label,label\na.jpg,cat,dog\n", "two columns 'label'"),
+        ("x.csv", "path,label\na.jpg,cat,dog\n", "line 2: 3 fields, where the first line names 2"),
+        ("x.csv", 'path,label\na.jpg,cat\n"b.jpg,dog\n', "line 3: broken CSV"),
+        ("x.csv", 'path,label\n"a"b.jpg,cat\n', "line 2: broken CSV"),
+        ("x.csv", b"path,label\na.jpg,\xff\xfe\n", "not UTF-8 text"),
+        ("x.csv", "path,label\n" + "x" * 200_000 + ",cat\n", "line 2: broken CSV, field larger"),
+        ("x.csv", "x" * 2_000_000, "line 1 is longer than"),
+        ("x.csv", "path,label\na.jpg,cat\nb.jpg,\n", "line 3: no label"),
+        ("x.csv", "path,label\n,cat\n", "line 2: no path"),
+        ("x.csv", "path,label\na.jpg,cat\nb.jpg,cat\n./a.jpg,dog\n", "line 4: the path 'a.jpg' was already in line 2"),
+        ("x.csv", "path,label\na.jpg,cat\n../../etc/passwd,dog\n", "line 3: the path '../../etc/passwd' leads out"),
+        ("x.csv", "path,label,split\na.jpg,cat,trian\n", "line 2: the split is 'trian'"),
+        (
+            "x.csv",
+            "path,label\nimages/a.jpg,cat\n",
+            "none of the files that .* names is there; looked for .*images/a.jpg",
+        ),
+        ("x.jsonl", '{"path": "a.jpg", "label": "cat"}\n{"path": \n', "line 2, column 9: broken JSON"),
+        ("x.jsonl", '{"path": "a.jpg", "label": ' + "9" * 5000 + "}\n", "line 1: broken JSON"),
+        ("x.jsonl", "[1, 2]\n", "line 1: not an object"),
+        ("x.jsonl", "[" * 100_000 + "\n", "line 1: JSON nested too deep"),
+        ("x.jsonl", '{"path": "a.jpg", "label": {"a": 1}}\n', "line 1: the label is an object"),
+        ("x.jsonl", '{"path": "a.jpg", "label": "cat"}\n{"path": "b.jpg", "label": NaN}\n', "line 2: no label"),
+        ("x.jsonl", '{"path": "a.jpg", "label": "cat"}\n{"path": "b.jpg"}\n', "line 2: no label"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(table, name, text, words):
+    with pytest.raises(DataError, match=words) as error:
+        open_data(table(text, name))
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl"])
+def test_no_damage_gives_anything_but_a_source_or_a_data_error(table, name):
+    random = np.random.default_rng(5)
+    whole = {
+        "x.csv": b'path,label,split\na.jpg,cat,train\n"b.jpg",ant,val\nc.jpg,a;b,train\n',
+        "x.jsonl": rows({"path": "a.jpg", "label": "cat", "split": "train"}, {"path": "b.jpg", "label": [1]}).encode(),
+    }[name]
+    outcomes = []
+    for _ in range(300):
+        content = bytearray(whole)
+        for place in random.integers(0, len(content), 2):
+            content[place] = random.choice(list(b'\0\n\r",;{}[]\\u\xff=9.'))
+        try:
+            outcomes.append(type(open_data(table(bytes(content), name))).__name__)
+        except DataError as error:
+            outcomes.append("DataError" if error.remedy else "no remedy")
+    assert set(outcomes) == {"Splits", "DataError"}
+
+
+def test_a_few_lost_files_are_bad_images_and_no_end(table):
+    splits = open_data(table("path,label\na.jpg,cat\nlost.jpg,cat\n"), validation=0)
+    assert len(splits.train) == 2
+
+
+def test_formulas_are_only_names(table):
+    assert open_data(table("path,label\na.jpg,=cmd()\nb.jpg,+1\n"), validation=0).classes == ("+1", "=cmd()")
+
+
+def test_a_folder_of_manifests_by_split(table, tmp_path):
+    (tmp_path / "only").mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "only" / f"{name}.csv").write_text(f"path,label\n{tmp_path}/{name[1]}.jpg,cat\n")
+    (tmp_path / "r.jpg").write_bytes(b"r")
+    (tmp_path / "e.jpg").write_bytes(b"e")
+    splits = open_data(tmp_path / "only", validation=0)
+    assert [splits.train.read(0).content, splits.test.read(0).content] == [b"r", b"e"]
+
+
+def test_the_real_manifest(real_data):
+    splits = open_data(real_data / "imagenet_val" / "labels.csv", validation=0)
+    names = (real_data / "imagenet_val" / "classes.txt").read_text().split()
+    assert len(splits.train) == 300
+    joined = open_data(real_data / "imagenet_val" / "labels.csv", validation=0, classes=names).train
+    assert joined.classes == tuple(names)
+    assert [names[target] for target in joined.targets] == [splits.classes[target] for target in splits.train.targets]

@@ -1,0 +1,123 @@
+"""Stateless draws: the published generator, the same numbers alone and together, and the distributions they claim."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from vitrail.data import rng
+from vitrail.data.rng import betas, integers, keys, normals, permutation, uniforms, words
+
+SURE = 1e-3  # a test of fixed numbers: a smaller p-value would be no accident
+
+
+def test_a_state_walks_through_the_published_outputs_of_splitmix64(monkeypatch):
+    monkeypatch.setattr(rng, "keys", lambda *_: np.asarray(np.uint64(1234567)))
+    assert words(0, "", 0, 0, 0, 5).tolist() == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+def test_the_numbers_are_these_on_every_machine():
+    assert keys(7, "flip", 3, 12345, 1).tolist() == 4120111167595353643
+    assert uniforms(7, "flip", 3, 12345, 1, 3).tolist() == [0.6547676741138598, 0.6955769617694811, 0.32797967993774857]
+    assert integers(7, "flip", 3, 12345, 1, 5, below=10).tolist() == [6, 6, 3, 4, 9]
+    assert permutation(7, 3, 10).tolist() == [4, 1, 0, 8, 9, 6, 7, 3, 5, 2]
+
+
+def test_a_sample_draws_alone_what_it_draws_in_any_batch():
+    samples = np.array([[5, 0, 2**40], [9, 5, 1]])
+    together = uniforms(1, "crop", 4, samples, 2, 6)  # (2, 3, 6)
+    assert together.shape == (2, 3, 6)
+    for place in np.ndindex(samples.shape):
+        assert np.array_equal(together[place], uniforms(1, "crop", 4, int(samples[place]), 2, 6))
+    assert np.array_equal(together[..., :2], uniforms(1, "crop", 4, samples, 2, 2))
+
+
+def test_keys_broadcast():
+    epochs, views = np.arange(2)[:, None], np.arange(3)
+    table = uniforms(0, "crop", epochs, 8, views, 1)
+    assert table.shape == (2, 3, 1)
+    assert table[1, 2] == uniforms(0, "crop", 1, 8, 2, 1)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint8])
+def test_the_kind_of_integer_changes_nothing(kind):
+    assert np.array_equal(
+        uniforms(0, "crop", kind(3), np.arange(9, dtype=kind), 0, 2), uniforms(0, "crop", 3, range(9), 0, 2)
+    )
+
+
+@pytest.mark.parametrize(
+    "some",
+    [
+        lambda i: uniforms(int(i), "a", 0, 0, 0, 1)[0],
+        lambda i: uniforms(0, f"stream {i}", 0, 0, 0, 1)[0],
+        lambda i: uniforms(0, "a", int(i), 0, 0, 1)[0],
+        lambda i: uniforms(0, "a", 0, int(i), 0, 1)[0],
+        lambda i: uniforms(0, "a", 0, 0, int(i), 1)[0],
+        lambda i: uniforms(0, "a", 0, 0, 0, int(i) + 1)[i],
+    ],
+    ids=["seed", "stream", "epoch", "sample", "view", "position"],
+)
+def test_neighbours_in_any_key_are_uniform_and_independent(some):
+    drawn = np.array([some(i) for i in range(4096)])
+    assert stats.kstest(drawn, "uniform").pvalue > SURE
+    # pairs (i, i + 1) fall evenly into 8 x 8 boxes
+    boxes = np.histogram2d(drawn[0::2], drawn[1::2], bins=8, range=[[0, 1], [0, 1]])[0]
+    assert stats.chisquare(boxes.ravel()).pvalue > SURE
+
+
+def test_swapped_keys_are_other_keys():
+    drawn = {keys(a, "s", b, c, d).item() for a in range(6) for b in range(6) for c in range(6) for d in range(6)}
+    assert len(drawn) == 6**4
+
+
+def test_every_bit_is_even():
+    bits = np.unpackbits(words(3, "bits", 0, np.arange(20_000), 0, 1).view(np.uint8).reshape(-1, 8), axis=1)
+    assert np.abs(bits.mean(0) - 0.5).max() < 5 * 0.5 / 20_000**0.5
+
+
+def test_uniforms_lie_in_the_half_open_interval(monkeypatch):
+    monkeypatch.setattr(rng, "words", lambda *_: np.array([0, 2**64 - 1], dtype=np.uint64))
+    assert uniforms(0, "", 0, 0, 0, 2).tolist() == [0.0, 1 - 2**-53]
+
+
+def test_integers_are_even():
+    drawn = integers(0, "die", 0, np.arange(6000), 0, 2, below=6)
+    assert set(np.unique(drawn)) == set(range(6))
+    assert stats.chisquare(np.bincount(drawn.ravel())).pvalue > SURE
+
+
+def test_normals_are_normal():
+    drawn = normals(0, "noise", 0, np.arange(10_000), 0, 2)
+    assert stats.kstest(drawn.ravel(), "norm").pvalue > SURE
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.04
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.2, 0.2), (0.8, 0.8), (1.0, 1.0), (2.0, 5.0)])
+def test_betas_have_their_distribution(alpha, beta):
+    drawn = betas(0, "weight", np.arange(5000), 0, 0, 1, alpha=alpha, beta=beta)[:, 0]
+    assert stats.kstest(drawn, stats.beta(alpha, beta).cdf).pvalue > SURE
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 64, 65, 1000])
+def test_an_order_holds_every_sample_once(n):
+    assert np.array_equal(np.sort(permutation(5, 2, n)), np.arange(n))
+
+
+def test_orders_are_all_equally_likely():
+    drawn = [tuple(permutation(0, epoch, 4)) for epoch in range(4800)]
+    counts = np.unique(drawn, axis=0, return_counts=True)[1]
+    assert len(counts) == 24
+    assert stats.chisquare(counts).pvalue > SURE
+
+
+def test_orders_differ_between_epochs_and_seeds():
+    orders = {tuple(permutation(seed, epoch, 100)) for seed in range(3) for epoch in range(3)}
+    assert len(orders) == 9

@@ -1,0 +1,59 @@
+"""Random erasing (Zhong et al. 2020): a box of each chosen picture becomes noise or one level, on the pictures' device.
+
+Axes: M erased pictures, C channels, P pixels in all the boxes together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.data.augment.geometry import stored
+from vitrail.data.rng import FIRST, GOLDEN, SECOND
+
+# unit noise after the usual normalisation of photographs is, before it, this
+NOISE_MEAN, NOISE_DEVIATION = 0.45 * 255, 0.225 * 255
+
+
+def noise_boxes(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], states: NDArray[np.uint64]) -> None:
+    """Writes normal noise, another number for each pixel and channel, into the boxes (M, 4) of ``images[rows]``.
+
+    Args:
+        images: (B, C, H, W), levels; changed in place.
+        states: (M,) from `randomness.keys`: the noise of a box is the first words of that generator.
+    """
+    areas = boxes[:, 2] * boxes[:, 3]
+    total = int(areas.sum())
+    table = np.column_stack([boxes[:, :3], np.cumsum(areas) - areas, states.view(np.int64)])
+    owner = torch.repeat_interleave(torch.from_numpy(areas).to(images.device), output_size=total)  # (P,)
+    left, top, wide, before, state = torch.from_numpy(table).to(images.device)[owner].unbind(1)  # each (P,)
+    pixel = torch.arange(total, device=images.device) - before
+    channels = torch.arange(images.shape[1], device=images.device)
+    noise = normal(state[:, None], pixel[:, None] * len(channels) + channels)  # (P, C)
+    values = stored(NOISE_MEAN + NOISE_DEVIATION * noise, images)
+    images[rows[owner], :, top + pixel // wide, left + pixel % wide] = values
+
+
+def normal(states: Tensor, positions: Tensor) -> Tensor:
+    """Standard normal numbers from words of `randomness.words`: one word's halves are Box and Muller's two uniforms.
+
+    Args:
+        states, positions: int64 that broadcast; a state's bits are those of the unsigned one.
+    """
+    word = _finalise(states + (positions + 1) * _signed(GOLDEN))
+    high, low = (word >> 32) & 0xFFFFFFFF, word & 0xFFFFFFFF
+    radius = torch.sqrt(-2 * torch.log((high.float() + 0.5) * 2.0**-32))
+    return radius * torch.cos(low.float() * (2 * torch.pi * 2.0**-32))
+
+
+def _finalise(word: Tensor) -> Tensor:
+    """`randomness._finalise` on signed words: they wrap alike, and only shifts to the right need their sign bits cut."""
+    for shift, factor in ((30, FIRST), (27, SECOND), (31, 1)):
+        word = (word ^ ((word >> shift) & (2 ** (64 - shift) - 1))) * _signed(factor)
+    return word
+
+
+def _signed(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word

@@ -1,0 +1,294 @@
+"""What is done to training pictures: the policy, the named ones, and where its crops lie. Numpy alone, no torch.
+
+Axes: ``...`` is the shape of the ids, H and W the picture's height and width. Boxes are (left, top, width, height) in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from vitrail.data.rng import uniforms
+from vitrail.errors import ConfigError, nearest
+
+OPERATIONS = (
+    "auto_contrast", "equalise", "invert", "rotate", "posterise", "solarise", "solarise_add", "colour", "contrast",
+    "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y", "cutout",
+)  # fmt: skip
+CHOICES = {
+    "crop": ("none", "inception", "pad"),
+    "crop_rule": ("area", "height"),
+    "pad_mode": ("reflect", "zero"),
+    "erase_fill": ("noise", "constant"),
+    "mix_each": ("batch", "image"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """A whole policy. The order is crop, flip, three-augment, jitter, grey, blur, solarising, RandAugment, erasing; then, on
+    batches, mixing. Views of one picture are drawn apart; even and odd ones may differ in how often they are blurred.
+
+    Attributes:
+        crop: ``inception`` is a random part of random area and aspect, scaled; ``pad`` a shift over a padded border;
+            ``none`` the largest centred part of the wanted aspect.
+        crop_area, crop_aspect: ranges of the part's area over the picture's, and of its width over its height.
+        crop_rule: ``area`` draws the area, and the logarithm of the aspect, evenly (torchvision); ``height`` draws the
+            aspect and then the height, which favours small parts (TensorFlow, and so the papers out of Google).
+        pad: widest shift of ``pad``, over the side: 0.125 is 4 pixels of 32.
+        pad_mode: what the shift uncovers: the picture mirrored, or zeros.
+        flip: probability of a left-right flip.
+        layers, magnitude: N and M of RandAugment (Cubuk et al. 2020), M in tenths; ``layers=0`` is none.
+        magnitude_std: deviation of M from picture to picture; a drawn M is kept within 0 ... max(10, magnitude).
+        increasing: every operation grows with M (timm's ``inc1``); else as in the first code, where more M posterises
+            and solarises less, and M 5 leaves colour, contrast, brightness and sharpness as they are.
+        probability: that a layer does something.
+        operations: names from `OPERATIONS`, drawn evenly.
+        fill: level, 0 to 255, of what a geometric operation or a cut-out uncovers.
+        three_augment: one of grey, solarise and Gaussian blur for each picture (DeiT III).
+        blur: range of its standard deviation, in pixels.
+        jitter: brightness, contrast and saturation are each multiplied by 1 - j ... 1 + j, in random order.
+        hue: all hues of a picture turn by -hue ... hue of the whole circle, as a fourth part of the jitter.
+        jitter_probability: that a picture is jittered at all.
+        grey: probability that a picture loses its colours.
+        blur_views, solarise_views: probability that a picture is blurred, and that levels from 128 are inverted, in even
+            and in odd views.
+        erase: probability of random erasing (Zhong et al. 2020).
+        erase_area, erase_aspect: ranges of the erased box's area over the picture's, and of its height over its width.
+        erase_fill: ``noise`` is normal noise for each pixel, ``constant`` the level ``fill``.
+        mixup, cutmix: the parameter of Beta(a, a); 0 is never. With both, ``switch`` is the probability of CutMix.
+        mix_probability: that a batch (or a picture) is mixed at all.
+        mix_each: one weight and one box for the batch, or for each image.
+        mix_major: the weight is max(w, 1 - w), so that an image keeps the larger part (big_vision).
+        smoothing: of the labels.
+
+    Raises:
+        ConfigError: a value out of its range, or a word that is not known.
+    """
+
+    crop: Literal["none", "inception", "pad"] = "inception"
+    crop_area: tuple[float, float] = (0.08, 1.0)
+    crop_aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    crop_rule: Literal["area", "height"] = "area"
+    pad: float = 0.125
+    pad_mode: Literal["reflect", "zero"] = "reflect"
+    flip: float = 0.5
+    layers: int = 0
+    magnitude: float = 9.0
+    magnitude_std: float = 0.0
+    increasing: bool = False
+    probability: float = 1.0
+    operations: tuple[str, ...] = OPERATIONS
+    fill: int = 128
+    three_augment: bool = False
+    blur: tuple[float, float] = (0.1, 2.0)
+    jitter: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    hue: float = 0.0
+    jitter_probability: float = 1.0
+    grey: float = 0.0
+    blur_views: tuple[float, float] = (0.0, 0.0)
+    solarise_views: tuple[float, float] = (0.0, 0.0)
+    erase: float = 0.0
+    erase_area: tuple[float, float] = (0.02, 1 / 3)
+    erase_aspect: tuple[float, float] = (0.3, 1 / 0.3)
+    erase_fill: Literal["noise", "constant"] = "noise"
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    switch: float = 0.5
+    mix_probability: float = 1.0
+    mix_each: Literal["batch", "image"] = "batch"
+    mix_major: bool = False
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, words in CHOICES.items():
+            if getattr(self, name) not in words:
+                raise ConfigError(
+                    f"augment.{name} is {getattr(self, name)!r}", nearest(str(getattr(self, name)), words)
+                )
+        for name in ("flip", "probability", "jitter_probability", "grey", "erase", "switch", "mix_probability"):
+            self._demand(name, 0 <= getattr(self, name) <= 1, "give a probability, 0 to 1")
+        for name in ("blur_views", "solarise_views"):
+            views = getattr(self, name)
+            self._demand(
+                name, len(views) == 2 and all(0 <= each <= 1 for each in views), "give two probabilities, 0 to 1"
+            )
+        for name in ("crop_area", "crop_aspect", "erase_area", "erase_aspect", "blur"):
+            low, high = getattr(self, name)
+            self._demand(name, 0 < low <= high, "give two numbers above 0, the smaller one first")
+        for name in ("crop_area", "erase_area"):
+            self._demand(name, getattr(self, name)[1] <= 1, "give parts of the picture, at most 1")
+        for name in ("magnitude", "magnitude_std", "mixup", "cutmix"):
+            self._demand(name, 0 <= getattr(self, name) < float("inf"), "give a number, 0 or more")
+        self._demand("jitter", all(0 <= each <= 1 for each in self.jitter), "give three numbers from 0 to 1")
+        self._demand("hue", 0 <= self.hue <= 0.5, "give a part of the circle, at most 0.5")
+        self._demand("pad", 0 <= self.pad <= 0.5, "give a part of the side, at most 0.5")
+        self._demand("fill", 0 <= self.fill <= 255, "give a level, 0 to 255")
+        self._demand("smoothing", 0 <= self.smoothing < 1, "give a part of the label, 0.1 say")
+        self._demand("layers", self.layers >= 0, "give how many operations each picture gets; 0 is none")
+        self._demand("operations", len(self.operations) > 0, "name at least one, or set augment.layers to 0")
+        for name in self.operations:
+            if name not in OPERATIONS:
+                raise ConfigError(f"augment.operations has {name!r}", nearest(name, OPERATIONS))
+
+    def _demand(self, name: str, holds: bool, remedy: str) -> None:
+        if not holds:
+            raise ConfigError(f"augment.{name} is {getattr(self, name)}", remedy)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images of a batch are ever mixed."""
+        return (self.mixup > 0 or self.cutmix > 0) and self.mix_probability > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON or YAML."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Augment:
+        """The policy of `to_dict`; what is missing keeps its default. Raises `ConfigError` for an unknown key."""
+        known = [field.name for field in fields(cls)]
+        for key in plain:
+            if key not in known:
+                raise ConfigError(f"unknown setting augment.{key}", nearest(key, known))
+        values: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in plain.items()}
+        return cls(**values)
+
+
+GOOGLE = Augment(crop_area=(0.05, 1.0), crop_rule="height")  # the inception crop of the ViT papers, and a flip
+TIMM = Augment(
+    layers=2,
+    magnitude_std=0.5,
+    increasing=True,
+    probability=0.5,
+    operations=OPERATIONS[:-1],
+    erase=0.25,
+    mixup=0.8,
+    cutmix=1.0,
+    smoothing=0.1,
+)
+
+# two views of each picture: MoCo v3 (Chen et al. 2021) takes those of BYOL (Grill et al. 2020, appendix B)
+MOCO = Augment(
+    jitter=(0.4, 0.4, 0.2),
+    hue=0.1,
+    jitter_probability=0.8,
+    grey=0.2,
+    blur_views=(1.0, 0.1),
+    solarise_views=(0.0, 0.2),
+)
+SIMCLR = Augment(  # Chen et al. 2020, appendix A, of strength 1
+    jitter=(0.8, 0.8, 0.8),
+    hue=0.2,
+    jitter_probability=0.8,
+    grey=0.2,
+    blur_views=(0.5, 0.5),
+)
+
+
+def _augreg(magnitude: float, mixup: float) -> Augment:
+    return replace(GOOGLE, layers=2, magnitude=magnitude, mixup=mixup, mix_major=True)
+
+
+POLICIES: dict[str, Augment] = {
+    "none": Augment(crop="none", flip=0.0),
+    "flip": Augment(crop="none"),
+    "inception": GOOGLE,
+    # AugReg (Steiner et al. 2022), section 3.2: (layers, magnitude, mixup); that light1 has magnitude 0 is the paper's
+    "light1": _augreg(0, 0.0),
+    "light2": _augreg(10, 0.2),
+    "medium1": _augreg(15, 0.2),
+    "medium2": _augreg(15, 0.5),
+    "strong1": _augreg(20, 0.5),
+    "strong2": _augreg(20, 0.8),
+    "plain_vit": _augreg(10, 0.2),  # Beyer et al. 2022
+    "deit": TIMM,  # Touvron et al. 2021, table 9: rand-m9-mstd0.5-inc1
+    # DeiT III (Touvron et al. 2022), section 3
+    "three_augment": Augment(three_augment=True, jitter=(0.3, 0.3, 0.3), mixup=0.8, cutmix=1.0),
+    "mae": Augment(crop_area=(0.2, 1.0)),  # He et al. 2022, section 3
+    "moco": MOCO,
+    "simclr": SIMCLR,
+    # Chen et al. 2020, appendix B.9: CIFAR-10, half the strength and no blur
+    "simclr32": replace(SIMCLR, jitter=(0.4, 0.4, 0.4), hue=0.1, blur_views=(0.0, 0.0)),
+    # ours: small pictures from scratch; photographs under weights that know the world already
+    "small": Augment(crop="pad", pad_mode="zero"),
+    "finetune": Augment(crop_area=(0.25, 1.0)),
+}
+
+TRIES = 10  # draws of a crop before the largest part is taken instead, as in torchvision
+
+
+def crop_box(
+    policy: Augment, seed: int, epoch: int, sample: int, view: int, height: int, width: int, *, aspect: float = 1.0
+) -> tuple[int, int, int, int]:
+    """The part of one picture that this view of it shows: (left, top, width, height), whole pixels within it.
+
+    A function of its arguments alone; worker processes call it before they decode. A shift (``crop="pad"``) is no part
+    of it: `augment` makes that.
+
+    Args:
+        aspect: width over height of what the part is scaled to.
+    """
+    left, top, wide, tall = crop_boxes(policy, seed, epoch, sample, view, height, width, aspect=aspect).tolist()
+    return left, top, wide, tall
+
+
+def crop_boxes(
+    policy: Augment,
+    seed: int,
+    epoch: ArrayLike,
+    sample: ArrayLike,
+    view: ArrayLike,
+    height: int,
+    width: int,
+    *,
+    aspect: float = 1.0,
+) -> NDArray[np.int64]:
+    """`crop_box` for each of the ids, of pictures of one size.  # -> (..., 4)"""
+    draws = uniforms(seed, "crop", epoch, sample, view, 2 + 2 * TRIES)  # (..., 2 + 2 tries)
+    wide = min(width, round(height * aspect))
+    tall = min(height, round(width / aspect))
+    if policy.crop == "inception":
+        sides = CROP_RULES[policy.crop_rule](policy, draws[..., 2:].reshape(*draws.shape[:-1], TRIES, 2), height, width)
+    else:
+        sides = np.broadcast_to(np.array([wide, tall]), (*draws.shape[:-1], 2))
+    room = np.array([width, height]) - sides  # (..., 2)
+    centred = policy.crop == "none"
+    corner = room // 2 if centred else np.minimum((draws[..., :2] * (room + 1)).astype(np.int64), room)
+    return np.concatenate([corner, sides], axis=-1)
+
+
+def _sides_by_area(policy: Augment, draws: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
+    """(width, height) of the first drawn part that fits, as torchvision's RandomResizedCrop.  # -> (..., 2)"""
+    (small, large), (narrow, broad) = policy.crop_area, policy.crop_aspect
+    area = height * width * (small + (large - small) * draws[..., 0])
+    aspect = narrow * (broad / narrow) ** draws[..., 1]
+    sides = np.rint(np.stack([np.sqrt(area * aspect), np.sqrt(area / aspect)], -1)).astype(np.int64)  # (..., tries, 2)
+    fits = np.all((sides > 0) & (sides <= [width, height]), axis=-1)
+    largest = min(width, round(height * broad)), min(height, round(width / narrow))
+    return _first(sides, fits, np.array(largest))
+
+
+def _sides_by_height(policy: Augment, draws: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
+    """(width, height) of the first drawn part that fits, as TensorFlow's sample_distorted_bounding_box.  # -> (..., 2)"""
+    (small, large), (narrow, broad) = policy.crop_area, policy.crop_aspect
+    aspect = narrow + (broad - narrow) * draws[..., 1]
+    least = np.rint(np.sqrt(small * height * width / aspect))
+    most = np.minimum(np.rint(np.sqrt(large * height * width / aspect)), np.minimum(height, (width + 0.5) // aspect))
+    tall = np.floor(least + draws[..., 0] * np.maximum(most - least + 1, 0))
+    sides = np.stack([np.rint(tall * aspect), tall], -1).astype(np.int64)  # (..., tries, 2)
+    area = sides.prod(-1) / (height * width)
+    fits = np.all((sides > 0) & (sides <= [width, height]), axis=-1) & (area <= large) & (area >= small)
+    return _first(sides, fits, np.array([width, height]))
+
+
+def _first(sides: NDArray[np.int64], fits: ArrayLike, otherwise: NDArray[np.int64]) -> NDArray[np.int64]:
+    chosen = np.take_along_axis(sides, np.argmax(fits, axis=-1, keepdims=True)[..., None], -2)[..., 0, :]  # (..., 2)
+    return np.where(np.any(fits, axis=-1, keepdims=True), chosen, otherwise)
+
+
+CROP_RULES = {"area": _sides_by_area, "height": _sides_by_height}

@@ -1,0 +1,174 @@
+"""What chance decides for each picture of a batch: layers of named operations with physical values. Numpy alone.
+
+Axes: B pictures. Everything is a function of (seed, epoch, sample, view), never of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.data.augment.policy import Augment
+from vitrail.data.rng import keys, normals, uniforms
+
+Numbers = NDArray[np.float64]
+Strength = Callable[[Numbers, Numbers], Numbers]  # tenths of the magnitude, sign -> the operation's value
+
+# Cubuk et al. 2020 as their code has it. Lengths are parts of the side (there pixels: 100 and 40 of 224).
+STRENGTHS: dict[str, Strength] = {
+    "rotate": lambda m, sign: 30 * m * sign,
+    "shear_x": lambda m, sign: 0.3 * m * sign,
+    "shear_y": lambda m, sign: 0.3 * m * sign,
+    "translate_x": lambda m, sign: 0.45 * m * sign,
+    "translate_y": lambda m, sign: 0.45 * m * sign,
+    "cutout": lambda m, sign: 40 / 224 * m,
+    "posterise": lambda m, sign: np.clip(np.floor(4 * m), 1, 8),
+    "solarise": lambda m, sign: np.floor(256 * m),
+    "solarise_add": lambda m, sign: np.floor(110 * m),
+    "colour": lambda m, sign: 0.1 + 1.8 * m,
+    "contrast": lambda m, sign: 0.1 + 1.8 * m,
+    "brightness": lambda m, sign: 0.1 + 1.8 * m,
+    "sharpness": lambda m, sign: 0.1 + 1.8 * m,
+}
+
+
+def _enhance(m: Numbers, sign: Numbers) -> Numbers:
+    return np.maximum(0.1, 1 + 0.9 * m * sign)
+
+
+# timm's ``inc1``: what differs
+INCREASING: dict[str, Strength] = {
+    "posterise": lambda m, sign: np.clip(4 - np.floor(4 * m), 1, 8),
+    "solarise": lambda m, sign: 256 - np.minimum(256, np.floor(256 * m)),
+    "colour": _enhance,
+    "contrast": _enhance,
+    "brightness": _enhance,
+    "sharpness": _enhance,
+}
+
+JITTER = np.array(["brightness", "contrast", "colour", "hue"])
+THREE = np.array(["grey", "solarise", "blur"])
+NOTHING = ""
+HALF = 128.0  # Pillow's threshold for solarising
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One operation for each picture.
+
+    Attributes:
+        names: (B,) of words; "" is nothing.
+        values: (B,) how much, in the operation's own unit.
+        places: (B, 2) where on the picture, x and y in [0, 1), for what has a place.
+    """
+
+    names: NDArray[np.str_]
+    values: Numbers
+    places: Numbers
+
+    def only(self, chosen: NDArray[np.bool_]) -> Layer:
+        """The layer on the ``chosen`` (B,) pictures, nothing on the others."""
+        return replace(self, names=np.where(chosen, self.names, NOTHING))
+
+
+def draw_layers(policy: Augment, ids: NDArray[np.int64], seed: int) -> list[Layer]:
+    """The operations on pictures with these ids (B, 3), in their order: three-augment, jitter, grey, blur, solarising,
+    RandAugment.
+    """
+    layers: list[Layer] = []
+    if policy.three_augment:
+        layers.append(_three_augment(policy, ids, seed))
+    if any(policy.jitter) or policy.hue:
+        layers += _jitter(policy, ids, seed)
+    layers += _sometimes(policy.grey, "grey", (0.0, 0.0), ids, seed)
+    layers += _sometimes(policy.blur_views, "blur", policy.blur, ids, seed)
+    layers += _sometimes(policy.solarise_views, "solarise", (HALF, HALF), ids, seed)
+    return layers + [_randaugment(policy, ids, seed, depth) for depth in range(policy.layers)]
+
+
+def draw_flips(policy: Augment, ids: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
+    """Which pictures are flipped.  # -> (B,)"""
+    return uniforms(seed, "flip", *ids.T, count=1)[:, 0] < policy.flip
+
+
+def draw_shifts(policy: Augment, ids: NDArray[np.int64], seed: int, size: tuple[int, int]) -> NDArray[np.int64]:
+    """By how many pixels of ``size`` a padded picture is shifted, right and down.  # -> (B, 2)"""
+    widest = np.rint(policy.pad * np.array(size[::-1])).astype(np.int64)
+    return (uniforms(seed, "pad", *ids.T, count=2) * (2 * widest + 1)).astype(np.int64) - widest
+
+
+def draw_erasing(
+    policy: Augment, ids: NDArray[np.int64], seed: int, size: tuple[int, int], tries: int = 10
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
+    """Which pictures are erased, where, and the keys of the noise that fills them; a box that never fits erases nothing.
+
+    Returns:
+        (M,) rows, (M, 4) boxes (left, top, width, height), (M,) keys.
+    """
+    height, width = size
+    draws = uniforms(seed, "erase", *ids.T, count=3 + 2 * tries)  # (B, 3 + 2 tries)
+    (small, large), (narrow, broad) = policy.erase_area, policy.erase_aspect
+    area = height * width * (small + (large - small) * draws[:, 3::2])  # (B, tries)
+    aspect = narrow * (broad / narrow) ** draws[:, 4::2]
+    sides = np.rint(np.stack([np.sqrt(area / aspect), np.sqrt(area * aspect)], -1)).astype(np.int64)
+    fits = np.asarray(np.all((sides > 0) & (sides < [width, height]), axis=-1))
+    rows = np.flatnonzero((draws[:, 0] < policy.erase) & fits.any(-1))
+    sides = sides[rows, fits[rows].argmax(-1)]  # (M, 2)
+    corners = (draws[rows, 1:3] * (np.array([width, height]) - sides + 1)).astype(np.int64)
+    return rows, np.concatenate([corners, sides], -1), keys(seed, "noise", *ids[rows].T)
+
+
+def _three_augment(policy: Augment, ids: NDArray[np.int64], seed: int) -> Layer:
+    which, how_much = uniforms(seed, "three", *ids.T, count=2).T
+    names = THREE[(3 * which).astype(np.int64)]
+    low, high = policy.blur
+    # blur alone has a strength
+    return Layer(names, np.where(names == "blur", low + (high - low) * how_much, HALF), np.zeros((len(ids), 2)))
+
+
+def _jitter(policy: Augment, ids: NDArray[np.int64], seed: int) -> list[Layer]:
+    draws = uniforms(seed, "jitter", *ids.T, count=6)
+    order, even = draws[:, :3], 2 * draws[:, 3:] - 1  # (B, 3) each
+    middle, reach = [1.0] * 3, list(policy.jitter)
+    if policy.hue:  # of its own stream: a picture's three others are the same with it and without
+        place, turn = uniforms(seed, "hue", *ids.T, count=2)[..., None].transpose(1, 0, 2)  # (B, 1) each
+        order, even = np.concatenate([order, place], 1), np.concatenate([even, 2 * turn - 1], 1)
+        middle, reach = [*middle, 0.0], [*reach, policy.hue]
+    values = np.array(middle) + np.array(reach) * even  # (B, 3 or 4)
+    names = np.where(np.array(reach) > 0, JITTER[: len(reach)], NOTHING)
+    rows = np.arange(len(ids))
+    layers = [Layer(names[kind], values[rows, kind], np.zeros((len(ids), 2))) for kind in order.argsort(axis=1).T]
+    if policy.jitter_probability == 1:
+        return layers
+    chosen = uniforms(seed, "whether jitter", *ids.T, count=1)[:, 0] < policy.jitter_probability
+    return [layer.only(chosen) for layer in layers]
+
+
+def _sometimes(
+    probability: float | tuple[float, float], name: str, values: tuple[float, float], ids: NDArray[np.int64], seed: int
+) -> list[Layer]:
+    """A layer of one operation with a ``probability``, of all views or of even and odd ones; none where it never comes."""
+    of_views = np.broadcast_to(np.array(probability), 2)
+    if not of_views.any():
+        return []
+    whether, how_much = uniforms(seed, name, *ids.T, count=2).T
+    names = np.where(whether < of_views[ids[:, 2] % 2], name, NOTHING)
+    low, high = values
+    return [Layer(names, low + (high - low) * how_much, np.zeros((len(ids), 2)))]
+
+
+def _randaugment(policy: Augment, ids: NDArray[np.int64], seed: int, depth: int) -> Layer:
+    which, whether, sign, *places = uniforms(seed, f"randaugment {depth}", *ids.T, count=5).T
+    magnitude = np.full(len(ids), policy.magnitude)
+    if policy.magnitude_std:
+        magnitude += policy.magnitude_std * normals(seed, f"magnitude {depth}", *ids.T, count=1)[:, 0]
+        magnitude = magnitude.clip(0, max(10.0, policy.magnitude))
+    names = np.array(policy.operations)[(which * len(policy.operations)).astype(np.int64)]
+    strengths = STRENGTHS | INCREASING if policy.increasing else STRENGTHS
+    values = np.zeros(len(ids))
+    for name in set(names.tolist()) & strengths.keys():
+        values = np.where(names == name, strengths[name](magnitude / 10, np.where(sign < 0.5, -1.0, 1.0)), values)
+    return Layer(np.where(whether < policy.probability, names, NOTHING), values, np.stack(places, -1))

@@ -1,0 +1,80 @@
+"""Sets of small images, decoded once and kept: 50,000 pictures of 32 x 32 are 150 MB, and decoding each again in every
+epoch would cost more than training on it.
+
+Axes: n items, H, W, C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+
+from vitrail.data.decode import BadImage, decode, header_size
+from vitrail.data.sources.contents import Arrays, UserDataset
+from vitrail.data.sources.source import Source
+from vitrail.errors import DataError
+
+SMALL = 64  # pixels of a side, at most
+PROBES = 65  # images whose headers decide
+KEPT_BYTES = 2**32
+
+
+def keep_decoded(
+    source: Source, *, channels: int | None = None, bad: Callable[[str, str], None] | None = None
+) -> Source:
+    """A source of arrays in place of one whose files are small images, all of one size; any other source as it is.
+
+    The source alone decides, never free memory: the headers of 65 images, evenly spread, all say the same size of at
+    most 64 x 64, the whole fits in 4 GiB, and every image that can be decoded then has that size. A user's Dataset is
+    left as it is, for its pictures may differ each time.
+
+    Args:
+        channels: that files are decoded to; 3 by default.
+        bad: is told (key, reason) of each image that cannot be decoded, which is then missing from the result. Without
+            it the first such image is an error.
+
+    Raises:
+        DataError: a bad image, where ``bad`` is not given, or what ``bad`` raises.
+    """
+    channels = channels or 3
+    size = None if source.kind == "arrays" or isinstance(source.contents, UserDataset) else _common_size(source)
+    if size is None or max(size) > SMALL or len(source) * size[0] * size[1] * channels > KEPT_BYTES:
+        return source
+    images = np.zeros((len(source), *size, channels), np.uint8)  # (n, H, W, C)
+    reasons: dict[int, str] = {}
+    # one after the other: Pillow holds the interpreter for most of a small image, and threads measure slower
+    for row in range(len(source)):
+        try:
+            picture = np.asarray(decode(_read(source, row), channels=channels))  # (H, W) or (H, W, C)
+        except BadImage as error:
+            reasons[row] = error.reason
+            continue
+        if picture.shape[:2] != size:
+            return source
+        images[row] = picture.reshape(images.shape[1:])
+    for row, reason in reasons.items():
+        if bad is None:
+            raise DataError(f"the image {source.keys[row]} is bad: {reason}", "mend it or take it away")
+        bad(source.keys[row], reason)
+    good = np.array([row for row in range(len(source)) if row not in reasons], np.int64)
+    kept = source.subset(good) if reasons else source
+    return replace(kept, contents=Arrays(images[good] if reasons else images, kept.keys))
+
+
+def _common_size(source: Source) -> tuple[int, int] | None:
+    """(H, W) if the headers that were looked at agree on it."""
+    sizes = set()
+    for row in sorted({round(row) for row in np.linspace(0, len(source) - 1, PROBES)}) if len(source) else []:
+        with suppress(BadImage):
+            sizes.add(header_size(_read(source, row)))
+    sizes.discard(None)
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _read(source: Source, row: int) -> bytes:
+    content = source.contents[row]
+    assert isinstance(content, bytes)
+    return content

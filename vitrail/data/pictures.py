@@ -1,0 +1,205 @@
+"""One picture from one item of a source: a training crop, the user's own transform, or what evaluation sees. No torch.
+
+Axes: H and W as the file has them, h and w as the model takes them, C channels. Sizes are (height, width).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitrail.data.augment.policy import Augment, crop_box
+from vitrail.data.decode import FORMATS, ORIENTATION, BadImage, decode
+from vitrail.data.preprocessing import INTERPOLATIONS, Preprocessing
+from vitrail.data.rng import keys
+from vitrail.data.sources.contents import Contents, UserDataset
+from vitrail.errors import ConfigError, DataError
+
+JPEG = b"\xff\xd8\xff"  # the one format that can be decoded at a part of its size
+REDUCING_GAP = 3.0  # large pictures are first averaged in whole pixels, down to thrice the result at the least
+
+
+@dataclass(frozen=True)
+class TrainingCrop:
+    """A part of an item, chosen by the policy, scaled to ``size``: uint8 (C, h, w), or float32 where the item was.
+
+    The crop is resampled once, from the pixels of the file itself, so a small part of a large
+    photograph keeps its detail; only where the crop is at least twice the result is a JPEG decoded at a half or less.
+    """
+
+    contents: Contents
+    policy: Augment
+    size: tuple[int, int]
+    seed: int
+    channels: int
+
+    def __call__(self, epoch: int, sample: int, view: int) -> np.ndarray:
+        def choose(full: tuple[int, int]) -> tuple[int, int, int, int]:
+            aspect = self.size[1] / self.size[0]
+            return crop_box(self.policy, self.seed, epoch, sample, view, *full, aspect=aspect)
+
+        content = read(self.contents, self.seed, epoch, sample, view)
+        if isinstance(content, bytes) and (full := jpeg_size(content)):
+            left, top, wide, tall = choose(full)
+            at_least = math.ceil(full[0] * self.size[0] / tall), math.ceil(full[1] * self.size[1] / wide)
+            image = decode(content, channels=self.channels, at_least=at_least)
+        else:
+            image = decode(content, channels=self.channels) if isinstance(content, bytes) else content
+            full = size_of(image)
+            left, top, wide, tall = choose(full)
+        seen = size_of(image)
+        scale = round(max(full) / max(seen))  # 1, 2, 4 or 8, exactly: decoders round the size up, not the scale
+        right, bottom = min((left + wide) / scale, seen[1]), min((top + tall) / scale, seen[0])
+        box = left / scale, top / scale, right, bottom
+        return crop(image, box, self.size, self.channels)
+
+
+@dataclass(frozen=True)
+class Transformed:
+    """What the user's own callable makes of a decoded item, in place of crop and augmentation.
+
+    It is given a Pillow image where Pillow has a mode for it (uint8 of 1 or 3 channels), else an array (H, W, C), and
+    returns a tensor, an array or a Pillow image.
+    """
+
+    contents: Contents
+    transform: Callable[[Any], Any]
+    size: tuple[int, int]
+    seed: int
+    channels: int
+
+    def __call__(self, epoch: int, sample: int, view: int) -> np.ndarray:
+        content = read(self.contents, self.seed, epoch, sample, view)
+        image = decode(content, channels=self.channels) if isinstance(content, bytes) else as_image(content)
+        key = self.contents.keys[sample]
+        try:
+            with seeded("transform", self.seed, epoch, sample, view):
+                given = self.transform(image)
+        except Exception as error:
+            fact = f"the transform failed on {key}: {type(error).__name__}: {error}"
+            raise DataError(fact, "try the transform on that image alone") from error
+        return self._checked(given, key)
+
+    def _checked(self, given: Any, key: str) -> np.ndarray:
+        if isinstance(given, Image.Image):
+            plain = np.asarray(given)
+            given = plain.reshape(*plain.shape[:2], -1).transpose(2, 0, 1)
+        array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+        array = array.astype(np.float32) if array.dtype.kind == "f" else array
+        wanted = (self.channels, *self.size)
+        if array.shape != wanted or array.dtype not in (np.uint8, np.float32):
+            fact = f"the transform made {array.dtype} {array.shape} of {key}, the model takes {wanted}"
+            raise ConfigError(fact, "return uint8, or floats in [0, 1], as (channels, height, width)")
+        if array.dtype == np.float32 and not (array.min() >= -1e-3 and array.max() <= 1 + 1e-3):
+            fact = f"the transform made values from {array.min():.3g} to {array.max():.3g} of {key}"
+            raise ConfigError(
+                fact, "return [0, 1] and leave normalising out: the model does it, by model.preprocessing"
+            )
+        return np.ascontiguousarray(array)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What the preprocessing of a model makes of an item; with ``fast``, by scaled decoding."""
+
+    contents: Contents
+    preprocessing: Preprocessing
+    fast: bool = False
+
+    def __call__(self, epoch: int, sample: int, view: int) -> np.ndarray:
+        content = read(self.contents, 0, epoch, sample, view)
+        if isinstance(content, np.ndarray):
+            return self.preprocessing.picture(content)
+        full = jpeg_size(content) if self.fast else None
+        at_least = self.preprocessing.resized(*full) if full else None
+        return self.preprocessing.picture(decode(content, channels=self.preprocessing.channels, at_least=at_least))
+
+
+def read(contents: Contents, seed: int, epoch: int, sample: int, view: int) -> bytes | np.ndarray:
+    """The content of an item; a user's Dataset draws for it from generators of its own. Raises `BadImage`."""
+    if not isinstance(contents, UserDataset):
+        return contents[sample]
+    with seeded("dataset", seed, epoch, sample, view):
+        return contents[sample]
+
+
+@contextmanager
+def seeded(stream: str, seed: int, epoch: int, sample: int, view: int) -> Iterator[None]:
+    """The generators of Python, numpy and torch begin with numbers of this sample, and are as before afterwards.
+
+    So what the user's own code draws is the same in any process and in any order. Not for threads beside the training.
+    """
+    generator = sys.modules["torch"].default_generator if "torch" in sys.modules else None
+    before = random.getstate(), np.random.get_state(), generator and generator.get_state()
+    state = int(keys(seed, stream, epoch, sample, view))
+    random.seed(state)
+    np.random.seed(state % 2**32)
+    if generator is not None:
+        generator.manual_seed(state)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        if generator is not None:
+            generator.set_state(before[2])
+
+
+def jpeg_size(content: bytes) -> tuple[int, int] | None:
+    """(height, width) of a JPEG once it stands upright, from its header; None for what is no JPEG, or broken."""
+    if not content.startswith(JPEG):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")  # decoding has its own limit of pixels
+            image = Image.open(BytesIO(content), formats=FORMATS)
+            lies = image.getexif().get(ORIENTATION, 1) >= 5
+            return (image.width, image.height) if lies else (image.height, image.width)
+    except Exception:  # decoding will say what is wrong with it
+        return None
+
+
+def size_of(image: Image.Image | np.ndarray) -> tuple[int, int]:
+    """(height, width)."""
+    return image.shape[:2] if isinstance(image, np.ndarray) else (image.height, image.width)
+
+
+def as_image(array: np.ndarray) -> Image.Image | np.ndarray:
+    """An array (H, W, C) as a Pillow image, where Pillow has a mode for it."""
+    if array.dtype != np.uint8 or array.shape[2] not in (1, 3):
+        return array
+    return Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
+
+
+def crop(
+    image: Image.Image | np.ndarray, box: tuple[float, float, float, float], size: tuple[int, int], channels: int
+) -> np.ndarray:
+    """The part of an image within ``box`` (left, top, right, bottom), scaled to ``size``.  # -> (C, h, w)
+
+    Raises:
+        BadImage: an array of another number of channels.
+    """
+    if isinstance(image, np.ndarray):
+        if image.shape[2] != channels:
+            raise BadImage(f"an array of shape {image.shape}, where (H, W, {channels}) is needed")
+        image = as_image(image)
+    parts = (
+        [image]
+        if isinstance(image, Image.Image)
+        else [Image.fromarray(np.copy(plane)) for plane in np.moveaxis(image, 2, 0)]
+    )
+    resample = INTERPOLATIONS["bicubic"]
+    scaled = [np.asarray(part.resize(size[::-1], resample, box=box, reducing_gap=REDUCING_GAP)) for part in parts]
+    picture = np.concatenate([part.reshape(*size, -1) for part in scaled], axis=2)  # (h, w, C)
+    picture = np.ascontiguousarray(picture.transpose(2, 0, 1))  # (C, h, w)
+    return picture if picture.dtype == np.uint8 else picture.clip(0, 1)  # bicubic overshoots

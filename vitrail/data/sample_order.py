@@ -1,0 +1,65 @@
+"""Which samples each step of a training sees: index arithmetic, a pure function of (seed, step), without torch.
+
+The stream is the endless concatenation of the epochs' permutations; step s takes its positions [s B, (s + 1) B), so a
+batch may begin in one epoch and end in the next, and every batch is full.
+
+Axes: n samples of the source, B positions of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from vitrail.data.rng import permutation
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainStream:
+    """The order of a training.
+
+    Args:
+        images: n; an epoch has n positions, whatever ``repeats`` is.
+        batch: B, of one step.
+        seed: of the order.
+        repeats: repeated augmentation (Hoffer et al. 2020; DeiT, section 6): an epoch sees n / repeats of the samples,
+            each in so many views, one after the other and so in the same batch. 1 sees every sample once.
+    """
+
+    images: int
+    batch: int
+    seed: int
+    repeats: int = 1
+
+    def __post_init__(self) -> None:
+        assert min(self.images, self.batch, self.repeats) >= 1, self
+
+    def ids(self, step: int) -> np.ndarray:
+        """Epoch, sample and view of each position of a step: (B, 3) int64."""
+        positions = step * self.batch + np.arange(self.batch)
+        epochs, places = np.divmod(positions, self.images)
+        ids = np.stack([epochs, np.empty_like(epochs), places % self.repeats], axis=1)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            ids[here, 1] = _order(self.seed, epoch, self.images)[places[here] // self.repeats]
+        return ids
+
+    def steps(self, start: int, stop: int) -> Iterator[np.ndarray]:
+        """The ids of the steps from ``start`` up to and without ``stop``."""
+        return map(self.ids, range(start, stop))
+
+    def steps_for(self, epochs: float) -> int:
+        """The steps nearest to a number of epochs, at least one."""
+        return max(round(epochs * self.images / self.batch), 1)
+
+    def epoch_at(self, step: int) -> float:
+        """Epochs behind the first position of a step, e.g. 1.5."""
+        return step * self.batch / self.images
+
+
+@lru_cache(maxsize=2)  # a batch lies in one epoch or across two; sorting a million numbers takes a tenth of a second
+def _order(seed: int, epoch: int, images: int) -> np.ndarray:
+    return permutation(seed, epoch, images)

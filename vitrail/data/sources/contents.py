@@ -1,0 +1,241 @@
+"""Where an item's content comes from: files, an array in memory, or the user's own Dataset (parquet.py has its rows).
+
+Each kind answers the same few verbs (`Contents`), pickles small, and keeps its tables in a few flat buffers: a list of
+a million Python strings is copied page by page into every worker as its reference counts change.
+
+Axes: n items, H, W, C as an image has them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, BinaryIO, Literal, Protocol, overload
+
+import numpy as np
+from PIL import Image
+
+from vitrail.data.decode import BadImage, pixels
+
+MAX_FILE_BYTES = 2**29  # a raw TIFF of 64 million pixels and 16 bits a channel has 2**28.5
+ENDS = 4096  # bytes at each end of a file by which files of one length are told apart
+
+
+class Contents(Protocol):
+    """What a `Source` reads from."""
+
+    @property
+    def keys(self) -> Strings: ...
+    @property
+    def kind(self) -> Literal["files", "arrays"]: ...
+    def __getitem__(self, row: int) -> bytes | np.ndarray: ...
+    def take(self, rows: np.ndarray) -> Contents:
+        """The same for some rows, in that order."""
+        ...
+
+    def fingerprints(self) -> list[Hashable] | None:
+        """One value an item, equal where contents are equal; None where telling would cost as much as reading all."""
+        ...
+
+
+class Strings(Sequence[str]):
+    """Many short strings in two buffers: their bytes, and where each ends."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+        self.blob = b"".join(encoded)
+        self.ends = np.fromiter(map(len, encoded), np.int64, len(encoded)).cumsum()
+
+    @classmethod
+    def join(cls, parts: Iterable[Strings]) -> Strings:
+        parts = list(parts)
+        joined = cls()
+        joined.blob = b"".join(part.blob for part in parts)
+        lengths = [np.diff(part.ends, prepend=0) for part in parts]
+        joined.ends = np.concatenate(lengths).cumsum() if parts else joined.ends
+        return joined
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        start = self.ends[index - 1] if index else 0
+        return self.blob[start : self.ends[index]].decode("utf-8", "surrogatepass")
+
+    def __iter__(self) -> Iterator[str]:
+        start = 0
+        for end in self.ends.tolist():
+            yield self.blob[start:end].decode("utf-8", "surrogatepass")
+            start = end
+
+    def take(self, rows: np.ndarray) -> Strings:
+        return Strings(self[row] for row in rows.tolist())
+
+
+def below_root(path: str) -> str:
+    """A relative path in its plain form, with forward slashes; an absolute one as it is.
+
+    Raises:
+        ValueError: it leads out of the folder that it is relative to.
+    """
+    if os.path.isabs(path):
+        return path
+    plain = os.path.normpath(path).replace(os.sep, "/")
+    if plain == ".." or plain.startswith("../"):
+        raise ValueError(f"the path {path!r} leads out of its folder")
+    return plain
+
+
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """A regular file, open for reading; anything else at that place (a pipe would block for ever) is a `BadImage`."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(path, flags)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise BadImage(getattr(error, "strerror", None) or str(error)) from error
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_FILE_BYTES:
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    regular = stat.S_ISREG(status.st_mode)
+    raise BadImage(
+        f"{status.st_size:,} bytes, over the limit of {MAX_FILE_BYTES:,}" if regular else "not a regular file"
+    )
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """All bytes of a regular file. Raises `BadImage`."""
+    with open_file(path) as file:
+        try:
+            return file.read()
+        except OSError as error:
+            raise BadImage(error.strerror or str(error)) from error
+
+
+def read_head(path: str | os.PathLike[str], length: int) -> bytes:
+    """The first bytes of a file; none where it cannot be read."""
+    try:
+        with open_file(path) as file:
+            return file.read(length)
+    except (BadImage, OSError):
+        return b""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files on disk; a key is the path relative to ``root``, with forward slashes, or absolute."""
+
+    root: str
+    keys: Strings
+    kind: Literal["files"] = "files"
+
+    def __getitem__(self, row: int) -> bytes:
+        return read_file(os.path.join(self.root, self.keys[row]))
+
+    def take(self, rows: np.ndarray) -> Files:
+        return Files(self.root, self.keys.take(rows))
+
+    def fingerprints(self) -> list[Hashable]:
+        """Lengths; where lengths agree, also a hash of both ends of the file. A missing file equals no other."""
+        paths = [os.path.join(self.root, key) for key in self.keys]
+        lengths = [_length(path) for path in paths]
+        seen: dict[int, int] = {}
+        for length in lengths:
+            seen[length] = seen.get(length, 0) + 1
+        return [
+            length if seen[length] == 1 else path if length < 0 else (length, _hash_of_ends(path, length))
+            for path, length in zip(paths, lengths)
+        ]
+
+
+def _length(path: str) -> int:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return -1
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1
+
+
+def _hash_of_ends(path: str, length: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            head = file.read(ENDS)
+            file.seek(max(length - ENDS, 0))
+            return blake2b(head + file.read(ENDS), digest_size=12).digest()
+    except OSError:
+        return path.encode("utf-8", "surrogatepass")
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Images of one size in memory: uint8, or float32 in [0, 1]."""
+
+    images: np.ndarray  # (n, H, W, C)
+    keys: Strings
+    kind: Literal["arrays"] = "arrays"
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        return self.images[row]
+
+    def take(self, rows: np.ndarray) -> Arrays:
+        return Arrays(self.images[rows], self.keys.take(rows))
+
+    def fingerprints(self) -> list[Hashable]:
+        return [blake2b(image.tobytes(), digest_size=12).digest() for image in self.images]
+
+
+@dataclass(frozen=True, eq=False)
+class UserDataset:
+    """The user's own Dataset, read and never written to; its items are pairs, or images alone."""
+
+    dataset: Any
+    rows: np.ndarray  # (n,) int64
+    keys: Strings
+    channels: int
+    kind: Literal["files"] = "files"
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        try:
+            return as_array(image_of(self.dataset[int(self.rows[row])]), self.channels)
+        except BadImage:
+            raise
+        except Exception as error:  # the user's code may raise anything for a broken file
+            raise BadImage(f"{type(error).__name__}: {error}") from error
+
+    def take(self, rows: np.ndarray) -> UserDataset:
+        return UserDataset(self.dataset, self.rows[rows], self.keys.take(rows), self.channels)
+
+    def fingerprints(self) -> None:
+        return None
+
+
+def image_of(item: Any) -> Any:
+    """The image of a Dataset's item."""
+    return item[0] if isinstance(item, (tuple, list)) else item
+
+
+def as_array(image: Any, channels: int) -> np.ndarray:
+    """A Pillow image, an array (H, W[, C]) or a tensor (C, H, W) as an array (H, W, C), uint8 or float32 in [0, 1]."""
+    if isinstance(image, Image.Image):
+        image = np.asarray(pixels(image, channels))
+    elif hasattr(image, "detach"):  # a torch tensor; this module does not need torch for it
+        image = image.detach().cpu().numpy()
+        image = image.transpose(1, 2, 0) if image.ndim == 3 else image
+    array = np.asarray(image)
+    array = array[..., None] if array.ndim == 2 else array
+    array = array.astype(np.float32) if array.dtype.kind == "f" else array
+    if array.ndim != 3 or array.dtype not in (np.uint8, np.float32):
+        raise BadImage(f"an item of shape {array.shape} and type {array.dtype}, not an image of uint8 or float")
+    if array.dtype == np.float32 and not (array.min(initial=1) >= 0 and array.max(initial=0) <= 1 + 1e-6):
+        raise BadImage(f"values from {array.min():.3g} to {array.max():.3g}; give them in [0, 1], before normalisation")
+    return array
