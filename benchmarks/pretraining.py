@@ -23,13 +23,13 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitrail
+from vitrail.config.recipes import RECIPES
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits
 from vitrail.engine.evaluate import Reading
 from vitrail.engine.objectives import OBJECTIVES
-from vitrail.engine.recipes import RECIPES
 from vitrail.errors import DataError
 from vitrail.evaluation.intervals import crossed
 from vitrail.models import configure, sketch

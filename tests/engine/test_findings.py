@@ -11,7 +11,7 @@ import torch
 from scipy.stats import spearmanr
 
 from vitrail.analysis.embeddings import LineSimilarity
-from vitrail.analysis.heads import HeadFigures
+from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.engine.findings import (
     distance_grows,
     findings,

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.engine.looked_at import QUIET, picture, shaken
 from tests.models.tiny import TINY
-from vitrail.analysis.heads import HeadStatistics
+from vitrail.analysis.head_statistics import HeadStatistics
 from vitrail.cli import run
 from vitrail.engine import inspect as verb
 from vitrail.engine.inspect import inspect

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from vitrail.config.schema import OptimSettings, ScheduleSettings
 from vitrail.engine.optim import Average, Optimiser, learning_rate, parameter_groups
-from vitrail.engine.run import OptimSettings, ScheduleSettings
 
 
 class TwoLayers(nn.Module):

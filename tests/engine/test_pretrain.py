@@ -18,10 +18,10 @@ from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Splits
 from vitrail.engine import loop
 from vitrail.engine.api import pretrain, train
-from vitrail.engine.checkpoint import load_newest
 from vitrail.engine.train import Result
 from vitrail.errors import ConfigError, DataError, Preempted
 from vitrail.models import MODELS
+from vitrail.runs.checkpoint import load_newest
 from vitrail.tasks.classification import create_model
 from vitrail.weights import load
 from vitrail.weights.native import save_model

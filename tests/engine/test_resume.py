@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from vitrail.engine import faults
-from vitrail.engine.checkpoint import list_checkpoints, load_newest, step_of
+from vitrail.runs.checkpoint import list_checkpoints, load_newest, step_of
+from vitrail.runtime import fault_injection
 
 STEPS = 24
 # everything random is on: dropout, drop path, RandAugment, mixup and CutMix, averaging, two micro-steps
@@ -40,7 +40,7 @@ def command(out: Path, *more: str, data: str = "digits") -> list[str]:
 
 
 def run(out: Path, *more: str, data: str = "digits", fault: str = "") -> subprocess.CompletedProcess:
-    environment = {**os.environ, faults.VARIABLE: fault}
+    environment = {**os.environ, fault_injection.VARIABLE: fault}
     return subprocess.run(command(out, *more, data=data), env=environment, capture_output=True, text=True)
 
 
@@ -103,7 +103,7 @@ def killed(out: Path, *, after: float) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", faults.POINTS)
+@pytest.mark.parametrize("point", fault_injection.POINTS)
 def test_kill_9_at_every_fault_point_changes_no_bit(tmp_path, never_stopped: Path, point: str) -> None:
     out = tmp_path / "run"
     killed = run(out, fault=f"{point}:kill:{1 if point.startswith('run.') else 2}")

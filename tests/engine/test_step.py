@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitrail.engine.checkpoint import Checkpoint
+from vitrail.config.compose import request
 from vitrail.engine.prepare import prepare
 from vitrail.engine.pretrain import prepare_pretraining
-from vitrail.engine.request import request
-from vitrail.engine.rundir import RunFolder
 from vitrail.engine.step import backward, take_step
 from vitrail.engine.training import Training, restore, snapshot
 from vitrail.errors import DivergedError
 from vitrail.objectives.mae import MAE
+from vitrail.runs.checkpoint import Checkpoint
+from vitrail.runs.folder import RunFolder
 
 SMALL = "model.changes={width: 32, depth: 2, heads: 2, mlp_width: 64, patch_size: [2, 2], pool: cls, prefix: [cls]}"
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.models.tiny import TINY
+from vitrail.config.schema import DataSettings, Run, SaveSettings, ScheduleSettings
 from vitrail.data.loader import stop_at_bad
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Splits
-from vitrail.engine.run import DataSettings, Run, SaveSettings, ScheduleSettings
 from vitrail.engine.watch import CodeWatch, FeatureWatch
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.tasks.classification import create_model

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from vitrail.models import create_backbone
-from vitrail.models.config import changed
-from vitrail.models.positions import RESIZES, relative_index, resize, resize_tables, sincos2d
+from vitrail.models.config import RESIZES, changed
+from vitrail.models.positions import relative_index, resize, resize_tables, sincos2d
 
 TABLE = torch.randn(1, 5 * 7, 3, generator=torch.Generator().manual_seed(0))
 KINDS = ("learned", "learned2d", "sincos2d", "relative", "none")

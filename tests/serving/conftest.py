@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from tests.engine.looked_at import picture, shaken
 from vitrail.serving.app import create_app
 from vitrail.serving.limits import Limits
-from vitrail.serving.served import Served
+from vitrail.serving.loaded_model import Served
 from vitrail.serving.service import Service
 
 

@@ -26,7 +26,7 @@ import vitrail
 from tests.serving.test_runs import train
 from vitrail.serving.app import create_app
 from vitrail.serving.limits import Limits
-from vitrail.serving.served import Served
+from vitrail.serving.loaded_model import Served
 from vitrail.serving.service import Service
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

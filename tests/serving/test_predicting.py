@@ -19,7 +19,7 @@ from vitrail.analysis.attention import head_maps
 from vitrail.analysis.occlusion import occlusion
 from vitrail.analysis.rollout import rollout
 from vitrail.engine.evaluate import Reading
-from vitrail.serving.served import Abandoned, Served, load_served
+from vitrail.serving.loaded_model import Abandoned, Served, load_served
 from vitrail.tasks.classification import Classifier
 
 

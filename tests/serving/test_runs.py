@@ -15,8 +15,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.testclient import TestClient
 
-from vitrail.engine.run import ModelSettings, ObjectiveSettings, Run, ScheduleSettings
-from vitrail.engine.rundir import RunFolder
+from vitrail.config.schema import ModelSettings, ObjectiveSettings, Run, ScheduleSettings
+from vitrail.runs.folder import RunFolder
 from vitrail.serving import runs as serving
 from vitrail.serving.refusals import Refused
 from vitrail.serving.runs import find_runs, followed, parsed, runs_routes, thinned

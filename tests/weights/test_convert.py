@@ -21,9 +21,9 @@ from vitrail.errors import CheckpointError, ConfigError, DiskError
 from vitrail.models import MODELS, ViTConfig
 from vitrail.tasks.classification import create_model
 from vitrail.weights import load
+from vitrail.weights.compare import compare, equal_bits
 from vitrail.weights.convert import convert
 from vitrail.weights.description import describe
-from vitrail.weights.difference import compare, equal_bits
 from vitrail.weights.native import save_model
 from vitrail.weights.timm import as_timm, preprocessing_of
 from vitrail.weights.timm.vit import architecture_of, arguments_of

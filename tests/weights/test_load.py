@@ -18,8 +18,8 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.positions import resize
 from vitrail.tasks.classification import Classifier, create_model
 from vitrail.weights import adapt, load
-from vitrail.weights.find import find
 from vitrail.weights.native import save_model, set_temperature
+from vitrail.weights.resolve import find
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 24, "depth": 2, "heads": 2, "mlp_width": 40}
 

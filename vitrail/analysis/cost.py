@@ -26,9 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from vitrail.analysis.equivariance import Model, Pair
-from vitrail.analysis.resting import at_rest
 from vitrail.errors import ConfigError, nearest
 from vitrail.models import Config, configure, cost_of, create_backbone, sketch
+from vitrail.models.backbone import at_rest
 from vitrail.models.config import changed, is_whole
 
 LIMIT = 2 << 30  # bytes of attention matrices that are made without being asked

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.analysis.resting import at_rest
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Patches
+from vitrail.models.backbone import at_rest
 from vitrail.models.config import is_whole
 from vitrail.tasks.classification import Classifier
 

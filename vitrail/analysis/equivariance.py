@@ -15,10 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.analysis.resting import at_rest
 from vitrail.errors import ConfigError, nearest
 from vitrail.models import Backbone, Patches, Tokens
-from vitrail.models.backbone import TAKE_SUBSETS
+from vitrail.models.backbone import TAKE_SUBSETS, at_rest
 from vitrail.models.config import grid_of, is_whole
 from vitrail.tasks.classification import Classifier
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.versions import answered, probabilities_of
+from vitrail.analysis.perturbation import answered, probabilities_of
 from vitrail.data.rng import uniforms
 from vitrail.errors import ConfigError
 from vitrail.tasks.classification import Classifier

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitrail.analysis.equivariance import Model, Pair, checked, strides_of
-from vitrail.analysis.resting import at_rest
+from vitrail.models.backbone import at_rest
 
 AT_ONCE = 4  # images that the network is shown at one time; a gradient keeps all that lies between
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.analysis.versions import answered, probabilities_of
+from vitrail.analysis.perturbation import answered, probabilities_of
 from vitrail.errors import ConfigError
 from vitrail.models import Config
 from vitrail.models.config import is_whole

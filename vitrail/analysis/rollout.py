@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from vitrail.analysis.attention import Place, asking_shares
-from vitrail.analysis.lifting import Lift, descend
-from vitrail.analysis.resting import at_rest
-from vitrail.analysis.versions import check_targets
+from vitrail.analysis.attention_geometry import Lift, descend
+from vitrail.analysis.perturbation import check_targets
 from vitrail.errors import ConfigError
 from vitrail.models import Look
+from vitrail.models.backbone import at_rest
 
 Matrix = Callable[[Look, slice, Lift], Tensor]
 

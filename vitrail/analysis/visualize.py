@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.analysis.attention import Place, asking_shares, check_index, head_maps, one_map
-from vitrail.analysis.lifting import Lift
+from vitrail.analysis.attention_geometry import Lift
 from vitrail.analysis.pictures import eight_bits, rgb, thumbnail
 from vitrail.data.decode import pixels
 from vitrail.data.preprocessing import Preprocessing

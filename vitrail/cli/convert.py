@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
+    from vitrail.weights.compare import Difference
     from vitrail.weights.convert import Converted
-    from vitrail.weights.difference import Difference
 
 MOST_ROWS = 20  # of tensors that differ
 
@@ -59,7 +59,7 @@ def convert(
     from vitrail.weights import to_stderr
 
     if diff:
-        from vitrail.weights.difference import compare
+        from vitrail.weights.compare import compare
 
         if to or force or classes or size or channels or head:
             raise ConfigError("--diff compares two models as they are", "leave the other flags out, except --json")
@@ -70,7 +70,7 @@ def convert(
         raise ConfigError(
             "no layout was named", "--to native, google, timm or huggingface; or --diff to compare two models"
         )
-    from vitrail.engine.request import size_in_pixels
+    from vitrail.config.units import size_in_pixels
     from vitrail.weights.adapt import read_classes
     from vitrail.weights.convert import convert as write
 
@@ -90,7 +90,7 @@ def convert(
 
 
 def show(done: Converted, *, json: bool) -> None:
-    from vitrail.cli.words import columns, one_line
+    from vitrail.cli.output import columns, one_line
 
     figures = {"tensors": done.tensors, "parameters": done.parameters, "difference": done.difference}
     if json:
@@ -113,7 +113,7 @@ def show(done: Converted, *, json: bool) -> None:
 
 
 def _show_difference(found: Difference, first: str, second: str, *, json: bool) -> None:
-    from vitrail.cli.words import columns, one_line
+    from vitrail.cli.output import columns, one_line
 
     counts = {
         "equal": found.equal,

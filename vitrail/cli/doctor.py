@@ -15,8 +15,8 @@ def doctor(*, json: Annotated[bool, Parameter(negative="")] = False) -> None:
     json
         One JSON object on the last line of stdout, for a bug report.
     """
-    from vitrail.cli.words import columns, one_line
-    from vitrail.engine.machine import examine
+    from vitrail.cli.output import columns, one_line
+    from vitrail.runtime.machine import examine
 
     facts = examine()
     print(one_line(facts) if json else columns(facts.items()))

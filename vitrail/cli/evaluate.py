@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.using import Using
+from vitrail.cli.inference_flags import Using
 
 
 def evaluate(
@@ -40,7 +40,7 @@ def evaluate(
     json
         One JSON object on the last line of stdout.
     """
-    from vitrail.cli.words import columns, one_line
+    from vitrail.cli.output import columns, one_line
     from vitrail.engine.evaluate import evaluate as judge
 
     reading = using.reading_images(max_bad="1%")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.using import Using
+from vitrail.cli.inference_flags import Using
 
 
 def explain(
@@ -66,7 +66,7 @@ def explain(
 
 
 def _judge(model: str, inputs: tuple[str, ...], *, json: bool, **how) -> None:
-    from vitrail.cli.words import columns, one_line
+    from vitrail.cli.output import columns, one_line
     from vitrail.engine.faithfulness import faithfulness
 
     images, scores = faithfulness(model, inputs or ("-",), **how)

@@ -68,10 +68,9 @@ def export(
         One JSON object on the last line of stdout.
     """
     from vitrail.cli.convert import show
+    from vitrail.config.units import part, size_in_pixels
     from vitrail.engine.evaluate import Reading
     from vitrail.engine.export import Exported, export_model
-    from vitrail.engine.request import size_in_pixels
-    from vitrail.engine.run import part
 
     done = export_model(
         model,
@@ -93,7 +92,7 @@ def export(
 
 
 def _show(done: Exported, *, json: bool) -> None:
-    from vitrail.cli.words import columns, one_line
+    from vitrail.cli.output import columns, one_line
 
     found = done.figures
     if json:

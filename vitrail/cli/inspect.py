@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.using import Using
+from vitrail.cli.inference_flags import Using
 
 
 def inspect(
@@ -41,7 +41,7 @@ def inspect(
     import shlex
     import sys
 
-    from vitrail.cli.words import one_line
+    from vitrail.cli.output import one_line
     from vitrail.engine.inspect import inspect as look
 
     reading = using.reading_images(max_bad="1%")

@@ -34,7 +34,7 @@ def models(
     from dataclasses import asdict
     from json import dumps
 
-    from vitrail.cli.words import columns, one_line
+    from vitrail.cli.output import columns, one_line
     from vitrail.models import MODELS, configure, cost_of
     from vitrail.models.published import PUBLISHED
 

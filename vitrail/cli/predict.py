@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.using import Using
+from vitrail.cli.inference_flags import Using
 
 
 def predict(

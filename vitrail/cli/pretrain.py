@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vitrail.cli.running import Running
+from vitrail.cli.training_flags import Running
 
 Objective = Literal["masked-patch", "mae", "beit", "moco", "simclr", "tokenizer"]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.using import Using
+from vitrail.cli.inference_flags import Using
 
 
 def probe(
@@ -46,7 +46,7 @@ def probe(
     json
         One JSON object on the last line of stdout.
     """
-    from vitrail.cli.words import columns, one_line, whole_numbers
+    from vitrail.cli.output import columns, one_line, whole_numbers
     from vitrail.engine.features import default_cache
     from vitrail.engine.probe import probe as judge
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.using import Loading
+from vitrail.cli.inference_flags import Loading
 
 
 def serve(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.running import Running
+from vitrail.cli.training_flags import Running
 
 
 def train(

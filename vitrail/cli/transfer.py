@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.using import Using
+from vitrail.cli.inference_flags import Using
 
 
 def transfer(
@@ -58,7 +58,7 @@ def transfer(
     import shlex
     import sys
 
-    from vitrail.cli.words import columns, one_line, whole_numbers
+    from vitrail.cli.output import columns, one_line, whole_numbers
     from vitrail.engine.features import default_cache
     from vitrail.engine.transfer import Tuning
     from vitrail.engine.transfer import transfer as judge

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitrail.config.compose import check_objective, request, settings_of
+from vitrail.config.schema import Unlabelled
 from vitrail.data.workers import refuse_in_worker
-from vitrail.engine.request import check_objective, request, settings_of
-from vitrail.engine.run import Unlabelled
 from vitrail.engine.train import Result
 from vitrail.engine.train import train as run_training
 

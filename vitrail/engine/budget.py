@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import torch
 
-from vitrail.engine.checkpoint import Checkpoint
-from vitrail.engine.progress import duration
 from vitrail.engine.step import take_step
 from vitrail.engine.training import Training, restore, snapshot
+from vitrail.runs.checkpoint import Checkpoint
+from vitrail.runtime.progress import duration
 
 EVALUATION_SHARE = 0.06  # of a run bounded by time
 RESERVE = 0.03  # for starting, saving and the report

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 import yaml
 
+from vitrail.config.parse import plain
+from vitrail.config.schema import Run
 from vitrail.engine.budget import fix_evaluations, fix_length, measure_evaluation, measure_step
-from vitrail.engine.machine import describe, peak_memory
 from vitrail.engine.prepare import Say, prepare
 from vitrail.engine.pretrain import prepare_pretraining
-from vitrail.engine.progress import duration
-from vitrail.engine.run import Run
-from vitrail.engine.rundir import RunFolder
-from vitrail.engine.settings import plain
 from vitrail.engine.training import Training
 from vitrail.models import cost_of
 from vitrail.models.tokenizer import Tokenizer
+from vitrail.runs.folder import RunFolder
+from vitrail.runtime.machine import describe, peak_memory
+from vitrail.runtime.progress import duration
 
 
 def dry_run(run: Run, *, data: Any = None) -> str:

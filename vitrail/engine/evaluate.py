@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,22 +15,16 @@ from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, choose_split, fingerprint
-from vitrail.engine.choices import find_device
 from vitrail.engine.judge import Judgement, from_logits, judge
-from vitrail.engine.machine import cores, keep_large_buffers
-from vitrail.engine.progress import Show
 from vitrail.errors import ConfigError
 from vitrail.evaluation.calibration import fit_temperature
 from vitrail.evaluation.corruptions import CORRUPTIONS
+from vitrail.runtime.device import find_device
+from vitrail.runtime.machine import cores, keep_large_buffers
+from vitrail.runtime.progress import Say, Show, to_stderr
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.native import set_temperature
 from vitrail.weights.onnx import ExportedBackbone
-
-Say = Callable[[str], None]
-
-
-def to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)

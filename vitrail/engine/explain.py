@@ -21,13 +21,13 @@ from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.decode import MAX_PIXELS, BadImage, decode
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Item, Source
-from vitrail.engine.evaluate import Reading, Say, to_stderr
-from vitrail.engine.judge import in_precision
+from vitrail.engine.evaluate import Reading, Say
 from vitrail.engine.predict import find_inputs
-from vitrail.engine.progress import Show
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.models import device_of
+from vitrail.runtime.device import in_precision
+from vitrail.runtime.progress import Show, to_stderr
 from vitrail.tasks.classification import Classifier
 
 WIDEST = 720  # pixels of a tile before it is laid on a contact sheet

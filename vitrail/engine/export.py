@@ -15,22 +15,23 @@ import torch
 from torch import Tensor
 
 from vitrail.data.sources.source import Source
-from vitrail.engine.evaluate import Reading, Say, to_stderr
+from vitrail.engine.evaluate import Reading, Say
 from vitrail.engine.export_proof import GENERATED, IMAGES, Limits, Proof, rounded, source_of
-from vitrail.engine.machine import cores, keep_large_buffers, versions
 from vitrail.errors import ConfigError, nearest
 from vitrail.export.onnx import to_onnx
 from vitrail.export.parity import Verb
 from vitrail.export.program import to_program
 from vitrail.export.quantise import to_int8
 from vitrail.files import disk_errors, free_bytes, sync_folder, written_aside
+from vitrail.runtime.machine import cores, keep_large_buffers, versions
+from vitrail.runtime.progress import to_stderr
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.convert import Converted, convert
 from vitrail.weights.description import KEY, describe
-from vitrail.weights.find import find
 from vitrail.weights.hub import REMOTE
 from vitrail.weights.onnx import PARITY, ExportedBackbone, open_session
 from vitrail.weights.read import read
+from vitrail.weights.resolve import find
 
 To = Literal["onnx", "program", "huggingface", "timm", "google"]
 SUFFIXES = {"onnx": ".onnx", "program": ".pt2"}  # of what holds a graph; the others are layouts of weights

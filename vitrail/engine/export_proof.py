@@ -20,7 +20,6 @@ from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source
 from vitrail.engine.evaluate import Reading, Say, split_to_judge
 from vitrail.engine.predict import find_inputs
-from vitrail.engine.progress import Show
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.export.parity import (
     BATCHES,
@@ -34,6 +33,7 @@ from vitrail.export.parity import (
     sizes_to_try,
     speeds,
 )
+from vitrail.runtime.progress import Show
 from vitrail.tasks import metrics
 from vitrail.tasks.classification import Classifier, opened
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from vitrail.analysis.faithfulness import BASELINE, Faithfulness, coarsest, compare
 from vitrail.data.sources.bad_images import BadImages
-from vitrail.engine.evaluate import Reading, Say, to_stderr
+from vitrail.engine.evaluate import Reading, Say
 from vitrail.engine.explain import METHODS, NEEDS_ATTENTION, How, check_can, inputs_of
-from vitrail.engine.judge import in_precision
 from vitrail.engine.predict import find_inputs
-from vitrail.engine.progress import Show
 from vitrail.errors import DataError
 from vitrail.evaluation.intervals import paired_difference
+from vitrail.runtime.device import in_precision
+from vitrail.runtime.progress import Show, to_stderr
 from vitrail.tasks.classification import Classifier
 
 

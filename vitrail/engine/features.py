@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from safetensors.torch import save as to_bytes
 
-from vitrail.analysis.resting import at_rest
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.contents import Arrays, Contents, Files
 from vitrail.data.sources.parquet import ParquetImages
 from vitrail.data.sources.source import Source
-from vitrail.engine.evaluate import Reading, Say, to_stderr
+from vitrail.engine.evaluate import Reading, Say
 from vitrail.engine.judge import features_of_batches
-from vitrail.engine.machine import versions
-from vitrail.engine.progress import Show
 from vitrail.errors import CheckpointError, DataError, DiskError
 from vitrail.files import disk_errors, replace_file
 from vitrail.models import device_of
+from vitrail.models.backbone import at_rest
+from vitrail.runtime.machine import versions
+from vitrail.runtime.progress import Show, to_stderr
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.tensors import read_tensors
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from vitrail.config.schema import Run
 from vitrail.data.augment.apply import augment
 from vitrail.data.augment.mixing import mix, smooth
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.engine.run import Run
 from vitrail.objectives.objective import Objective
 
 Feed = Callable[[Batch], tuple[Tensor, ...]]

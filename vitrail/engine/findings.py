@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vitrail.analysis.heads import HeadFigures
+from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.engine.reporting.inspected import Finding, Positions
 
 LOCAL, GLOBAL = (

@@ -13,22 +13,23 @@ import torch
 
 from vitrail.analysis.attention import attention_map, reach_of
 from vitrail.analysis.pictures import thumbnail
+from vitrail.config.parse import plain
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source, Splits, choose_split, fingerprint, parts_of
-from vitrail.engine import faults
 from vitrail.engine.judge import Judgement, judge
-from vitrail.engine.machine import describe, versions
 from vitrail.engine.prepare import Prepared
-from vitrail.engine.progress import Show, duration
 from vitrail.engine.reporting.card import CardFacts, write_card
 from vitrail.engine.reporting.report import Mistake, ReportFacts, worst_mistakes, write_report
 from vitrail.engine.reporting.wording import plural
-from vitrail.engine.rundir import RunFolder
-from vitrail.engine.settings import plain
 from vitrail.engine.training import Training, averaged
 from vitrail.errors import DataError
 from vitrail.files import dump_json, replace_file
 from vitrail.models import cost_of, device_of
+from vitrail.runs.folder import RunFolder
+from vitrail.runs.history import joined_records, speed
+from vitrail.runtime import fault_injection
+from vitrail.runtime.machine import describe, versions
+from vitrail.runtime.progress import Show, duration
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.native import save_model
 
@@ -56,7 +57,7 @@ def finish(
     """Writes ``model/``, ``report.html`` and ``card.md``; returns the report's path and the final figures."""
     training = prepared.training
     folder, classifier, splits = training.folder, prepared.classifier, prepared.splits
-    faults.hit("run.before_model")
+    fault_injection.hit("run.before_model")
     with averaged(training):
         split, source = choose_split(splits)
         with Show(f"judging on {split}", len(source), quiet=quiet) as show:
@@ -71,12 +72,12 @@ def finish(
                 show=show,
             )
         save_model(folder.model, classifier, metrics=judgement.figures, provenance=provenance(training, splits))
-        faults.hit("run.after_model")
+        fault_injection.hit("run.after_model")
         pictures = mistakes(classifier, source, judgement)
     facts = report_facts(prepared, judgement, pictures, command, seconds)
     report = write_report(folder.path, facts)
     write_card(folder.path, card_facts(prepared, judgement))
-    faults.hit("run.before_finished")
+    fault_injection.hit("run.before_finished")
     folder.write_status("finished", steps=training.steps, seconds=round(seconds, 1), figures=judgement.figures)
     name, value = next(iter(judgement.figures.items()))
     say(f"done     {name} {value:.4f} on {split} ({len(judgement.keys):,} images) after {duration(seconds)}")
@@ -190,19 +191,6 @@ def run_facts(training: Training, splits: Splits, bad: BadImages, command: str, 
         "date": date.today().isoformat(),
         "notes": unread(len(bad)),
     }
-
-
-def speed(folder: RunFolder) -> float | None:
-    """Images per second over the whole run, where any were counted."""
-    laps = [lap for lap in folder.timing() if "images_per_second" in lap]
-    busy = sum(lap["seconds"] for lap in laps)
-    return sum(lap["images_per_second"] * lap["seconds"] for lap in laps) / busy if busy else None
-
-
-def joined_records(folder: RunFolder) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl`` with what ``timing.jsonl`` says of the same step."""
-    clock = {lap["step"]: lap for lap in folder.timing() if "images_per_second" in lap}
-    return [{**clock.get(record["step"], {}), **record} if "loss" in record else record for record in folder.metrics()]
 
 
 def model_name(training: Training) -> str:

@@ -10,21 +10,22 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from vitrail.analysis.resting import at_rest
-from vitrail.engine import faults
-from vitrail.engine.finish import joined_records, model_name, provenance, run_facts
-from vitrail.engine.machine import versions
+from vitrail.config.parse import plain
+from vitrail.engine.finish import model_name, provenance, run_facts
 from vitrail.engine.objectives import OBJECTIVES
 from vitrail.engine.prepare import training_batches
 from vitrail.engine.pretrain import Pretraining
-from vitrail.engine.progress import duration
 from vitrail.engine.reporting.pretrained import Panel, PretrainFacts, write_pretrain_report
 from vitrail.engine.reporting.pretrained_card import write_pretrain_card
-from vitrail.engine.settings import plain
 from vitrail.engine.training import averaged
-from vitrail.evaluation.health import Health, diagnose
+from vitrail.evaluation.feature_health import Health, diagnose
 from vitrail.models import cost_of
+from vitrail.models.backbone import at_rest
 from vitrail.models.tokenizer import Tokenizer
+from vitrail.runs.history import joined_records
+from vitrail.runtime import fault_injection
+from vitrail.runtime.machine import versions
+from vitrail.runtime.progress import duration
 from vitrail.weights.native import save_model
 from vitrail.weights.tokenizers import save_tokenizer
 
@@ -40,19 +41,19 @@ def finish_pretraining(
     folder = training.folder
     records = joined_records(folder)
     figures = final_figures(records)
-    faults.hit("run.before_model")
+    fault_injection.hit("run.before_model")
     with averaged(training):
         told = provenance(training, pretraining.splits)
         if isinstance(kept, Tokenizer):
             save_tokenizer(folder.model, kept, pretraining.preprocessing, told)
         else:
             save_model(folder.model, kept, metrics=figures, provenance=told)
-        faults.hit("run.after_model")
+        fault_injection.hit("run.after_model")
         shown = panels(pretraining)
     facts = pretrain_facts(pretraining, shown, command, seconds)
     report = write_pretrain_report(folder.path, facts)
     write_pretrain_card(folder.path, facts)
-    faults.hit("run.before_finished")
+    fault_injection.hit("run.before_finished")
     folder.write_status("finished", steps=training.steps, seconds=round(seconds, 1), figures=figures)
     if facts.diagnosis:
         say(f"warning  {facts.diagnosis}")

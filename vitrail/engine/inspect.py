@@ -25,20 +25,16 @@ from vitrail.analysis.embeddings import (
     principal_filters,
 )
 from vitrail.analysis.equivariance import map_equivariance, permutation_response, shift_response, strides_of
-from vitrail.analysis.heads import HeadStatistics
+from vitrail.analysis.head_statistics import HeadStatistics
 from vitrail.analysis.locality import locality
 from vitrail.analysis.pictures import thumbnail
-from vitrail.analysis.resting import at_rest
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.loader import eval_batches
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, choose_split
-from vitrail.engine.evaluate import Reading, Say, to_stderr
+from vitrail.engine.evaluate import Reading, Say
 from vitrail.engine.findings import findings
-from vitrail.engine.judge import in_precision
-from vitrail.engine.machine import cores, describe, keep_large_buffers, versions
-from vitrail.engine.progress import Show
 from vitrail.engine.reporting.inspected import Biases, Filters, Inspection, Positions, Sample
 from vitrail.engine.reporting.inspection import write_inspection
 from vitrail.engine.reporting.numbers import numbers
@@ -46,6 +42,10 @@ from vitrail.engine.reporting.wording import sentence
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.models import cost_of, device_of
+from vitrail.models.backbone import at_rest
+from vitrail.runtime.device import in_precision
+from vitrail.runtime.machine import cores, describe, keep_large_buffers, versions
+from vitrail.runtime.progress import Show, to_stderr
 from vitrail.tasks.classification import Classifier
 
 MOST = 512  # images that heads are measured on; the paper took 128

@@ -12,25 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.analysis.resting import at_rest
+from vitrail.config.schema import Run
 from vitrail.data.loader import Bad, Batch, eval_batches, stop_at_bad
 from vitrail.data.sources.source import Source
-from vitrail.engine.progress import Show
-from vitrail.engine.run import Run
 from vitrail.errors import DataError
 from vitrail.evaluation.corruptions import corrupt
 from vitrail.evaluation.intervals import bootstrap
 from vitrail.models import device_of
+from vitrail.models.backbone import at_rest
+from vitrail.runtime.device import in_precision
+from vitrail.runtime.progress import Show
 from vitrail.tasks import metrics
 from vitrail.tasks.classification import Classifier
-
-AUTOCAST = {"bf16": torch.bfloat16, "bf16-weights": torch.bfloat16, "fp16": torch.float16}
-
-
-def in_precision(precision: str, device: torch.device) -> torch.autocast:
-    """The precision that was asked for, for what runs inside."""
-    kind = AUTOCAST.get(precision)
-    return torch.autocast(device.type, kind, enabled=kind is not None)
 
 
 def features_of_batches(

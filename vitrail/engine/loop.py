@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vitrail.engine import checkpoint
 from vitrail.engine.optim import learning_rate
-from vitrail.engine.progress import Show
-from vitrail.engine.signals import StopRequests
 from vitrail.engine.step import take_step
 from vitrail.engine.training import Training, averaged, snapshot
+from vitrail.runs import checkpoint
+from vitrail.runtime.progress import Show
+from vitrail.runtime.signals import StopRequests
 
 
 def fit(training: Training, stop: StopRequests, show: Show) -> None:

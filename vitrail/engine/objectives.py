@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.config.schema import ObjectiveSettings
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.engine.feed import Seen, handed_over
-from vitrail.engine.run import ObjectiveSettings
 from vitrail.errors import ConfigError
 from vitrail.models import device_of
 from vitrail.models.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from vitrail.config.schema import OptimSettings, ScheduleSettings
 from vitrail.engine.muon import Muon
-from vitrail.engine.run import OptimSettings, ScheduleSettings
 
 
 def learning_rate(schedule: ScheduleSettings, base: float, step: int, steps: int) -> float:

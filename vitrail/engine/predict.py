@@ -18,11 +18,11 @@ from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.folders import EXTENSIONS
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, choose_split
-from vitrail.engine.evaluate import Reading, Say, to_stderr
-from vitrail.engine.judge import in_precision
-from vitrail.engine.progress import Show
+from vitrail.engine.evaluate import Reading, Say
 from vitrail.errors import DataError, nearest
 from vitrail.models import device_of
+from vitrail.runtime.device import in_precision
+from vitrail.runtime.progress import Show, to_stderr
 from vitrail.tasks.classification import Classifier
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".npy", ".npz")

@@ -10,26 +10,18 @@ import numpy as np
 import torch
 
 from vitrail import weights
+from vitrail.config.reconcile import without_another_network, without_foreign_changes
+from vitrail.config.schema import Run
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.loader import Batch, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, check_data, describe_data, parts_of
-from vitrail.engine.choices import (
-    choose_model,
-    find_device,
-    len_in_steps,
-    settle,
-    without_another_network,
-    without_foreign_changes,
-)
+from vitrail.engine.choices import choose_model, len_in_steps, settle
 from vitrail.engine.feed import Feed, labelled, taught
 from vitrail.engine.judge import quick_figures
-from vitrail.engine.machine import keep_large_buffers
 from vitrail.engine.optim import Average, Optimiser, trainable
-from vitrail.engine.run import Run
-from vitrail.engine.rundir import RunFolder
 from vitrail.engine.teacher import Teacher
 from vitrail.engine.training import Training
 from vitrail.errors import ConfigError
@@ -37,10 +29,13 @@ from vitrail.models import activation_bytes, configure, device_of
 from vitrail.objectives.distillation import Distillation
 from vitrail.objectives.objective import Objective, configured
 from vitrail.objectives.supervised import Supervised
+from vitrail.runs.folder import RunFolder
+from vitrail.runtime.device import find_device
+from vitrail.runtime.machine import keep_large_buffers
+from vitrail.runtime.progress import Say
 from vitrail.tasks.classification import Classifier, create_model
-from vitrail.weights.find import find
+from vitrail.weights.resolve import find
 
-Say = Callable[[str], None]
 Transform = Callable[[Any], Any]
 
 

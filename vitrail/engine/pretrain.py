@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from vitrail.config.schema import Run
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source, Splits, describe_data
-from vitrail.engine.choices import find_device, settle
+from vitrail.engine.choices import settle
 from vitrail.engine.feed import viewed
-from vitrail.engine.machine import keep_large_buffers
 from vitrail.engine.objectives import make_objective
 from vitrail.engine.prepare import (
     Say,
@@ -25,16 +25,17 @@ from vitrail.engine.prepare import (
     size_and_channels,
     training_batches,
 )
-from vitrail.engine.run import Run
-from vitrail.engine.rundir import RunFolder
 from vitrail.engine.training import Training
 from vitrail.engine.watch import CodeWatch, FeatureWatch
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import activation_bytes
 from vitrail.models.cost import saved_bytes
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
-from vitrail.objectives.comparing import Comparing
+from vitrail.objectives.gradient_cache import Comparing
 from vitrail.objectives.objective import Objective
+from vitrail.runs.folder import RunFolder
+from vitrail.runtime.device import find_device
+from vitrail.runtime.machine import keep_large_buffers
 from vitrail.tasks.classification import Classifier
 
 TOO_SMALL_TO_BLUR = 64  # pixels; the blurs of the papers are for images of 224

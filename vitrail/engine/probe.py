@@ -16,13 +16,14 @@ import torch
 from vitrail import weights
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, check_data, choose_split, fingerprint
-from vitrail.engine.evaluate import Reading, Say, to_stderr
+from vitrail.engine.evaluate import Reading, Say
 from vitrail.engine.features import Features, features_of
-from vitrail.engine.machine import cores, keep_large_buffers
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.evaluation.intervals import crossed, paired_difference
 from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear, ridge
 from vitrail.models import device_of
+from vitrail.runtime.machine import cores, keep_large_buffers
+from vitrail.runtime.progress import to_stderr
 from vitrail.tasks.classification import Classifier
 
 PROTOCOLS = ("linear", "knn", "fewshot")

@@ -12,13 +12,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from vitrail.config.units import largest_divisor
 from vitrail.data.loader import Batch
 from vitrail.engine.optim import learning_rate
-from vitrail.engine.run import largest_divisor
 from vitrail.engine.training import Training
 from vitrail.errors import DivergedError
 from vitrail.files import dump_json, replace_file
-from vitrail.objectives.comparing import Comparing, cached_backward
+from vitrail.objectives.gradient_cache import Comparing, cached_backward
 
 
 def take_step(training: Training, batch: Batch) -> float:

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.engine.choices import default_precision
 from vitrail.engine.feed import handed_over
-from vitrail.engine.judge import in_precision
 from vitrail.errors import ConfigError
 from vitrail.models import device_of
+from vitrail.runtime.device import default_precision, in_precision
 from vitrail.tasks.classification import Classifier
 
 

@@ -10,23 +10,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitrail.engine import checkpoint
+from vitrail.config.recipes import RECIPES
+from vitrail.config.reconcile import without_what_was_left_out
+from vitrail.config.schema import LENGTH, Run, differences
 from vitrail.engine.budget import fix_evaluations, fix_length
-from vitrail.engine.choices import without_what_was_left_out
 from vitrail.engine.finish import finish, record_split
 from vitrail.engine.finish_pretraining import finish_pretraining
 from vitrail.engine.loop import fit
 from vitrail.engine.optim import learning_rate
 from vitrail.engine.prepare import prepare
 from vitrail.engine.pretrain import prepare_pretraining
-from vitrail.engine.progress import Show
-from vitrail.engine.recipes import RECIPES
-from vitrail.engine.run import LENGTH, Run, differences
-from vitrail.engine.rundir import RunFolder, default_folder, why_stopped
-from vitrail.engine.signals import StopRequests
 from vitrail.engine.training import Training, restore
 from vitrail.errors import ConfigError
-from vitrail.weights.find import find
+from vitrail.runs import checkpoint
+from vitrail.runs.folder import RunFolder, default_folder, why_stopped
+from vitrail.runtime.progress import Show
+from vitrail.runtime.signals import StopRequests
+from vitrail.weights.resolve import find
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.config.schema import Run
 from vitrail.data.loader import Batch
-from vitrail.engine.checkpoint import Checkpoint
 from vitrail.engine.feed import Feed
 from vitrail.engine.optim import Average, Optimiser
-from vitrail.engine.run import Run
-from vitrail.engine.rundir import RunFolder
 from vitrail.objectives.objective import Objective
+from vitrail.runs.checkpoint import Checkpoint
+from vitrail.runs.folder import RunFolder
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

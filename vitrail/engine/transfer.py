@@ -18,13 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitrail.config.compose import request
+from vitrail.config.parse import plain
+from vitrail.config.schema import Run
 from vitrail.data.sources.arrays import BUILT_IN
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source, Splits
-from vitrail.engine.evaluate import Reading, Say, to_stderr
+from vitrail.engine.evaluate import Reading, Say
 from vitrail.engine.features import Features, digest_of
 from vitrail.engine.judge import judge
-from vitrail.engine.machine import cores, describe, keep_large_buffers, versions
 from vitrail.engine.probe import (
     NEIGHBOURS,
     SHOTS,
@@ -38,14 +40,13 @@ from vitrail.engine.probe import (
 )
 from vitrail.engine.reporting.transfer import Cell, Transfer, write_transfer
 from vitrail.engine.reporting.wording import plural
-from vitrail.engine.request import request
-from vitrail.engine.run import Run
-from vitrail.engine.settings import plain
 from vitrail.engine.train import train
 from vitrail.errors import CheckpointError, ConfigError, DataError, DivergedError, VitrailError, nearest
 from vitrail.files import disk_errors, dump_json, make_folder, replace_file
+from vitrail.runtime.machine import cores, describe, keep_large_buffers, versions
+from vitrail.runtime.progress import to_stderr
 from vitrail.tasks.classification import Classifier
-from vitrail.weights.find import find
+from vitrail.weights.resolve import find
 
 FINETUNE = "finetune"
 ALL = ("knn", "linear", "fewshot", FINETUNE)

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitrail.analysis.resting import at_rest
+from vitrail.config.schema import Run
 from vitrail.data.loader import Bad, eval_batches
 from vitrail.data.rng import permutation
 from vitrail.data.sources.source import Source, Splits
 from vitrail.engine.judge import features_of_batches
-from vitrail.engine.run import Run
-from vitrail.evaluation.health import measure
+from vitrail.evaluation.feature_health import measure
 from vitrail.evaluation.probes import knn
+from vitrail.models.backbone import at_rest
 from vitrail.models.tokenizer import Tokenizer
 from vitrail.objectives.tokenizer import perplexity, psnr
 from vitrail.tasks.classification import Classifier

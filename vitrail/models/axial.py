@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitrail.models.attention import Attention, GroupedLook, Look, Watch
 from vitrail.models.backbone import AttentionGrid, Backbone
-from vitrail.models.config import Config, check_divides, grid_of
+from vitrail.models.config import RESIZES, Config, check_divides, grid_of
 from vitrail.models.initialise import fill_as_paper
 from vitrail.models.layers import (
     GELUS,
@@ -31,7 +31,7 @@ from vitrail.models.layers import (
     drop_rates,
     residual_stream,
 )
-from vitrail.models.positions import RESIZES, resize, resize_tables, sincos2d
+from vitrail.models.positions import resize, resize_tables, sincos2d
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ B images, C channels, H x W pixels, h x w = N patches, T tokens, D width, F widt
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -229,3 +230,20 @@ def block_number(stage: int, block: int, depths: Sequence[int]) -> int:
 def first_token(tokens: int) -> Tensor:
     """`Backbone.pooling_shares` where the class token alone is read."""
     return F.one_hot(torch.tensor(0), tokens).float()
+
+
+@contextmanager
+def at_rest(model: nn.Module, *, gradients: bool = False) -> Iterator[torch.device]:
+    """The model in evaluation mode, without gradients unless they are asked for, and afterwards as it was.
+
+    Yields the device of its parameters.
+    """
+    was_training = {name: module.training for name, module in model.named_modules()}
+    model.eval()
+    try:
+        # inside of somebody's inference mode no gradient could be had
+        with torch.inference_mode(False) if gradients else nullcontext(), torch.set_grad_enabled(gradients):
+            yield device_of(model)
+    finally:
+        for name, module in model.named_modules():
+            module.training = was_training[name]

@@ -18,7 +18,7 @@ from vitrail.models import positions
 from vitrail.models.attention import Look, Watch, attend, attention_path
 from vitrail.models.backbone import AttentionGrid, Backbone, first_token
 from vitrail.models.beit_bias import BIAS_RESIZES, bias_index, bias_of, resize_bias, rows_of
-from vitrail.models.config import Config, check_divides, grid_of, is_number
+from vitrail.models.config import RESIZES, Config, check_divides, grid_of, is_number
 from vitrail.models.initialise import fills
 from vitrail.models.layers import (
     GELUS,
@@ -35,7 +35,6 @@ from vitrail.models.layers import (
     residual_stream,
     working_dtype,
 )
-from vitrail.models.positions import RESIZES
 
 
 @dataclass(frozen=True, kw_only=True)

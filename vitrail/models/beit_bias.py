@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.models.positions import RESIZES, Grid, is_kept, resample, resize
+from vitrail.models.config import RESIZES
+from vitrail.models.positions import Grid, is_kept, resample, resize
 
 CLASS_ROWS = 3  # the class token asks a patch, a patch asks the class token, the class token asks itself
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitrail.models import positions
 from vitrail.models.attention import ALL, Look, Watch, attend, attention_path
 from vitrail.models.backbone import AttentionGrid, Backbone, first_token
-from vitrail.models.config import Config, check_divides, grid_of
+from vitrail.models.config import RESIZES, Config, check_divides, grid_of
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
 from vitrail.models.layers import (
     GELUS,
@@ -33,7 +33,6 @@ from vitrail.models.layers import (
     drop_patches,
     residual_stream,
 )
-from vitrail.models.positions import RESIZES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -171,3 +177,15 @@ def is_whole(value: Any, least: int) -> bool:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+KINDS = ("learned", "learned2d", "sincos2d", "relative", "none")
+PLACES = ("stem", "every", "shared")
+
+# how a table is resized: the kernel's half width, its sharpness (of a cubic one), aligned corners, antialiasing
+RESIZES = {
+    "paper": (1, 0.0, True, False),  # scipy.ndimage.zoom(order=1), as the paper's code; corners stay corners
+    "bilinear": (1, 0.0, False, False),
+    "bicubic": (2, -0.75, False, False),  # DeiT, which found that bilinear shortens the vectors
+    "bicubic-antialias": (2, -0.5, False, True),  # timm
+}

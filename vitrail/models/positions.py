@@ -12,21 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.models.config import RESIZES
+
 if TYPE_CHECKING:
     from vitrail.models.vit_config import ViTConfig
 
 Grid = tuple[int, int]  # rows, columns
-
-KINDS = ("learned", "learned2d", "sincos2d", "relative", "none")
-PLACES = ("stem", "every", "shared")
-
-# how a table is resized: the kernel's half width, its sharpness (of a cubic one), aligned corners, antialiasing
-RESIZES = {
-    "paper": (1, 0.0, True, False),  # scipy.ndimage.zoom(order=1), as the paper's code; corners stay corners
-    "bilinear": (1, 0.0, False, False),
-    "bicubic": (2, -0.75, False, False),  # DeiT, which found that bilinear shortens the vectors
-    "bicubic-antialias": (2, -0.5, False, True),  # timm
-}
 
 
 def table_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:

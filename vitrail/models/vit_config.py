@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from vitrail.models.config import Config, check_divides, is_number, is_whole
+from vitrail.models.config import KINDS, PLACES, RESIZES, Config, check_divides, is_number, is_whole
 from vitrail.models.layers import GELUS
-from vitrail.models.positions import KINDS, PLACES, RESIZES
 from vitrail.models.standardise import GROUPS, STANDARDISATIONS
 
 INITIALS = ("paper", "truncated", "mimetic", "identity")

@@ -1,11 +1,11 @@
 """What is minimised: each objective is a module that owns what it trains."""
 
 from vitrail.objectives.beit import MaskedCodes as MaskedCodes
-from vitrail.objectives.comparing import Comparing as Comparing
-from vitrail.objectives.comparing import cached_backward as cached_backward
 from vitrail.objectives.contrastive import MoCo as MoCo
 from vitrail.objectives.contrastive import SimCLR as SimCLR
 from vitrail.objectives.distillation import Distillation as Distillation
+from vitrail.objectives.gradient_cache import Comparing as Comparing
+from vitrail.objectives.gradient_cache import cached_backward as cached_backward
 from vitrail.objectives.mae import MAE as MAE
 from vitrail.objectives.masked_patch import MaskedPatch as MaskedPatch
 from vitrail.objectives.objective import Objective as Objective

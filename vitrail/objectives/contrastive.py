@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, sketch
 from vitrail.models.layers import by_hand
-from vitrail.objectives.comparing import Comparing
+from vitrail.objectives.gradient_cache import Comparing
 
 
 class MoCo(Comparing):

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from vitrail.errors import ConfigError
 from vitrail.serving import about, kserve, predicting
-from vitrail.serving.admission import Admission
+from vitrail.serving.gate import Admission
 from vitrail.serving.pages import pages_routes
 from vitrail.serving.refusals import STATUS, Refused
 from vitrail.serving.runs import runs_routes

@@ -17,11 +17,11 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from vitrail.serving.documents import PIXEL
+from vitrail.serving.loaded_model import Answered, Served
 from vitrail.serving.predicting import TheService
-from vitrail.serving.reading import MOST_COMMAS, Upload, from_base64, parsed
 from vitrail.serving.refusals import Refused
-from vitrail.serving.served import Answered, Served
 from vitrail.serving.service import Service
+from vitrail.serving.uploads import MOST_COMMAS, Upload, from_base64, parsed
 
 DTYPES = {"UINT8": np.uint8, "FP32": np.float32}
 INPUTS = "send one input: 'image' BYTES (files in base64), 'pixels' UINT8 (N, h, w, C) or 'images' FP32 (N, C, h, w)"

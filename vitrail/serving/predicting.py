@@ -18,10 +18,10 @@ from vitrail.engine.explain import Explained, How, Seen, heads_sheet
 from vitrail.errors import nearest
 from vitrail.serving import answers
 from vitrail.serving.documents import TAKES_IMAGES, errors, pictures_body
-from vitrail.serving.reading import Upload, uploads_of
+from vitrail.serving.loaded_model import Answered, LayerMaps, Question, Served
 from vitrail.serving.refusals import Refused
-from vitrail.serving.served import Answered, LayerMaps, Question, Served
 from vitrail.serving.service import Service
+from vitrail.serving.uploads import Upload, uploads_of
 
 LISTED = 5  # classes beside an explanation
 DIGITS = 5  # significant ones of a number in a map

@@ -16,10 +16,10 @@ from vitrail.data.decode import BadImage, header_size
 from vitrail.errors import VitrailError
 from vitrail.serving.batcher import Batcher, late
 from vitrail.serving.limits import Limits
+from vitrail.serving.loaded_model import Served
 from vitrail.serving.metrics import Metrics
-from vitrail.serving.reading import Upload
 from vitrail.serving.refusals import Refused
-from vitrail.serving.served import Served
+from vitrail.serving.uploads import Upload
 
 Kind = TypeVar("Kind")
 ADDRESS = re.compile(r"<[^>]*\bat 0x[0-9a-fA-F]+>")  # what Pillow calls a file in memory

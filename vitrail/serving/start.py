@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from vitrail.engine.evaluate import Reading
-from vitrail.engine.machine import cores, keep_large_buffers
 from vitrail.errors import ConfigError
+from vitrail.runtime.machine import cores, keep_large_buffers
 from vitrail.serving.limits import Limits
-from vitrail.serving.served import load_served
+from vitrail.serving.loaded_model import load_served
 from vitrail.serving.server import bind, check_reach, run
 from vitrail.serving.service import Service
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitrail.runtime.progress import Say, to_stderr
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.adapt import adapt as adapt
 from vitrail.weights.adapt import adapted
-from vitrail.weights.find import find
-from vitrail.weights.layout import Log
 from vitrail.weights.read import read
+from vitrail.weights.resolve import find
 from vitrail.weights.tensors import warn_of_broken
-
-
-def to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def load(
@@ -28,7 +23,7 @@ def load(
     in_channels: int | None = None,
     classes: Sequence[str] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
-    log: Log = to_stderr,
+    log: Say = to_stderr,
 ) -> Classifier:
     """The classifier that ``model`` names, on the CPU and ready to predict.
 

@@ -18,18 +18,18 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError, nearest
 from vitrail.files import disk_errors, dump_json, replace_folder, sync_folder, written_aside
+from vitrail.runtime.progress import Say
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.adapt import adapted
 from vitrail.weights.arrays import to_npz
+from vitrail.weights.compare import SMALLEST, equal_bits, facts_of
 from vitrail.weights.description import KEY, describe, read_sidecar, sidecar
-from vitrail.weights.difference import SMALLEST, equal_bits, facts_of
-from vitrail.weights.find import Found, find
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER, WHOLE, check_replaceable
 from vitrail.weights.google import to_google
 from vitrail.weights.huggingface import PROCESSOR, to_huggingface
-from vitrail.weights.layout import Log
 from vitrail.weights.native import as_file, as_folder
 from vitrail.weights.read import read
+from vitrail.weights.resolve import Found, find
 from vitrail.weights.tensors import read_tensors
 from vitrail.weights.timm import as_timm
 
@@ -140,7 +140,7 @@ def convert(
     *,
     force: bool = False,
     classes_file: str | Path | None = None,
-    log: Log = lambda line: None,
+    log: Say = lambda line: None,
     **changes: Any,
 ) -> Converted:
     """Writes the model ``source`` in the layout ``to``, proved before it is put in its place.

@@ -28,8 +28,8 @@ from vitrail.models.resnet import ResNetConfig
 from vitrail.models.standardise import STANDARDISATIONS
 from vitrail.weights.description import config_of
 from vitrail.weights.google_resnet import Names, bit_arrays, bit_config, bit_names, stem_fields, stem_names
-from vitrail.weights.joining import KV, QKV, join_parts, split_parts
 from vitrail.weights.layout import Weights
+from vitrail.weights.qkv import KV, QKV, join_parts, split_parts
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable
 
 Arrays = dict[str, np.ndarray]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models import Config
+from vitrail.runtime.progress import Say
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.description import described
 from vitrail.weights.tensors import filled_backbone
 
-Log = Callable[[str], None]
 MOST_NAMED = 5
 
 
@@ -44,7 +44,7 @@ class Weights:
     unused: tuple[str, ...] = ()
     description: Mapping[str, Any] | None = None
 
-    def classifier(self, path: Path, log: Log, *, named: bool) -> Classifier:
+    def classifier(self, path: Path, log: Say, *, named: bool) -> Classifier:
         """The model, saying what was assumed and left out.
 
         Args:

@@ -16,9 +16,9 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import disk_errors, dump_json, replace_file, replace_folder, written_aside
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.description import KEY, check_version, describe, described
-from vitrail.weights.find import find
 from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
 from vitrail.weights.onnx import ExportedBackbone
+from vitrail.weights.resolve import find
 from vitrail.weights.tensors import parse_json, read_json, read_tensors
 
 

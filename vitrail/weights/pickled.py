@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError
 from vitrail.files import free_bytes
-from vitrail.weights import unpickler
+from vitrail.weights import pickle_sandbox
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable, read_json, read_tensors
 
 LEAST_SECONDS = 120  # to import torch from a slow disk
@@ -37,7 +37,7 @@ def read_pickle(path: Path, *, log: Callable[[str], None]) -> dict[str, Tensor]:
     try:
         size = path.stat().st_size
         place = Path(tempfile.gettempdir())
-        if free_bytes(place) < unpickler.MOST_SWOLLEN * size:
+        if free_bytes(place) < pickle_sandbox.MOST_SWOLLEN * size:
             what = f"the tensors of {path} need {size:,} bytes in {place}, which has {free_bytes(place):,}"
             raise CheckpointError(what, "free some space there, or let TMPDIR name another folder")
         with tempfile.TemporaryDirectory(prefix="vitrail-unpickled-") as folder:
@@ -57,7 +57,7 @@ def _open_aside(path: Path, folder: Path, size: int) -> None:
         "folder": str(folder),
         "sys_path": [entry for entry in sys.path if os.path.isabs(entry)],
         "seconds": seconds,
-        "file_bytes": unpickler.MOST_SWOLLEN * size + SPARE_BYTES,
+        "file_bytes": pickle_sandbox.MOST_SWOLLEN * size + SPARE_BYTES,
         "spare_bytes": SPARE_BYTES,
         "most_tensors": MOST_TENSORS,
     }
@@ -88,7 +88,7 @@ def run_alone(told: str, *, folder: Path, seconds: int) -> int:
     Raises:
         TimeoutExpired: it was killed at the limit.
     """
-    program = [sys.executable, "-I", "-B", unpickler.__file__, told]
+    program = [sys.executable, "-I", "-B", pickle_sandbox.__file__, told]
     environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

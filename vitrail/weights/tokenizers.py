@@ -14,10 +14,10 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.files import dump_json, replace_folder, written_aside
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
+from vitrail.runtime.progress import Say
 from vitrail.weights.description import FORMAT_VERSION, TOKENIZER, check_format, useless
-from vitrail.weights.find import find
 from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
-from vitrail.weights.layout import Log
+from vitrail.weights.resolve import find
 from vitrail.weights.tensors import AGAIN, filled, read_json, read_tensors, warn_of_broken
 
 
@@ -66,7 +66,7 @@ def save_tokenizer(
     return path
 
 
-def load_tokenizer(path: str | Path, log: Log) -> SavedTokenizer:
+def load_tokenizer(path: str | Path, log: Say) -> SavedTokenizer:
     """The tokenizer that ``path`` names, on the CPU and ready to use.
 
     Args:

@@ -19,7 +19,7 @@ from tests.engine.reporting.reading import PAYLOAD, Page
 from vitrail.analysis.cost import CostPoint
 from vitrail.analysis.embeddings import LineSimilarity
 from vitrail.analysis.equivariance import MapEquivariance, PermutationResponse, Response
-from vitrail.analysis.heads import HeadFigures
+from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.analysis.locality import Locality
 from vitrail.engine.reporting import inspection_charts as charts
 from vitrail.engine.reporting.inspected import Biases, Filters, Finding, Inspection, Positions, Sample

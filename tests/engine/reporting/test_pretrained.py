@@ -20,7 +20,7 @@ from vitrail.engine.reporting.facts import PretrainFacts
 from vitrail.engine.reporting.pretrained import Panel, write_pretrain_report
 from vitrail.engine.reporting.pretrained_card import card, write_pretrain_card
 from vitrail.errors import DiskError
-from vitrail.evaluation.health import Health
+from vitrail.evaluation.feature_health import Health
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.weights.tokenizers import save_tokenizer
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.evaluation.health import Health
+from vitrail.evaluation.feature_health import Health
 from vitrail.tasks import metrics
 
 SPLITS = {"val": "validation", "train": "training"}

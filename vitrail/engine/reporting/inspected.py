@@ -13,7 +13,7 @@ import numpy as np
 from vitrail.analysis.cost import CostPoint
 from vitrail.analysis.embeddings import LineSimilarity
 from vitrail.analysis.equivariance import MapEquivariance, PermutationResponse, Response
-from vitrail.analysis.heads import HeadFigures
+from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.analysis.locality import Locality
 
 

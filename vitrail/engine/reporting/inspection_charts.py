@@ -14,7 +14,7 @@ import numpy as np
 
 from vitrail.analysis.cost import CostPoint
 from vitrail.analysis.equivariance import Response
-from vitrail.analysis.heads import HeadFigures
+from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.analysis.palette import LIGHT, colours
 from vitrail.engine.reporting import figures as draw
 from vitrail.engine.reporting.figures import Axis, Series

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.analysis.heads import HeadFigures
+from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.engine.reporting import inspection_charts as charts
 from vitrail.engine.reporting.inspected import Inspection
 from vitrail.engine.reporting.inspection_sections import section

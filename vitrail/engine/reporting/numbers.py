@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vitrail.analysis.heads import HeadFigures
+from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.engine.reporting.inspected import Biases, Inspection, Positions
 
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vitrail.analysis.pictures import light_range, overlay
-from vitrail.engine.progress import duration
 from vitrail.engine.reporting.facts import RunFacts
 from vitrail.engine.reporting.markup import SHORT_SIDE_OF_A_DRAWING, Markup, data_uri, join, tag
 from vitrail.engine.reporting.wording import as_yaml, large
+from vitrail.runtime.progress import duration
 
 SHARPEST = 224  # pixels of an enlarged drawing
 

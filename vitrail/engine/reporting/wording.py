@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from vitrail.engine.settings import plain
+from vitrail.config.parse import plain
 
 THIN = "\u202f"  # narrow no-break space: a figure never parts from its unit
 

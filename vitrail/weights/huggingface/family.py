@@ -15,7 +15,7 @@ from torch import Tensor
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
-from vitrail.weights.joining import QKV, join_parts, split_parts
+from vitrail.weights.qkv import QKV, join_parts, split_parts
 from vitrail.weights.tensors import printable
 
 # transformers' hidden_act -> ours

@@ -10,7 +10,7 @@ from vitrail.errors import CheckpointError
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.weights.huggingface.family import Family, State, act_of, check_said, gelu_of, outputs_of, side_or_pair
-from vitrail.weights.joining import KV
+from vitrail.weights.qkv import KV
 
 STAGES = 4
 BLOCK = "encoder.block.{}.{}"

@@ -1,4 +1,4 @@
-"""The recipes of learning without labels, as `vitrail.engine.recipes` has those of learning with them.
+"""The recipes of learning without labels, as `vitrail.config.recipes` has those of learning with them.
 
 Those named for an objective are ours, for one small machine: the network follows the images' size, as in `small-data`, and
 looks at every patch. Those of papers are theirs.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitrail.data.augment.policy import POLICIES, Augment
-from vitrail.engine.recipe import Recipe
-from vitrail.engine.run import (
+from vitrail.config.recipe import Recipe
+from vitrail.config.schema import (
     DataSettings,
     ModelSettings,
     ObjectiveSettings,
@@ -19,6 +18,7 @@ from vitrail.engine.run import (
     ScheduleSettings,
     Unlabelled,
 )
+from vitrail.data.augment.policy import POLICIES, Augment
 
 # a mean over patches serves nearest neighbours and fine-tuning where a class token, which no such loss reads, does not
 SMALL = {"pool": "gap", "prefix": [], "gelu": "exact", "positions": "sincos2d", "patch_dropout": 0.0}

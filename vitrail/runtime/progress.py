@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+Say = Callable[[str], None]
 LINE_EVERY = 10.0  # seconds between two plain lines
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class Show:

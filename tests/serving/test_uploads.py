@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vitrail.serving.reading import Upload, uploads_of
 from vitrail.serving.refusals import Refused
+from vitrail.serving.uploads import Upload, uploads_of
 
 FORM = "multipart/form-data; boundary=edge"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.evaluation.health import Health, diagnose, effective_rank, measure, spread
+from vitrail.evaluation.feature_health import Health, diagnose, effective_rank, measure, spread
 
 HEALTHY = Health(rank=60.0, spread=0.8, width=192)
 

@@ -17,12 +17,12 @@ from typing import Any, Literal, TextIO
 
 import yaml
 
-from vitrail.engine import faults
-from vitrail.engine.board import Board
-from vitrail.engine.run import Run
-from vitrail.engine.settings import build, plain, read_yaml
+from vitrail.config.parse import build, plain, read_yaml
+from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.files import disk_errors, dump_json, replace_file
+from vitrail.runs.tensorboard import Board
+from vitrail.runtime import fault_injection
 
 State = Literal["running", "finished", "preempted", "interrupted", "diverged", "failed"]
 
@@ -118,7 +118,7 @@ class RunFolder:
             self._metrics.flush()
         if self._board is not None:
             self._board.write(record)
-        faults.hit("run.after_metrics")
+        fault_injection.hit("run.after_metrics")
         return os.fstat(self._metrics.fileno()).st_size
 
     def sync_metrics(self) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vitrail.analysis.resting import at_rest
 from vitrail.errors import ConfigError
+from vitrail.models.backbone import at_rest
 from vitrail.tasks.classification import Classifier
 
 Make = Callable[[Tensor, Tensor, Tensor], Tensor]  # pixels (b, C, H, W), image (b,), version (b,) -> (b, C, H, W)

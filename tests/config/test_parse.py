@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from vitrail.engine.settings import assignment, build, flatten, overlay, plain, read_yaml
+from vitrail.config.parse import assignment, build, flatten, overlay, plain, read_yaml
 from vitrail.errors import ConfigError
 
 

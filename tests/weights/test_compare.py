@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from tests.weights.kinds import a_model
+from vitrail.weights.compare import compare
 from vitrail.weights.convert import convert
-from vitrail.weights.difference import compare
 from vitrail.weights.native import save_model
 
 

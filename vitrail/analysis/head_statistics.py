@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.analysis.lifting import Lift
-from vitrail.analysis.resting import at_rest
+from vitrail.analysis.attention_geometry import Lift
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, Look
+from vitrail.models.backbone import at_rest
 
 
 @dataclass(frozen=True)

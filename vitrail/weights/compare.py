@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import CheckpointError
+from vitrail.runtime.progress import Say
 from vitrail.weights.arrays import read_npz
 from vitrail.weights.description import describe
-from vitrail.weights.find import Found, find
 from vitrail.weights.folders import read_folder
-from vitrail.weights.layout import Log
 from vitrail.weights.pickled import read_pickle
 from vitrail.weights.read import read
+from vitrail.weights.resolve import Found, find
 from vitrail.weights.tensors import read_tensors, shape_of
 
 SMALLEST = 1e-30  # stands for the largest number where all are 0
@@ -59,7 +59,7 @@ class Difference:
         return not (self.differing or self.shapes or self.only_first or self.only_second or self.facts)
 
 
-def compare(first: str | Path, second: str | Path, *, log: Log = lambda line: None) -> Difference:
+def compare(first: str | Path, second: str | Path, *, log: Say = lambda line: None) -> Difference:
     """Compares two of what `vitrail.load` takes: as models if both can be read as such, else by the names in the files.
 
     Args:
@@ -108,7 +108,7 @@ def _differing(name: str, one: Tensor, other: Tensor) -> Differing:
     return Differing(name, float(absolute), float(absolute / one.abs().max().clamp(min=SMALLEST)))
 
 
-def _raw(found: Found, log: Log) -> dict[str, Tensor]:
+def _raw(found: Found, log: Say) -> dict[str, Tensor]:
     """The tensors of a place by the names that stand there."""
     match found.layout:
         case "file":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from vitrail.engine.recipes import find_recipe
-from vitrail.engine.run import Run, Unlabelled, part, seconds
-from vitrail.engine.settings import assignment, build, overlay, plain, read_yaml
+from vitrail.config.parse import assignment, build, overlay, plain, read_yaml
+from vitrail.config.recipes import find_recipe
+from vitrail.config.schema import Run, Unlabelled
+from vitrail.config.units import part, seconds, size_in_pixels
 from vitrail.errors import ConfigError
 
 LENGTHS = ("epochs", "steps", "time")
@@ -49,7 +49,7 @@ def request(
     """The run asked for, and its folder if one was named.
 
     Args:
-        recipe: a name of `engine.recipes.RECIPES`; by default that of an objective without labels, where one is named, else
+        recipe: a name of `config.recipes.RECIPES`; by default that of an objective without labels, where one is named, else
             ``finetune`` with weights to start from, else ``small-data``.
         config: a YAML file of settings.
         flags: nested settings; ``None`` means not given.
@@ -139,13 +139,3 @@ def _read_words(layer: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(inner, Mapping) and inner.get(key) is not None:
             read[group] = {**inner, key: reader(inner[key])}
     return read
-
-
-def size_in_pixels(text: str | int | Sequence[int]) -> tuple[int, int]:
-    """``384``, ``"384x256"`` or ``[384, 256]`` (height, width) as two numbers."""
-    if isinstance(text, Sequence) and not isinstance(text, str):
-        text = "x".join(map(str, text))
-    found = re.fullmatch(r"(\d+)(?:x(\d+))?", str(text).strip())
-    if found is None:
-        raise ConfigError(f"{text!r} is not a size", "give pixels, as 384 or 384x256 (height x width)")
-    return int(found[1]), int(found[2] or found[1])

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitrail.analysis.attention import Place, asking_shares, check_index, maps_of_layers, reach_of
-from vitrail.analysis.lifting import Lift
+from vitrail.analysis.attention_geometry import Lift
 from vitrail.data.decode import decode
 from vitrail.engine.evaluate import Reading, Say
 from vitrail.engine.explain import (
@@ -35,13 +35,13 @@ from vitrail.engine.explain import (
     shrunk,
 )
 from vitrail.engine.features import digest_of
-from vitrail.engine.judge import in_precision
 from vitrail.errors import ConfigError
 from vitrail.models import device_of
+from vitrail.runtime.device import in_precision
 from vitrail.tasks.classification import Classifier
-from vitrail.weights.find import find
 from vitrail.weights.folders import CONFIG
 from vitrail.weights.onnx import ExportedBackbone
+from vitrail.weights.resolve import find
 from vitrail.weights.tensors import read_json
 
 SHOWN = 1024  # pixels at most of the longer side of a picture that is sent back

@@ -88,7 +88,7 @@ class Running:
 
         ``more`` are the verb's own flags.
         """
-        from vitrail.engine.request import FLAGS, check_objective, request, settings_of
+        from vitrail.config.compose import FLAGS, check_objective, request, settings_of
 
         flags = {name: value for name, value in vars(self).items() if name in FLAGS} | more
         asked = {"recipe": recipe, "config": self.config, "settings": self.set or [], "out": self.out}
@@ -104,6 +104,6 @@ class Running:
         result = train(run, out=folder, quiet=self.quiet, command=shlex.join(["vitrail", *sys.argv[1:]]))
         print(f"report: {result.report}")
         if self.json:
-            from vitrail.cli.words import one_line
+            from vitrail.cli.output import one_line
 
             print(one_line(result.figures))

@@ -6,12 +6,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vitrail.config.parse import flatten, plain
 from vitrail.data.augment.policy import Augment
-from vitrail.engine.settings import flatten, plain
 from vitrail.errors import ConfigError, nearest
 
 Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "tokenizer"]  # objectives that need no labels
@@ -186,7 +185,7 @@ class SaveSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run from data to weights. Every field is explicit; `engine.recipes.RECIPES` holds the named starting points."""
+    """A run from data to weights. Every field is explicit; `config.recipes.RECIPES` holds the named starting points."""
 
     recipe: str = "custom"
     seed: int = 0
@@ -231,35 +230,3 @@ def differences(asked: Run, stored: Run) -> dict[str, tuple[Any, Any]]:
         for path in sorted(old.keys() | new.keys())
         if not is_open(path) and new[path] != old.get(path) and not (path in FREE_TO_CHANGE or path.startswith("save."))
     }
-
-
-def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of ``number`` that is at most ``most``, and at least 1."""
-    return next(size for size in range(max(min(number, most), 1), 0, -1) if number % size == 0)
-
-
-def seconds(text: str | float) -> float:
-    """``"90"``, ``"90s"``, ``"10m"``, ``"1h30m"`` as seconds."""
-    if isinstance(text, (int, float)):
-        return float(text)
-    found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip())
-    if not text.strip() or found is None:
-        raise ConfigError(f"{text!r} is not a length of time", "write 45s, 10m or 1h30m")
-    hours, minutes, rest = (float(part or 0) for part in found.groups())
-    return 3600 * hours + 60 * minutes + rest
-
-
-def part(text: str | float) -> float:
-    """``"1%"`` or ``0.01`` as a fraction."""
-    try:
-        return float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
-    except ValueError:
-        raise ConfigError(f"{text!r} is not a part of a whole", "write 1% or 0.01") from None
-
-
-def numbers(text: str) -> tuple[float, ...]:
-    """``"0.485, 0.456, 0.406"`` as floats."""
-    try:
-        return tuple(float(each) for each in text.split(","))
-    except ValueError:
-        raise ConfigError(f"{text!r} are not numbers", "write them with commas between: 0.485,0.456,0.406") from None

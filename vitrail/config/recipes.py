@@ -5,17 +5,10 @@ Batches are images of one update. Where a paper counts epochs of another data se
 
 from __future__ import annotations
 
+from vitrail.config.recipe import Recipe as Recipe
+from vitrail.config.recipes_pretraining import PRETRAINING
+from vitrail.config.schema import DataSettings, ModelSettings, ObjectiveSettings, OptimSettings, Run, ScheduleSettings
 from vitrail.data.augment.policy import POLICIES
-from vitrail.engine.recipe import Recipe as Recipe
-from vitrail.engine.recipes_pretraining import PRETRAINING
-from vitrail.engine.run import (
-    DataSettings,
-    ModelSettings,
-    ObjectiveSettings,
-    OptimSettings,
-    Run,
-    ScheduleSettings,
-)
 from vitrail.errors import ConfigError, nearest
 
 RECIPES: dict[str, Recipe] = {

@@ -45,9 +45,8 @@ class Loading:
 
     def reading(self, **of_images: Any) -> Reading:
         """The same for `engine`, with what it is told ``of_images``."""
+        from vitrail.config.units import numbers, size_in_pixels
         from vitrail.engine.evaluate import Reading
-        from vitrail.engine.request import size_in_pixels
-        from vitrail.engine.run import numbers
 
         told: dict[str, Any] = {}
         if self.resize is not None:
@@ -86,7 +85,7 @@ class Using(Loading):
 
     def reading_images(self, *, max_bad: str) -> Reading:
         """`reading` with these; ``max_bad`` is what holds where the flag is not given."""
-        from vitrail.engine.run import part
+        from vitrail.config.units import part
 
         share = part(self.max_bad or max_bad)
         return self.reading(batch=self.batch, workers=self.workers, max_bad=share, quiet=self.quiet)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitrail.engine.run import Run
+from vitrail.config.schema import Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,9 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as bytes_from_tensors
 from torch import Tensor
 
-from vitrail.engine import faults
 from vitrail.errors import CheckpointError, DiskError
 from vitrail.files import disk_errors, dump_json, free_bytes, sync_folder, write_bytes
+from vitrail.runtime import fault_injection
 
 FORMAT_VERSION = 1
 _NAME = re.compile(r"step-(\d{8,})(-evaluated)?")
@@ -66,25 +66,25 @@ def save(
     try:
         with disk_errors(final, needed=needed):
             _write_aside(aside, files, state)
-            faults.hit("checkpoint.before_rename")
+            fault_injection.hit("checkpoint.before_rename")
             if final.exists():
                 shutil.rmtree(final)
             os.rename(aside, final)
             sync_folder(folder)
-            faults.hit("checkpoint.after_rename")
+            fault_injection.hit("checkpoint.after_rename")
     except DiskError:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     if damage := find_damage(final):
         raise DiskError(f"the checkpoint {final} reads back damaged: {damage}", "check the disk before going on")
-    faults.hit("checkpoint.after_verify")
+    fault_injection.hit("checkpoint.after_verify")
     moments = list_checkpoints(folder)
     for old in moments[: moments.index(final) + 1][:-keep]:
         shutil.rmtree(old, ignore_errors=True)
-        faults.hit("checkpoint.while_retiring")
+        fault_injection.hit("checkpoint.while_retiring")
     for leftover in folder.glob(".writing-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    faults.hit("checkpoint.end")
+    fault_injection.hit("checkpoint.end")
     return final
 
 
@@ -93,23 +93,23 @@ def _serialise(named: dict[str, Tensor]) -> bytes:
 
 
 def _write_aside(aside: Path, files: dict[str, bytes], state: dict[str, Any]) -> None:
-    faults.hit("checkpoint.begin")
+    fault_injection.hit("checkpoint.begin")
     aside.mkdir(parents=True)
-    faults.hit("checkpoint.after_folder")
+    fault_injection.hit("checkpoint.after_folder")
     for count, (name, content) in enumerate(files.items()):
         write_bytes(aside / name, content)
         if count == 0:
-            faults.hit("checkpoint.after_first_tensors")
-    faults.hit("checkpoint.after_tensors")
+            fault_injection.hit("checkpoint.after_first_tensors")
+    fault_injection.hit("checkpoint.after_tensors")
     files = {**files, "state.json": dump_json(state).encode()}
     write_bytes(aside / "state.json", files["state.json"])
-    faults.hit("checkpoint.after_state")
+    fault_injection.hit("checkpoint.after_state")
     stated = {
         name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for name, content in files.items()
     }
     write_bytes(aside / "manifest.json", dump_json({"format_version": FORMAT_VERSION, "files": stated}).encode())
     sync_folder(aside)
-    faults.hit("checkpoint.after_manifest")
+    fault_injection.hit("checkpoint.after_manifest")
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitrail.analysis.resting import at_rest
+from vitrail.models.backbone import at_rest
 
 
 def test_each_part_is_in_the_mode_again_that_it_was_in():

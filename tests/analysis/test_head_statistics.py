@@ -13,7 +13,7 @@ import vitrail
 from tests.analysis.dense import dense_distances, is_inside, place_of_query, random_images
 from tests.models.conftest import shaken
 from tests.models.tiny import TINY
-from vitrail.analysis.heads import HeadStatistics, uniform_distance
+from vitrail.analysis.head_statistics import HeadStatistics, uniform_distance
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, Backbone, Look, ViT, ViTConfig, create_backbone
 from vitrail.models.axial import AxialConfig

@@ -9,15 +9,16 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from vitrail.engine.recipes import RECIPES
-from vitrail.engine.request import request, size_in_pixels
-from vitrail.engine.run import DataSettings, OptimSettings, Run, ScheduleSettings, differences, part, seconds
-from vitrail.engine.settings import build, plain
+from vitrail.config.compose import request
+from vitrail.config.parse import build, plain
+from vitrail.config.recipes import RECIPES
+from vitrail.config.schema import DataSettings, OptimSettings, Run, ScheduleSettings, differences
+from vitrail.config.units import part, seconds, size_in_pixels
 from vitrail.errors import ConfigError
 
 
 def test_a_run_needs_no_torch() -> None:
-    code = "import sys, vitrail.engine.request; sys.exit('torch' in sys.modules)"
+    code = "import sys, vitrail.config.compose; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

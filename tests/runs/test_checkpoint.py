@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitrail.engine import checkpoint, faults
 from vitrail.errors import CheckpointError, DiskError
+from vitrail.runs import checkpoint
+from vitrail.runtime import fault_injection
 
 
 def tensors(step: int) -> dict[str, dict[str, torch.Tensor]]:
@@ -116,12 +117,12 @@ import sys, torch
 from pathlib import Path
 write(Path(sys.argv[1]), 1, 2, 3)
 """
-WRITER = [point for point in faults.POINTS if point.startswith("checkpoint.")]
+WRITER = [point for point in fault_injection.POINTS if point.startswith("checkpoint.")]
 
 
 def run_child(folder: Path, fault: str) -> subprocess.CompletedProcess:
     root = Path(__file__).parents[2]
-    environment = {**os.environ, faults.VARIABLE: fault, "PYTHONPATH": str(root)}
+    environment = {**os.environ, fault_injection.VARIABLE: fault, "PYTHONPATH": str(root)}
     return subprocess.run([sys.executable, "-c", CHILD, str(folder)], env=environment, capture_output=True, text=True)
 
 
@@ -144,12 +145,12 @@ def test_a_full_disk_at_every_point_is_one_clear_error_and_the_previous_checkpoi
     tmp_path, point: str, monkeypatch
 ) -> None:
     write(tmp_path, 1)
-    monkeypatch.setenv(faults.VARIABLE, f"{point}:enospc")
-    monkeypatch.setattr(faults, "_passed", {})
+    monkeypatch.setenv(fault_injection.VARIABLE, f"{point}:enospc")
+    monkeypatch.setattr(fault_injection, "_passed", {})
     with pytest.raises(DiskError, match="the disk is full") as caught:
         write(tmp_path, 2)
     assert "needed" in caught.value.value
-    monkeypatch.delenv(faults.VARIABLE)
+    monkeypatch.delenv(fault_injection.VARIABLE)
     assert checkpoint.load_newest(tmp_path).step == 1
     assert not list(tmp_path.glob(".writing-*"))
 

@@ -1,0 +1,50 @@
+"""Units of words: lengths of time, parts, sizes and numbers as a person writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from vitrail.errors import ConfigError
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of ``number`` that is at most ``most``, and at least 1."""
+    return next(size for size in range(max(min(number, most), 1), 0, -1) if number % size == 0)
+
+
+def seconds(text: str | float) -> float:
+    """``"90"``, ``"90s"``, ``"10m"``, ``"1h30m"`` as seconds."""
+    if isinstance(text, (int, float)):
+        return float(text)
+    found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip())
+    if not text.strip() or found is None:
+        raise ConfigError(f"{text!r} is not a length of time", "write 45s, 10m or 1h30m")
+    hours, minutes, rest = (float(part or 0) for part in found.groups())
+    return 3600 * hours + 60 * minutes + rest
+
+
+def part(text: str | float) -> float:
+    """``"1%"`` or ``0.01`` as a fraction."""
+    try:
+        return float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a part of a whole", "write 1% or 0.01") from None
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """``"0.485, 0.456, 0.406"`` as floats."""
+    try:
+        return tuple(float(each) for each in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{text!r} are not numbers", "write them with commas between: 0.485,0.456,0.406") from None
+
+
+def size_in_pixels(text: str | int | Sequence[int]) -> tuple[int, int]:
+    """``384``, ``"384x256"`` or ``[384, 256]`` (height, width) as two numbers."""
+    if isinstance(text, Sequence) and not isinstance(text, str):
+        text = "x".join(map(str, text))
+    found = re.fullmatch(r"(\d+)(?:x(\d+))?", str(text).strip())
+    if found is None:
+        raise ConfigError(f"{text!r} is not a size", "give pixels, as 384 or 384x256 (height x width)")
+    return int(found[1]), int(found[2] or found[1])
