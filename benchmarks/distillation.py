@@ -19,7 +19,7 @@ from pretraining import ENCODER, TUNED, Study, interval
 
 import vitrail
 from vitrail.data.sources.source import Splits
-from vitrail.engine.evaluate import Reading
+from vitrail.inference.options import Reading
 
 STUDENT = {
     **ENCODER,

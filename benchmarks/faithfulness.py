@@ -12,8 +12,8 @@ from dataclasses import asdict
 
 import harness
 
-from vitrail.engine.evaluate import Reading
-from vitrail.engine.faithfulness import faithfulness
+from vitrail.inference.options import Reading
+from vitrail.workflows.explain_faithfulness import faithfulness
 
 
 def main() -> None:

@@ -28,14 +28,14 @@ from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits
-from vitrail.engine.evaluate import Reading
-from vitrail.engine.objectives import OBJECTIVES
 from vitrail.errors import DataError
 from vitrail.evaluation.intervals import crossed
+from vitrail.inference.options import Reading
 from vitrail.models import configure, sketch
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.objectives.objective import Objective, configured
 from vitrail.objectives.supervised import Supervised
+from vitrail.training.objective import OBJECTIVES
 
 NAMES = ("masked-patch", "mae", "beit", "moco", "simclr")
 IMAGES, WATCHED, LABELS = 20_000, 1_000, (1_000, 5_000)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# one thread for every test and every process that one starts: on shared cores tiny networks spend their time waiting
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[name] = "1"
 ROOT = Path(__file__).parent.parent
 
 

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,9 @@ FLOOR = {
     "models": 2, "data": 2, "runtime": 2,
     "tasks": 3, "config": 3,
     "objectives": 4, "evaluation": 4, "analysis": 4, "weights": 4, "export": 4, "runs": 4,
-    "engine": 6,
-    "serving": 7,
+    "inference": 5, "reports": 5,
+    "training": 6, "serving": 6,
+    "workflows": 7,
     "cli": 8,
     "__init__": 9, "__main__": 9,
 }  # fmt: skip
@@ -33,7 +35,8 @@ WORKERS = "data/workers.py"  # reads pickles, from the pipes of its own processe
 UNPICKLER = "weights/pickle_sandbox.py"  # the program of a process that holds nothing; `weights.pickled` starts it
 MAY_UNPICKLE = {WORKERS: "pickle", UNPICKLER: "torch.load("}
 BANNED = re.compile(r"TODO|FIXME|pickle\.loads?\b|torch\.load\(")
-LONGEST_FILE, LONGEST_FUNCTION = 400, 40
+LONGEST_FILE, LONGEST_FUNCTION = 400, 40  # lines
+LARGEST_ROOM, MOST_FLOORS = 0.15, 7  # of all lines, and modules on the longest way down inside of a room
 
 
 def files(package: Path) -> list[Path]:
@@ -80,6 +83,61 @@ def climbs(package: Path) -> list[str]:
             if FLOOR[target] >= FLOOR[own]
         ]
     return found
+
+
+def modules(package: Path) -> dict[str, set[str]]:
+    """Every module of the package, and the modules of the package that it imports; a name of a module counts for that module."""
+    names = {".".join(module(package, file)).removesuffix(".__init__"): file for file in files(package)}
+
+    def home(dotted: str) -> str | None:
+        parts = dotted.split(".")
+        return next((name for end in range(len(parts), 1, -1) if (name := ".".join(parts[:end])) in names), None)
+
+    # what a package's own __init__ names for others counts as that package
+    return {
+        name: {target for dotted in imports(package, file) if (target := home(dotted)) is not None} - {name}
+        for name, file in names.items()
+    }
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that import one another, directly or by way of others."""
+    sorter, found = TopologicalSorter(graph), []
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        found.append(error.args[1])
+    return found
+
+
+def height(graph: dict[str, set[str]]) -> int:
+    """How many floors a graph without circles has: the modules on its longest way down."""
+    floors: dict[str, int] = {}
+    for name in TopologicalSorter(graph).static_order():
+        floors[name] = 1 + max((floors[target] for target in graph.get(name, ())), default=0)
+    return max(floors.values(), default=0)
+
+
+def rooms(package: Path) -> dict[str, dict[str, set[str]]]:
+    """The graph of imports inside of each folder of the package; what an ``__init__`` gathers for others is no floor."""
+    inside: dict[str, dict[str, set[str]]] = {}
+    graph = modules(package)
+    for name in graph:
+        if (package / name.split(".")[1]).is_dir() and name.count(".") > 1 if "." in name else False:
+            inside.setdefault(name.split(".")[1], {})[name] = set()
+    for members in inside.values():
+        for name in members:
+            members[name] = graph[name] & members.keys()
+    return inside
+
+
+def shares(package: Path) -> dict[str, float]:
+    """The part of the package's lines that each folder holds."""
+    counts: dict[str, int] = {}
+    for file in files(package):
+        own = module(package, file)[1]
+        counts[own] = counts.get(own, 0) + len(file.read_text().splitlines())
+    return {own: count / sum(counts.values()) for own, count in counts.items()}
 
 
 def peers_imported(package: Path) -> list[str]:
@@ -164,6 +222,18 @@ def modules_after(code: str) -> set[str]:
 
 def test_imports_only_go_down():
     assert not climbs(PACKAGE)
+
+
+def test_no_modules_import_one_another():
+    assert not circles(modules(PACKAGE))
+
+
+def test_no_room_has_more_than_seven_floors_inside():
+    assert {name: floors for name, graph in rooms(PACKAGE).items() if (floors := height(graph)) > MOST_FLOORS} == {}
+
+
+def test_no_room_holds_more_than_fifteen_percent_of_the_lines():
+    assert {name: share for name, share in shares(PACKAGE).items() if share > LARGEST_ROOM} == {}
 
 
 def test_every_room_has_a_floor():
@@ -261,20 +331,20 @@ def house(tmp_path):
 @pytest.mark.parametrize(
     "line",
     [
-        "import house.engine.loop",
-        "from house.engine import loop",
-        "from house import engine",
-        "from .. import engine",
-        "from ..engine.loop import x",
+        "import house.training.loop",
+        "from house.training import loop",
+        "from house import training",
+        "from .. import training",
+        "from ..training.loop import x",
         "from ..data import decode",
-        "def later():\n    from house.engine import loop",
-        "if TYPE_CHECKING:\n    from house.engine.loop import Loop",
-        "importlib.import_module('house.engine')",
+        "def later():\n    from house.training import loop",
+        "if TYPE_CHECKING:\n    from house.training.loop import Loop",
+        "importlib.import_module('house.training')",
         "from house import load",
     ],
 )
 def test_an_import_that_climbs_is_found(house, line):
-    built = house(**{"models/vit": line, "engine/__init__": "", "engine/loop": "", "data/decode": ""})
+    built = house(**{"models/vit": line, "training/__init__": "", "training/loop": "", "data/decode": ""})
     assert len(climbs(built)) == 1
     assert climbs(built)[0].startswith("models/vit.py (models, floor 2) imports ")
 
@@ -290,7 +360,7 @@ def test_an_import_that_climbs_is_found(house, line):
     ],
 )
 def test_an_import_that_goes_down_or_stays_is_let_pass(house, line):
-    assert not climbs(house(**{"engine/loop": line, "engine/other": ""}))
+    assert not climbs(house(**{"training/loop": line, "training/other": ""}))
 
 
 def test_an_import_of_a_peer_is_found_wherever_it_hides(house):

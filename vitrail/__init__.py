@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitrail.analysis.visualize import visualize_attention as visualize_attention
-    from vitrail.engine.api import pretrain as pretrain
-    from vitrail.engine.api import train as train
-    from vitrail.engine.evaluate import evaluate as evaluate
-    from vitrail.engine.export import export_model as export_model
-    from vitrail.engine.probe import probe as probe
-    from vitrail.engine.transfer import transfer as transfer
     from vitrail.models import MODELS as MODELS
     from vitrail.tasks.classification import Classifier as Classifier
     from vitrail.tasks.classification import create_model as create_model
     from vitrail.weights import load as load
     from vitrail.weights.convert import convert as convert
+    from vitrail.workflows.api import pretrain as pretrain
+    from vitrail.workflows.api import train as train
+    from vitrail.workflows.evaluate import evaluate as evaluate
+    from vitrail.workflows.export import export_model as export_model
+    from vitrail.workflows.probe import probe as probe
+    from vitrail.workflows.transfer import transfer as transfer
 
 _HOMES = {
     "Classifier": "vitrail.tasks.classification",
     "MODELS": "vitrail.models",
     "convert": "vitrail.weights.convert",
     "create_model": "vitrail.tasks.classification",
-    "evaluate": "vitrail.engine.evaluate",
-    "export_model": "vitrail.engine.export",
+    "evaluate": "vitrail.workflows.evaluate",
+    "export_model": "vitrail.workflows.export",
     "load": "vitrail.weights",
-    "pretrain": "vitrail.engine.api",
-    "probe": "vitrail.engine.probe",
-    "train": "vitrail.engine.api",
-    "transfer": "vitrail.engine.transfer",
+    "pretrain": "vitrail.workflows.api",
+    "probe": "vitrail.workflows.probe",
+    "train": "vitrail.workflows.api",
+    "transfer": "vitrail.workflows.transfer",
     "visualize_attention": "vitrail.analysis.visualize",
 }
 __all__ = [

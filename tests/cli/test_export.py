@@ -12,10 +12,10 @@ from PIL import Image
 
 from vitrail import load
 from vitrail.cli import run
-from vitrail.engine.evaluate import Reading
-from vitrail.engine.export import export_model
+from vitrail.inference.options import Reading
 from vitrail.tasks.classification import create_model
 from vitrail.weights.native import save_model
+from vitrail.workflows.export import export_model
 
 SMALL = {"image_size": 8, "patch_size": 2, "width": 16, "depth": 1, "heads": 2, "mlp_width": 32, "in_channels": 1}
 

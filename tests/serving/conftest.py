@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from tests.engine.looked_at import picture, shaken
+from tests.looked_at import picture, shaken
 from vitrail.serving.app import create_app
 from vitrail.serving.limits import Limits
 from vitrail.serving.loaded_model import Served

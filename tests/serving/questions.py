@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tests.engine.looked_at import shaken
+from tests.looked_at import shaken
 from tests.serving.load import Question, agree, is_prediction, upload
 from vitrail.models import Config, ViTConfig
 from vitrail.tasks.classification import Classifier

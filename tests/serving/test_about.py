@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.looked_at import shaken
+from tests.looked_at import shaken
 from tests.serving.test_gate import SHOWN, TOKEN
-from vitrail.engine.evaluate import Reading
 from vitrail.errors import CheckpointError
+from vitrail.inference.options import Reading
 from vitrail.serving.loaded_model import Served, load_served
 from vitrail.weights.native import save_model
 

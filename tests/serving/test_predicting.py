@@ -12,13 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.engine.looked_at import shaken
+from tests.looked_at import shaken
 from tests.models.tiny import TINY
 from tests.weights.graphs import write_graph
 from vitrail.analysis.attention import head_maps
 from vitrail.analysis.occlusion import occlusion
 from vitrail.analysis.rollout import rollout
-from vitrail.engine.evaluate import Reading
+from vitrail.inference.options import Reading
 from vitrail.serving.loaded_model import Abandoned, Served, load_served
 from vitrail.tasks.classification import Classifier
 

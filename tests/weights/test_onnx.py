@@ -16,15 +16,16 @@ from PIL import Image
 import vitrail
 from tests.weights.graphs import DYNAMIC, a_graph, head_of, write_graph
 from tests.weights.kinds import a_model
-from vitrail.engine.evaluate import Reading, evaluate
-from vitrail.engine.features import digest_of
-from vitrail.engine.predict import embed, predict
 from vitrail.errors import CheckpointError, ConfigError
+from vitrail.inference.features import digest_of
+from vitrail.inference.options import Reading
 from vitrail.models import device_of
 from vitrail.weights import adapt
 from vitrail.weights.convert import convert
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.native import save_model, set_temperature
+from vitrail.workflows.evaluate import evaluate
+from vitrail.workflows.predict import embed, predict
 
 WEIGHT, BIAS = head_of(3, 3)
 
@@ -244,7 +245,7 @@ def test_without_onnxruntime_the_command_that_brings_it_is_named(tmp_path, monke
 
 
 def test_reading_other_weights_loads_no_onnx():
-    code = "import sys, vitrail.weights, vitrail.engine.evaluate; print({'onnx', 'onnxruntime'} & set(sys.modules))"
+    code = "import sys, vitrail.weights, vitrail.workflows.evaluate; print({'onnx', 'onnxruntime'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 

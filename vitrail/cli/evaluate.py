@@ -41,7 +41,7 @@ def evaluate(
         One JSON object on the last line of stdout.
     """
     from vitrail.cli.output import columns, one_line
-    from vitrail.engine.evaluate import evaluate as judge
+    from vitrail.workflows.evaluate import evaluate as judge
 
     reading = using.reading_images(max_bad="1%")
     found = judge(

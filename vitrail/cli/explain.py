@@ -46,16 +46,16 @@ def explain(
     json
         JSON lines on stdout; with --faithfulness one JSON object on the last line.
     """
-    from vitrail.engine.explain import How
+    from vitrail.analysis.explanation import How
 
     reading = using.reading_images(max_bad="100%")
     how = How(method=method, layer=layer, head=int(head) if head.removeprefix("-").isdecimal() else head, target=target)
     if faithfulness:
         _judge(model, inputs, how=how, json=json, classes=using.classes, reading=reading)
         return
-    from vitrail.engine.explain import explain as explained
-    from vitrail.engine.tables import open_table
     from vitrail.errors import ConfigError
+    from vitrail.reports.tables import open_table
+    from vitrail.workflows.explain import explain as explained
 
     if out is None:
         raise ConfigError("there is no folder for the pictures", "give --out FOLDER")
@@ -67,7 +67,7 @@ def explain(
 
 def _judge(model: str, inputs: tuple[str, ...], *, json: bool, **how) -> None:
     from vitrail.cli.output import columns, one_line
-    from vitrail.engine.faithfulness import faithfulness
+    from vitrail.workflows.explain_faithfulness import faithfulness
 
     images, scores = faithfulness(model, inputs or ("-",), **how)
     if json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from vitrail.engine.export import Exported
+    from vitrail.workflows.export import Exported
 
 
 def export(
@@ -69,8 +69,8 @@ def export(
     """
     from vitrail.cli.convert import show
     from vitrail.config.units import part, size_in_pixels
-    from vitrail.engine.evaluate import Reading
-    from vitrail.engine.export import Exported, export_model
+    from vitrail.inference.options import Reading
+    from vitrail.workflows.export import Exported, export_model
 
     done = export_model(
         model,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from vitrail.engine.evaluate import Reading
+    from vitrail.inference.options import Reading
 
 
 @Parameter(name="*")
@@ -46,7 +46,7 @@ class Loading:
     def reading(self, **of_images: Any) -> Reading:
         """The same for `engine`, with what it is told ``of_images``."""
         from vitrail.config.units import numbers, size_in_pixels
-        from vitrail.engine.evaluate import Reading
+        from vitrail.inference.options import Reading
 
         told: dict[str, Any] = {}
         if self.resize is not None:

@@ -42,7 +42,7 @@ def inspect(
     import sys
 
     from vitrail.cli.output import one_line
-    from vitrail.engine.inspect import inspect as look
+    from vitrail.workflows.inspect import inspect as look
 
     reading = using.reading_images(max_bad="1%")
     command = shlex.join(["vitrail", *sys.argv[1:]])

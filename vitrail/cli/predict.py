@@ -43,9 +43,9 @@ def predict(
     json
         JSON lines on stdout.
     """
-    from vitrail.engine.predict import predict as answer
-    from vitrail.engine.predict import rows
-    from vitrail.engine.tables import open_table
+    from vitrail.reports.tables import open_table
+    from vitrail.workflows.predict import predict as answer
+    from vitrail.workflows.predict import rows
 
     reading = using.reading_images(max_bad="100%")
     answers = answer(
@@ -74,8 +74,8 @@ def embed(
     out
         Where the features go; its ending chooses the format.
     """
-    from vitrail.engine.predict import embed as features
-    from vitrail.engine.tables import write_features
+    from vitrail.reports.tables import write_features
+    from vitrail.workflows.predict import embed as features
 
     reading = using.reading_images(max_bad="1%")
     print(write_features(out, features(model, inputs or ("-",), reading=reading)))

@@ -47,8 +47,8 @@ def probe(
         One JSON object on the last line of stdout.
     """
     from vitrail.cli.output import columns, one_line, whole_numbers
-    from vitrail.engine.features import default_cache
-    from vitrail.engine.probe import probe as judge
+    from vitrail.inference.features import default_cache
+    from vitrail.workflows.probe import probe as judge
 
     found = judge(
         model,

@@ -95,11 +95,11 @@ class Running:
         run, folder = request(flags=settings_of(flags, data), resume=self.resume, **asked)
         check_objective(run, labels=labels)
         if self.dry_run:
-            from vitrail.engine.dryrun import dry_run as measure
+            from vitrail.training.dry_run import dry_run as measure
 
             print(measure(run))
             return
-        from vitrail.engine.train import train
+        from vitrail.training.train import train
 
         result = train(run, out=folder, quiet=self.quiet, command=shlex.join(["vitrail", *sys.argv[1:]]))
         print(f"report: {result.report}")

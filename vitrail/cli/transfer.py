@@ -59,9 +59,9 @@ def transfer(
     import sys
 
     from vitrail.cli.output import columns, one_line, whole_numbers
-    from vitrail.engine.features import default_cache
-    from vitrail.engine.transfer import Tuning
-    from vitrail.engine.transfer import transfer as judge
+    from vitrail.inference.features import default_cache
+    from vitrail.workflows.transfer import Tuning
+    from vitrail.workflows.transfer import transfer as judge
 
     found = judge(
         model,

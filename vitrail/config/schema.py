@@ -1,6 +1,6 @@
 """A whole training run as one frozen value. It imports no torch, so a mistake in it costs no time.
 
-``None`` in a field means *automatic*: `engine.choices` decides it once, before the first step, and writes the decision to
+``None`` in a field means *automatic*: `training.auto` decides it once, before the first step, and writes the decision to
 ``config.yaml``, from where a resumed run reads it back.
 """
 
@@ -77,7 +77,7 @@ class DataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveSettings:
-    """What is minimised: ``supervised``, or a name of `vitrail.engine.objectives.OBJECTIVES`, learning without labels.
+    """What is minimised: ``supervised``, or a name of `vitrail.training.objective.OBJECTIVES`, learning without labels.
 
     Supervised is soft-target cross-entropy, or one sigmoid per class (multi-label data take it by themselves); with
     ``binarise`` every target above 0 counts as 1 for the sigmoids (DeiT III). A ``teacher``, the path of a model, makes it a

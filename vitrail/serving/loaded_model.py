@@ -20,9 +20,7 @@ from torch import Tensor
 
 from vitrail.analysis.attention import Place, asking_shares, check_index, maps_of_layers, reach_of
 from vitrail.analysis.attention_geometry import Lift
-from vitrail.data.decode import decode
-from vitrail.engine.evaluate import Reading, Say
-from vitrail.engine.explain import (
+from vitrail.analysis.explanation import (
     METHODS,
     NEEDS_ANSWER,
     NEEDS_ATTENTION,
@@ -34,10 +32,13 @@ from vitrail.engine.explain import (
     seen_by,
     shrunk,
 )
-from vitrail.engine.features import digest_of
+from vitrail.data.decode import decode
 from vitrail.errors import ConfigError
+from vitrail.inference.features import digest_of
+from vitrail.inference.options import Reading
 from vitrail.models import device_of
 from vitrail.runtime.device import in_precision
+from vitrail.runtime.progress import Say
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.folders import CONFIG
 from vitrail.weights.onnx import ExportedBackbone
@@ -189,7 +190,7 @@ class Served:
             hook.remove()
 
     def explain(self, seen: Seen, question: Question) -> Explained:
-        """One image explained, as `engine.explain` does; ``question`` as `check_question` gives it."""
+        """One image explained, as `workflows.explain` does; ``question`` as `check_question` gives it."""
         return explained(self.classifier, "image", seen, question.how, VERSIONS)
 
     def maps(self, seen: Seen, question: Question) -> list[LayerMaps]:

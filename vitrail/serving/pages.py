@@ -11,8 +11,8 @@ from typing import NamedTuple
 from fastapi import APIRouter, Request, Response
 
 from vitrail.analysis.palette import ANCHORS, DARK, LIGHT
-from vitrail.engine.reporting.figures import SANS
-from vitrail.engine.reporting.frame import ICON
+from vitrail.reports.charts import SANS
+from vitrail.reports.page import ICON
 from vitrail.serving.refusals import Refused
 
 # all that there is: a name that is not here is no file, whatever it is made of

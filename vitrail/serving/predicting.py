@@ -13,8 +13,8 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from PIL import Image
 
+from vitrail.analysis.explanation import Explained, How, Seen, heads_sheet
 from vitrail.analysis.pictures import light_range, overlay
-from vitrail.engine.explain import Explained, How, Seen, heads_sheet
 from vitrail.errors import nearest
 from vitrail.serving import answers
 from vitrail.serving.documents import TAKES_IMAGES, errors, pictures_body

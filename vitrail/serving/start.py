@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from vitrail.engine.evaluate import Reading
 from vitrail.errors import ConfigError
+from vitrail.inference.options import Reading
 from vitrail.runtime.machine import cores, keep_large_buffers
 from vitrail.serving.limits import Limits
 from vitrail.serving.loaded_model import load_served

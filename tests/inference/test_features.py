@@ -1,0 +1,225 @@
+"""Features of a source: what the head reads, computed once, kept on the disk, and never taken for those of something else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.looked_at import QUIET, shaken
+from tests.models.tiny import TINY
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source
+from vitrail.errors import CheckpointError, DataError
+from vitrail.inference.features import Features, default_cache, features_of
+from vitrail.inference.options import Reading
+from vitrail.tasks.classification import Classifier, create_model
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes of three pictures of other shapes than the model's; one of the ants is broken."""
+    draw = np.random.default_rng(0)
+    for name in ("ant", "bee"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for count in range(3):
+            pixels = draw.integers(0, 256, (70 + 9 * count, 90, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{count}.png")
+    (tmp_path / "photos" / "ant" / "1.png").write_bytes(b"\x89PNG\r\n\x1a\n no picture")
+    return tmp_path / "photos"
+
+
+def whole(data: object) -> Source:
+    source = open_data(data, validation=0).train
+    assert source is not None
+    return source
+
+
+def arrays(channels: int = 3, kind: type = np.uint8, shape: tuple[int, int] = (20, 28)) -> Source:
+    images = np.random.default_rng(1).integers(0, 256, (7, *shape, channels))
+    return whole(((images / 255 if kind is np.float32 else images).astype(kind), np.arange(7) % 2))
+
+
+def count_passes(model: Classifier) -> list[int]:
+    """The sizes of the batches that the model sees from now on."""
+    seen: list[int] = []
+    before = model.backbone.features
+
+    def watched(images: torch.Tensor) -> object:
+        seen.append(len(images))
+        return before(images)
+
+    model.backbone.features = watched  # type: ignore[method-assign]
+    return seen
+
+
+def test_features_are_what_the_head_reads_without_the_bad_images(photos: Path) -> None:
+    model, source = shaken(), whole(photos)
+    found = features_of(model, source, reading=replace(QUIET, batch=2))
+    assert found.keys == ["ant/0.png", "ant/2.png", "bee/0.png", "bee/1.png", "bee/2.png"]
+    assert found.targets.tolist() == [0, 0, 1, 1, 1]
+    with torch.inference_mode():
+        images = model.preprocess([Image.open(photos / key) for key in found.keys])
+        expected = model.pool(model.forward_features(images)).numpy()
+    np.testing.assert_allclose(found.values, expected, atol=1e-5)
+    assert found.only(np.array([1, 2, 4])).keys == ["ant/2.png", "bee/1.png"]
+
+
+@pytest.mark.parametrize(("channels", "kind"), [(1, np.uint8), (5, np.float32)])
+def test_arrays_of_any_shape_and_channel_count_have_features(channels: int, kind: type) -> None:
+    model = create_model(TINY["vit"], classes=(), in_channels=channels)
+    found = features_of(model, arrays(channels, kind), reading=QUIET)
+    assert found.values.shape == (7, model.width)
+    assert found.targets.tolist() == [0, 1, 0, 1, 0, 1, 0]
+
+
+def test_a_second_time_the_model_is_not_run(photos: Path, tmp_path: Path) -> None:
+    model, source = shaken(), whole(photos)
+    seen = count_passes(model)
+    first, again = (features_of(model, source, reading=QUIET, cache=tmp_path / "kept") for _ in range(2))
+    assert sum(seen) == 5
+    np.testing.assert_array_equal(again.values, first.values)
+    assert again.keys == first.keys
+    assert len(list((tmp_path / "kept").iterdir())) == 1
+
+
+def move_weights(model: Classifier, photos: Path) -> Classifier:
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] += 1e-3
+    return model
+
+
+def change_config(model: Classifier, photos: Path) -> Classifier:
+    other = create_model(replace(model.config, norm_eps=1e-3), classes=model.classes)
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+def change_preprocessing(model: Classifier, photos: Path) -> Classifier:
+    model.preprocessing = model.preprocessing.stated(mean=[0.4])
+    return model
+
+
+def touch_a_file(model: Classifier, photos: Path) -> Classifier:
+    os.utime(photos / "bee" / "2.png", ns=(1, 1))
+    return model
+
+
+def add_a_file(model: Classifier, photos: Path) -> Classifier:
+    Image.new("RGB", (80, 80)).save(photos / "bee" / "3.png")
+    return model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [move_weights, change_config, change_preprocessing, touch_a_file, add_a_file],
+    ids=lambda each: each.__name__,
+)
+def test_whatever_changes_the_features_misses_the_cache(
+    change: Callable[[Classifier, Path], Classifier], photos: Path, tmp_path: Path
+) -> None:
+    model = shaken()
+    features_of(model, whole(photos), reading=QUIET, cache=tmp_path / "kept")
+    model = change(model, photos)
+    seen = count_passes(model)
+    features_of(model, whole(photos), reading=QUIET, cache=tmp_path / "kept")
+    assert sum(seen) >= 5
+
+
+def test_another_pixel_and_another_precision_miss_the_cache(tmp_path: Path) -> None:
+    model, source = shaken(), arrays()
+    changed = source.images.copy()
+    changed[3, 2, 1, 0] ^= 1
+    seen = count_passes(model)
+    for each, reading in (
+        (source, QUIET),
+        (whole((changed, source.targets)), QUIET),
+        (source.subset([0, 2]), QUIET),
+        (source, replace(QUIET, precision="bf16")),
+        (source, QUIET),
+    ):
+        features_of(model, each, reading=reading, cache=tmp_path)
+    assert seen == [7, 7, 2, 7]
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "replace"])
+def test_a_damaged_file_is_made_anew(harm: str, tmp_path: Path) -> None:
+    model, source = shaken(), arrays()
+    first = features_of(model, source, reading=QUIET, cache=tmp_path)
+    (file,) = tmp_path.iterdir()
+    content = bytearray(file.read_bytes())
+    sound = bytes(content)
+    content[-5] ^= 1
+    file.write_bytes({"cut": sound[:-9], "flip": bytes(content), "replace": b"nothing"}[harm])
+    seen = count_passes(model)
+    again = features_of(model, source, reading=QUIET, cache=tmp_path)
+    assert seen == [7]
+    np.testing.assert_array_equal(again.values, first.values)
+    features_of(model, source, reading=QUIET, cache=tmp_path)
+    assert seen == [7], "what was made anew is sound"
+
+
+def test_bad_images_are_bad_from_the_cache_too(photos: Path, tmp_path: Path) -> None:
+    model = shaken()
+    features_of(model, whole(photos), reading=QUIET, cache=tmp_path / "kept")
+    for reading in (Reading(quiet=True, on_bad="stop"), Reading(quiet=True, max_bad=0.01)):
+        with pytest.raises(DataError, match=r"ant/1\.png"):
+            features_of(model, whole(photos), reading=reading, cache=tmp_path / "kept")
+
+
+def test_rows_of_parquet_are_kept_and_told_apart(photos: Path, tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    files = sorted(photos.glob("bee/*.png"))
+    rows = {"image": [{"bytes": each.read_bytes(), "path": None} for each in files], "label": [0, 1, 0]}
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "bees.parquet")
+    model, source = shaken(), whole(tmp_path / "bees.parquet")
+    seen = count_passes(model)
+    for each in (source, whole(tmp_path / "bees.parquet"), source.subset([0, 2]), source.subset([0, 1])):
+        found = features_of(model, each, reading=QUIET, cache=tmp_path / "kept")
+        np.testing.assert_allclose(found.values[0], features_of(shaken(), source, reading=QUIET).values[0], atol=1e-5)
+    assert seen == [3, 2, 2]
+
+
+def test_a_users_pictures_are_never_kept(tmp_path: Path) -> None:
+    class Pictures:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+            return Image.new("RGB", (40, 40), (60 * index,) * 3), index % 2
+
+    found = features_of(shaken(), whole(Pictures()), reading=QUIET, cache=tmp_path)
+    assert isinstance(found, Features)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    lines: list[str] = []
+    found = features_of(shaken(), arrays(), reading=QUIET, cache=tmp_path / "file", say=lines.append)
+    assert len(found) == 7
+    assert "could not be kept" in lines[0]
+
+
+def test_features_that_are_no_numbers_are_refused_and_not_kept(tmp_path: Path) -> None:
+    model = shaken()
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(CheckpointError, match="not finite"):
+        features_of(model, arrays(), reading=QUIET, cache=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_the_cache_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITRAIL_CACHE", "/somewhere/else")
+    assert default_cache() == Path("/somewhere/else")
+    monkeypatch.delenv("VITRAIL_CACHE")
+    assert default_cache().parts[-3:] == (".cache", "vitrail", "features")

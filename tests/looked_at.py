@@ -1,0 +1,28 @@
+"""A classifier of every architecture to look into, with numbers of some size in every tensor, and pictures for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from PIL import Image
+
+from tests.models.tiny import TINY
+from vitrail.inference.options import Reading
+from vitrail.models import Config
+from vitrail.tasks.classification import Classifier, create_model
+
+QUIET = Reading(quiet=True, max_bad=1)
+NAMES = ("ant", "bee", "cat", "dog", "eel", "fly", "<b>gnu</b>")
+
+
+def shaken(config: Config = TINY["vit"], names: tuple[str, ...] = NAMES) -> Classifier:
+    model = create_model(config, classes=names)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3, generator=generator)
+    return model.eval()
+
+
+def picture(height: int, width: int, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))

@@ -1,0 +1,89 @@
+"""The paper's findings are true or false by the numbers, and unasked where there are none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from vitrail.analysis.embeddings import LineSimilarity
+from vitrail.analysis.head_statistics import HeadFigures
+from vitrail.reports.inspection.facts import Positions
+from vitrail.reports.inspection.findings import (
+    distance_grows,
+    findings,
+    lines_are_alike,
+    low_layers_mix,
+    positions_know_neighbours,
+    rank_correlation,
+)
+
+
+def layers(*distances: list[float], uniform: float = 100.0) -> list[HeadFigures]:
+    return [
+        HeadFigures(torch.tensor(each), uniform, torch.zeros(len(each)), torch.zeros(len(each))) for each in distances
+    ]
+
+
+POSITIONS = Positions(
+    similarity=np.zeros((2, 2, 2, 2)),
+    neighbour_rate=0.96,
+    neighbour_rate_with_corners=1.0,
+    lines=LineSimilarity(0.4, 0.3, 0.1),
+)
+
+
+def test_low_layers_mix_where_they_have_a_local_and_a_global_head():
+    rest = [[90.0, 90.0], [90.0, 90.0], [90.0, 90.0], [90.0, 90.0]]
+    assert low_layers_mix(layers([20.0, 30.0], [40.0, 75.0], *rest)).holds
+    assert low_layers_mix(layers([20.0, 30.0], [40.0, 74.0], *rest)).holds is False
+    assert low_layers_mix(layers([50.0, 60.0], [80.0, 75.0], *rest)).holds is False
+    words = low_layers_mix(layers([20.0, 30.0], [40.0, 75.0], *rest)).words
+    assert "Of the 4 heads of the lowest third of the layers 3 look less than 0.5 times" in words
+    assert "1 at least 0.75 times; the nearest 0.20, the farthest 0.75" in words
+
+
+def test_distances_are_judged_by_what_a_layer_can_reach():
+    grown = [*layers([10.0], [20.0], uniform=40.0), *layers([60.0], [80.0], uniform=100.0)]
+    assert distance_grows(grown).holds
+    shrunk = [*layers([10.0], [20.0], uniform=20.0), *layers([30.0], [40.0], uniform=100.0)]
+    assert distance_grows(shrunk).holds is False
+
+
+def test_distance_grows_only_where_most_layers_say_so():
+    assert distance_grows(layers([10.0], [30.0], [20.0], [40.0], [50.0])).holds
+    assert distance_grows(layers([30.0], [30.0], [30.0])).holds is False
+    assert distance_grows(layers([50.0], [5.0], [5.0], [5.0], [5.0], [60.0])).holds is False
+
+
+def test_layers_in_which_no_place_asks_are_left_out():
+    silent = layers([math.nan], [math.nan], uniform=math.nan)
+    assert distance_grows([*layers([10.0], [20.0], [30.0]), *silent]).holds
+    for ask in (distance_grows, low_layers_mix):
+        assert ask([*layers([10.0], [20.0]), *silent]).holds is None
+
+
+def test_positions():
+    assert positions_know_neighbours(POSITIONS).holds
+    assert positions_know_neighbours(replace(POSITIONS, neighbour_rate=0.949)).holds is False
+    assert lines_are_alike(POSITIONS).holds
+    assert lines_are_alike(replace(POSITIONS, lines=LineSimilarity(0.4, 0.1, 0.1))).holds is False
+    assert lines_are_alike(replace(POSITIONS, lines=LineSimilarity(math.nan, math.nan, math.nan))).holds is None
+    assert positions_know_neighbours(replace(POSITIONS, neighbour_rate=math.nan)).holds is None
+
+
+def test_what_was_not_looked_at_is_not_said_to_be_too_little():
+    unasked = findings([], None)
+    assert [each.holds for each in unasked] == [None] * 4
+    assert [each.words for each in unasked[:2]] == ["No attention was looked at."] * 2
+    assert "fewer than three layers" in distance_grows(layers([10.0], [20.0])).words
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_rank_correlation_is_spearmans(seed):
+    values = np.random.default_rng(seed).integers(0, 5, 9).astype(float)
+    assert rank_correlation(values) == pytest.approx(spearmanr(values, np.arange(9)).statistic)

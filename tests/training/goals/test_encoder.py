@@ -1,0 +1,296 @@
+"""Learning without labels from end to end: it stops and goes on bit for bit, is judged, reported and fine-tuned."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.models.tiny import TINY
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Splits
+from vitrail.errors import ConfigError, DataError, Preempted
+from vitrail.models import MODELS
+from vitrail.runs.checkpoint import load_newest
+from vitrail.tasks.classification import create_model
+from vitrail.training import loop
+from vitrail.training.train import Result
+from vitrail.weights import load
+from vitrail.weights.native import save_model
+from vitrail.weights.tokenizers import load_tokenizer
+from vitrail.workflows.api import pretrain, train
+
+NAMES = {config.architecture: name for name, config in reversed(MODELS.items())}  # the first of each
+DERIVED = {"image_size", "classes", "in_channels"}
+STEPS = 4
+SIZES = "model.changes={width: 16, depth: 2, heads: 2, mlp_width: 24, patch_size: [2, 2], pool: gap, prefix: [], drop_path: 0.2}"
+OF = {
+    "masked-patch": "{}",
+    "mae": "{decoder_width: 16, decoder_depth: 1, decoder_heads: 2}",
+    "moco": "{hidden: 24, out: 8}",
+    "simclr": "{hidden: 24, out: 8}",
+    "beit": "{}",
+    "tokenizer": "{}",
+}
+SETTINGS = ("save.evaluations=2", "save.log_every=2", "save.watched=60", "optim.ema=0.9", "data.micro_batch=8")
+
+
+def quick_for(*names: str) -> list[Any]:
+    """All objectives; those that are not named are left to the slow tests."""
+    return [pytest.param(name, marks=[] if name in names else pytest.mark.slow) for name in OF]
+
+
+@pytest.fixture(scope="module")
+def digits() -> Splits:
+    """Three hundred of them: what is tested is the way, not how far it leads."""
+    found = open_data("digits").train
+    assert found is not None
+    return Splits(train=found.subset(np.arange(240)), val=found.subset(np.arange(240, 300)), classes=found.classes)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(digits: Splits, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return learn("tokenizer", digits, tmp_path_factory.mktemp("tokenizer") / "run").folder
+
+
+def learn(objective: str, data: Any, out: Path, *settings: str, sizes: str = SIZES, **how: Any) -> Result:
+    sizes = (
+        "model.changes={patch_size: [2, 2], width: 8, depth: 1, levels: [4, 4]}" if objective == "tokenizer" else sizes
+    )
+    given = {"steps": STEPS, "batch": 16, "quiet": True, **how}
+    model = None if objective == "tokenizer" or "init" in how else "vit-ti16"
+    words = [*([] if "init" in how else [sizes]), f"objective.changes={OF[objective]}", *SETTINGS, *settings]
+    return pretrain(data, objective=objective, model=model, out=out, settings=words, **given)  # type: ignore[arg-type]
+
+
+def given_to(objective: str, tokenizer: Path) -> dict[str, Any]:
+    return {"tokenizer": tokenizer} if objective == "beit" else {}
+
+
+@pytest.mark.parametrize("objective", quick_for("mae", "moco", "tokenizer"))
+def test_a_run_that_is_stopped_goes_on_as_if_it_never_had_been(objective, digits, tokenizer, tmp_path, monkeypatch):
+    how = given_to(objective, tokenizer)
+    whole = learn(objective, digits, tmp_path / "whole", **how)
+    stopping_after(3, monkeypatch)
+    with pytest.raises(Preempted):
+        learn(objective, digits, tmp_path / "parts", **how)
+    monkeypatch.undo()
+    parts = learn(objective, digits, tmp_path / "parts", **how)
+    assert_same_run(whole, parts)
+
+
+def stopping_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets every training be told to stop after so many steps, as a machine that is taken away tells it."""
+    step = loop.take_step
+
+    def stopping(training, batch):
+        loss = step(training, batch)
+        if training.progress.step == steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss
+
+    monkeypatch.setattr("vitrail.training.loop.take_step", stopping)
+
+
+def assert_same_run(whole: Result, parts: Result) -> None:
+    one, other = (load_newest(each.folder / "checkpoints") for each in (whole, parts))
+    assert one is not None and other is not None and one.state == other.state
+    for group, tensors in one.tensors.items():
+        assert all(torch.equal(tensor, other.tensors[group][name]) for name, tensor in tensors.items()), group
+    logs = [(each.folder / "metrics.jsonl").read_bytes() for each in (whole, parts)]
+    assert logs[0] == logs[1]
+    assert whole.figures == parts.figures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", [each for each in quick_for("beit", "simclr") if each.values != ("tokenizer",)])
+def test_what_was_learned_is_judged_shown_and_fine_tuned(objective, digits, tokenizer, tmp_path):
+    run = learn(objective, digits, tmp_path / "run", **given_to(objective, tokenizer))
+    records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    judged = [each for each in records if "knn" in each]
+    assert [each["step"] for each in judged] == [0, 2, 4]
+    assert all(0 <= each["knn"] <= 1 and each["effective_rank"] >= 1 for each in judged)
+    assert run.figures["knn"] == judged[-1]["knn"] and run.figures["knn_untrained"] == judged[0]["knn"]
+    page = run.report.read_text()
+    assert "effective rank" in page.lower() and page.count("<img") >= 8
+    assert "vitrail train" in (run.folder / "card.md").read_text()
+    encoder = run.load()
+    assert encoder.classes == () and encoder.provenance["objective"] == objective
+    tuned = train(digits, init=run.folder, steps=2, batch=16, out=tmp_path / "tuned", quiet=True)
+    assert tuned.load().classes == digits.classes
+    assert tuned.load().backbone.config.width == 16
+
+
+def test_a_tokenizer_is_compared_with_the_mean_colour_and_kept_as_one(digits, tokenizer):
+    figures = json.loads((tokenizer / "status.json").read_text())["figures"]
+    assert {"psnr_held_out", "psnr_mean_colour", "codes_in_use"} <= figures.keys()
+    assert 1 <= figures["codes_in_use"] <= 16
+    assert load_tokenizer(tokenizer, lambda line: None).tokenizer.config.levels == (4, 4)
+    page, card = (tokenizer / "report.html").read_text(), (tokenizer / "card.md").read_text()
+    for words in (page, card):
+        assert "tokenizer of 16 codes" in words and "--objective beit --tokenizer" in words and "--init" not in words
+
+
+def test_the_report_of_beit_shows_what_is_hidden_and_which_codes_are_guessed(digits, tokenizer, tmp_path):
+    page = learn("beit", digits, tmp_path / "run", tokenizer=tokenizer).report.read_text()
+    assert page.count("<img") == 4 * 8
+    assert all(f"Image 8, {name}" in page for name in ("images", "masked", "codes", "predicted"))
+
+
+def test_labels_are_not_needed(tmp_path, capsys):
+    chance = np.random.default_rng(0)
+    (tmp_path / "photos").mkdir()
+    for number in range(40):
+        pixels = chance.integers(0, 256, (20, 28, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    (tmp_path / "photos" / "broken.png").write_bytes(b"no image")
+    run = learn(
+        "mae",
+        tmp_path / "photos",
+        tmp_path / "run",
+        "data.max_bad=0.1",
+        "compute.precision=bf16",
+        size=(16, 24),
+        sizes=SIZES.replace("[2, 2]", "[4, 4]"),
+        workers=1,
+        quiet=False,
+    )
+    said = "".join(capsys.readouterr())
+    assert "(val held out of train)\nclasses  none: the images have no labels\n" in said
+    assert "1 image could not be read; it is listed" in run.report.read_text()
+    assert "knn" not in run.figures and run.figures["effective_rank"] > 1
+    assert "broken.png" in (run.folder / "bad_images.csv").read_text()
+    assert "LABELLED-IMAGES" in run.report.read_text()
+
+
+def test_training_goes_on_from_an_encoder_by_another_objective(digits, tmp_path):
+    first = learn("mae", digits, tmp_path / "mae")
+    second = learn("simclr", digits, tmp_path / "simclr", init=first.folder)
+    assert second.load().config.width == 16
+    assert second.figures["knn_untrained"] == first.figures["knn"]
+
+
+@pytest.mark.parametrize("objective", ["mae", "moco"])
+def test_weights_to_start_from_keep_their_network_whatever_the_recipe_makes_of_a_fresh_one(objective, digits, tmp_path):
+    model = create_model(TINY["vit"], classes=3, image_size=8, patch_size=2, in_channels=1)
+    save_model(tmp_path / "model", model)
+    run = learn(objective, digits, tmp_path / "run", init=tmp_path / "model")
+    kept, before = run.load().config, model.config
+    assert (kept.prefix, kept.pool, kept.gelu, kept.positions) == (
+        before.prefix,
+        before.pool,
+        before.gelu,
+        before.positions,
+    )
+    assert "which the weights say: left out" in (run.folder / "log.txt").read_text()
+    assert learn(objective, digits, tmp_path / "run", init=tmp_path / "model").figures == run.figures  # the same run
+
+
+@pytest.mark.parametrize("objective", ["mae", "simclr"])
+def test_pictures_that_a_transform_makes_are_learned_from_and_shown(objective, tmp_path):
+    """The images are no whole patches, nor as large as the network takes them: only the transform makes them so."""
+    photos = np.random.default_rng(0).integers(0, 256, (40, 9, 11, 1), np.uint8)
+
+    def cropped(picture: Image.Image) -> torch.Tensor:
+        return torch.from_numpy(np.array(picture)[None, :8, :8] / np.float32(255))
+
+    run = learn(objective, photos, tmp_path / "run", transform=cropped, size=8)
+    assert run.report.read_text().count("<img") >= 2
+
+
+@pytest.mark.parametrize(
+    ("objective", "batch", "warned"), [("simclr", 64, True), ("simclr", 16, False), ("mae", 64, False)]
+)
+def test_a_batch_that_holds_images_twice_is_warned_of_where_they_are_compared(
+    objective, batch, warned, digits, tmp_path
+):
+    few = Splits(train=digits.train.subset(np.arange(40)), val=digits.val, classes=digits.classes)
+    run = learn(objective, few, tmp_path / "run", batch=batch)
+    assert ("each is to be unlike itself" in (run.folder / "log.txt").read_text()) is warned
+
+
+def test_an_image_counts_once_however_many_views_are_made_of_it(digits, tmp_path):
+    run = learn("simclr", digits, tmp_path / "run")
+    laps = [json.loads(line) for line in (run.folder / "timing.jsonl").read_text().splitlines()]
+    counted = sum(lap["seconds"] * lap["images_per_second"] for lap in laps if "seconds" in lap)
+    assert counted == pytest.approx(STEPS * 16, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("objective", ["masked-patch", "mae", "beit", "moco", "simclr"])
+def test_every_architecture_learns_by_every_objective_or_says_which_can(
+    name, objective, tokenizer, tmp_path, monkeypatch
+):
+    """Oblong images of one channel, in bf16, by way of the engine: stopped, gone on with, saved, loaded, fine-tuned."""
+    config = TINY[name]
+    default, changes = MODELS[NAMES[config.architecture]].to_dict(), config.to_dict()
+    changes = {key: value for key, value in changes.items() if key not in DERIVED and value != default[key]}
+    photos = np.random.default_rng(0).integers(0, 256, (40, 64, 32, 1), np.uint8)
+    data = (photos, np.arange(40) % 2)
+    how: dict[str, Any] = {
+        "objective": objective,
+        "model": NAMES[config.architecture],
+        "steps": 2,
+        "batch": 8,
+        "quiet": True,
+    }
+    settings = [f"model.changes={json.dumps(changes)}", f"objective.changes={OF[objective]}", "save.watched=30"]
+    settings += ["compute.precision=bf16", "save.evaluations=1"]
+    how |= {"settings": settings, **given_to(objective, tokenizer)}
+    if not can_carry(name, objective):
+        with pytest.raises(ConfigError, match=r"take an architecture that can: |stem"):
+            pretrain(data, **how, out=tmp_path / "run")
+        return
+    run = pretrain(data, **how, out=tmp_path / "run")
+    stopping_after(1, monkeypatch)
+    with pytest.raises(Preempted):
+        pretrain(data, **how, out=tmp_path / "parts")
+    monkeypatch.undo()
+    assert_same_run(run, pretrain(data, **how, out=tmp_path / "parts"))
+    tuned = train(data, init=run.folder, steps=2, batch=8, out=tmp_path / "tuned", quiet=True)
+    assert load(tuned.folder).config.architecture == config.architecture
+    assert np.isfinite(run.figures["loss"])
+
+
+def can_carry(name: str, objective: str) -> bool:
+    architecture = TINY[name].architecture
+    if objective == "mae":
+        return architecture in ("vit", "beit", "cait") and "stem" not in name and "root" not in name
+    return objective in ("moco", "simclr") or architecture not in ("bit", "pvt-v2")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"objective": "beit"}, "give it with --tokenizer"),
+        ({"objective": "beit", "tokenizer": "somewhere"}, "there are no weights"),
+        ({"objective": "mae", "tokenizer": "somewhere"}, "'mae' has no use for a tokenizer"),
+        ({"objective": "mae", "settings": ["objective.teacher=somewhere"]}, "'mae' has no use for a teacher"),
+        ({"objective": None}, "no objective was named"),
+        ({"objective": "mae", "model": "swin-t"}, "take an architecture that can: vit, beit, cait"),
+        ({"objective": "tokenizer", "model": "vit-b16"}, "a tokenizer has no names"),
+        ({"objective": "mae", "settings": ["objective.changes={mask: 0.5}"]}, "did you mean 'mask_ratio'"),
+        ({"objective": "mae", "settings": ["model.head_only=true"]}, "has no head"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_trained(how, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        pretrain("digits", steps=1, out=tmp_path / "run", quiet=True, **how)
+
+
+def test_learning_without_labels_is_not_asked_of_train(tmp_path):
+    with pytest.raises(ConfigError, match="vitrail pretrain"):
+        train("digits", settings=["objective.name=mae"], steps=1, out=tmp_path / "run", quiet=True)
+
+
+def test_three_images_are_too_few(tmp_path):
+    with pytest.raises(DataError, match="hold 3 training images"):
+        learn("mae", np.zeros((3, 8, 8, 3), np.uint8), tmp_path / "run")

@@ -1,0 +1,81 @@
+"""What is watched while learning without labels, on images and networks small enough to be looked at whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.tiny import TINY
+from vitrail.config.schema import DataSettings, Run, SaveSettings, ScheduleSettings
+from vitrail.data.loader import stop_at_bad
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Splits
+from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
+from vitrail.tasks.classification import create_model
+from vitrail.training.monitors import CodeWatch, FeatureWatch
+
+RUN = Run(
+    data=DataSettings(batch=16, micro_batch=16),
+    schedule=ScheduleSettings(steps=1),
+    save=SaveSettings(watched=120),
+)
+
+
+def never() -> bool:
+    return False
+
+
+def photos(images: int = 50, *, classes: int = 2) -> Splits:
+    """Noise of 32 x 32 pixels whose brightness tells the class, all of it for training."""
+    targets, random = np.arange(images) % classes, np.random.default_rng(0)
+    pixels = random.integers(0, 90, (images, 32, 32, 3)) + 80 * targets[:, None, None, None]
+    return open_data((pixels.astype(np.uint8), targets), validation=0)
+
+
+def filled(module: torch.nn.Module) -> torch.nn.Module:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return module
+
+
+def test_the_figures_of_a_tokenizer_are_those_of_all_its_images_at_once():
+    tokenizer = Tokenizer(TokenizerConfig(patch_size=4, width=8, depth=1, levels=(4, 4)))
+    filled(tokenizer)
+    watch = CodeWatch(tokenizer, preprocessing := Preprocessing.paper((32, 32)), photos(), RUN, stop_at_bad)
+    figures = watch(never)
+    assert figures is not None and tokenizer.training
+    pictures = torch.from_numpy(np.stack([watch.asked.read(row).content for row in range(40)]))
+    pictures = pictures.movedim(3, 1) / 255  # (B, C, H, W)
+    with torch.no_grad():
+        made = (tokenizer(preprocessing.normalise(pictures))[0] / 2 + 0.5).clamp(0, 1)
+    cells = pictures.unflatten(3, (8, 4)).unflatten(2, (8, 4))
+    for name, error in (
+        ("psnr_held_out", made - pictures),
+        ("psnr_mean_colour", cells - cells.mean((3, 5), keepdim=True)),
+    ):
+        assert figures[name] == pytest.approx(-10 * np.log10(error.double().square().mean().item()), rel=1e-4)
+
+
+def test_no_image_is_its_own_neighbour_where_too_few_were_held_out():
+    model = create_model(TINY["vit"], classes=())
+    filled(model)
+    watch = FeatureWatch(model, photos(), RUN, stop_at_bad)
+    assert not set(watch.known.keys) & set(watch.asked.keys)
+    assert len(watch.known) == len(watch.asked) == 25
+    figures = watch(never)
+    assert figures is not None and model.training
+    assert figures["knn"] > 0.9 > figures["chance"]
+    assert watch(lambda: True) is None
+
+
+def test_without_labels_nobody_is_asked_for_them():
+    train = photos().train
+    assert train is not None
+    pixels = np.stack([train.read(row).content for row in range(len(train))])
+    model = create_model(TINY["vit"], classes=())
+    figures = FeatureWatch(model, open_data(pixels, validation=0, labelled=False), RUN, stop_at_bad)(never)
+    assert figures is not None and figures.keys() == {"effective_rank", "spread"}

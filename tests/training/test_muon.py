@@ -1,0 +1,68 @@
+"""Our Muon against torch's, which takes one matrix after the other, and against the singular values it is to give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitrail.training.muon import Muon, orthogonal
+
+SHAPES = [(32, 32), (96, 32), (32, 128), (128, 32), (32, 96), (96, 32)]
+
+
+def matrices() -> list[Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=draw) for shape in SHAPES]
+
+
+def test_singular_vectors_stay_and_singular_values_come_near_one():
+    for matrix, found in zip(matrices(), orthogonal(matrices()), strict=True):
+        left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+        inside = left.mT @ found.float() @ right.mT  # diagonal, if the vectors are the same
+        values = inside.diagonal()
+        assert 0.6 < values.min()
+        assert values.max() < 1.3
+        assert (inside - values.diag()).abs().max() < 0.03
+
+
+def test_ten_steps_equal_those_of_torch():
+    ours, theirs = ([nn.Parameter(matrix) for matrix in matrices()] for _ in range(2))
+    groups = {"lr": 0.02, "weight_decay": 0.1}
+    mine = Muon([{"params": ours[:4], **groups}, {"params": ours[4:], **groups, "lr": 0.01}])
+    peer = torch.optim.Muon(
+        [{"params": theirs[:4], **groups}, {"params": theirs[4:], **groups, "lr": 0.01}],
+        momentum=0.95,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    draw = torch.Generator().manual_seed(1)
+    for _ in range(10):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn(one.shape, generator=draw)
+            other.grad = one.grad.clone()
+        mine.step()
+        peer.step()
+    for one, other, start in zip(ours, theirs, matrices(), strict=True):
+        moved = (other - start).norm()
+        assert (one - other).norm() < 0.01 * moved  # bf16 rounds stacked products otherwise
+        buffers = (mine.state[one]["momentum_buffer"], peer.state[other]["momentum_buffer"])
+        torch.testing.assert_close(*buffers)
+
+
+def test_a_matrix_without_a_gradient_stays():
+    first, second = (nn.Parameter(matrix) for matrix in matrices()[:2])
+    first.grad = torch.ones_like(first)
+    Muon([first, second], lr=0.1).step()
+    assert torch.equal(second, matrices()[1])
+    assert not torch.equal(first, matrices()[0])
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_the_length_of_the_gradient_does_not_count(scale):
+    wanted = orthogonal(matrices())
+    for found, one in zip(orthogonal([scale * matrix for matrix in matrices()]), wanted, strict=True):
+        assert (found.float() - one.float()).abs().max() < 0.02
+
+
+def test_a_gradient_of_zeros_moves_nothing():
+    assert not orthogonal([torch.zeros(4, 8)])[0].any()

@@ -1,0 +1,258 @@
+"""`vitrail probe`: frozen features judged by every protocol, on data that come in every kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.looked_at import QUIET, shaken
+from tests.models.tiny import TINY
+from vitrail.cli import run
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import fingerprint
+from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.intervals import bootstrap
+from vitrail.evaluation.probes import linear
+from vitrail.inference.features import Features
+from vitrail.inference.options import Reading
+from vitrail.tasks.classification import Classifier, create_model
+from vitrail.weights import load
+from vitrail.weights.native import save_model
+from vitrail.workflows.probe import PROTOCOLS, How, judge_features, probe, shared
+
+
+def silent(line: str) -> None: ...
+
+
+def tints(images: int, *, seed: int = 0, channels: int = 3, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Noise whose brightness tells the class, (n, 24, 40, C) uint8, and targets."""
+    targets = np.arange(images) % classes
+    noise = np.random.default_rng(seed).integers(0, 40, (images, 24, 40, channels))
+    return (noise + 80 * targets[:, None, None, None]).astype(np.uint8), targets
+
+
+def ask(model: Any, data: Any, protocol: str, **how: Any) -> Mapping[str, float]:
+    return probe(model, data, protocol, **{"k": 5, "shots": (1, 5), "reading": QUIET, "say": silent, **how}).figures
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_is_easily_told_apart_is_told_apart(protocol: str, channels: int) -> None:
+    model = create_model(TINY["vit"], classes=(), in_channels=channels)
+    data = {"train": tints(60, channels=channels), "test": tints(45, seed=1, channels=channels)}
+    found = probe(model, data, protocol, k=5, shots=(1, 10), reading=QUIET, say=silent)
+    assert found.figures["accuracy"] > 0.95
+    assert (found.figures["images"], found.figures["train_images"], found.split) == (45, 60, "test")
+    assert found.right.shape == (5 if protocol == "fewshot" else 1, 45)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_shuffled_labels_are_chance(protocol: str) -> None:
+    (images, targets), generator = tints(240), np.random.default_rng(0)
+    assert 0.1 < ask(shaken(), (images, generator.permutation(targets)), protocol)["accuracy"] < 0.6
+
+
+def test_data_without_splits_have_a_part_held_out_and_a_test_set_leaves_train_whole() -> None:
+    (images, targets), test = tints(60), tints(9, seed=1)
+    alone = probe(shaken(), (images, targets), "knn", k=5, reading=QUIET, say=silent)
+    assert (alone.split, alone.figures["images"], alone.figures["train_images"]) == ("val", 9, 51)
+    three = {"train": (images, targets), "val": tints(6, seed=2), "test": test}
+    for data in ({"train": (images, targets), "test": test}, three):
+        found = probe(shaken(), data, "knn", k=5, reading=QUIET, say=silent)
+        assert (found.split, found.figures["images"], found.figures["train_images"]) == ("test", 9, 60)
+
+
+def trained_on(place: Path, *, seed: int, validation: float) -> Classifier:
+    """A model whose provenance says that it was trained on the images there, but for the part that this holds out."""
+    splits, model = open_data(place, seed=seed, validation=validation), shaken()
+    held = fingerprint(splits.val) if splits.val is not None else None
+    split = {"held_out": splits.held_out, "seed": seed, "validation": validation, "sha256": held}
+    model.provenance = {"data": str(place), "split": split}
+    return model
+
+
+def test_a_model_is_judged_on_what_was_held_out_when_it_was_trained_on_these_data(tmp_path: Path) -> None:
+    for number, (picture, target) in enumerate(zip(*tints(60))):
+        (tmp_path / str(target)).mkdir(exist_ok=True)
+        Image.fromarray(picture).save(tmp_path / str(target) / f"{number}.png")
+    model, lines = trained_on(tmp_path, seed=3, validation=0.3), []
+    found = probe(model, tmp_path, "knn", k=5, reading=QUIET, say=lines.append)
+    held = open_data(tmp_path, seed=3, validation=0.3).val
+    assert held is not None and sorted(found.keys) == sorted(held.keys) and len(held) == 18
+    assert not any("warning" in line for line in lines)
+    for seen in (trained_on(tmp_path, seed=3, validation=0), trained_on(tmp_path, seed=4, validation=0.3)):
+        lines.clear()
+        probe(model, tmp_path, "knn", k=5, against=seen, reading=QUIET, say=lines.append)
+        assert sum("trained on some of the images" in line for line in lines) == 1
+    other = open_data(tmp_path, seed=0, validation=0.15).val  # the data of the training grew: what it saw is unknown
+    model.provenance["split"]["sha256"] = "another"
+    assert other is not None
+    assert sorted(probe(model, tmp_path, "knn", k=5, reading=QUIET, say=silent).keys) == sorted(other.keys)
+
+
+def test_the_interval_is_the_bootstrap_over_images_and_wider_where_shots_are_drawn() -> None:
+    (images, targets), generator = tints(240), np.random.default_rng(0)
+    data = (images, np.where(generator.random(240) < 0.4, generator.permutation(targets), targets))
+    found = probe(shaken(), data, "knn", k=5, reading=QUIET, say=silent)
+    assert (found.figures["accuracy_low"], found.figures["accuracy_high"]) == bootstrap(found.right[0])
+    few = probe(shaken(), data, "fewshot", shots=(2,), reading=QUIET, say=silent)
+    assert few.figures["accuracy"] == pytest.approx(few.right.mean())
+    low, high = bootstrap(few.right.mean(0))
+    assert few.figures["accuracy_low"] < low < few.figures["accuracy"] < high < few.figures["accuracy_high"]
+
+
+def test_every_number_of_shots_has_its_figures_and_the_largest_is_the_accuracy() -> None:
+    lines: list[str] = []
+    found = probe(shaken(), tints(60), "fewshot", shots=(5, 1, 25), reading=QUIET, say=lines.append)
+    assert found.figures["accuracy"] == found.figures["accuracy_5shot"]
+    assert found.figures.keys() >= {"accuracy_1shot", "accuracy_1shot_low", "accuracy_1shot_high"}
+    assert "accuracy_25shot" not in found.figures
+    assert lines[0].startswith("data     ")
+    assert any("25 left out: a class has only 17 to learn from" in line for line in lines)
+    head, rows = found.table()
+    assert (head[0], [row[0] for row in rows]) == ("shots", ["1", "5"])
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_model_against_itself_makes_no_difference(protocol: str) -> None:
+    found = ask(shaken(), tints(60), protocol, against=shaken())
+    assert found["against_accuracy"] == found["accuracy"]
+    assert found["difference"] == found["difference_low"] == found["difference_high"] == 0
+
+
+@pytest.mark.parametrize("protocol", ["knn", "fewshot"])
+def test_a_model_is_told_from_one_that_sees_nothing(protocol: str) -> None:
+    blind = shaken()
+    with torch.no_grad():
+        dict(blind.named_parameters())["backbone.patch_embed.proj.weight"].zero_()
+    found = probe(shaken(), tints(150), protocol, k=5, shots=(5,), against=blind, reading=QUIET, say=silent)
+    assert 0.3 < found.figures["difference_low"] < found.figures["difference"]
+    head, rows = found.table()
+    assert len(head) == len(rows[0]) == 8
+
+
+def test_each_of_two_models_reads_images_its_own_way(tmp_path: Path) -> None:
+    other = create_model(replace(TINY["vit"], image_size=(48, 16)), classes=("a", "b"))
+    other.preprocessing = other.preprocessing.stated(mean=[0.1], std=[0.9], resize=60)
+    save_model(tmp_path / "other", other)
+    alone = ask(tmp_path / "other", tints(60), "knn")["accuracy"]
+    assert ask(shaken(), tints(60), "knn", against=tmp_path / "other")["against_accuracy"] == alone
+
+
+def test_two_models_are_compared_on_the_images_that_both_could_read(tmp_path: Path) -> None:
+    for name, shade in (("dark", 20), ("light", 200)):
+        (tmp_path / "grey" / name).mkdir(parents=True)
+        for count in range(12):
+            Image.new("L", (40, 40), shade + count).save(tmp_path / "grey" / name / f"{count}.png")
+    (tmp_path / "grey" / "dark" / "3.png").write_bytes(b"no picture")
+    found = ask(shaken(), tmp_path / "grey", "knn", against=shaken(TINY["swin"]), reading=replace(QUIET, max_bad=0.5))
+    assert found["accuracy"] == found["against_accuracy"] == 1
+    assert found["images"] + found["train_images"] == 23
+
+
+def test_images_that_one_model_could_not_read_count_for_neither() -> None:
+    source = open_data(tints(12), validation=0).train
+    assert source is not None
+    values = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+    whole = Features(source, np.arange(12), values)
+    holed = Features(source, np.delete(np.arange(12), 4), np.delete(values, 4, axis=0))
+    first, second = shared([whole, holed])
+    np.testing.assert_array_equal(first.values, second.values)
+    assert first.keys == second.keys
+    found = judge_features(How(protocol="knn", k=1), "val", [first, second], [first, second], say=silent)
+    assert found.figures["accuracy"] == 1
+
+
+def test_a_model_without_a_head_is_loaded_and_probed_as_one_with_it(tmp_path: Path) -> None:
+    bare = create_model(replace(TINY["vit"], classes=0), classes=())
+    save_model(tmp_path / "bare", bare)
+    assert load(tmp_path / "bare", log=silent).classes == ()
+    assert ask(tmp_path / "bare", tints(60), "linear") == ask(bare, tints(60), "linear")
+
+
+def test_a_model_of_other_channels_is_fitted_to_images_in_memory() -> None:
+    lines: list[str] = []
+    found = probe(shaken(), tints(60, channels=1), "knn", k=5, reading=QUIET, say=lines.append)
+    assert found.figures["images"] == 9
+    assert any("channels 1, where the weights have 3" in line for line in lines)
+
+
+def test_what_linear_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    probe(shaken(), tints(60), "linear", reading=QUIET, say=lines.append)
+    assert any("L2 penalty" in line for line in lines)
+    monkeypatch.setattr("vitrail.workflows.probe.linear", partial(linear, strengths=(1e-3,)))
+    monkeypatch.setattr("vitrail.evaluation.probes.ITERATIONS", 1)
+    probe(shaken(), tints(60), "linear", reading=QUIET, say=lines.append)
+    assert any("is the edge" in line for line in lines)
+    assert any("stopped before the minimum" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"protocol": "k-nn"}, "did you mean 'knn'"),
+        ({"protocol": "knn", "k": 0}, "1 neighbour"),
+        ({"protocol": "knn", "k": 52}, "from 1 to 51"),
+        ({"protocol": "fewshot", "shots": ()}, "1,5,10,25"),
+        ({"protocol": "fewshot", "shots": (0, 5)}, "1,5,10,25"),
+        ({"protocol": "fewshot", "seeds": 0}, "once or more"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_the_model_runs(wrong: dict[str, Any], words: str) -> None:
+    model = shaken()
+    model.backbone.features = None  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match=words):
+        probe(model, tints(60), reading=QUIET, say=silent, **wrong)
+
+
+def test_data_that_cannot_be_probed_are_refused() -> None:
+    images, targets = tints(60)
+    with pytest.raises(DataError, match="give shots up to 17"):
+        ask(shaken(), (images, targets), "fewshot", shots=(18, 25))
+    with pytest.raises(DataError, match="several labels"):
+        ask(shaken(), (images, np.eye(3)[targets]), "knn")
+    with pytest.raises(DataError, match="no labels"):
+        ask(shaken(), images, "knn")
+    with pytest.raises(DataError, match="1 class"):
+        ask(shaken(), (images, 0 * targets), "knn")
+    with pytest.raises(DataError, match="nothing to be judged on"):
+        ask(shaken(), (images[:3], targets[:3]), "knn", k=1)
+
+
+def test_the_command_prints_a_table_and_one_line_of_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "kept"))
+    save_model(tmp_path / "model", shaken())
+    images, targets = tints(60)
+    np.savez(tmp_path / "tints.npz", images=images, labels=targets)
+    command = ["probe", str(tmp_path / "model"), str(tmp_path / "tints.npz"), "--protocol", "fewshot", "--shots", "1,5"]
+    assert run([*command, "--against", str(tmp_path / "model"), "--no-cache", "--quiet", "--json"]) == 0
+    assert not (tmp_path / "kept").exists()
+    *table, line = capsys.readouterr().out.splitlines()
+    told = json.loads(line)
+    assert told["protocol"] == "fewshot"
+    assert told.keys() >= {"split", "accuracy", "accuracy_low", "accuracy_high", "accuracy_5shot", "difference"}
+    assert len(table) == 3
+    assert run([*command, "--quiet"]) == 0
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_a_real_model_has_the_accuracies_that_its_features_are_known_for(real_data: Path, tmp_path: Path) -> None:
+    how = {"reading": Reading(quiet=True), "cache": tmp_path, "say": silent}
+    model, photos = real_data / "vit_tiny_patch16_224.safetensors", real_data / "hymenoptera"
+    nearest = probe(model, photos, "knn", k=5, **how)
+    assert abs(int(nearest.right.sum()) - 148) <= 1
+    assert nearest.figures["images"] == 153
+    assert int(probe(model, photos, "linear", **how).right.sum()) >= 145

@@ -1,0 +1,267 @@
+"""From data to answers: every kind of data trains, is judged the same however it is read, and answers in every table."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+import vitrail
+from vitrail.errors import ConfigError, DataError
+from vitrail.inference.options import Reading
+from vitrail.reports.tables import open_table, write_features
+from vitrail.training.train import Result
+from vitrail.workflows.evaluate import evaluate
+from vitrail.workflows.predict import embed, predict, rows
+
+TINY = ("model.name=vit-ti16", "model.changes={width: 16, depth: 2, heads: 2, mlp_width: 32, patch_size: [4, 4]}")
+QUIET = Reading(quiet=True)
+
+
+def silent(line: str) -> None: ...
+
+
+def train(data: object, out: Path, *settings: str, steps: int = 3, **more: object) -> Result:
+    return vitrail.train(data, out=out, steps=steps, settings=(*TINY, *settings), quiet=True, batch=8, **more)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of 24 small pictures of many sizes, one of them broken."""
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    draw = np.random.default_rng(0)
+    for tint, name in enumerate(("ant", "bee")):
+        (folder / name).mkdir(parents=True)
+        for count in range(24):
+            height, width = draw.integers(70, 100, 2)
+            pixels = draw.integers(0, 128, (height, width, 3), dtype=np.uint8)
+            pixels[..., tint] += 120
+            Image.fromarray(pixels).save(folder / name / f"{count:02}.png")
+    (folder / "ant" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    out = tmp_path_factory.mktemp("run") / "photos"
+    return train(photos, out, "data.max_bad=0.1", steps=6, size=(32, 24))
+
+
+def test_a_run_leaves_all_that_was_promised(trained: Result) -> None:
+    for name in ("config.yaml", "metrics.jsonl", "log.txt", "status.json", "bad_images.csv", "card.md", "report.html"):
+        assert (trained.folder / name).stat().st_size > 0, name
+    assert "broken.jpg" in (trained.folder / "bad_images.csv").read_text()
+    assert json.loads((trained.folder / "status.json").read_text())["state"] == "finished"
+    config = json.loads((trained.folder / "model" / "config.json").read_text())
+    assert config["classes"] == ["ant", "bee"]
+    assert config["preprocessing"]["size"] == [32, 24]
+    assert config["provenance"]["split"]["held_out"]
+
+
+def test_figures_do_not_depend_on_batch_or_workers(trained: Result, photos: Path) -> None:
+    readings = (
+        Reading(quiet=True, max_bad=1, batch=batch, workers=workers) for batch, workers in ((1, 0), (5, 1), (64, 0))
+    )
+    figures = [evaluate(trained.folder, photos, reading=reading, say=silent).figures for reading in readings]
+    rounded = [{name: round(value, 6) for name, value in each.items()} for each in figures]
+    assert rounded[0] == rounded[1] == rounded[2]
+    assert rounded[0] == {name: round(value, 6) for name, value in trained.figures.items()}
+
+
+def test_the_held_out_part_is_the_one_of_the_training(trained: Result, photos: Path) -> None:
+    lines: list[str] = []
+    found = evaluate(trained.folder, photos, reading=Reading(quiet=True, max_bad=1), say=lines.append)
+    held = json.loads((trained.folder / "split.json").read_text())["held_out"]
+    assert set(found.keys) == {key for key in held if "broken" not in key}
+    assert not any("warning" in line for line in lines)
+
+
+def test_other_data_than_those_of_the_training_are_named_as_such(trained: Result, tmp_path: Path) -> None:
+    for name in ("ant", "bee"):
+        (tmp_path / "more" / name).mkdir(parents=True)
+        for count in range(10):
+            Image.new("RGB", (40, 40), (count, 99, 7)).save(tmp_path / "more" / name / f"{count}.png")
+    lines: list[str] = []
+    evaluate(trained.folder, tmp_path / "more", reading=QUIET, say=lines.append)
+    assert any("is not the one the model was trained without" in line for line in lines)
+
+
+def test_what_is_stated_of_the_preprocessing_counts_in_training_and_in_use(photos: Path, tmp_path: Path) -> None:
+    stated = "model.preprocessing={mean: [0.2, 0.4, 0.6], std: [0.3]}"
+    run = train(photos, tmp_path / "run", "data.max_bad=0.1", stated, size=32)
+    kept = vitrail.load(run.folder, log=silent).preprocessing
+    assert (kept.mean, kept.std) == ((0.2, 0.4, 0.6), (0.3, 0.3, 0.3))
+    told = Reading(quiet=True, max_bad=1, size=(32, 32), preprocessing={"mean": [0.5], "std": [0.5]})
+    before, after = (
+        next(predict(run.folder, [str(photos)], reading=each, say=silent)).score
+        for each in (Reading(quiet=True, max_bad=1), told)
+    )
+    model = vitrail.load(run.folder, preprocessing={"mean": [0.5], "std": [0.5]}, log=silent)
+    assert after == pytest.approx(model.predict(Image.open(photos / "ant" / "00.png"))[0].score, abs=1e-5)
+    assert before != pytest.approx(after, abs=1e-5)
+
+
+def test_a_temperature_is_fitted_stored_and_lowers_the_nll(trained: Result, photos: Path) -> None:
+    reading = Reading(quiet=True, max_bad=1)
+    before = evaluate(trained.folder, photos, reading=reading, say=silent)
+    after = evaluate(trained.folder, photos, calibrate=True, reading=reading, say=silent)
+    assert after.figures["nll"] <= before.figures["nll"] + 1e-9
+    assert vitrail.load(trained.folder, log=silent).temperature == pytest.approx(after.temperature)
+
+
+def test_predictions_are_those_of_the_model_in_every_table(trained: Result, photos: Path, tmp_path: Path) -> None:
+    reading = Reading(quiet=True, max_bad=1, batch=7)
+    answers = list(predict(trained.folder, [str(photos)], top=2, reading=reading, say=silent))
+    assert len(answers) == 48
+    model = vitrail.load(trained.folder, log=silent)
+    picture = Image.open(photos / "bee" / "07.png")
+    ours = next(each for each in answers if each.key.endswith("bee/07.png"))
+    theirs = model.predict(picture, top=2)[0]
+    assert ours.label == theirs.label
+    assert ours.score == pytest.approx(theirs.score, abs=1e-5)
+    for kind in ("csv", "jsonl", "parquet"):
+        with open_table(tmp_path / f"table.{kind}") as table:
+            for row in rows(answers):
+                table.write(row)
+    with open(tmp_path / "table.csv") as file:
+        listed = list(csv.DictReader(file))
+    lines = [json.loads(line) for line in (tmp_path / "table.jsonl").read_text().splitlines()]
+    import pyarrow.parquet
+
+    stored = pyarrow.parquet.read_table(tmp_path / "table.parquet").to_pylist()
+    assert [row["label"] for row in listed] == [row["label"] for row in lines] == [row["label"] for row in stored]
+    assert lines[0].keys() == {"path", "label", "score", "label_2", "score_2"}
+
+
+def test_a_table_that_fails_halfway_leaves_nothing_under_its_name(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with open_table(tmp_path / "half.csv") as table:
+            table.write({"a": 1})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        interrupted()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_features_are_what_the_head_reads(trained: Result, photos: Path, tmp_path: Path) -> None:
+    reading = Reading(quiet=True, max_bad=1)
+    write_features(tmp_path / "f.npy", embed(trained.folder, [str(photos / "bee")], reading=reading, say=silent))
+    features = np.load(tmp_path / "f.npy")
+    assert features.shape == (24, 16)
+    model = vitrail.load(trained.folder, log=silent)
+    first = (tmp_path / "f.npy.txt").read_text().splitlines()[0]
+    with torch.inference_mode():
+        images = model.preprocess(Image.open(photos / "bee" / Path(first).name))
+        expected = model.pool(model.forward_features(images))[0].numpy()
+    np.testing.assert_allclose(features[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("channels", "kind"), [(1, np.uint8), (5, np.uint8), (5, np.float32)])
+def test_arrays_of_any_channel_count_train_and_are_judged(tmp_path: Path, channels: int, kind: type) -> None:
+    draw = np.random.default_rng(1)
+    images = (
+        draw.random((40, 12, 16, channels)) if kind is np.float32 else draw.integers(0, 256, (40, 12, 16, channels))
+    )
+    labels = np.arange(40) % 3
+    result = train((images.astype(kind), labels), tmp_path / "run")
+    assert result.load().config.in_channels == channels
+    assert evaluate(result.load(), (images.astype(kind), labels), reading=QUIET, say=silent).figures["images"] == 6
+
+
+def test_several_labels_an_image(photos: Path, tmp_path: Path) -> None:
+    names = sorted(str(path) for path in photos.rglob("*.png"))
+    lines = [f"{name},{'insect;' if place % 3 else ''}{Path(name).parent.name}" for place, name in enumerate(names)]
+    (tmp_path / "labels.csv").write_text("path,label\n" + "\n".join(lines) + "\n")
+    result = train(tmp_path / "labels.csv", tmp_path / "run", size=32)
+    assert result.load().multi_label
+    assert {"map", "f1_micro", "f1_macro"} <= result.figures.keys()
+
+
+class Pictures:
+    """A torch-style dataset of a user."""
+
+    classes = ("dark", "light")
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.new("RGB", (20, 20), (200 if index % 2 else 20,) * 3), index % 2
+
+
+def test_a_users_dataset_and_transform(tmp_path: Path) -> None:
+    def transform(image: Image.Image) -> torch.Tensor:
+        return torch.from_numpy(np.array(image.resize((8, 8)))).permute(2, 0, 1)
+
+    result = train(Pictures(), tmp_path / "run", size=8, transform=transform, workers=0)
+    assert result.load().classes == ("dark", "light")
+
+
+def test_small_grey_files_train_a_model_of_one_channel(tmp_path: Path) -> None:
+    for shade, name in ((20, "dark"), (200, "light")):
+        (tmp_path / "grey" / name).mkdir(parents=True)
+        for count in range(10):
+            Image.new("L", (8, 8), shade + count).save(tmp_path / "grey" / name / f"{count}.png")
+    run = train(tmp_path / "grey", tmp_path / "run", "data.channels=1")
+    assert run.load().config.in_channels == 1
+    assert evaluate(run.folder, tmp_path / "grey", reading=QUIET, say=silent).figures["images"] > 0
+
+
+def test_the_network_that_was_chosen_stands_in_the_settings(tmp_path: Path) -> None:
+    run = vitrail.train("digits", out=tmp_path / "run", steps=1, quiet=True)
+    kept = yaml.safe_load((run.folder / "config.yaml").read_text())["model"]
+    assert (kept["name"], kept["changes"]["width"], kept["changes"]["patch_size"]) == ("vit-ti16", 64, [2, 2])
+
+
+def test_weights_are_fine_tuned_at_another_resolution_from_a_zero_head(
+    trained: Result, tmp_path: Path, photos: Path
+) -> None:
+    result = vitrail.train(photos, init=trained.folder, size=48, steps=2, batch=8, out=tmp_path / "run", quiet=True,
+                           settings=["data.max_bad=0.1"])  # fmt: skip
+    model = result.load()
+    assert model.config.image_size == (48, 48)
+    assert model.config.width == 16
+    assert "finetune" in (result.folder / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(("channels", "kind"), [(1, np.uint8), (5, np.float32)])
+def test_weights_for_colour_are_fine_tuned_on_images_of_any_channel_count(
+    trained: Result, tmp_path: Path, channels: int, kind: type
+) -> None:
+    images = np.random.default_rng(1).random((40, 32, 32, channels)) * (1 if kind is np.float32 else 255)
+    data = (images.astype(kind), np.arange(40) % 2)
+    result = vitrail.train(data, init=trained.folder, steps=2, batch=8, out=tmp_path / "run", quiet=True)
+    model, start = result.load(), vitrail.load(trained.folder, log=silent)
+    assert model.config.in_channels == model.preprocessing.channels == channels
+    before, after = (each.backbone.get_parameter("patch_embed.proj.weight").sum(1) for each in (start, model))
+    assert (after - before).abs().max() < 0.05, "two steps from the start's sum over its channels"
+    assert f"channels {channels}, where the weights have 3" in (result.folder / "log.txt").read_text()
+    assert evaluate(model, data, reading=QUIET, say=silent).figures["images"] > 0
+
+
+def test_only_the_head_moves_when_the_rest_is_frozen(trained: Result, tmp_path: Path, photos: Path) -> None:
+    result = vitrail.train(photos, init=trained.folder, head_only=True, steps=3, batch=8, out=tmp_path / "run", quiet=True,
+                           settings=["data.max_bad=0.1"])  # fmt: skip
+    before, after = (
+        vitrail.load(folder, log=silent).backbone.state_dict() for folder in (trained.folder, result.folder)
+    )
+    moved = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert moved
+    assert all(name.startswith("head") for name in moved)
+
+
+def test_too_many_bad_images_stop_the_run_by_name(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"broken\.jpg"):
+        train(photos, tmp_path / "run", "data.on_bad=stop", size=32, steps=12)
+
+
+def test_fp16_without_a_gpu_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="bf16"):
+        train("digits", tmp_path / "run", precision="fp16")

@@ -1,0 +1,205 @@
+"""The explanation of one image: what the answer rests on, by each method, as a map and as a sheet of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitrail.analysis.attention import attention_map, check_index, head_maps, one_map, reach_of
+from vitrail.analysis.occlusion import default_window, occlusion
+from vitrail.analysis.pictures import Box, contact_sheet, eight_bits, light_range, overlay, rgb
+from vitrail.analysis.rollout import relevance, rollout
+from vitrail.data.decode import MAX_PIXELS, decode
+from vitrail.errors import ConfigError, nearest
+from vitrail.models import device_of
+from vitrail.tasks.classification import Classifier
+
+WIDEST = 720  # pixels of a tile before it is laid on a contact sheet
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """What is explained, and how.
+
+    Args:
+        method: one of `METHODS`.
+        layer: whose attention; of ``attention`` only, but the contact sheet always shows that layer.
+        head: a number, "mean" or "all"; of ``attention`` only.
+        target: the name of the class to explain; by default what the model answers.
+    """
+
+    method: str = "attention"
+    layer: int = -1
+    head: int | str = "mean"
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ConfigError(f"there is no method {self.method!r}", nearest(self.method, METHODS))
+        if isinstance(self.head, str) and self.head not in ("mean", "all"):
+            raise ConfigError(f"head is {self.head!r}", "give a number from 0, or 'mean' or 'all'")
+        if self.head != "mean" and self.method != "attention":
+            raise ConfigError(
+                f"{self.method} has no head {self.head}", "take the method attention, or leave the head out"
+            )
+
+    @property
+    def one_head(self) -> int | None:
+        """The head, None where the mean of all is meant."""
+        return self.head if isinstance(self.head, int) else None
+
+
+Method = Callable[[Classifier, Tensor, Tensor, How, int], Tensor]  # model, images, targets, how, versions at one time
+
+
+METHODS: dict[str, Method] = {
+    "attention": lambda model, images, targets, how, batch: attention_map(model, images, how.layer, how.one_head),
+    "rollout": lambda model, images, targets, how, batch: rollout(model, images),
+    "gradient": lambda model, images, targets, how, batch: relevance(model, images, targets),
+    "occlusion": lambda model, images, targets, how, batch: occlusion(model, images, targets=targets, batch=batch),
+}
+NEEDS_ATTENTION = ("attention", "rollout", "gradient")
+NEEDS_ANSWER = ("gradient", "occlusion")  # what they explain is the answer for a class
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The best class of an image and its probability, and the class that is explained and its."""
+
+    label: str
+    score: float
+    target: str
+    target_score: float
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "label": self.label,
+            "score": round(self.score, 6),
+            "target": self.target,
+            "target_score": round(self.target_score, 6),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """One image: the answer, None of a model without a head; what was written, and how much the places of the image count.
+
+    ``heat`` (h, w), ``heads`` (H, h, w) of the layer where there is attention; ``box`` as `Preprocessing.seen` gives it, and
+    ``reach``, ``heads_reach``: how many times as high and as wide as the box each map is, as in `overlay`.
+    """
+
+    key: str
+    answer: Answer | None
+    heat: np.ndarray
+    heads: np.ndarray | None
+    box: tuple[float, float, float, float]
+    reach: tuple[float, float] = (1.0, 1.0)
+    heads_reach: tuple[float, float] = (1.0, 1.0)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def row(self) -> dict[str, Any]:
+        """For a table: path, label, score, target, and the names of the files."""
+        return {"path": self.key, **(self.answer.row() if self.answer is not None else {}), **self.files}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An image as a person has it, uint8 (H, W, 3), the part of it that the model gets, and that as its input (1, C, h, w)."""
+
+    picture: np.ndarray
+    box: tuple[float, float, float, float]
+    images: Tensor
+
+
+def seen_by(classifier: Classifier, content: bytes | Image.Image | np.ndarray, *, max_pixels: int = MAX_PIXELS) -> Seen:
+    """One image file, of at most ``max_pixels``, or what a source holds in its place. Raises `BadImage`."""
+    preprocessing, device = classifier.preprocessing, device_of(classifier)
+    own = preprocessing.channels
+    image = decode(content, channels=own, max_pixels=max_pixels) if isinstance(content, bytes) else content
+    pixels = preprocessing.picture(image)
+    picture = eight_bits(np.asarray(image))
+    images = preprocessing.normalise(torch.from_numpy(pixels)[None].to(device))
+    return Seen(rgb(picture), preprocessing.seen(*picture.shape[:2]), images)
+
+
+def check_can(classifier: Classifier, how: How) -> How:
+    """The same with its layer counted from 0. Raises `ConfigError` for what the model has not, before an image is touched."""
+    if how.method in NEEDS_ANSWER or how.target is not None:
+        classifier.check_can_answer(1)
+    if how.target is not None and how.target not in classifier.classes:
+        raise ConfigError(f"the model has no class {how.target!r}", nearest(how.target, classifier.classes))
+    layers = len(classifier.attention_grids(classifier.preprocessing.size))
+    if layers:
+        return replace(how, layer=check_index("layer", how.layer, layers))
+    if how.method in NEEDS_ATTENTION:
+        what = f"{classifier.about} has no attention to show, and the method {how.method} needs it"
+        raise ConfigError(what, "--method occlusion asks any model")
+    return how
+
+
+def explained(classifier: Classifier, key: str, seen: Seen, how: How, batch: int) -> Explained:
+    """One image explained, nothing written; ``how`` as `check_can` gives it, ``batch`` versions of the image at one time."""
+    answer, target = _answered(classifier, seen.images, how) if classifier.classes else (None, 0)
+    size = seen.images.shape[2], seen.images.shape[3]
+    maps, heads_cell, cell = None, (1, 1), default_window(classifier.config, size)
+    if grids := classifier.attention_grids(size):
+        maps, heads_cell = head_maps(classifier, seen.images, how.layer), grids[how.layer].cell  # (1, H, h, w)
+    if how.method in NEEDS_ATTENTION:
+        cell = heads_cell if how.method == "attention" else grids[0].cell
+    if how.method == "attention" and maps is not None:
+        heat = one_map(maps, how.one_head)  # the method itself would look once more
+    else:
+        heat = METHODS[how.method](classifier, seen.images, torch.tensor([target]), how, batch)
+    heads = None if maps is None else maps[0].float().cpu().numpy()
+    return Explained(
+        key=key,
+        answer=answer,
+        heat=heat[0].float().cpu().numpy(),
+        heads=heads,
+        box=seen.box,
+        reach=reach_of(heat.shape[1:], cell, size),
+        heads_reach=(1.0, 1.0) if heads is None else reach_of(heads.shape[1:], heads_cell, size),
+    )
+
+
+@torch.no_grad()
+def _answered(classifier: Classifier, images: Tensor, how: How) -> tuple[Answer, int]:
+    """What the model says of one image, and the number of the class that is explained."""
+    scores = classifier.probabilities(classifier(images))[0]
+    best = int(scores.argmax())
+    target = best if how.target is None else classifier.classes.index(how.target)
+    names = classifier.classes
+    return Answer(names[best], float(scores[best]), names[target], float(scores[target])), target
+
+
+def heads_sheet(picture: np.ndarray, found: Explained, how: How) -> np.ndarray:
+    """The picture and every head of the layer, each on a scale of its own."""
+    assert found.heads is not None
+    plain, box = shrunk(picture, found.box, WIDEST)
+    answer = found.answer
+    tiles, captions = [plain], [f"{answer.label}, {answer.score:.0%} sure" if answer is not None else "the image"]
+    for head, each in enumerate(found.heads):
+        tiles.append(overlay(plain, each, box=box, reach=found.heads_reach, range=light_range(each)))
+        strongest = each.max() * each.size / max(each.sum(), 1e-12)
+        captions.append(f"head {head}: up to {strongest:.1f} times its mean")
+    columns = min(len(tiles), 4 if len(tiles) in (4, 7, 8) or len(tiles) > 9 else 3)
+    note = "Bright is where the head looks most; each head has a scale of its own."
+    return contact_sheet(
+        tiles, captions, columns=columns, title=f"{Path(found.key).name}: the heads of layer {how.layer}", footnote=note
+    )
+
+
+def shrunk(picture: np.ndarray, box: Box, longest: int) -> tuple[np.ndarray, Box]:
+    """A picture (H, W, 3) of at most ``longest`` pixels on its longer side, and a box in its pixels with it."""
+    small = Image.fromarray(picture)
+    small.thumbnail((longest, longest), Image.Resampling.LANCZOS)
+    down, across = small.height / picture.shape[0], small.width / picture.shape[1]
+    top, left, bottom, right = box
+    return np.asarray(small), (top * down, left * across, bottom * down, right * across)

@@ -1,0 +1,57 @@
+"""How a model and its images are read, as every verb that uses a model takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from vitrail import weights
+from vitrail.errors import ConfigError
+from vitrail.runtime.device import find_device
+from vitrail.runtime.progress import Say
+from vitrail.tasks.classification import Classifier
+from vitrail.weights.onnx import ExportedBackbone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a model and its images are read; what every verb that uses a model has in common.
+
+    ``size`` and ``preprocessing`` are what is known better than the weights tell, as `vitrail.load` takes them.
+    """
+
+    size: tuple[int, int] | None = None
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    batch: int = 64
+    workers: int = 0
+    device: str | None = None
+    precision: str = "fp32"
+    on_bad: Literal["skip", "stop"] = "skip"
+    max_bad: float = 0.01
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch", 1), ("workers", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}", f"give {least} or more")
+
+    def load(self, model: str | Path | Classifier, classes: Path | None, say: Say) -> Classifier:
+        """The model, on its device and ready to predict; a `Classifier` is taken as it is."""
+        if not isinstance(model, Classifier):
+            model = weights.load(
+                model, classes_file=classes, image_size=self.size, preprocessing=self.preprocessing, log=say
+            )
+        if isinstance(model.backbone, ExportedBackbone):
+            self._check_graph()
+        return model.to(find_device(self.device)).eval()
+
+    def _check_graph(self) -> None:
+        """Raises `ConfigError` for what an exported graph cannot be asked for."""
+        if self.precision != "fp32":
+            what = f"the precision of an exported graph is in it, and {self.precision} was asked for"
+            raise ConfigError(what, "leave --precision out, or take the model that it was exported from")
+        if self.device not in (None, "cpu"):
+            what = f"an exported graph runs on the CPU, and {self.device} was asked for"
+            raise ConfigError(what, "leave --device out, or take the model that it was exported from")

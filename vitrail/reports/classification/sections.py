@@ -1,0 +1,238 @@
+"""The sections of the report, in reading order: each turns facts into markup, or into None where they are missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from vitrail.reports import charts as draw
+from vitrail.reports import components, curves
+from vitrail.reports.components import charts, further, header, lead, lit, opened, photograph, scrolled
+from vitrail.reports.facts import Mistake, ReportFacts
+from vitrail.reports.html import Markup, data_uri, join, tag
+from vitrail.reports.wording import decimal, listing, percent, plural, shorten
+from vitrail.tasks import metrics
+
+CURVES = ("loss", "accuracy", "average-precision", "learning-rate", "speed")
+GLOSSES = {
+    "top5": ("Top-5", "the right class is among the five likeliest"),
+    "f1_macro": ("Macro F1", "precision and recall in one, every class weighing the same"),
+    "f1_micro": ("Micro F1", "precision and recall in one, every label weighing the same"),
+    "nll": ("NLL", "negative log-likelihood; 0 is perfect"),
+    "ece": ("ECE", "how far confidence is from accuracy, on average"),
+    "brier": ("Brier", "squared error of the probabilities; 0 is perfect"),
+}
+SHARES = {"top5", "f1_macro", "f1_micro", "ece"}
+
+
+def headline(facts: ReportFacts) -> Markup:
+    """The one figure, its interval, and what it means in a sentence."""
+    key, name = ("map", "mean average precision") if facts.multi_label else ("top1", "top-1 accuracy")
+    value, low, high = (facts.figures.get(each, math.nan) for each in (key, f"{key}_low", f"{key}_high"))
+    if not math.isfinite(value):
+        return tag("div", unjudged(facts), class_="headline bare")
+    words = [explanation(facts)]
+    if math.isfinite(low) and math.isfinite(high):
+        ends = f"{percent(low)} to {percent(high)} ({percent(0.95, 0)} interval)"
+        strip = draw.interval_strip(value, low, high, commonest_share(facts))
+        words += [lead(f"On other images of the same kind, expect {ends}."), tag("div", strip, class_="strip")]
+    return join(opened(percent(value), name, *words), further(other_figures(facts)))
+
+
+def unjudged(facts: ReportFacts) -> Markup:
+    """What can be said where no figure was measured."""
+    losses = [each["loss"] for each in facts.records if "loss" in each]
+    last = f" The training loss ended at {decimal(float(losses[-1]), 4)}." if losses else None
+    return tag("p", "No labelled images were held out, so nothing is known about the accuracy on new images.", last)
+
+
+def explanation(facts: ReportFacts) -> Markup:
+    """The figure in plain words."""
+    where = f"{facts.split_name} image"
+    if not facts.judged:
+        return tag("p", f"Measured on the {where}s.")
+    count, of = len(facts.targets), plural(len(facts.classes), "class", "classes")
+    if facts.multi_label:
+        means = f"For each label the images are ranked by its probability; {percent(1)} puts all that have it first."
+        return tag("p", f"Measured on {plural(count, where)} with labels of {of}. {means}")
+    right = int(np.trace(facts.confusion))
+    wrong = "it is never wrong."
+    if right < count:
+        odds = count / (count - right)
+        wrong = f"it is wrong about {plural(count - right, 'image')}, one in {odds:.{0 if odds >= 10 else 1}f}."
+    warning = " These are the images it was trained on: new ones will do worse." if facts.split == "train" else ""
+    names = f"Of {plural(count, where)} of {of}, the model names "
+    return tag("p", names, tag("strong", f"{right:,} correctly"), f"; {wrong}{warning}")
+
+
+def commonest_share(facts: ReportFacts) -> float | None:
+    """What always answering the most frequent class of the judged images would reach."""
+    if facts.multi_label or not facts.judged:
+        return None
+    return float(np.bincount(facts.targets).max() / len(facts.targets))
+
+
+def other_figures(facts: ReportFacts) -> list[tuple[str, str, str]]:
+    """The other figures, each with its meaning; top-5 only where it says something."""
+    rows = []
+    for key, (name, gloss) in GLOSSES.items():
+        if key in facts.figures and not (key == "top5" and len(facts.classes) <= 5):
+            value = percent(facts.figures[key]) if key in SHARES else decimal(facts.figures[key])
+            rows.append((name, value, gloss))
+    return rows
+
+
+def training_curves(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
+    """The charts over the training step."""
+    key, name = ("val_map", "mean average precision") if facts.multi_label else ("val_top1", "validation accuracy")
+    words = [*curves.best(facts.records, key, name), *curves.troubles(facts.records)]
+    return charts(words, [plots[name] for name in CURVES if name in plots])
+
+
+def confusion(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
+    """The matrix beside the most frequent mistakes; only those where there are too many classes for a matrix."""
+    if not facts.judged or facts.multi_label or len(facts.classes) < 2:
+        return None
+    drawn = tag("figure", plots["confusion"]) if "confusion" in plots else None
+    pairs = confused_pairs(facts.confusion)
+    title = tag("h2", "What is taken for what")
+    if not pairs:
+        return join(title, lead("Nothing is taken for anything else: no image was given a wrong class."), drawn)
+    support, rows = facts.confusion.sum(1), []
+    for true, named, images in pairs:
+        names = (tag("td", facts.classes[index], class_="text") for index in (true, named))
+        rows.append(tag("tr", *names, tag("td", f"{images:,}"), tag("td", percent(images / support[true]))))
+    table = tag("table", header(("true", "taken for", "images", "of the class"), text=2), tag("tbody", *rows))
+    wrong, shown = int(facts.confusion.sum() - np.trace(facts.confusion)), sum(images for *_, images in pairs)
+    words = (
+        f"The commonest {shown:,} of {plural(wrong, 'mistake')}:" if shown < wrong else f"{plural(wrong, 'mistake')}:"
+    )
+    listed = join(lead(words), scrolled(table, "Mistakes by pair of classes"))
+    return join(title, tag("div", drawn, tag("div", listed), class_="beside") if drawn else listed)
+
+
+def classes(facts: ReportFacts) -> Markup | None:
+    """A row for each class, the weakest first."""
+    if not facts.judged:
+        return None
+    shares, at = {}, ""
+    if facts.multi_label:
+        found = metrics.per_label(facts.probabilities - 0.5, facts.targets)
+        shares["AP"] = metrics.average_precision(facts.probabilities, facts.targets)
+        at = f" Here a label counts as given from a probability of {percent(0.5, 0)} on."
+    else:
+        found = metrics.per_class(facts.confusion)
+    shares |= {"precision": found.precision, "recall": found.recall, "F1": found.f1}
+    counts = {f"{facts.split_name} images": found.support}
+    if "train" in facts.class_counts and facts.split != "train":
+        counts["training images"] = np.asarray(facts.class_counts["train"])
+    first = next(iter(shares)) if facts.multi_label else "F1"
+    order = np.argsort(shares[first], kind="stable")  # what is undefined comes last
+    columns = ("class", *shares, *counts)
+    rows = (class_row(facts, index, shares, counts, barred=first) for index in order)
+    dash = " A dash is undefined: no such image, or none given that name." if np.isnan([*shares.values()]).any() else ""
+    means = "Precision: how often the name is right when it is given. Recall: how many of the class’s images get it."
+    table = tag("table", header(columns, sorted_by=first), tag("tbody", *rows))
+    words = lead(f"The weakest first; press a heading to sort. {means}{at}{dash}")
+    return join(tag("h2", "Class by class"), words, scrolled(table, "Class by class"))
+
+
+def class_row(
+    facts: ReportFacts, index: int, shares: Mapping[str, np.ndarray], counts: Mapping[str, np.ndarray], *, barred: str
+) -> Markup:
+    cells = [tag("th", facts.classes[index], scope="row", data_value=facts.classes[index])]
+    for key, values in shares.items():
+        value = float(values[index])
+        known = math.isfinite(value)
+        bar = {"class_": "bar", "style": f"--share:{value:.3f}"} if known and key == barred else {}
+        cells.append(tag("td", percent(value), data_value=f"{value:.6f}" if known else "", **bar))
+    cells += [tag("td", f"{values[index]:,}", data_value=values[index]) for values in counts.values()]
+    return tag("tr", *cells)
+
+
+def mistakes(facts: ReportFacts) -> Markup | None:
+    """The images that the model is most sure and most wrong about."""
+    if not facts.mistakes:
+        return None
+    lit = any(each.attention is not None for each in facts.mistakes)
+    words = "The images it is most confidently wrong about. Some of them may be wrong in the data."
+    looked = " Beside each, where the last layer looks: light is attention." if lit else ""
+    items = (mistake(each, multi_label=facts.multi_label) for each in facts.mistakes)
+    pictures = tag("ul", *items, class_="mistakes" if lit else "mistakes single")
+    return join(tag("h2", "The worst mistakes"), lead(words, looked), pictures)
+
+
+def mistake(each: Mistake, *, multi_label: bool) -> Markup:
+    """One picture, beside it where the model looked, and the two names."""
+    panes = [photograph(each.picture, f"An image of {each.true}, taken for {each.predicted}")]
+    if each.attention is not None:
+        looked = lit(each.picture, each.attention, each.reach)
+        panes.append(tag("img", src=data_uri(looked), alt="The same image, light where the model looks"))
+    true, predicted = tag("span", each.true, class_="right"), tag("span", each.predicted, class_="wrong")
+    words = (true, " taken for ", predicted, f", {percent(each.confidence)} sure")
+    if multi_label:
+        words = ("has ", true, ", named ", predicted)
+    return tag("li", tag("div", *panes, class_="panes"), tag("p", *words), tag("p", each.key, class_="key"))
+
+
+def calibration(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
+    """Whether a confidence can be taken at its word."""
+    if "reliability" not in plots:
+        return None
+    bins = facts.calibration
+    error, lean = facts.figures.get("ece", bins.error), bins.lean
+    kind = "about as sure as it is right"
+    if abs(lean) > 0.005:
+        kind = "too sure of itself" if lean > 0 else "less sure than it could be"
+    pair = "the probability of a label and how often it is there" if facts.multi_label else "confidence and accuracy"
+    words = [
+        tag("p", f"On average, {pair} are ", tag("strong", percent(error)), f" apart; the model is {kind}."),
+        lead(
+            "Each bar is what came true at that confidence; on the dashed line the two agree. Red is where it promised "
+            "more than came true, pale blue where more came true than it promised. Faded bars rest on fewer than five "
+            f"answers. The distance is the expected calibration error over {len(bins.counts)} bins."
+        ),
+    ]
+    if error >= 0.02 and not facts.multi_label:
+        fits = " fits one temperature that narrows the gap and leaves every answer as it is."
+        words.append(lead(tag("code", "vitrail evaluate --calibrate"), fits))
+    both = tag("div", tag("figure", plots["reliability"]), tag("div", *words), class_="beside even")
+    return join(tag("h2", "Can its confidence be trusted?"), both)
+
+
+def run(facts: ReportFacts) -> Markup:
+    """What to repeat to get the same, and what it was measured on."""
+    named = listing([shorten(name, 40) for name in facts.classes])
+    return components.run(facts, {"Classes": f"{len(facts.classes):,}: {named}"})
+
+
+def confused_pairs(counts: np.ndarray, most: int = 12) -> list[tuple[int, int, int]]:
+    """The most frequent mistakes as (true, predicted, images), the most frequent first."""
+    wrong = counts - np.diag(np.diag(counts))
+    rows, columns = np.nonzero(wrong)
+    order = np.argsort(-wrong[rows, columns], kind="stable")[:most]
+    return [(int(row), int(column), int(wrong[row, column])) for row, column in zip(rows[order], columns[order])]
+
+
+def worst_mistakes(probabilities: np.ndarray, targets: np.ndarray, most: int = 12) -> np.ndarray:
+    """The images that the model is most confidently wrong about, worst first.
+
+    Args:
+        probabilities: (N, K), softmax for one label an image, sigmoid for several.
+        targets: (N,) class indices, or (N, K) of 0 and 1 for several labels an image.
+        most: how many at most; fewer come where the model is wrong less often.
+
+    Returns:
+        Indices into N, int64: by the confidence in the wrong class, then by the little that was left for the true one;
+        for several labels an image, by the single label that is furthest off.
+    """
+    if targets.ndim == 2:
+        offset = np.abs(probabilities - targets).max(1, initial=0)
+        wrong = np.flatnonzero(((probabilities >= 0.5) != (targets > 0.5)).any(1))
+        return wrong[np.argsort(-offset[wrong], kind="stable")][:most]
+    predicted = probabilities.argmax(1)
+    wrong = np.flatnonzero(predicted != targets)
+    confidence, left = probabilities[wrong, predicted[wrong]], probabilities[wrong, targets[wrong]]
+    return wrong[np.lexsort((left, -confidence))][:most]

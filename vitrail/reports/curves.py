@@ -1,0 +1,71 @@
+"""The charts over the training step, and what is said of them; each from whichever columns were recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vitrail.reports.charts import Series, line_chart
+from vitrail.reports.html import Markup
+from vitrail.reports.wording import large, percent, plural, scientific
+
+Records = Sequence[Mapping[str, Any]]  # the lines of ``metrics.jsonl``
+Curve = tuple[str, list[Series], dict[str, Any]]  # the title, the lines, and how `line_chart` is to draw them
+
+
+def series(records: Records, column: str, label: str, colour: str, **how: Any) -> list[Series]:
+    """The line of a column; none where it was not recorded."""
+    pairs = [(each["step"], each[column]) for each in records if each.get(column) is not None and "step" in each]
+    x, y = np.array(pairs, np.float64).reshape(-1, 2).T
+    return [Series(label, x, y, colour, **how)] if pairs else []
+
+
+def loss(records: Records, beside: Sequence[Series] = ()) -> Curve:
+    return "Loss", [*series(records, "loss", "training", "cobalt", smooth=True), *beside], {}
+
+
+def learning_rate(records: Records) -> Curve:
+    return "Learning rate", series(records, "lr", "learning rate", "violet"), {"words": scientific}
+
+
+def speed(records: Records) -> Curve:
+    line = series(records, "images_per_second", "images/s", "emerald", smooth=True)
+    return "Images per second", line, {"words": large}
+
+
+def drawn(curves: Mapping[str, Curve]) -> dict[str, Markup]:
+    """The charts that have a line, by name."""
+    return {name: line_chart(title, lines, **how) for name, (title, lines, how) in curves.items() if lines}
+
+
+def short_percent(share: float) -> str:
+    return f"{share * 100:.4g} %"
+
+
+def finite(records: Records, column: str) -> list[tuple[float, int]]:
+    """The values of a column that are numbers, each with its step."""
+    values = [(each[column], each["step"]) for each in records if each.get(column) is not None]
+    return [(value, step) for value, step in values if math.isfinite(value)]
+
+
+def best(records: Records, column: str, name: str) -> list[str]:
+    """When the best evaluation was."""
+    if not (points := finite(records, column)):
+        return []
+    value, step = max(points, key=lambda point: point[0])
+    last = max(each["step"] for each in records)
+    return [f"The best {name}, {percent(value)}, came at step {step:,} of {last:,}. "]
+
+
+def troubles(records: Records) -> list[str]:
+    """The wait for data, and values that could not be drawn."""
+    words = []
+    if waits := finite(records, "data_wait"):
+        share = percent(float(np.mean([share for share, _ in waits])), 0)
+        words.append(f"The model waited for data {share} of the time. ")
+    if bad := sum("loss" in each for each in records) - len(finite(records, "loss")):
+        words.append(f"The loss was not finite in {plural(bad, 'record')}; the curve has a gap there.")
+    return words

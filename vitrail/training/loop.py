@@ -1,0 +1,129 @@
+"""The training loop: steps, and what happens now and then between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vitrail.runs import checkpoint
+from vitrail.runtime.progress import Show
+from vitrail.runtime.signals import StopRequests
+from vitrail.training.schedule import learning_rate
+from vitrail.training.state import Training, averaged, snapshot
+from vitrail.training.step import take_step
+
+
+def fit(training: Training, stop: StopRequests, show: Show) -> None:
+    """Runs the remaining steps, evaluating and saving on the way; at the end the last step is evaluated and saved.
+
+    Raises `Preempted` or `Interrupted` once the state is saved, and `DivergedError` before a non-finite update.
+    """
+    run, progress = training.run, training.progress
+    batches = training.batches(progress.step, training.steps)
+    saved = time.monotonic()
+    clock = _Clock()
+    while True:
+        if _due(training) and not stop.asked:
+            _evaluate(training, stop, show)
+        if stop.asked:
+            save(training)
+            raise stop.error(f"run the same command with --out {training.folder.path}")
+        if progress.step >= training.steps:
+            break
+        with clock.waiting():
+            batch = next(batches)
+        loss = take_step(training, batch)
+        clock.count(len(batch.keys) // training.objective.views)
+        if progress.step % (run.save.log_every or 1) == 0 or progress.step == training.steps:
+            _log(training, clock)
+        show.update(progress.step, loss=loss, **clock.figures())
+        if time.monotonic() - saved >= run.save.every:
+            save(training)
+            saved = time.monotonic()
+    save(training)
+
+
+def _due(training: Training) -> bool:
+    progress = training.progress
+    wanted = progress.step % training.evaluate_every == 0 or progress.step == training.steps
+    return wanted and (progress.step > 0 or training.evaluate_first) and progress.evaluated < progress.step
+
+
+def _evaluate(training: Training, stop: StopRequests, show: Show) -> None:
+    """Judges the weights as they would be used; leaves no trace if a stop is asked meanwhile."""
+    started = time.perf_counter()
+    with averaged(training):
+        figures = training.evaluate(lambda: stop.asked is not None)
+    if figures is None:
+        return
+    progress = training.progress
+    progress.evaluated = progress.step
+    record = {"step": progress.step, "epoch": round(progress.step / training.steps_an_epoch, 4), **figures}
+    progress.metrics_bytes = training.folder.write_metrics(record)
+    training.folder.write_timing({"step": progress.step, "evaluation_seconds": round(time.perf_counter() - started, 3)})
+    words = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
+    show.say(f"epoch {record['epoch']:g}  step {progress.step}  {words}")
+
+
+def _log(training: Training, clock: _Clock) -> None:
+    progress, run = training.progress, training.run
+    record = {
+        "step": progress.step,
+        "epoch": round(progress.step / training.steps_an_epoch, 4),
+        "images": progress.images,
+        **progress.means(),
+        "lr": learning_rate(run.schedule, run.optim.lr, progress.step - 1, training.steps),
+    }
+    progress.metrics_bytes = training.folder.write_metrics(record)
+    training.folder.write_timing({"step": progress.step, **clock.lap()})
+
+
+def save(training: Training) -> None:
+    """Writes a checkpoint of this moment."""
+    tensors, state = snapshot(training)
+    training.folder.sync_metrics()
+    progress, keep = training.progress, training.run.save.keep
+    evaluated = progress.evaluated == progress.step
+    checkpoint.save(training.folder.checkpoints, progress.step, tensors, state, keep=keep, evaluated=evaluated)
+
+
+class _Clock:
+    """Images and seconds since the last lap, and the part of them spent waiting for data; and of the last seconds."""
+
+    def __init__(self) -> None:
+        self._lap = self._recent = (0, 0.0, time.perf_counter())  # images, seconds waited, when it began
+        self.images, self.waited = 0, 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.waited += time.perf_counter() - began
+
+    def count(self, images: int) -> None:
+        self.images += images
+
+    def figures(self) -> dict[str, float]:
+        """What the bar shows: of the last few seconds."""
+        seconds, images, waited = self._since(self._recent)
+        if seconds > 5:
+            self._recent = self._now()
+        return {"images/s": images / seconds, "waiting": waited / seconds}
+
+    def lap(self) -> dict[str, float]:
+        """What ``timing.jsonl`` takes: since the last lap, which ends here."""
+        seconds, images, waited = self._since(self._lap)
+        self._lap = self._now()
+        return {
+            "seconds": round(seconds, 4),
+            "images_per_second": round(images / seconds, 2),
+            "data_wait": round(waited / seconds, 4),
+        }
+
+    def _now(self) -> tuple[int, float, float]:
+        return self.images, self.waited, time.perf_counter()
+
+    def _since(self, then: tuple[int, float, float]) -> tuple[float, int, float]:
+        images, waited, began = then
+        return max(time.perf_counter() - began, 1e-9), self.images - images, self.waited - waited

@@ -1,0 +1,122 @@
+"""The objectives that learn without labels, by name: how each is made for an encoder, and what it is in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.config.schema import ObjectiveSettings
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError
+from vitrail.models import device_of
+from vitrail.models.tokenizer import Tokenizer
+from vitrail.objectives.beit import MaskedCodes
+from vitrail.objectives.contrastive import MoCo, SimCLR
+from vitrail.objectives.mae import MAE
+from vitrail.objectives.masked_patch import MaskedPatch
+from vitrail.objectives.objective import Objective, configured
+from vitrail.objectives.tokenizer import Reconstruction
+from vitrail.training.inputs import Seen, handed_over
+from vitrail.weights.tokenizers import SavedTokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Learning:
+    """An objective that needs no labels, and what it does, for the report."""
+
+    kind: type[Objective]
+    about: str
+
+
+OBJECTIVES: dict[str, Learning] = {
+    "masked-patch": Learning(
+        MaskedPatch,
+        "Half of the patches are corrupted, and their mean colour, in 512 steps, is predicted from the others "
+        "(Dosovitskiy et al. 2021, appendix B.1.2).",
+    ),
+    "mae": Learning(
+        MAE,
+        "Three quarters of the patches are hidden, and a small decoder tells their pixels from what the encoder makes of the "
+        "rest (He et al. 2022).",
+    ),
+    "beit": Learning(
+        MaskedCodes,
+        "Blocks of patches are hidden, and the codes that a visual tokenizer gives them are predicted (Bao et al. 2022).",
+    ),
+    "moco": Learning(
+        MoCo,
+        "Two views of an image are to have like features, and those of other images unlike ones; the second view is encoded "
+        "by a slow average of the encoder (Chen, Xie and He 2021).",
+    ),
+    "simclr": Learning(
+        SimCLR,
+        "Two views of an image are to have like features, and those of other images unlike ones (Chen et al. 2020).",
+    ),
+    "tokenizer": Learning(
+        Reconstruction,
+        "An image is told as one discrete code for each patch and rebuilt from these (Mentzer et al. 2024); the codes are "
+        "what BEiT predicts.",
+    ),
+}
+
+
+def make_objective(
+    asked: ObjectiveSettings, encoder: Any, preprocessing: Preprocessing, log: Callable[[str], None]
+) -> tuple[Objective, Seen | None]:
+    """The objective that was asked for, and for BEiT what sees the codes of its images.
+
+    Raises:
+        ConfigError: the encoder cannot carry it, it has no such argument, or a tokenizer is missing.
+        CheckpointError: the tokenizer cannot be read.
+    """
+    kind = OBJECTIVES[asked.name].kind
+    if kind is MaskedPatch:
+        return configured(MaskedPatch, encoder, asked.changes, preprocessing=preprocessing), None
+    if kind is Reconstruction:
+        return configured(Reconstruction, encoder, asked.changes, std=preprocessing.std), None
+    if kind is not MaskedCodes:
+        return configured(kind, encoder, asked.changes), None
+    if asked.tokenizer is None:
+        remedy = "train one first, `vitrail pretrain DATA --objective tokenizer`, and give it with --tokenizer RUN"
+        raise ConfigError("beit predicts the codes of a tokenizer, and none is given", remedy)
+    saved = load_tokenizer(asked.tokenizer, log)
+    codes = Codes(saved, preprocessing, encoder.config.patch_size, device_of(encoder))
+    vocabulary = saved.tokenizer.config.vocabulary
+    return configured(MaskedCodes, encoder, asked.changes, vocabulary=vocabulary, drawn=codes.drawn), codes
+
+
+class Codes:
+    """What a tokenizer sees in images that were normalised for an encoder: one code for each of the encoder's patches.
+
+    Raises:
+        ConfigError: the tokenizer takes other channels than the images have.
+    """
+
+    def __init__(
+        self, saved: SavedTokenizer, given: Preprocessing, patch_size: tuple[int, int], device: torch.device
+    ) -> None:
+        if saved.preprocessing.channels != given.channels:
+            raise ConfigError(
+                f"the tokenizer takes {saved.preprocessing.channels} channels, the encoder {given.channels}",
+                "train a tokenizer on these images",
+            )
+        self.tokenizer: Tokenizer = saved.tokenizer.to(device).eval().requires_grad_(False)
+        self.own, self.given, self.patch_size = saved.preprocessing, given, patch_size
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) to codes (B, N), of the images scaled so that each patch of the encoder is one of the tokenizer's."""
+        grid = (images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1])
+        rows, columns = self.tokenizer.config.patch_size
+        size = (grid[0] * rows, grid[1] * columns)
+        return self.tokenizer.encode(handed_over(images, self.given, self.own, size)).flatten(1)
+
+    @torch.no_grad()
+    def drawn(self, codes: Tensor, size: tuple[int, int]) -> Tensor:
+        """Codes (B, N) of images of ``size`` (height, width) to what they tell, (B, C, H, W), normalised for the encoder."""
+        grid = (size[0] // self.patch_size[0], size[1] // self.patch_size[1])
+        return handed_over(self.tokenizer.decode(codes.unflatten(1, grid)), self.own, self.given, size)

@@ -1,0 +1,149 @@
+"""The update: parameter groups, the learning rate as a function of the step, gradient clipping, averaging of weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.config.schema import OptimSettings
+from vitrail.training.muon import Muon
+
+
+def trainable(model: nn.Module, *, head_only: bool) -> dict[str, nn.Parameter]:
+    """The parameters to train by name; with ``head_only`` all but the encoder's classification head is frozen in place."""
+    for name, parameter in model.named_parameters():
+        if head_only and name not in head_names(model):
+            parameter.requires_grad_(False)
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def head_names(model: nn.Module) -> set[str]:
+    """Names of the parameters of the classification head(s)."""
+    last = model.layers()[-1]  # type: ignore[operator]
+    return {name for name in last if "head" in name.removeprefix("encoder.").split(".")[0]}
+
+
+def parameter_groups(model: nn.Module, settings: OptimSettings, parameters: Mapping[str, nn.Parameter]) -> list[dict]:
+    """Groups for a torch optimiser: one per depth and decay, each with its ``names`` and the ``scale`` of its rate.
+
+    Layer-wise decay multiplies the rate of depth i by ``layer_decay ** (last - i)`` (BEiT; MAE appendix A.2).
+    """
+    layers = model.layers()  # type: ignore[operator]
+    spared = model.no_decay() if settings.decay_on == "kernels" else set()  # type: ignore[operator]
+    groups: dict[tuple[float, float], dict] = {}
+    for depth, layer in enumerate(layers):
+        scale = settings.layer_decay ** (len(layers) - 1 - depth)
+        for name in layer:
+            if name not in parameters:
+                continue
+            decay = 0.0 if name in spared else settings.weight_decay
+            group = groups.setdefault(
+                (scale, decay), {"params": [], "names": [], "scale": scale, "weight_decay": decay}
+            )
+            group["params"].append(parameters[name])
+            group["names"].append(name)
+    return list(groups.values())
+
+
+class Optimiser:
+    """One or two torch optimisers over the same named groups, seen as one, with a state of plain named tensors."""
+
+    def __init__(self, model: nn.Module, settings: OptimSettings, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.settings = settings
+        self.parameters = dict(parameters)
+        groups = parameter_groups(model, settings, parameters)
+        fused = all(each.device.type in ("cpu", "cuda") for each in parameters.values())
+        adamw = {"lr": settings.lr, "betas": settings.betas, "fused": fused}
+        if settings.name == "sgd":
+            self.parts: list[torch.optim.Optimizer] = [
+                torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, fused=fused)
+            ]
+        elif settings.name == "adamw":
+            self.parts = [torch.optim.AdamW(groups, **adamw)]
+        else:
+            first, last = model.layers()[0], model.layers()[-1]  # type: ignore[operator]
+            spared = {*first, *last, *model.no_decay()}  # type: ignore[operator]
+            hidden = {name for name, parameter in parameters.items() if parameter.ndim == 2 and name not in spared}
+            matrices, rest = _split(groups, hidden)
+            # frozen as far as the head, there may be nothing for one of them
+            self.parts = [Muon(matrices, settings.lr)] if matrices else []
+            self.parts += [torch.optim.AdamW(rest, **adamw)] if rest else []
+
+    @property
+    def groups(self) -> Iterable[dict]:
+        return (group for part in self.parts for group in part.param_groups)
+
+    def set_rate(self, rate: float) -> None:
+        for group in self.groups:
+            group["lr"] = rate * group["scale"]
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
+
+    def gradient_norm(self) -> Tensor:
+        """The global norm of the gradients (a scalar); clipped in place to ``settings.clip`` where that is set."""
+        limit = math.inf if self.settings.clip is None else self.settings.clip
+        return nn.utils.clip_grad_norm_(self.parameters.values(), limit, foreach=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The whole state as ``"<parameter>/<quantity>"`` -> tensor."""
+        return {
+            f"{name}/{quantity}": value
+            for part in self.parts
+            for group in part.param_groups
+            for name, parameter in zip(group["names"], group["params"])
+            for quantity, value in part.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes back what `tensors` gave."""
+        kept: dict[str, dict[str, Tensor]] = {}
+        for path, value in tensors.items():
+            name, _, quantity = path.rpartition("/")
+            kept.setdefault(name, {})[quantity] = value
+        for part in self.parts:
+            part.state.clear()
+            for group in part.param_groups:
+                for name, parameter in zip(group["names"], group["params"]):
+                    if name in kept:
+                        part.state[parameter] = {
+                            # AdamW counts its steps in a scalar that stays where the optimiser made it
+                            quantity: value.to(parameter.device) if value.ndim or parameter.is_cuda else value
+                            for quantity, value in kept[name].items()
+                        }
+
+
+def _split(groups: list[dict], chosen: set[str]) -> tuple[list[dict], list[dict]]:
+    """The same groups twice: with the chosen names only, and with the others; empty groups are left out."""
+    sides: tuple[list[dict], list[dict]] = ([], [])
+    for group in groups:
+        for side, wanted in zip(sides, (True, False)):
+            pairs = [(n, p) for n, p in zip(group["names"], group["params"]) if (n in chosen) is wanted]
+            if pairs:
+                side.append({**group, "names": [n for n, _ in pairs], "params": [p for _, p in pairs]})
+    return sides
+
+
+class Average:
+    """An exponential moving average of the weights (Polyak); its decay rises from 0 as ``(1 + t) / (10 + t)``."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
+        self.decay = decay
+        self.tensors = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+
+    @torch.no_grad()
+    def update(self, parameters: Mapping[str, nn.Parameter], step: int) -> None:
+        """Moves towards ``parameters`` after update number ``step`` (from 0)."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(
+            list(self.tensors.values()), [parameters[name].detach() for name in self.tensors], 1 - decay
+        )

@@ -1,0 +1,131 @@
+"""A training between two steps: everything it works with, and everything a checkpoint must remember of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.config.schema import Run
+from vitrail.data.loader import Batch
+from vitrail.objectives.objective import Objective
+from vitrail.runs.checkpoint import Checkpoint
+from vitrail.runs.folder import RunFolder
+from vitrail.training.inputs import Feed
+from vitrail.training.optimizer import Average, Optimiser
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Progress:
+    """What a checkpoint must remember beside tensors; all of it is a function of the run and the step."""
+
+    step: int = 0
+    images: int = 0
+    sums: dict[str, float] = field(default_factory=dict)  # of what was measured since the last line of metrics.jsonl
+    count: int = 0
+    evaluated: int = -1  # the last step that was evaluated
+    metrics_bytes: int = 0
+
+    def add(self, measured: Mapping[str, float]) -> None:
+        """Counts what one step measured."""
+        self.sums = {name: self.sums.get(name, 0.0) + value for name, value in measured.items()}
+        self.count += 1
+
+    def means(self) -> dict[str, float]:
+        """The means over the steps since they were last asked for."""
+        means = {name: total / self.count for name, total in self.sums.items()}
+        self.sums, self.count = {}, 0
+        return means
+
+
+@dataclass
+class Training:
+    """Everything a run works with, made by `training.prepare`."""
+
+    run: Run  # every automatic choice is made
+    steps: int
+    steps_an_epoch: float
+    objective: Objective
+    feed: Feed
+    optimiser: Optimiser
+    average: Average | None
+    batches: Callable[[int, int], Generator[Batch, None, None]]  # (start, stop) -> the batches of those steps
+    evaluate: Callable[[Callable[[], bool]], dict[str, float] | None]  # None if it was told to stop
+    folder: RunFolder
+    device: torch.device
+    evaluate_every: int
+    evaluate_first: bool = False  # before the first step too
+    scaler: torch.amp.GradScaler | None = None
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        weights = self.run.compute.precision == "bf16-weights"
+        # the working copy computes in bf16; the optimiser, the average and the checkpoints see the fp32 weights
+        self.working = copy.deepcopy(self.objective).to(torch.bfloat16) if weights else self.objective
+        self.step_module = torch.compile(self.working) if self.run.compute.compile else self.working
+
+    @property
+    def autocast(self) -> AbstractContextManager:
+        kind = AUTOCAST.get(self.run.compute.precision or "fp32")
+        return torch.autocast(self.device.type, kind) if kind is not None else nullcontext()
+
+    @torch.no_grad()
+    def refresh_working(self) -> None:
+        """Brings the working copy up to the weights."""
+        if self.working is not self.objective:
+            torch._foreach_copy_(list(self.working.parameters()), list(self.objective.parameters()))
+
+
+class averaged:
+    """While entered, the objective holds the averaged weights (where the run averages)."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.kept: list[Tensor] = []
+
+    def __enter__(self) -> None:
+        if self.training.average is not None:
+            parameters = self.training.optimiser.parameters
+            self.kept = [parameter.detach().clone() for parameter in parameters.values()]
+            self._put(list(self.training.average.tensors.values()))
+
+    def __exit__(self, *error: object) -> None:
+        if self.training.average is not None:
+            self._put(self.kept)
+
+    @torch.no_grad()
+    def _put(self, tensors: list[Tensor]) -> None:
+        torch._foreach_copy_(list(self.training.optimiser.parameters.values()), tensors)
+
+
+def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Copies of all that a checkpoint holds: groups of named tensors, and the plain state."""
+    groups = {"objective": training.objective.state_dict(), "optimiser": training.optimiser.tensors()}
+    if training.average is not None:
+        groups["average"] = training.average.tensors
+    tensors = {
+        group: {name: each.detach().to("cpu", copy=True) for name, each in named.items()}
+        for group, named in groups.items()
+    }
+    scaler = training.scaler.state_dict() if training.scaler is not None else None
+    return tensors, {"progress": asdict(training.progress), "steps": training.steps, "scaler": scaler}
+
+
+def restore(training: Training, saved: Checkpoint) -> None:
+    """Puts ``training`` where the checkpoint was taken."""
+    training.objective.load_state_dict(saved.tensors["objective"])
+    training.optimiser.load_tensors(saved.tensors["optimiser"])
+    if training.average is not None:
+        for name, tensor in saved.tensors["average"].items():
+            training.average.tensors[name].copy_(tensor)
+    if training.scaler is not None:
+        training.scaler.load_state_dict(saved.state["scaler"])
+    training.progress = Progress(**saved.state["progress"])
+    training.refresh_working()

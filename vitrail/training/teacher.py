@@ -1,0 +1,69 @@
+"""The teacher of a distillation: a frozen classifier that sees the student's images with its own preprocessing.
+
+B images, C channels, h x w pixels, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError
+from vitrail.models import device_of
+from vitrail.runtime.device import default_precision, in_precision
+from vitrail.tasks.classification import Classifier
+from vitrail.training.inputs import handed_over
+
+
+class Teacher:
+    """Called with normalised images it gives its logits for the student's classes, in their order, without a gradient.
+
+    The images were cropped for the student; they are scaled to the size that the teacher takes and normalised as it wants,
+    in the fastest precision that the device has.
+
+    Args:
+        classifier: any architecture, on the student's device.
+        classes: of the student.
+        preprocessing: of the student.
+
+    Raises:
+        ConfigError: the teacher has no head, does not know a class, gives several labels an image, or takes other channels.
+    """
+
+    def __init__(self, classifier: Classifier, classes: Sequence[str], preprocessing: Preprocessing) -> None:
+        remedy = "train it on these data first: vitrail train DATA --init TEACHER"
+        if not classifier.classes:
+            raise ConfigError("the teacher has no head, so it knows no classes", remedy)
+        missing = [name for name in classes if name not in classifier.classes]
+        if missing:
+            shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+            knows = f"it knows {len(classifier.classes)} classes: {', '.join(classifier.classes[:5])}, ..."
+            raise ConfigError(
+                f"the teacher does not know {len(missing)} of the {len(classes)} classes: {shown}",
+                remedy,
+                value=knows,
+            )
+        if classifier.multi_label:
+            raise ConfigError("the teacher gives every image several labels", "take one that chooses among the classes")
+        if classifier.preprocessing.channels != preprocessing.channels:
+            raise ConfigError(
+                f"the teacher takes {classifier.preprocessing.channels} channels, the student {preprocessing.channels}",
+                "give them images of as many, with data.channels",
+            )
+        self.classifier = classifier.eval().requires_grad_(False)
+        self.given = preprocessing
+        device = device_of(classifier)
+        self.columns = torch.tensor([classifier.classes.index(name) for name in classes], device=device)
+        self.precision = default_precision(device, classifier.width)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """(B, C, h, w) as the student takes them to logits (B, K)."""
+        own = self.classifier.preprocessing
+        seen = handed_over(images, self.given, own, own.size)
+        with in_precision(self.precision, images.device):
+            logits = self.classifier(seen)
+        return logits.float()[:, self.columns]

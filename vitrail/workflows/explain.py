@@ -1,0 +1,128 @@
+"""`vitrail explain`: what the answer for an image rests on, as pictures of its own resolution and as numbers."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.analysis.explanation import (
+    Explained,
+    How,
+    Seen,
+    check_can,
+    explained,
+    heads_sheet,
+    seen_by,
+)
+from vitrail.analysis.pictures import light_range, overlay, save_png
+from vitrail.data.decode import BadImage
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.source import Item, Source
+from vitrail.errors import DataError
+from vitrail.files import dump_json, make_folder, replace_file
+from vitrail.inference.inputs import find_inputs
+from vitrail.inference.options import Reading
+from vitrail.runtime.device import in_precision
+from vitrail.runtime.progress import Show, to_stderr
+from vitrail.tasks.classification import Classifier
+from vitrail.workflows.evaluate import Say
+
+
+def explain(
+    model: str | Path | Classifier,
+    inputs: Sequence[str],
+    out: Path,
+    *,
+    how: How = How(),
+    classes: Path | None = None,
+    reading: Reading = Reading(),
+    say: Say = to_stderr,
+) -> Iterator[Explained]:
+    """Explains one image after another and writes into the folder ``out``: ``NAME.METHOD.png``, the picture lit by what
+    counts; ``NAME.heads.png``, all heads of the layer; ``NAME.METHOD.npz``, the numbers; and at the end ``METHOD.json``.
+
+    Raises:
+        ConfigError: a method, layer, head or class that is not there; a method that needs attention of a model without.
+        DataError: no image could be read.
+        DiskError: ``out`` cannot be written.
+    """
+    classifier = reading.load(model, classes, say)
+    source = find_inputs(inputs)
+    how = check_can(classifier, how)
+    make_folder(out)
+    keys, bad_list = list(map(str, source.keys)), out / "bad_images.csv"
+    bad = BadImages(reading.on_bad, reading.max_bad, bad_list, total=len(source), keys=set(keys))
+    rows: list[dict[str, Any]] = []
+    names = _names(keys)
+    with Show("explaining", len(source), quiet=reading.quiet) as show:
+        for number, (item, seen) in enumerate(inputs_of(classifier, source, bad)):
+            with in_precision(reading.precision, seen.images.device):
+                found = explained(classifier, item.key, seen, how, reading.batch)
+            files = _write(out, names[item.key], found, seen.picture, how)
+            rows.append({**found.row(), **files, "box": [round(each, 3) for each in found.box]})
+            yield replace(found, files=files)
+            show.update(number + 1)
+    if not rows:
+        raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
+    if len(bad):
+        say(f"bad      {len(bad):,} of {len(source):,} images could not be read; they are listed in {bad_list}")
+    facts = {"method": how.method, "layer": how.layer, "head": how.head, "images": rows}
+    replace_file(out / f"{how.method}.json", dump_json(facts))
+
+
+def inputs_of(classifier: Classifier, source: Source, bad: BadImages) -> Iterator[tuple[Item, Seen]]:
+    """Every image that can be read, one by one: each may have any size."""
+    for index in range(len(source)):
+        try:
+            item = source.read(index)
+            seen = seen_by(classifier, item.content)
+        except BadImage as error:
+            bad(str(source.keys[index]), error.reason)
+            continue
+        yield item, seen
+
+
+def _write(out: Path, name: str, found: Explained, picture: np.ndarray, how: How) -> dict[str, str]:
+    """Writes what belongs to one image; the names of the files by what they are."""
+    files = {"overlay": f"{name}.{how.method}.png", "numbers": f"{name}.{how.method}.npz"}
+    save_png(
+        out / files["overlay"],
+        overlay(picture, found.heat, box=found.box, reach=found.reach, range=light_range(found.heat)),
+    )
+    numbers = {"heat": found.heat, "box": np.array(found.box), "reach": np.array(found.reach)}
+    if found.heads is not None:
+        numbers["heads"] = found.heads
+        files["heads"] = f"{name}.heads.png"
+        save_png(out / files["heads"], heads_sheet(picture, found, how))
+        if how.method == "attention" and how.head == "all":
+            for head, each in enumerate(found.heads):
+                lit = overlay(picture, each, box=found.box, reach=found.heads_reach, range=light_range(each))
+                save_png(out / f"{name}.attention.head{head}.png", lit)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **numbers)
+    replace_file(out / files["numbers"], buffer.getvalue())
+    return files
+
+
+def _names(keys: Sequence[str]) -> dict[str, str]:
+    """A name for the files of each image: that of its own file, with a number where several have the same."""
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for key in keys:
+        if key in names:  # the same file, given twice
+            continue
+        file, number = re.fullmatch(r"(.*?)(?:#(\d+))?", key, re.DOTALL).groups()  # type: ignore[union-attr]
+        stem = name = "-".join(filter(None, (Path(file).stem, number))) or "image"
+        count = 1
+        while name.lower() in taken:  # some disks do not tell capitals
+            count += 1
+            name = f"{stem}-{count}"
+        taken.add(name.lower())
+        names[key] = name
+    return names

@@ -1,0 +1,113 @@
+"""`vitrail explain --faithfulness`: which method says best what the answers of a model rest on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, How, check_can
+from vitrail.analysis.faithfulness import BASELINE, Faithfulness, coarsest, compare
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.errors import DataError
+from vitrail.evaluation.intervals import paired_difference
+from vitrail.inference.inputs import find_inputs
+from vitrail.inference.options import Reading
+from vitrail.runtime.device import in_precision
+from vitrail.runtime.progress import Show, to_stderr
+from vitrail.tasks.classification import Classifier
+from vitrail.workflows.evaluate import Say
+from vitrail.workflows.explain import inputs_of
+
+
+@dataclass(frozen=True)
+class MethodScore:
+    """How well a method says what the answer rests on: areas of deletion (less is better) and insertion (more is better),
+    and by how much they differ from those of random maps, with the ends of a 95 % bootstrap interval over images. A single
+    image has no interval, and the random maps no difference.
+    """
+
+    method: str
+    deletion: float
+    insertion: float
+    deletion_gain: tuple[float, float, float] | None
+    insertion_gain: tuple[float, float, float] | None
+
+    def figures(self) -> dict[str, float]:
+        """Flat, for JSON: ``rollout_deletion``, ``rollout_deletion_gain``, its ends ``..._low`` and ``..._high``, and so on."""
+        flat = {f"{self.method}_deletion": self.deletion, f"{self.method}_insertion": self.insertion}
+        for name, gain in (("deletion", self.deletion_gain), ("insertion", self.insertion_gain)):
+            if gain is not None:
+                ends = ("gain", "gain_low", "gain_high")
+                flat |= {f"{self.method}_{name}_{end}": value for end, value in zip(ends, gain)}
+        return flat
+
+
+def faithfulness(
+    model: str | Path | Classifier,
+    inputs: Sequence[str],
+    *,
+    how: How = How(),
+    steps: int = 14,
+    draws: int = 2,
+    classes: Path | None = None,
+    reading: Reading = Reading(),
+    say: Say = to_stderr,
+) -> tuple[int, list[MethodScore]]:
+    """Every method judged on the same images by deletion and insertion; how many images, and the scores.
+
+    Args:
+        steps: of the curves; fewer where the maps have fewer cells.
+        draws: random maps of each image.
+    """
+    classifier = reading.load(model, classes, say)
+    check_can(classifier, How(method="occlusion", layer=how.layer, target=how.target))
+    source = find_inputs(inputs)
+    has_attention = bool(classifier.attention_grids(classifier.preprocessing.size))
+    methods = [name for name in METHODS if has_attention or name not in NEEDS_ATTENTION]
+    bad = BadImages(reading.on_bad, reading.max_bad, total=len(source))
+    curves: dict[str, list[tuple[float, float]]] = {}
+    with Show("judging methods", len(source), quiet=reading.quiet) as show:
+        for number, (_, seen) in enumerate(inputs_of(classifier, source, bad)):
+            with in_precision(reading.precision, seen.images.device):
+                found = _compared(classifier, seen.images, methods, how, steps, draws, reading.batch, seed=number)
+            for name, each in found.items():
+                curves.setdefault(name, []).append((float(each.deletion_area), float(each.insertion_area)))
+            show.update(number + 1)
+    if not curves:
+        raise DataError("none of the images could be read", "see `vitrail data check`")
+    return len(curves[BASELINE]), [_score(name, curves) for name in curves]
+
+
+def _compared(
+    classifier: Classifier,
+    images: Tensor,
+    methods: Sequence[str],
+    how: How,
+    steps: int,
+    draws: int,
+    batch: int,
+    seed: int,
+) -> dict[str, Faithfulness]:
+    """The curves of every method for one image, of at most ``steps`` steps."""
+    if how.target is None:
+        with torch.no_grad():
+            targets = classifier(images).argmax(1)
+    else:
+        targets = torch.tensor([classifier.classes.index(how.target)])
+    heats = {name: METHODS[name](classifier, images, targets, how, batch) for name in methods}
+    grid = coarsest(heats.values())
+    asked = {"steps": min(steps, math.prod(grid)), "draws": draws, "batch": batch, "seed": seed}
+    return compare(classifier, images, heats, targets=targets, grid=grid, **asked)
+
+
+def _score(name: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> MethodScore:
+    own, random = np.array(curves[name]), np.array(curves[BASELINE])  # (N, 2)
+    is_told = name != BASELINE and len(own) > 1
+    gains = [paired_difference(own[:, axis], random[:, axis]) if is_told else None for axis in (0, 1)]
+    return MethodScore(name, *own.mean(0).tolist(), *gains)

@@ -1,0 +1,263 @@
+"""`vitrail export`: a model as a file that runs without vitrail, compared with the model before it is put in its place."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitrail.data.sources.source import Source
+from vitrail.errors import ConfigError, nearest
+from vitrail.export.onnx import to_onnx
+from vitrail.export.parity import Verb
+from vitrail.export.program import to_program
+from vitrail.export.quantise import to_int8
+from vitrail.files import disk_errors, free_bytes, sync_folder, written_aside
+from vitrail.inference.options import Reading
+from vitrail.runtime.machine import cores, keep_large_buffers, versions
+from vitrail.runtime.progress import to_stderr
+from vitrail.tasks.classification import Classifier
+from vitrail.weights.convert import Converted, convert
+from vitrail.weights.description import KEY, describe
+from vitrail.weights.hub import REMOTE
+from vitrail.weights.onnx import PARITY, ExportedBackbone, open_session
+from vitrail.weights.read import read
+from vitrail.weights.resolve import find
+from vitrail.workflows.evaluate import Say
+from vitrail.workflows.export_parity import GENERATED, IMAGES, Limits, Proof, rounded, source_of
+
+To = Literal["onnx", "program", "huggingface", "timm", "google"]
+SUFFIXES = {"onnx": ".onnx", "program": ".pt2"}  # of what holds a graph; the others are layouts of weights
+LAYOUTS = {"huggingface": "-huggingface", "timm": "-timm", "google": ".npz"}  # and how a name ends that is made up here
+ROOM = 2.5  # bytes on the disk while an export is made, as a multiple of the weights'
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """What is written.
+
+    Args:
+        to: ``onnx``, ``program`` (a .pt2 of torch.export), or a layout of weights as `convert` writes it.
+        int8: 8-bit weights (`vitrail.export.quantise`).
+        pictures: the graph takes pictures of any size, uint8 (B, C, H, W), and prepares them itself.
+
+    Raises:
+        ConfigError: what is not there in that kind of file.
+    """
+
+    to: To = "onnx"
+    int8: bool = False
+    pictures: bool = False
+
+    def __post_init__(self) -> None:
+        if self.to not in (*SUFFIXES, *LAYOUTS):
+            raise ConfigError(f"there is no export to {self.to!r}", nearest(self.to, (*SUFFIXES, *LAYOUTS)))
+        for flag in ("int8", "pictures"):
+            if getattr(self, flag) and self.to != "onnx":
+                raise ConfigError(
+                    f"--{flag} is for ONNX, and not for {self.to}", f"leave --{flag} out, or use --to onnx"
+                )
+
+    def default_path(self, model: str | Path | Classifier) -> Path:
+        """In the working folder, by the name of the model."""
+        if isinstance(model, Classifier):
+            raise ConfigError("a model in memory has no name", "give out, a path")
+        ending = SUFFIXES.get(self.to) or LAYOUTS[self.to]
+        marks = ("-pictures" if self.pictures else "") + ("-int8" if self.int8 else "")
+        if str(model).startswith(REMOTE):
+            return Path(str(model).rpartition("/")[2].partition("@")[0] + marks + ending)
+        path = find(model).path.resolve()
+        name = path.parent.name if path.name == "model" else path.stem if path.is_file() else path.name
+        return Path(name + marks + ending)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Args:
+        path: where it lies.
+        how: what it is.
+        dynamic: it takes images of any size.
+        bytes: of the file, or of both where one cannot hold the weights.
+        figures: of the proof, flat; they stand in the file too, as JSON under "parity".
+    """
+
+    path: Path
+    how: How
+    dynamic: bool
+    bytes: int
+    figures: Mapping[str, Any]
+
+
+def export_model(
+    model: str | Path | Classifier,
+    out: str | Path | None = None,
+    to: To = "onnx",
+    *,
+    int8: bool = False,
+    pictures: bool = False,
+    check: Any = None,
+    images: int | None = None,
+    tolerance: float | None = None,
+    force: bool = False,
+    classes: Path | None = None,
+    reading: Reading = Reading(),
+    say: Say = to_stderr,
+) -> Exported | Converted:
+    """Writes ``model`` as a file that others run, compares the two on images, and leaves nothing where they differ.
+
+    Args:
+        model: anything `vitrail.load` takes, or a `Classifier`.
+        out: the file; by default one in the working folder with the model's name. A folder for some layouts.
+        to, int8, pictures: what to write; see `How`.
+        check: images to compare on, as `open_data` takes them; labelled ones give the accuracy before and after. By default
+            some are generated.
+        images: how many at most.
+        tolerance: how far the file may be off; see `Limits`.
+        force: write over a file that is no export; to a layout of weights, see `convert`.
+        classes: a text file that names the outputs, for weights that carry no names.
+        reading: how model and images are read; ``reading.size`` makes an export for other images.
+
+    Returns:
+        What was written and how it was proved; of layouts of weights what `convert` says.
+
+    Raises:
+        ConfigError: what cannot be meant, or a package that is not installed.
+        CheckpointError: the model cannot be read, or what was written is not the model.
+        DataError: images that cannot be used.
+        DiskError: the disk is full or refuses.
+    """
+    how = How(to=to, int8=int8, pictures=pictures)
+    path = Path(out).expanduser() if out is not None else how.default_path(model)
+    if to in LAYOUTS:
+        _check_only_layout(model, check, images, tolerance)
+        named = {"classes_file": classes, "image_size": reading.size}
+        return convert(str(model), path, to, force=force, log=say, **named)
+    limits = Limits(exact=not (int8 or pictures), tolerance=tolerance)
+    if images is not None and images < 1:
+        raise ConfigError(f"images is {images}", "compare one image at least, such as --images 300")
+    _check_destination(path, how, force=force)
+    torch.set_num_threads(cores())
+    keep_large_buffers()
+    classifier = replace(reading, device="cpu").load(model, classes, say)
+    if isinstance(classifier.backbone, ExportedBackbone):
+        raise ConfigError(f"{model} is an export already", "export the model that it was made from")
+    # before minutes go into a graph that could not be compared
+    source = None if check is None else source_of(classifier, check, images or IMAGES, say)
+    count = images or GENERATED if source is None else len(source)
+    weights = sum(each.nbytes for each in classifier.backbone.state_dict().values())
+    with disk_errors(path, needed=int(ROOM * weights)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if free_bytes(path) < ROOM * weights:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with written_aside(path, {}) as aside:
+            say(f"writing  {to}{', int8' if int8 else ''}")
+            return _proved(classifier, aside / path.name, path, how, limits, (source, count, reading))
+
+
+def _proved(
+    classifier: Classifier,
+    made: Path,
+    path: Path,
+    how: How,
+    limits: Limits,
+    given: tuple[Source | None, int, Reading],
+) -> Exported:
+    """Writes the file ``made``, compares it, adds the figures, and puts it in its place."""
+    dynamic, graph = _write(classifier, made, how)
+    figures = Proof(classifier=classifier, graph=graph, pictures=how.pictures, dynamic=dynamic).figures(*given)
+    limits.check(figures)
+    precision = "int8" if how.int8 else "fp32"
+    told = {"precision": precision, "dynamic": dynamic, **rounded(figures), "torch": versions()["torch"]}
+    _add(made, how, json.dumps(told))
+    files = sorted(made.parent.iterdir(), reverse=True)  # weights beyond 1.5 GB stand in a second one, NAME.onnx.data
+    for each in files:
+        with open(each, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(each, path.with_name(each.name))
+    sync_folder(path.parent)
+    size = sum(path.with_name(each.name).stat().st_size for each in files)
+    return Exported(path, how, dynamic, size, figures)
+
+
+def _write(classifier: Classifier, made: Path, how: How) -> tuple[bool, Verb]:
+    """Whether the graph takes images of any size, and what it answers when it is read back from the file."""
+    metadata = {KEY: json.dumps(describe(classifier), ensure_ascii=False)}
+    if how.to == "program":
+        dynamic = to_program(classifier, made, metadata=metadata)
+        return dynamic, torch.export.load(made).module()
+    whole = {"pictures": True} if how.pictures else {}
+    if how.int8:
+        with written_aside(made, {}) as aside:
+            dynamic = to_onnx(classifier, aside / made.name, metadata=metadata, **whole)
+            to_int8(aside / made.name, made)
+    else:
+        dynamic = to_onnx(classifier, made, metadata=metadata, **whole)
+    if how.pictures:
+        return dynamic, _graph(open_session(made))
+    return dynamic, _graph(read(find(made), lambda line: None).classifier.backbone.session)
+
+
+def _graph(session: Any) -> Verb:
+    names = [each.name for each in session.get_outputs()]
+    (given,) = session.get_inputs()
+
+    def answer(images: Tensor) -> dict[str, Tensor]:
+        return dict(zip(names, map(torch.from_numpy, session.run(names, {given.name: images.contiguous().numpy()}))))
+
+    return answer
+
+
+def _add(made: Path, how: How, figures: str) -> None:
+    """Adds the figures to a file and leaves all else in it as it was compared."""
+    if how.to == "program":
+        with zipfile.ZipFile(made, "a") as archive:
+            root = archive.namelist()[0].partition("/")[0]
+            archive.writestr(f"{root}/extra/{PARITY}", figures)
+        return
+    import onnx
+
+    entry = onnx.StringStringEntryProto(key=PARITY, value=figures)
+    with open(made, "ab") as file:  # of a repeated field, what comes later in the file is added to what came before
+        file.write(onnx.ModelProto(metadata_props=[entry]).SerializeToString())
+
+
+def _check_only_layout(model: str | Path | Classifier, *given: Any) -> None:
+    """Raises `ConfigError` for what a layout of weights has no use for."""
+    if isinstance(model, Classifier):
+        raise ConfigError("a model in memory cannot be converted", "save it first: vitrail.weights.native.save_model")
+    if any(each is not None for each in given):
+        what = "a layout of weights is proved tensor by tensor, and not on images"
+        raise ConfigError(what, "leave --check, --images and --tolerance out")
+
+
+def _check_destination(path: Path, how: How, *, force: bool) -> None:
+    """Refuses to write over anything but an export of the same kind. Raises `ConfigError`."""
+    suffix = SUFFIXES[how.to]
+    if path.suffix != suffix:
+        raise ConfigError(f"{path} is no name for {how.to}", f"give one that ends in {suffix}")
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder", "choose another name")
+    if path.exists() and not force and not _is_export(path):
+        raise ConfigError(f"{path} is there and is no export of vitrail's", "choose another name, or give --force")
+
+
+def _is_export(path: Path) -> bool:
+    try:
+        if path.suffix == SUFFIXES["program"]:
+            with zipfile.ZipFile(path) as archive:
+                return any(name.endswith(f"/extra/{KEY}") for name in archive.namelist())
+        import onnx
+
+        return any(each.key == KEY for each in onnx.load(path, load_external_data=False).metadata_props)
+    except Exception:  # whatever is wrong with it, it is none
+        return False

@@ -1,0 +1,237 @@
+"""The proof of an export: images through the model and through the file that was written, and figures from what they answer.
+
+B images, C channels, H and W their size, K classes, N images in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.decode import BadImage
+from vitrail.data.loader import Bad, eval_batches
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.source import Source
+from vitrail.errors import CheckpointError, ConfigError, DataError
+from vitrail.export.parity import (
+    BATCHES,
+    Answers,
+    Compared,
+    Verb,
+    agreement,
+    at_every_shape,
+    compare,
+    generated,
+    sizes_to_try,
+    speeds,
+)
+from vitrail.inference.inputs import find_inputs, split_to_judge
+from vitrail.inference.options import Reading
+from vitrail.runtime.progress import Show
+from vitrail.tasks import metrics
+from vitrail.tasks.classification import Classifier, opened
+from vitrail.workflows.evaluate import Say
+
+EXACT, LOST, OTHERWISE = 1e-4, 0.02, 0.05  # what is allowed: see `Limits`
+IMAGES, GENERATED = 300, 64  # that are compared by default
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How far a file may be off; ``tolerance`` stands for the one that holds.
+
+    Where it computes what the model does (``exact``): the largest difference of an output, as a share of the largest output,
+    0.0001. Where it computes less, int8, or prepares pictures in another way: with labels the accuracy that it loses, 0.02;
+    without them the share of images with another answer, 0.05.
+    """
+
+    exact: bool
+    tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.tolerance is not None and not 0 < self.tolerance < 1:
+            raise ConfigError(f"tolerance is {self.tolerance}", "give a share between 0 and 1, such as 0.02")
+
+    def check(self, figures: dict[str, Any]) -> None:
+        """Raises `CheckpointError` for what is beyond."""
+        metric = figures.get("metric")
+        if self.exact:
+            off, most, of = figures["difference"], EXACT, "outputs differ by {} of the largest"
+        elif metric:
+            lost = figures[f"{metric}_before"] - figures[f"{metric}_after"]
+            off, most, of = round(lost, 9), LOST, f"{metric} is lower by {{}}"
+        else:
+            off, most, of = (
+                round(1 - figures["agreement"], 9),
+                OTHERWISE,
+                "answers are others on a share of {} of images",
+            )
+        most = most if self.tolerance is None else self.tolerance
+        if off <= most:
+            return
+        remedy = "nothing was written; --tolerance allows more"
+        if not self.exact and not metric:
+            remedy += ", and labelled images of yours (--check DATA) say what it costs"
+        told = "\n".join(f"{name} {value}" for name, value in rounded(figures).items())
+        what = f"what was exported is not the model: {of.format(f'{off:.3g}')}, {most:g} is allowed"
+        raise CheckpointError(what, remedy, value=told)
+
+
+def rounded(figures: dict[str, Any]) -> dict[str, Any]:
+    """Floats to four digits that count."""
+    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in figures.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Two that are to be the same.
+
+    Args:
+        classifier: the model.
+        graph: what was written: inputs to answers.
+        pictures: its inputs are whole pictures (B, C, H, W) uint8, not normalised images.
+        dynamic: it takes images of any size.
+    """
+
+    classifier: Classifier
+    graph: Verb
+    pictures: bool
+    dynamic: bool
+
+    def figures(self, source: Source | None, count: int, reading: Reading) -> dict[str, Any]:
+        """The proof in figures, flat.
+
+        Args:
+            source: images, best labelled; None generates some.
+            count: how many.
+
+        Raises:
+            CheckpointError: answers that are no finite numbers.
+            DataError: no image can be read.
+        """
+        targets: list[np.ndarray] = []
+        with Show("comparing", count, quiet=reading.quiet) as show:
+            inputs = self._generated(count) if source is None else self._inputs(source, targets, reading)
+            seen = compare(self.model, self.graph, _shown(inputs, show))
+        if not seen.expected:
+            raise DataError(
+                "no image could be read: the split is empty or all of it is bad", "see `vitrail data check`"
+            )
+        shapes = compare(self.model, self.graph, self._shapes())
+        judged = {} if source is None or not source.labelled else self._accuracies(seen, np.concatenate(targets))
+        return {
+            "images": len(seen.expected["features"]),
+            "real_images": source is not None,
+            "batches": ",".join(map(str, BATCHES)),
+            "sizes": ",".join(f"{height}x{width}" for height, width in self._sizes()),
+            "difference": max(seen.difference, shapes.difference),
+            "agreement": agreement(seen.expected, seen.found, multi_label=self.classifier.multi_label),
+            **judged,
+            **self._speeds(),
+        }
+
+    def model(self, inputs: Tensor) -> Answers:
+        images = self.classifier.preprocess(inputs) if self.pictures else inputs
+        features = self.classifier.features(images)
+        if not self.classifier.classes:
+            return {"features": features}
+        return {"logits": self.classifier.head(features), "features": features}
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        sizes = sizes_to_try(self.classifier.config)
+        return sizes if self.dynamic or self.pictures else sizes[:1]
+
+    def _shapes(self) -> Iterator[Tensor]:
+        pictures = generated(
+            max(BATCHES), self.classifier.config.in_channels, self.classifier.config.image_size, seed=1
+        )
+        return map(self._as_input, at_every_shape(pictures, self._sizes()))
+
+    def _generated(self, count: int) -> Iterator[Tensor]:
+        channels, size = self.classifier.config.in_channels, self.classifier.config.image_size
+        for first in range(0, count, max(BATCHES)):
+            yield self._as_input(generated(min(max(BATCHES), count - first), channels, size, seed=first))
+
+    def _as_input(self, pictures: Tensor) -> Tensor:
+        return pictures if self.pictures else self.classifier.preprocessing.normalise(pictures)
+
+    def _inputs(self, source: Source, targets: list[np.ndarray], reading: Reading) -> Iterator[Tensor]:
+        """The good images of ``source``; notes their targets."""
+        bad = BadImages(reading.on_bad, reading.max_bad, None, total=len(source))
+        if self.pictures:
+            yield from _whole(source, targets, self.classifier.config.in_channels, bad)
+            return
+        preprocessing = self.classifier.preprocessing
+        for some in eval_batches(source, preprocessing, batch=max(BATCHES), workers=reading.workers, bad=bad):
+            targets.append(some.targets.numpy())
+            yield preprocessing.normalise(some.images)
+
+    def _accuracies(self, seen: Compared, targets: np.ndarray) -> dict[str, Any]:
+        """The first figure of a judgement, of the model and of the graph."""
+        if not self.classifier.classes:
+            return {}
+        both = []
+        for answers in (seen.expected, seen.found):
+            logits = answers["logits"].numpy()
+            both.append(
+                metrics.summary(logits, targets, self.classifier.classes, multi_label=self.classifier.multi_label)
+            )
+        metric = next(iter(both[0]))
+        return {"metric": metric, f"{metric}_before": both[0][metric], f"{metric}_after": both[1][metric]}
+
+    def _speeds(self) -> dict[str, float]:
+        """Milliseconds an image, of one alone and of the largest batch."""
+        found = {}
+        for count in (1, max(BATCHES)):
+            pictures = generated(count, self.classifier.config.in_channels, self.classifier.config.image_size)
+            before, after = speeds(self.model, self.graph, self._as_input(pictures))
+            found |= {f"ms_before_batch_{count}": before, f"ms_after_batch_{count}": after}
+        return {**found, "threads": torch.get_num_threads()}
+
+
+def source_of(classifier: Classifier, data: Any, most: int, say: Say) -> Source:
+    """As many of the images that the model is judged on, spread evenly; without labels where these are not the model's.
+
+    Raises:
+        DataError: data that cannot be used.
+    """
+    try:
+        _, source = split_to_judge(classifier, data, None, say, labelled=False)
+    except DataError as error:
+        if not (isinstance(data, str | Path) and Path(data).is_dir()):
+            raise
+        say(f"warning  compared without labels: {error.what}")
+        source = find_inputs([str(data)])
+    if classifier.classes and source.labelled and source.multi_label != classifier.multi_label:
+        kinds = ("one label an image", "several")
+        what = f"the data have {kinds[source.multi_label]}, the model gives {kinds[classifier.multi_label]}"
+        raise DataError(what, "give data of the kind that the model was trained on")
+    return source.subset(np.unique(np.linspace(0, len(source) - 1, min(most, len(source))).astype(np.int64)))
+
+
+def _whole(source: Source, targets: list[np.ndarray], channels: int, bad: Bad) -> Iterator[Tensor]:
+    """Pictures as they lie there, decoded: (1, C, H, W) uint8."""
+    for row in range(len(source)):
+        try:
+            item = source.read(row)
+            pixels = np.asarray(opened(item.content, channels))
+        except BadImage as error:
+            bad(source.keys[row], error.reason)
+            continue
+        pixels = pixels if pixels.dtype == np.uint8 else np.rint(pixels * 255).astype(np.uint8)
+        targets.append(np.asarray(item.target)[None])
+        yield torch.tensor(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)[None]
+
+
+def _shown(inputs: Iterator[Tensor], show: Show) -> Iterator[Tensor]:
+    done = 0
+    for some in inputs:
+        yield some
+        done += len(some)
+        show.update(done)

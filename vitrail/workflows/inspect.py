@@ -1,0 +1,274 @@
+"""`vitrail inspect`: what a model has learned, by the paper's own figures, as one page and as numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.analysis.attention import attention_map, reach_of
+from vitrail.analysis.cost import CostPoint, cost_by_patch, default_sizes, measure_cost
+from vitrail.analysis.embeddings import (
+    as_pictures,
+    embedding_filters,
+    line_similarity,
+    neighbour_rate,
+    position_embeddings,
+    position_similarity,
+    principal_filters,
+)
+from vitrail.analysis.equivariance import map_equivariance, permutation_response, shift_response, strides_of
+from vitrail.analysis.head_statistics import HeadStatistics
+from vitrail.analysis.locality import locality
+from vitrail.analysis.pictures import thumbnail
+from vitrail.analysis.rollout import relevance, rollout
+from vitrail.data.loader import eval_batches
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source, choose_split
+from vitrail.errors import ConfigError, DataError
+from vitrail.files import dump_json, make_folder, replace_file
+from vitrail.inference.options import Reading
+from vitrail.models import cost_of, device_of
+from vitrail.models.backbone import at_rest
+from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Positions, Sample
+from vitrail.reports.inspection.findings import findings
+from vitrail.reports.inspection.numbers import numbers
+from vitrail.reports.inspection.page import write_inspection
+from vitrail.reports.wording import sentence
+from vitrail.runtime.device import in_precision
+from vitrail.runtime.machine import cores, describe, keep_large_buffers, versions
+from vitrail.runtime.progress import Show, to_stderr
+from vitrail.tasks.classification import Classifier
+from vitrail.workflows.evaluate import Say
+
+MOST = 512  # images that heads are measured on; the paper took 128
+SAMPLES = 6  # images that are shown
+SHOWN = 28  # principal components of the filters, as in the paper
+PAIRED = 32  # images that are moved, cut up and differentiated
+
+
+def inspect(
+    model: str | Path | Classifier,
+    out: Path,
+    data: Any = None,
+    *,
+    most: int = MOST,
+    cost: bool = False,
+    classes: Path | None = None,
+    reading: Reading = Reading(),
+    command: str = "",
+    say: Say = to_stderr,
+) -> tuple[Path, dict[str, Any]]:
+    """Measures, and writes ``report.html``, ``numbers.json`` and the pictures into ``out``.
+
+    Args:
+        data: images as `open_data` takes them, labelled or not; without them only filters and positions can be shown.
+        most: images that are looked at, spread evenly over the data.
+        cost: time and memory at larger images too.
+
+    Returns:
+        The report's path and the numbers.
+
+    Raises:
+        ConfigError: ``most`` below 1.
+        DataError: no image could be read.
+        DiskError: ``out`` cannot be written.
+    """
+    if most < 1:
+        raise ConfigError(f"most is {most}", "look at one image at least, such as --most 128")
+    classifier = reading.load(model, classes, say)
+    keep_large_buffers()
+    torch.set_num_threads(cores())
+    make_folder(out)
+    config = classifier.config
+    found: dict[str, Any] = {"filters": _filters(classifier), "positions": _positions(classifier)}
+    if data is not None:
+        found |= _of_images(classifier, data, most, out, reading)
+    if cost:
+        found |= _cost(classifier, say)
+    counted = cost_of(config)
+    inspection = Inspection(
+        title=sentence(config.about) if isinstance(model, Classifier) else Path(str(model)).name,
+        model=config.about,
+        image_size=config.image_size,
+        patch_size=config.patch_size if classifier.attention_grids(config.image_size) else None,
+        parameters=counted.parameters,
+        multiply_adds=counted.multiply_adds,
+        findings=findings(found.get("heads", ()), found["positions"]),
+        command=command,
+        machine=describe(),
+        versions=versions(),
+        date=date.today().isoformat(),
+        notes=_notes(classifier, data, found),
+        **found,
+    )
+    figures = numbers(inspection)
+    replace_file(out / "numbers.json", dump_json(figures))
+    return write_inspection(out, inspection), figures
+
+
+def _cost(classifier: Classifier, say: Say) -> dict[str, list[CostPoint]]:
+    """Time and memory on one thread, whose own time a busy machine takes little of."""
+    say("measuring time and memory on one thread")
+    before, config = torch.get_num_threads(), classifier.config
+    torch.set_num_threads(1)
+    try:
+        by_size = measure_cost(classifier, default_sizes(config))
+        return {"cost": by_size, "cost_by_patch": _cost_by_patch(config, device_of(classifier))}
+    finally:
+        torch.set_num_threads(before)
+
+
+def _cost_by_patch(config: Any, device: torch.device) -> list[CostPoint]:
+    """Of models with patches half and twice as large, where patches can be chosen and there is one map."""
+    if config.STAGES or not any(each.name == "patch_size" for each in fields(config)):
+        return []
+    height, width = config.patch_size
+    sizes = [(height * factor // 2, width * factor // 2) for factor in (1, 2, 4)]
+    fitting = [size for size in sizes if all(side and full % side == 0 for side, full in zip(size, config.image_size))]
+    return cost_by_patch(config, fitting, config.image_size, device=device)
+
+
+def _filters(classifier: Classifier) -> Filters:
+    filters = embedding_filters(classifier)
+    components, explained = principal_filters(filters, count=len(filters))
+    return Filters(pictures=as_pictures(components[:SHOWN]), explained=explained.cpu().numpy(), width=len(filters))
+
+
+def _positions(classifier: Classifier) -> Positions | None:
+    embeddings = position_embeddings(classifier)
+    if embeddings is None:
+        return None
+    similarity = position_similarity(embeddings)
+    return Positions(
+        similarity=similarity.cpu().numpy(),
+        neighbour_rate=neighbour_rate(similarity),
+        neighbour_rate_with_corners=neighbour_rate(similarity, reach=1.5),
+        lines=line_similarity(similarity),
+    )
+
+
+def _of_images(classifier: Classifier, data: Any, most: int, out: Path, reading: Reading) -> dict[str, Any]:
+    """Heads, samples and biases: all that needs images."""
+    channels = classifier.config.in_channels
+    split, source = choose_split(open_data(data, labelled=False, validation=0, channels=channels))
+    source = source.subset(_spread(len(source), most))
+    keys, bad_list = set(map(str, source.keys)), out / "bad_images.csv"
+    bad = BadImages(reading.on_bad, reading.max_bad, bad_list, total=len(source), keys=keys)
+    statistics, seen = HeadStatistics(classifier), 0
+    has_attention = bool(classifier.attention_grids(classifier.preprocessing.size))
+    if has_attention:
+        with Show("looking", len(source), quiet=reading.quiet) as show:
+            for images, _ in _batches(classifier, source, reading, bad):
+                with in_precision(reading.precision, images.device):
+                    statistics.add(images)
+                seen += len(images)
+                show.update(seen)
+    few = source.subset(_spread(len(source), PAIRED))
+    shown = source.subset(_spread(len(source), SAMPLES))
+    biases = _biases(classifier, few, reading, bad)
+    count = seen if has_attention else biases.images if biases else 0
+    if not count:
+        raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
+    return {
+        "data": ", ".join(
+            filter(None, (str(data) if isinstance(data, str | Path) else "", split * (split != "train")))
+        ),
+        "samples": _samples(classifier, shown, reading, bad) if has_attention and classifier.classes else [],
+        "biases": biases,
+        "images": count,
+        "heads": statistics.figures() if has_attention else [],
+    }
+
+
+def _batches(
+    classifier: Classifier, source: Source, reading: Reading, bad: BadImages, **changes: Any
+) -> Iterator[tuple[Tensor, list[str]]]:
+    """Normalised images (B, C, H, W) on the model's device and their keys; ``changes`` are of the preprocessing."""
+    preprocessing, device = changes.get("preprocessing", classifier.preprocessing), device_of(classifier)
+    for batch in eval_batches(source, preprocessing, batch=min(reading.batch, 32), workers=reading.workers, bad=bad):
+        yield preprocessing.normalise(batch.images.to(device)), batch.keys
+
+
+def _samples(classifier: Classifier, source: Source, reading: Reading, bad: BadImages) -> list[Sample]:
+    """Images with what counted in them, by each method that needs one pass."""
+    samples, size = [], classifier.preprocessing.size
+    methods: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
+        "attention": attention_map,
+        "rollout": rollout,
+        "gradient": relevance,
+    }
+    grids = classifier.attention_grids(size)
+    cells = {"attention": grids[-1].cell, "rollout": grids[0].cell, "gradient": grids[0].cell}
+    for images, keys in _batches(classifier, source, reading, bad):
+        with torch.no_grad():
+            scores = classifier.probabilities(classifier(images))
+        with in_precision(reading.precision, images.device):
+            maps = {name: of(classifier, images).float().cpu().numpy() for name, of in methods.items()}
+        reach = {name: reach_of(each.shape[1:], cells[name], size) for name, each in maps.items()}
+        pictures = classifier.preprocessing.restored(images).cpu().numpy()
+        for place, key in enumerate(keys):
+            best = int(scores[place].argmax())
+            samples.append(
+                Sample(
+                    key=str(key),
+                    label=classifier.classes[best],
+                    score=float(scores[place, best]),
+                    picture=thumbnail(pictures[place]),
+                    maps={name: each[place] for name, each in maps.items()},
+                    reach=reach,
+                )
+            )
+    return samples
+
+
+def _biases(classifier: Classifier, source: Source, reading: Reading, bad: BadImages) -> Biases | None:
+    """What CNNs have by construction, measured on pictures a little larger than the model's window."""
+    height, width = classifier.config.image_size
+    room = _room(classifier)
+    wide = classifier.preprocessing.at((height + room, width + room))
+    parts = [images for images, _ in _batches(classifier, source, reading, bad, preprocessing=wide)]
+    if not parts:
+        return None
+    images = torch.cat(parts)
+    windows = images[..., :height, :width]
+    return Biases(
+        images=len(images),
+        shifts=shift_response(classifier, images),
+        maps=map_equivariance(classifier, images),
+        locality=locality(classifier, windows[:8]),
+        permutation=permutation_response(classifier, windows),
+    )
+
+
+def _room(classifier: Classifier) -> int:
+    """Pixels by which a window must be able to move: whole patches, and a place of the coarsest map."""
+    config = classifier.config
+    with at_rest(classifier) as device:
+        maps = classifier.feature_maps(torch.zeros(1, config.in_channels, *config.image_size, device=device))
+    return max(math.lcm(*config.patch_size), *map(max, strides_of(config, config.image_size, maps)))
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """At most ``most`` of ``count`` numbers, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
+
+
+def _notes(classifier: Classifier, data: Any, found: Mapping[str, Any]) -> list[str]:
+    """What is not there, and why."""
+    notes = []
+    if data is None:
+        notes.append("No images were given, so nothing that needs them could be measured; --data adds it.")
+    elif not found["heads"]:
+        notes.append(f"{sentence(classifier.config.about)} has no attention to look at.")
+    if found["positions"] is None:
+        notes.append("No position embeddings are added to the patches of this model.")
+    return notes

@@ -1,0 +1,304 @@
+"""`vitrail probe`: what a model's frozen features are worth on labelled images, by a protocol that trains almost nothing.
+
+N judged images, S draws of the few shots, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail import weights
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source, Splits, check_data, choose_split, fingerprint
+from vitrail.errors import ConfigError, DataError, nearest
+from vitrail.evaluation.intervals import crossed, paired_difference
+from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear, ridge
+from vitrail.inference.features import Features, features_of
+from vitrail.inference.options import Reading
+from vitrail.models import device_of
+from vitrail.runtime.machine import cores, keep_large_buffers
+from vitrail.runtime.progress import to_stderr
+from vitrail.tasks.classification import Classifier
+from vitrail.workflows.evaluate import Say
+
+PROTOCOLS = ("linear", "knn", "fewshot")
+SHOTS, SEEDS, NEIGHBOURS = (1, 5, 10, 25), 5, 20
+HELD_OUT = 0.15  # of data without a test or validation split
+Answers = dict[str, np.ndarray]  # name -> (S, N) bool: which of the judged images are right
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """The protocol: ``k`` neighbours; the numbers of ``shots`` of each class, and ``seeds``, how often they are drawn."""
+
+    protocol: str = "linear"
+    k: int = NEIGHBOURS
+    shots: tuple[int, ...] = SHOTS
+    seeds: int = SEEDS
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ConfigError(f"there is no protocol {self.protocol!r}", nearest(self.protocol, PROTOCOLS))
+        if self.k < 1:
+            raise ConfigError(f"k is {self.k}", "give 1 neighbour or more")
+        if not self.shots or min(self.shots) < 1:
+            raise ConfigError(f"shots are {list(self.shots)}", "give images of each class, such as 1,5,10,25")
+        if self.seeds < 1:
+            raise ConfigError(f"seeds is {self.seeds}", "draw the shots once or more")
+
+    def check(self, targets: np.ndarray) -> None:
+        """Refuses training images (N,) that are too few for it. Raises `ConfigError` or `DataError`."""
+        if self.protocol == "knn":
+            check_neighbours(self.k, len(targets))
+        if self.protocol == "fewshot":
+            usable_shots(self.shots, targets)
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """What a protocol found: the figures, and for each judged image and each draw of shots whether it was right.
+
+    ``figures`` has ``accuracy`` with the ends of its 95 % interval, ``accuracy_low`` and ``accuracy_high``; with shots the
+    same of each number of them, as ``accuracy_5shot``, the largest of which is the accuracy; with another model also
+    ``against_accuracy`` and ``difference``, ``difference_low`` and ``difference_high``.
+    """
+
+    protocol: str
+    split: str
+    classes: tuple[str, ...]
+    keys: tuple[str, ...]
+    right: np.ndarray  # (S, N) bool
+    figures: dict[str, float]
+
+    def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
+        """Its head, and a row for the protocol or for each number of shots."""
+        columns = [("accuracy %", "accuracy", ""), ("low", "accuracy", "_low"), ("high", "accuracy", "_high")]
+        if "difference" in self.figures:
+            columns += [("against %", "against_accuracy", ""), ("difference", "difference", "")]
+            columns += [("low", "difference", "_low"), ("high", "difference", "_high")]
+        by_shots = [name for name in self.figures if name.startswith("accuracy_") and name.endswith("shot")]
+        rows: list[tuple[str, ...]] = []
+        for end in (name.removeprefix("accuracy") for name in by_shots or ["accuracy"]):
+            cells = (f"{100 * self.figures[stem + end + side]:.1f}" for _, stem, side in columns)
+            rows.append((end.strip("_").removesuffix("shot") or self.protocol, *cells))
+        return ["shots" if by_shots else "protocol", *(name for name, _, _ in columns)], rows
+
+
+def probe(
+    model: str | Path | Classifier,
+    data: Any,
+    protocol: str = "linear",
+    *,
+    k: int = NEIGHBOURS,
+    shots: Sequence[int] = SHOTS,
+    seeds: int = SEEDS,
+    against: str | Path | Classifier | None = None,
+    classes: Path | None = None,
+    reading: Reading = Reading(),
+    cache: Path | None = None,
+    say: Say = to_stderr,
+) -> Probe:
+    """Judges the features that ``model`` gives to its head, frozen, on ``data``.
+
+    It learns from the split train and is judged on test, else val, else what was held out when the model was trained on these
+    data, else 15 % of each class held out of train. Neither needs the model's classes, and the model needs no head.
+
+    Args:
+        model: anything `vitrail.load` takes, or a `Classifier`.
+        data: anything `open_data` takes, labelled with one label an image.
+        protocol: ``linear``, logistic regression; ``knn``, the ``k`` nearest neighbours; ``fewshot``, least squares on
+            ``shots`` images of each class, drawn ``seeds`` times: the mean over the draws. See `vitrail.evaluation.probes`.
+        against: another model, read as its own weights say, on the same images: the difference, and its paired interval.
+        classes: a text file that names the model's outputs, for weights that carry no names.
+        reading: how ``model`` and the images are read.
+        cache: a folder where features are kept for the next time (`vitrail.inference.features`).
+
+    The interval is the bootstrap's over images; over draws and images where there are draws (`intervals.crossed`).
+
+    Raises:
+        ConfigError: a protocol that is not there, or numbers that do not fit the data.
+        DataError: several labels an image, unlabelled images, fewer than two classes, or nothing to judge on.
+        CheckpointError: of the weights, or features that are not finite.
+    """
+    how = How(protocol=protocol, k=k, shots=tuple(shots), seeds=seeds)
+    models = [reading.load(model, classes, say)]
+    if against is not None:
+        models.append(Reading(device=reading.device).load(against, None, say))
+    keep_large_buffers()
+    torch.set_num_threads(cores())
+    splits = open_to_probe(data, models[0])
+    train, split, judged = parts_to_probe(splits)
+    how.check(train.targets)
+    say(f"data     {splits.layout}")
+    for each in models:
+        warn_of_seen(each, data, splits, say)
+    say(f"split    learns from train: {len(train):,} images; judged on {split}: {len(judged):,}")
+    both = {"train": train, split: judged}
+    found = [features_by_split(each, both, reading=reading, cache=cache, say=say) for each in models]
+    return judge_features(how, split, *(shared(several) for several in zip(*found)), say=say)
+
+
+def open_to_probe(data: Any, classifier: Classifier) -> Splits:
+    """The data, with a part held out of train only where they have nothing else to be judged on.
+
+    Of the data that the model was trained on it is the part that was held out then.
+    """
+    channels = classifier.config.in_channels
+    splits = open_data(data, validation=0, channels=channels)
+    if any(part is not None and len(part) for part in (splits.val, splits.test)):
+        return splits
+    trained = classifier.provenance.get("split", {})
+    if trained.get("held_out"):
+        carved = open_data(data, seed=trained["seed"], validation=trained["validation"], channels=channels)
+        if trained_without(classifier, carved):
+            return carved
+    return open_data(data, validation=HELD_OUT, channels=channels)
+
+
+def trained_without(classifier: Classifier, splits: Splits) -> bool:
+    """Whether the validation part was held out when the model was trained."""
+    trained = classifier.provenance.get("split", {})
+    return splits.val is not None and bool(trained.get("held_out")) and trained["sha256"] == fingerprint(splits.val)
+
+
+def warn_of_seen(classifier: Classifier, data: Any, splits: Splits, say: Say) -> None:
+    """Says where a part that was held out only now is of the data that the model was trained on."""
+    before = classifier.provenance.get("data")
+    if not splits.held_out or not before or not isinstance(data, str | Path) or trained_without(classifier, splits):
+        return
+    if Path(before).resolve() == Path(data).resolve():
+        say("warning  the model was trained on some of the images that it is judged on; the figures may flatter it")
+
+
+def parts_to_probe(splits: Splits) -> tuple[Source, str, Source]:
+    """What is learnt from, the name of the split that is judged, and that. Raises `DataError`."""
+    train = check_data(splits)
+    if train.multi_label:
+        fact = "the images have several labels each, and a probe judges one label an image"
+        raise DataError(fact, "fine-tune instead, with `vitrail train DATA --init MODEL`")
+    split, judged = choose_split(splits)
+    if split == "train":
+        raise DataError("the data have nothing to be judged on", "give more images, or a split val or test")
+    return train, split, judged
+
+
+def features_by_split(
+    classifier: Classifier, sources: Mapping[str, Source], *, reading: Reading, cache: Path | None, say: Say
+) -> list[Features]:
+    """The features of each source, by a model that is fitted to their channels."""
+    fitting = for_channels(classifier, next(iter(sources.values())), say)
+    how = {"reading": reading, "cache": cache, "say": say}
+    return [features_of(fitting, each, title=f"features of {name}", **how) for name, each in sources.items()]
+
+
+def for_channels(classifier: Classifier, train: Source, say: Say) -> Classifier:
+    """The model for the channels of images in memory, as fine-tuning makes it; files are decoded to what it has."""
+    own = classifier.config.in_channels
+    channels = train.images.shape[3] if train.kind == "arrays" else own
+    if channels == own:
+        return classifier
+    say(f"channels {channels}, where the weights have {own}: their first layer is dealt round")
+    device = device_of(classifier)
+    return weights.adapt(classifier, in_channels=channels).to(device).eval()
+
+
+def shared(several: Sequence[Features]) -> list[Features]:
+    """The features that some models have of one source, of the images that all could read."""
+    rows = several[0].rows
+    for each in several[1:]:
+        rows = np.intersect1d(rows, each.rows)
+    return [each.only(rows) for each in several]
+
+
+def judge_features(
+    how: How, split: str, train: Sequence[Features], judged: Sequence[Features], *, say: Say = to_stderr
+) -> Probe:
+    """The probe of one model, or of two on the same images, the first against the second."""
+    how.check(train[0].targets)
+    answers = [answers_of(how, *each, say=say) for each in zip(train, judged)]
+    figures: dict[str, float] = {}
+    for end, right in answers[0].items():
+        figures |= figures_of(right, end)
+        if len(answers) > 1:
+            figures |= compared(right, answers[1][end], end)
+    first = judged[0]
+    figures |= {"images": len(first), "train_images": len(train[0])}
+    return Probe(
+        protocol=how.protocol,
+        split=split,
+        classes=first.source.classes,
+        keys=tuple(first.keys),
+        right=answers[0][""],
+        figures=figures,
+    )
+
+
+def figures_of(right: np.ndarray, end: str = "") -> dict[str, float]:
+    """The accuracy of (S, N) and its interval, which no accuracy leaves."""
+    low, high = np.clip(crossed(right), 0, 1)
+    return {
+        f"accuracy{end}": float(right.mean()),
+        f"accuracy{end}_low": float(low),
+        f"accuracy{end}_high": float(high),
+    }
+
+
+def compared(right: np.ndarray, other: np.ndarray, end: str) -> dict[str, float]:
+    """The accuracy of another model, and by how much the first is better on the same images and draws, (S, N) each."""
+    if len(right) == 1:
+        mean, low, high = paired_difference(right[0], other[0])
+    else:
+        difference = right.astype(np.float64) - other
+        mean, (low, high) = float(difference.mean()), crossed(difference)
+    return {
+        f"against_accuracy{end}": float(other.mean()),
+        f"difference{end}": mean,
+        f"difference{end}_low": low,
+        f"difference{end}_high": high,
+    }
+
+
+def answers_of(how: How, train: Features, judged: Features, *, say: Say) -> Answers:
+    """Which judged images are right, by number of shots where there are such; the last comes without a name too."""
+    classes = len(train.source.classes)
+    if how.protocol == "fewshot":
+        return _few_shot(how, train, judged, classes, say)
+    if how.protocol == "knn":
+        scores = knn(train.values, train.targets, judged.values, classes=classes, k=how.k)
+    else:
+        found = linear(train.values, train.targets, classes=classes)
+        say(f"linear   L2 penalty {found.strength:g}, chosen on a fifth of the training images")
+        if found.at_edge:
+            say(f"warning  {found.strength:g} is the edge of the penalties that are tried: another may be better")
+        if not found.converged:
+            say("warning  the solver stopped before the minimum: the accuracy may be a little lower than it could be")
+        scores = found(judged.values)
+    return {"": (scores.argmax(1) == judged.targets)[None]}
+
+
+def _few_shot(how: How, train: Features, judged: Features, classes: int, say: Say) -> Answers:
+    usable = usable_shots(how.shots, train.targets)
+    if missing := [each for each in how.shots if each not in usable]:
+        fewest = int(np.unique(train.targets, return_counts=True)[1].min())
+        say(f"shots    {', '.join(map(str, missing))} left out: a class has only {fewest} to learn from")
+    answers: Answers = {}
+    for shots in usable:
+        draws = (draw_shots(train.targets, shots, seed) for seed in range(how.seeds))
+        scores = (ridge(train.values[rows], train.targets[rows], judged.values, classes=classes) for rows in draws)
+        answers[f"_{shots}shot"] = np.stack([each.argmax(1) == judged.targets for each in scores])  # (S, N)
+    return {"": answers[f"_{usable[-1]}shot"], **answers}
+
+
+def usable_shots(shots: Sequence[int], targets: np.ndarray) -> list[int]:
+    """The numbers of shots that every class with training images has, in rising order. Raises `DataError` for none."""
+    fewest = int(np.unique(targets, return_counts=True)[1].min())
+    if not (usable := sorted({each for each in shots if each <= fewest})):
+        fact = f"a class has only {fewest} to learn from, fewer than any of the shots {', '.join(map(str, shots))}"
+        raise DataError(fact, f"give shots up to {fewest}")
+    return usable

@@ -1,0 +1,307 @@
+"""`vitrail transfer`: one model on several data sets, by the protocols of `vitrail probe` and by fine-tuning all of it.
+
+What is done is kept, so the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail.config.compose import request
+from vitrail.config.parse import plain
+from vitrail.config.schema import Run
+from vitrail.data.sources.arrays import BUILT_IN
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.source import Source, Splits
+from vitrail.errors import CheckpointError, ConfigError, DataError, DivergedError, VitrailError, nearest
+from vitrail.files import disk_errors, dump_json, make_folder, replace_file
+from vitrail.inference.features import Features, digest_of
+from vitrail.inference.options import Reading
+from vitrail.inference.outputs import judge
+from vitrail.reports.transfer import Cell, Transfer, write_transfer
+from vitrail.reports.wording import plural
+from vitrail.runtime.machine import cores, describe, keep_large_buffers, versions
+from vitrail.runtime.progress import to_stderr
+from vitrail.tasks.classification import Classifier
+from vitrail.training.train import train
+from vitrail.weights.resolve import find
+from vitrail.workflows.evaluate import Say
+from vitrail.workflows.probe import (
+    NEIGHBOURS,
+    SHOTS,
+    How,
+    features_by_split,
+    figures_of,
+    judge_features,
+    open_to_probe,
+    parts_to_probe,
+    warn_of_seen,
+)
+
+FINETUNE = "finetune"
+ALL = ("knn", "linear", "fewshot", FINETUNE)
+OF_ONE_DATA_SET = (ConfigError, DataError, CheckpointError, DivergedError)  # what leaves the others as they are
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How the whole network is trained further: the length, further ``settings`` as ``--set`` takes them, and from how many
+    ``seeds``.
+    """
+
+    epochs: float | None = None
+    steps: int | None = None
+    settings: tuple[str, ...] = ()
+    seeds: int = 1
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ConfigError(f"seeds is {self.seeds}", "fine-tune once or more")
+
+    def run(self, init: Path, data: str, reading: Reading, *, seed: int) -> Run:
+        """The training from one seed; its precision is the training's own choice unless ``reading`` has another than fp32."""
+        flags = {
+            "seed": seed,
+            "model": {"init": str(init), "size": reading.size, "preprocessing": dict(reading.preprocessing)},
+            "data": {"source": data, "workers": reading.workers or None, "max_bad": reading.max_bad},
+            "schedule": {"epochs": self.epochs, "steps": self.steps},
+            "compute": {
+                "device": reading.device,
+                "precision": None if reading.precision == "fp32" else reading.precision,
+            },
+        }
+        return request(recipe=FINETUNE, flags=flags, settings=self.settings)[0]
+
+
+def transfer(
+    model: str | Path,
+    data: str | Path | Sequence[str | Path],
+    out: Path,
+    *,
+    protocols: Sequence[str] = ALL,
+    k: int = NEIGHBOURS,
+    shots: Sequence[int] = SHOTS,
+    tuning: Tuning = Tuning(),
+    classes: Path | None = None,
+    reading: Reading = Reading(),
+    cache: Path | None = None,
+    command: str = "",
+    say: Say = to_stderr,
+) -> Transfer:
+    """Judges ``model`` on every data set by every protocol, and writes ``transfer.csv``, ``transfer.md`` and ``report.html``.
+
+    A data set that cannot be used is named with its reason, and the others go on. Each figure is kept in ``out/cells`` when it is
+    done, each training in ``out/finetune``: the same call goes on there, and more data sets or protocols may be asked for. A
+    data set that was changed since needs another ``out``.
+
+    Args:
+        model: what `vitrail.load` takes.
+        data: one or several paths or built-in names, as `open_data` takes them; split as `probe` has it.
+        protocols: of `probe`, the few shots by their largest number, and ``finetune``.
+        classes: a text file that names the model's outputs, for weights that carry no names.
+        out: the folder; one that was begun with other settings or another model is refused.
+        cache: a folder where features are kept for the next time.
+
+    Raises:
+        ConfigError: settings that cannot be meant, or not those that ``out`` was begun with.
+        CheckpointError, DiskError, Preempted, Interrupted: whatever concerns all data sets.
+    """
+    hows = {name: How(protocol=name, k=k, shots=tuple(shots)) for name in checked(protocols) if name != FINETUNE}
+    names = names_of(data)
+    init = find(model).path.resolve()
+    if FINETUNE in protocols:
+        # what cannot be meant is refused before anything is computed
+        tuning.run(init, next(iter(names.values())), reading, seed=0)
+    classifier = reading.load(init, classes, say)
+    make_folder(out)
+    settle(out, settings_of(classifier, k, shots, tuning, reading))
+    rows: dict[str, dict[str, Cell]] = {}
+    for name, source in names.items():
+        say(f"data     {name}")
+        task = Task(source, init, classifier, out, reading, cache, command, say)
+        rows[name] = task.cells({each: hows.get(each) for each in protocols}, tuning)
+    found = Transfer(
+        model=Path(str(model)).name,
+        protocols=tuple(protocols),
+        rows=rows,
+        settings=in_words(hows, tuning if FINETUNE in protocols else None),
+        command=command,
+        machine=describe(),
+        versions=versions(),
+        date=date.today().isoformat(),
+    )
+    write_transfer(out, found)
+    return found
+
+
+def checked(protocols: Sequence[str]) -> Sequence[str]:
+    """The protocols. Raises `ConfigError` for one that is not there or stands twice, and for none."""
+    for each, count in Counter(protocols).items():
+        if each not in ALL:
+            raise ConfigError(f"there is no protocol {each!r}", nearest(each, ALL))
+        if count > 1:
+            raise ConfigError(f"the protocol {each} stands {count} times", "name it once")
+    if not protocols:
+        raise ConfigError("no protocols were named", f"choose some of {', '.join(ALL)}")
+    return protocols
+
+
+def names_of(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
+    """What each data set is called in the tables: the last part of its path, or all of it where that names several."""
+    if not data:
+        raise ConfigError("no data were named", "vitrail transfer MODEL DATA DATA ... --out FOLDER")
+    sources = list(dict.fromkeys(map(str, [data] if isinstance(data, str | Path) else data)))
+    short = {each: Path(each).name or each for each in sources}
+    count = Counter(short.values())
+    return {short[each] if count[short[each]] == 1 else each: each for each in sources}
+
+
+def settings_of(
+    classifier: Classifier, k: int, shots: Sequence[int], tuning: Tuning, reading: Reading
+) -> dict[str, Any]:
+    """All that decides the figures but the data sets and protocols, which may grow."""
+    weights = digest_of(classifier)
+    return plain({"weights": weights, "k": k, "shots": shots, FINETUNE: tuning, "precision": reading.precision})
+
+
+def settle(out: Path, settings: Mapping[str, Any]) -> None:
+    """Writes the settings into a new folder. Raises `ConfigError` with the difference where it was begun with others."""
+    place = out / "settings.json"
+    if not place.exists():
+        replace_file(place, dump_json(settings))
+        return
+    before = _read(place) or {}
+    wrong = {name: (before.get(name), now) for name, now in settings.items() if before.get(name) != now}
+    if wrong:
+        raise ConfigError(
+            f"{out} holds a transfer with other settings",
+            "choose another --out, or the same model and settings",
+            value="\n".join(
+                "weights: those of another model" if name == "weights" else f"{name}: {there!r} there, {now!r} asked"
+                for name, (there, now) in wrong.items()
+            ),
+        )
+
+
+def in_words(hows: Mapping[str, How], tuning: Tuning | None) -> dict[str, str]:
+    """The settings for the page."""
+    words = {
+        "Neighbours": str(hows["knn"].k) if "knn" in hows else "",
+        "Shots": ", ".join(map(str, hows["fewshot"].shots)) if "fewshot" in hows else "",
+    }
+    if tuning is not None:
+        length = f"{tuning.epochs:g} epochs" if tuning.epochs else f"{tuning.steps} steps" if tuning.steps else ""
+        words["Fine-tuning"] = ", ".join(filter(None, (length, *tuning.settings, plural(tuning.seeds, "seed"))))
+    return words
+
+
+@dataclass
+class Task:
+    """One data set: opened once, and its features computed once, if any protocol needs them."""
+
+    data: str
+    init: Path
+    classifier: Classifier
+    out: Path
+    reading: Reading
+    cache: Path | None
+    command: str
+    say: Say
+
+    @cached_property
+    def slug(self) -> str:
+        """What its files are called."""
+        whole = self.data if self.data in BUILT_IN else str(Path(self.data).expanduser().resolve())
+        return f"{Path(self.data).stem or 'data'}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+
+    @cached_property
+    def splits(self) -> Splits:
+        return open_to_probe(self.data, self.classifier)
+
+    @cached_property
+    def parts(self) -> tuple[Source, str, Source]:
+        """What is learnt from, the name of the split that is judged, and that."""
+        return parts_to_probe(self.splits)
+
+    @cached_property
+    def features(self) -> list[Features]:
+        """Of what is learnt from, and of what is judged."""
+        keep_large_buffers()
+        torch.set_num_threads(cores())
+        learnt, split, judged = self.parts
+        both, how = {"train": learnt, split: judged}, {"reading": self.reading, "cache": self.cache, "say": self.say}
+        return features_by_split(self.classifier, both, **how)
+
+    def cells(self, hows: Mapping[str, How | None], tuning: Tuning) -> dict[str, Cell]:
+        """The figures by protocol: those that are kept, and new ones, which are kept then; or what went wrong."""
+        kept = {each: Cell(found["figures"]) for each in hows if (found := _read(self.place(each))) is not None}
+        if len(kept) == len(hows):
+            return kept
+        try:
+            learnt, split, judged = self.parts
+        except OF_ONE_DATA_SET as error:
+            lost = failed(error, self.say)
+            return {each: kept.get(each, lost) for each in hows}
+        self.say(f"split    learns from train: {len(learnt):,} images; judged on {split}: {len(judged):,}")
+        warn_of_seen(self.classifier, self.data, self.splits, self.say)
+        return {each: kept.get(each) or self.cell(each, how, tuning) for each, how in hows.items()}
+
+    def place(self, protocol: str) -> Path:
+        """Where a figure is kept."""
+        return self.out / "cells" / f"{self.slug}.{protocol}.json"
+
+    def cell(self, protocol: str, how: How | None, tuning: Tuning) -> Cell:
+        try:
+            figures = self.fine_tuned(tuning) if how is None else self.probed(how)
+        except OF_ONE_DATA_SET as error:
+            return failed(error, self.say, protocol)
+        self.say(f"done     {protocol} {figures['accuracy']:.4f}")
+        with disk_errors(self.out):
+            self.place(protocol).parent.mkdir(exist_ok=True)
+        replace_file(self.place(protocol), dump_json({"data": self.data, "protocol": protocol, "figures": figures}))
+        return Cell(figures)
+
+    def probed(self, how: How) -> dict[str, float]:
+        how.check(self.parts[0].targets)
+        learnt, judged = self.features
+        return judge_features(how, self.parts[1], [learnt], [judged], say=self.say).figures
+
+    def fine_tuned(self, tuning: Tuning) -> dict[str, float]:
+        """The accuracy after fine-tuning, the mean over seeds, on the images that the probes are judged on."""
+        learnt, split, judged = self.parts
+        how = {"batch": self.reading.batch, "workers": self.reading.workers, "precision": self.reading.precision}
+        right = []
+        for seed in range(tuning.seeds):
+            run = tuning.run(self.init, self.data, self.reading, seed=seed)
+            folder = self.out / FINETUNE / f"{self.slug}-seed{seed}"
+            result = train(run, out=folder, data=self.splits, quiet=self.reading.quiet, command=self.command)
+            tuned = Reading(device=self.reading.device).load(result.folder, None, self.say)
+            bad = BadImages(self.reading.on_bad, self.reading.max_bad, None, total=len(judged))
+            found = judge(tuned, judged, split=split, bad=bad, **how)
+            right.append(found.logits.argmax(1) == found.targets)
+        return {**figures_of(np.stack(right)), "images": len(right[0]), "train_images": len(learnt)}
+
+
+def failed(error: VitrailError, say: Say, protocol: str = "") -> Cell:
+    """The cell of what went wrong, said aloud."""
+    say(f"failed   {protocol + ': ' if protocol else ''}{error}")
+    return Cell(error=str(error), code=error.code)
+
+
+def _read(place: Path) -> dict[str, Any] | None:
+    """What a file of JSON holds; None where it is not there or damaged."""
+    try:
+        return json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
