@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 import harness
 
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.workflows.explain_faithfulness import faithfulness
 
 
@@ -24,8 +24,8 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=2)
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
     given = parser.parse_args()
-    reading = Reading(batch=64, precision=given.precision)
-    images, scores = faithfulness(given.model, [given.images], steps=given.steps, draws=given.draws, reading=reading)
+    options = InferenceOptions(batch=64, precision=given.precision)
+    images, scores = faithfulness(given.model, [given.images], steps=given.steps, draws=given.draws, options=options)
     for each in scores:
         print(f"{each.method:10} deletion {each.deletion:.4f} {each.deletion_gain}")
         print(f"{'':10} insertion {each.insertion:.4f} {each.insertion_gain}")

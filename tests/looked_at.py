@@ -7,11 +7,11 @@ import torch
 from PIL import Image
 
 from tests.models.tiny import TINY
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.models import Config
 from vitrail.tasks.classification import Classifier, create_model
 
-QUIET = Reading(quiet=True, max_bad=1)
+QUIET = InferenceOptions(quiet=True, max_bad=1)
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fly", "<b>gnu</b>")
 
 

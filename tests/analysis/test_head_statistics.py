@@ -15,7 +15,7 @@ from tests.models.conftest import shaken
 from tests.models.tiny import TINY
 from vitrail.analysis.head_statistics import HeadStatistics, uniform_distance
 from vitrail.errors import ConfigError
-from vitrail.models import AttentionGrid, Backbone, Look, ViT, ViTConfig, create_backbone
+from vitrail.models import AttentionGrid, AttentionRecord, Backbone, ViT, ViTConfig, create_backbone
 from vitrail.models.axial import AxialConfig
 
 SIZES = {"swin": (50, 38), "swin, odd map": (34, 27), "pvt, odd map": (34, 27), "pvt v2": (34, 27), "axial": (24, 40)}
@@ -64,15 +64,15 @@ def test_attention_that_is_alike_everywhere_has_the_mean_distance_of_two_patches
 def test_a_head_that_looks_at_itself_alone_has_neither_distance_nor_entropy(name, monkeypatch):
     model, size = make(CASES[name]), SIZES.get(name, (48, 32))
 
-    def at_itself(look: Look, rows: slice = slice(None)) -> torch.Tensor:
+    def at_itself(look: AttentionRecord, rows: slice = slice(None)) -> torch.Tensor:
         batch, heads, queries, keys = look.shape
         number = torch.arange(queries)[rows]
         if isinstance(model.config, AxialConfig):  # lines one after another
             number = number % keys
         return torch.eye(keys)[number].expand(batch, heads, -1, -1)
 
-    monkeypatch.setattr("vitrail.models.attention.Look.weights", at_itself)
-    monkeypatch.setattr("vitrail.models.attention.GroupedLook.weights", at_itself)
+    monkeypatch.setattr("vitrail.models.attention.AttentionRecord.weights", at_itself)
+    monkeypatch.setattr("vitrail.models.attention.GroupedAttentionRecord.weights", at_itself)
     for figures in figures_of(model, random_images(model, size)):
         for each in (figures.distance, figures.entropy, figures.prefix):
             assert each.shape == (2,) if "beit" not in name else (3,)
@@ -83,7 +83,7 @@ def test_figures_of_a_row_by_hand(monkeypatch):
     # two patches, one beside the other, 6 pixels high and 10 wide; both give half to the class token, a quarter to each patch
     model = vit((6, 20), (6, 10), depth=1)
     monkeypatch.setattr(
-        "vitrail.models.attention.Look.weights",
+        "vitrail.models.attention.AttentionRecord.weights",
         lambda look, rows=slice(None): torch.tensor([0.5, 0.25, 0.25]).expand(*look.shape[:2], 3, 3)[:, :, rows],
     )
     images = random_images(model, (6, 20), 3)

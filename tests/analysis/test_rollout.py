@@ -20,7 +20,7 @@ from tests.models.plainly import run_plainly
 from tests.models.tiny import TINY
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.errors import ConfigError
-from vitrail.models import Backbone, Look, create_backbone
+from vitrail.models import AttentionRecord, Backbone, create_backbone
 from vitrail.tasks.classification import create_model
 
 # sizes on which windows are filled up and reductions leave places over
@@ -129,14 +129,14 @@ def test_pieces_of_any_size_give_the_same(name, monkeypatch):
 
 @pytest.mark.parametrize("explain", [rollout, relevance])
 def test_one_layer_at_a_time_is_looked_at(explain, monkeypatch):
-    looks, held, weights = WeakSet(), [], Look.weights
+    looks, held, weights = WeakSet(), [], AttentionRecord.weights
 
-    def counted(look: Look, rows: slice) -> Tensor:
+    def counted(look: AttentionRecord, rows: slice) -> Tensor:
         looks.add(look)
         held.append(sum("parts" in each.__dict__ for each in looks))
         return weights(look, rows)
 
-    monkeypatch.setattr(Look, "weights", counted)
+    monkeypatch.setattr(AttentionRecord, "weights", counted)
     explain(make("vit"), random_images(make("vit"), (32, 32)))
     assert len(held) == 3 and max(held) == 1
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from vitrail import load
 from vitrail.cli import run
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.tasks.classification import create_model
 from vitrail.weights.native import save_model
 from vitrail.workflows.export import export_model
@@ -89,7 +89,7 @@ def test_a_graph_of_pictures_is_compared_from_whole_pictures_on(int8, place, mon
 @pytest.mark.slow
 def test_int8_of_the_real_model_loses_at_most_two_points_of_its_218_of_300(tmp_path, real_data):
     folder = real_data / "imagenet_val"
-    reading = Reading(quiet=True, batch=50)
+    options = InferenceOptions(quiet=True, batch=50)
     figures = {}
     for int8 in (False, True):
         done = export_model(
@@ -98,7 +98,7 @@ def test_int8_of_the_real_model_loses_at_most_two_points_of_its_218_of_300(tmp_p
             int8=int8,
             check=folder / "labels.csv",
             classes=folder / "classes.txt",
-            reading=reading,
+            options=options,
             say=lambda line: None,
         )
         figures[int8] = {**done.figures, "bytes": done.bytes}

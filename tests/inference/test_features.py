@@ -18,7 +18,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source
 from vitrail.errors import CheckpointError, DataError
 from vitrail.inference.features import Features, default_cache, features_of
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.tasks.classification import Classifier, create_model
 
 
@@ -61,7 +61,7 @@ def count_passes(model: Classifier) -> list[int]:
 
 def test_features_are_what_the_head_reads_without_the_bad_images(photos: Path) -> None:
     model, source = shaken(), whole(photos)
-    found = features_of(model, source, reading=replace(QUIET, batch=2))
+    found = features_of(model, source, options=replace(QUIET, batch=2))
     assert found.keys == ["ant/0.png", "ant/2.png", "bee/0.png", "bee/1.png", "bee/2.png"]
     assert found.targets.tolist() == [0, 0, 1, 1, 1]
     with torch.inference_mode():
@@ -74,7 +74,7 @@ def test_features_are_what_the_head_reads_without_the_bad_images(photos: Path) -
 @pytest.mark.parametrize(("channels", "kind"), [(1, np.uint8), (5, np.float32)])
 def test_arrays_of_any_shape_and_channel_count_have_features(channels: int, kind: type) -> None:
     model = create_model(TINY["vit"], classes=(), in_channels=channels)
-    found = features_of(model, arrays(channels, kind), reading=QUIET)
+    found = features_of(model, arrays(channels, kind), options=QUIET)
     assert found.values.shape == (7, model.width)
     assert found.targets.tolist() == [0, 1, 0, 1, 0, 1, 0]
 
@@ -82,7 +82,7 @@ def test_arrays_of_any_shape_and_channel_count_have_features(channels: int, kind
 def test_a_second_time_the_model_is_not_run(photos: Path, tmp_path: Path) -> None:
     model, source = shaken(), whole(photos)
     seen = count_passes(model)
-    first, again = (features_of(model, source, reading=QUIET, cache=tmp_path / "kept") for _ in range(2))
+    first, again = (features_of(model, source, options=QUIET, cache=tmp_path / "kept") for _ in range(2))
     assert sum(seen) == 5
     np.testing.assert_array_equal(again.values, first.values)
     assert again.keys == first.keys
@@ -125,10 +125,10 @@ def test_whatever_changes_the_features_misses_the_cache(
     change: Callable[[Classifier, Path], Classifier], photos: Path, tmp_path: Path
 ) -> None:
     model = shaken()
-    features_of(model, whole(photos), reading=QUIET, cache=tmp_path / "kept")
+    features_of(model, whole(photos), options=QUIET, cache=tmp_path / "kept")
     model = change(model, photos)
     seen = count_passes(model)
-    features_of(model, whole(photos), reading=QUIET, cache=tmp_path / "kept")
+    features_of(model, whole(photos), options=QUIET, cache=tmp_path / "kept")
     assert sum(seen) >= 5
 
 
@@ -137,40 +137,40 @@ def test_another_pixel_and_another_precision_miss_the_cache(tmp_path: Path) -> N
     changed = source.images.copy()
     changed[3, 2, 1, 0] ^= 1
     seen = count_passes(model)
-    for each, reading in (
+    for each, options in (
         (source, QUIET),
         (whole((changed, source.targets)), QUIET),
         (source.subset([0, 2]), QUIET),
         (source, replace(QUIET, precision="bf16")),
         (source, QUIET),
     ):
-        features_of(model, each, reading=reading, cache=tmp_path)
+        features_of(model, each, options=options, cache=tmp_path)
     assert seen == [7, 7, 2, 7]
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "replace"])
 def test_a_damaged_file_is_made_anew(harm: str, tmp_path: Path) -> None:
     model, source = shaken(), arrays()
-    first = features_of(model, source, reading=QUIET, cache=tmp_path)
+    first = features_of(model, source, options=QUIET, cache=tmp_path)
     (file,) = tmp_path.iterdir()
     content = bytearray(file.read_bytes())
     sound = bytes(content)
     content[-5] ^= 1
     file.write_bytes({"cut": sound[:-9], "flip": bytes(content), "replace": b"nothing"}[harm])
     seen = count_passes(model)
-    again = features_of(model, source, reading=QUIET, cache=tmp_path)
+    again = features_of(model, source, options=QUIET, cache=tmp_path)
     assert seen == [7]
     np.testing.assert_array_equal(again.values, first.values)
-    features_of(model, source, reading=QUIET, cache=tmp_path)
+    features_of(model, source, options=QUIET, cache=tmp_path)
     assert seen == [7], "what was made anew is sound"
 
 
 def test_bad_images_are_bad_from_the_cache_too(photos: Path, tmp_path: Path) -> None:
     model = shaken()
-    features_of(model, whole(photos), reading=QUIET, cache=tmp_path / "kept")
-    for reading in (Reading(quiet=True, on_bad="stop"), Reading(quiet=True, max_bad=0.01)):
+    features_of(model, whole(photos), options=QUIET, cache=tmp_path / "kept")
+    for options in (InferenceOptions(quiet=True, on_bad="stop"), InferenceOptions(quiet=True, max_bad=0.01)):
         with pytest.raises(DataError, match=r"ant/1\.png"):
-            features_of(model, whole(photos), reading=reading, cache=tmp_path / "kept")
+            features_of(model, whole(photos), options=options, cache=tmp_path / "kept")
 
 
 def test_rows_of_parquet_are_kept_and_told_apart(photos: Path, tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ def test_rows_of_parquet_are_kept_and_told_apart(photos: Path, tmp_path: Path) -
     model, source = shaken(), whole(tmp_path / "bees.parquet")
     seen = count_passes(model)
     for each in (source, whole(tmp_path / "bees.parquet"), source.subset([0, 2]), source.subset([0, 1])):
-        found = features_of(model, each, reading=QUIET, cache=tmp_path / "kept")
-        np.testing.assert_allclose(found.values[0], features_of(shaken(), source, reading=QUIET).values[0], atol=1e-5)
+        found = features_of(model, each, options=QUIET, cache=tmp_path / "kept")
+        np.testing.assert_allclose(found.values[0], features_of(shaken(), source, options=QUIET).values[0], atol=1e-5)
     assert seen == [3, 2, 2]
 
 
@@ -196,7 +196,7 @@ def test_a_users_pictures_are_never_kept(tmp_path: Path) -> None:
         def __getitem__(self, index: int) -> tuple[Image.Image, int]:
             return Image.new("RGB", (40, 40), (60 * index,) * 3), index % 2
 
-    found = features_of(shaken(), whole(Pictures()), reading=QUIET, cache=tmp_path)
+    found = features_of(shaken(), whole(Pictures()), options=QUIET, cache=tmp_path)
     assert isinstance(found, Features)
     assert not list(tmp_path.iterdir())
 
@@ -204,7 +204,7 @@ def test_a_users_pictures_are_never_kept(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     lines: list[str] = []
-    found = features_of(shaken(), arrays(), reading=QUIET, cache=tmp_path / "file", say=lines.append)
+    found = features_of(shaken(), arrays(), options=QUIET, cache=tmp_path / "file", say=lines.append)
     assert len(found) == 7
     assert "could not be kept" in lines[0]
 
@@ -214,7 +214,7 @@ def test_features_that_are_no_numbers_are_refused_and_not_kept(tmp_path: Path) -
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
     with pytest.raises(CheckpointError, match="not finite"):
-        features_of(model, arrays(), reading=QUIET, cache=tmp_path)
+        features_of(model, arrays(), options=QUIET, cache=tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -55,5 +55,5 @@ def _in_order(matrix: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
 def looks_of(model: Backbone, images: Tensor) -> list:
     looks: list = []
     with torch.no_grad():
-        model.forward_looking(images, looks.append)
+        model.forward_recording(images, looks.append)
     return looks

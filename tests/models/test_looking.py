@@ -56,7 +56,7 @@ def test_the_gradient_of_a_matrix_is_that_of_the_same_logit_where_the_matrix_is_
     images = draw(model)
     _, _, truths = run_plainly(model, images, targets)
     looks: list = []
-    logits = model.forward_looking(images.requires_grad_(), looks.append)
+    logits = model.forward_recording(images.requires_grad_(), looks.append)
     founds = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), [look.found for look in looks])
     for look, of_found, truth in zip(looks, founds, truths, strict=True):
         gradient = look.gradient(of_found)
@@ -90,11 +90,11 @@ def test_any_rows_put_together_are_the_matrix(name, monkeypatch):
 def test_looking_changes_no_bit_of_the_logits(name):
     model = make(name, torch.float32)
     images, watched = draw(model, torch.float32, batch=3), []
-    assert torch.equal(model.forward_looking(images, watched.append), model(images))
+    assert torch.equal(model.forward_recording(images, watched.append), model(images))
     assert len(watched) == len(model.attention_grids(model.config.image_size))
     with torch.autocast("cpu", torch.bfloat16):
         rough: list = []
-        assert torch.equal(model.forward_looking(images, rough.append), model(images))
+        assert torch.equal(model.forward_recording(images, rough.append), model(images))
         for look in rough:
             assert look.weights().dtype == torch.float32
             assert (look.weights().sum(-1) - 1).abs().max() < 1e-5
@@ -110,7 +110,7 @@ def test_a_look_keeps_no_place_in_a_graph_where_there_is_none():
 def test_a_model_without_attention_says_so(name):
     model = create_backbone(TINY[name]).eval()
     with pytest.raises(ConfigError, match=r"a BiT ResNet has no attention\n.*feature_maps"):
-        model.forward_looking(torch.zeros(1, 3, *model.config.image_size), print)
+        model.forward_recording(torch.zeros(1, 3, *model.config.image_size), print)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -159,5 +159,5 @@ def test_in_training_every_image_is_seen_once_in_every_layer(name):
     model = shaken(create_backbone(replace(TINY[name], drop_path=0.5, checkpoint=True))).train()
     images = draw(model, torch.float32, batch=16).requires_grad_()
     looks: list[int] = []
-    model.forward_looking(images, lambda look: looks.append(look.shape[0])).sum().backward()
+    model.forward_recording(images, lambda look: looks.append(look.shape[0])).sum().backward()
     assert looks == [16] * len(model.attention_grids(model.config.image_size))

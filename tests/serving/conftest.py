@@ -10,14 +10,14 @@ from starlette.testclient import TestClient
 
 from tests.looked_at import picture, shaken
 from vitrail.serving.app import create_app
-from vitrail.serving.limits import Limits
-from vitrail.serving.loaded_model import Served
+from vitrail.serving.limits import ServerLimits
+from vitrail.serving.loaded_model import LoadedModel
 from vitrail.serving.service import Service
 
 
 @pytest.fixture(scope="session")
-def served() -> Served:
-    return Served(shaken(), "tiny", about={"source": "tiny.safetensors", "metrics": {"top1": 0.5}})
+def served() -> LoadedModel:
+    return LoadedModel(shaken(), "tiny", about={"source": "tiny.safetensors", "metrics": {"top1": 0.5}})
 
 
 @pytest.fixture(scope="session")
@@ -34,11 +34,11 @@ def png() -> Callable[..., bytes]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., TestClient]]:
-    """A client of a new server; ``load`` gives its model, the rest is of `Limits` and `create_app`."""
+    """A client of a new server; ``load`` gives its model, the rest is of `ServerLimits` and `create_app`."""
     services: list[Service] = []
 
-    def begin(load: Callable[[], Served] | None, *, token: str | None = None, runs=None, **limits) -> TestClient:
-        services.append(Service(load, Limits(**limits)))
+    def begin(load: Callable[[], LoadedModel] | None, *, token: str | None = None, runs=None, **limits) -> TestClient:
+        services.append(Service(load, ServerLimits(**limits)))
         app = create_app(services[-1], token=token, hosts=None, runs=runs)
         client = TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
         client.service = services[-1]

@@ -7,8 +7,8 @@ import pytest
 from tests.looked_at import shaken
 from tests.serving.test_gate import SHOWN, TOKEN
 from vitrail.errors import CheckpointError
-from vitrail.inference.options import Reading
-from vitrail.serving.loaded_model import Served, load_served
+from vitrail.inference.options import InferenceOptions
+from vitrail.serving.loaded_model import LoadedModel, load_served
 from vitrail.weights.native import save_model
 
 
@@ -26,7 +26,7 @@ def test_a_run_is_served_by_its_name_with_its_card_and_figures_and_no_path(tmp_p
     run = tmp_path / "runs" / "flowers"
     save_model(run / "model", shaken(), metrics={"top1": 0.75})
     (run / "card.md").write_text(f"# Flowers\n\n`vitrail predict {run} photo.jpg`\n")
-    served = load_served(str(run), name=None, classes=None, reading=Reading(), say=print)
+    served = load_served(str(run), name=None, classes=None, options=InferenceOptions(), say=print)
     assert served.name == "flowers" and served.about["metrics"] == {"top1": 0.75}
     assert served.about["card"] == "# Flowers\n\n`vitrail predict flowers photo.jpg`\n"
 
@@ -35,7 +35,7 @@ def test_where_a_model_came_from_is_told_without_folders(start):
     classifier = shaken()
     source = {"source": "/home/anna/photos", "split": {"seed": 3, "of": [r"C:\photos\val", "hf:owner/name", "digits"]}}
     classifier.provenance = {"data": source}
-    told = start(lambda: Served(classifier, "tiny")).get("/v1/model").json()["provenance"]
+    told = start(lambda: LoadedModel(classifier, "tiny")).get("/v1/model").json()["provenance"]
     assert told == {"data": {"source": "photos", "split": {"seed": 3, "of": ["val", "hf:owner/name", "digits"]}}}
 
 
@@ -68,10 +68,10 @@ def test_a_server_that_drains_is_not_ready_lives_and_closes_its_connections(clie
 
 
 def test_a_reload_swaps_the_model_and_a_bad_one_leaves_it(start, png):
-    models = [Served(shaken(names=tuple(f"{letter}{at}" for at in range(7))), letter) for letter in "ab"]
+    models = [LoadedModel(shaken(names=tuple(f"{letter}{at}" for at in range(7))), letter) for letter in "ab"]
     given = iter([models[0], models[1], CheckpointError("/secret/path is damaged", "mend it")])
 
-    def load() -> Served:
+    def load() -> LoadedModel:
         new = next(given)
         if isinstance(new, Exception):
             raise new
@@ -93,9 +93,9 @@ def test_a_reload_needs_a_token_that_the_server_was_given(client):
 
 def test_versions_tell_classes_and_temperature_apart(served):
     other = shaken()
-    assert Served(other, "same").version == served.version
+    assert LoadedModel(other, "same").version == served.version
     other.temperature = 2.0
-    assert Served(other, "warmer").version != served.version
+    assert LoadedModel(other, "warmer").version != served.version
 
 
 def test_a_server_of_runs_alone_has_no_model(start, png):

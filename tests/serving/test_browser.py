@@ -25,8 +25,8 @@ from PIL import Image
 import vitrail
 from tests.serving.test_runs import train
 from vitrail.serving.app import create_app
-from vitrail.serving.limits import Limits
-from vitrail.serving.loaded_model import Served
+from vitrail.serving.limits import ServerLimits
+from vitrail.serving.loaded_model import LoadedModel
 from vitrail.serving.service import Service
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -46,7 +46,7 @@ REFUSED = "Failed to load resource"  # the browser's own words for a refusal; `u
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 
 
-def model(**changes) -> Served:
+def model(**changes) -> LoadedModel:
     """A small model with numbers in every tensor."""
     torch.manual_seed(7)
     name = changes.pop("name", "vit-ti16")
@@ -60,7 +60,7 @@ def model(**changes) -> Served:
         for parameter in classifier.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     about = {"source": "small.safetensors", "metrics": {"top1": 0.75, "nll": 1.25}, "card": CARD, "parity": None}
-    return Served(classifier.eval(), "small", about=about)
+    return LoadedModel(classifier.eval(), "small", about=about)
 
 
 def photograph(height: int = 90, width: int = 120, seed: int = 0) -> bytes:
@@ -83,9 +83,9 @@ def serve() -> Iterator[Serve]:
     started: list[tuple[uvicorn.Server, threading.Thread, Service, socket.socket]] = []
 
     def begin(
-        load: Callable[[], Served] | None, *, token: str | None = None, runs: Path | None = None, **limits
+        load: Callable[[], LoadedModel] | None, *, token: str | None = None, runs: Path | None = None, **limits
     ) -> str:
-        service = Service(load, Limits(**{"deadline": 60.0, **limits}))
+        service = Service(load, ServerLimits(**{"deadline": 60.0, **limits}))
         app = create_app(service, token=token, hosts=("127.0.0.1",), runs=runs)
         listening = socket.create_server(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=2))
@@ -114,7 +114,7 @@ def runs(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def small() -> Served:
+def small() -> LoadedModel:
     return model()
 
 

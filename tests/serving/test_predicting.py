@@ -18,8 +18,8 @@ from tests.weights.graphs import write_graph
 from vitrail.analysis.attention import head_maps
 from vitrail.analysis.occlusion import occlusion
 from vitrail.analysis.rollout import rollout
-from vitrail.inference.options import Reading
-from vitrail.serving.loaded_model import Abandoned, Served, load_served
+from vitrail.inference.options import InferenceOptions
+from vitrail.serving.loaded_model import Abandoned, LoadedModel, load_served
 from vitrail.tasks.classification import Classifier
 
 
@@ -136,7 +136,7 @@ def test_one_bad_image_is_a_refusal_without_a_path_or_an_address(client):
 
 
 def test_an_encoder_without_a_head_embeds_and_does_not_predict(start, png):
-    served = Served(shaken(TINY["swin"], ()), "encoder")
+    served = LoadedModel(shaken(TINY["swin"], ()), "encoder")
     client = start(lambda: served)
     assert client.post("/v1/embed", files={"file": png()}).status_code == 200
     assert client.post("/v1/predict", files={"file": png()}).json()["error"]["code"] == "no_head"
@@ -146,7 +146,7 @@ def test_an_encoder_without_a_head_embeds_and_does_not_predict(start, png):
 
 
 def test_a_network_without_attention_offers_occlusion_alone(start, png):
-    served = Served(shaken(TINY["bit"]), "bit")
+    served = LoadedModel(shaken(TINY["bit"]), "bit")
     client = start(lambda: served)
     about = client.get("/v1/model").json()
     assert about["attention"] is None and about["methods"] == ["occlusion"]
@@ -155,7 +155,9 @@ def test_a_network_without_attention_offers_occlusion_alone(start, png):
 
 
 def test_an_exported_graph_answers_embeds_and_is_explained_by_occlusion_alone(start, png, tmp_path):
-    served = load_served(str(write_graph(tmp_path / "a.onnx")), name=None, classes=None, reading=Reading(), say=print)
+    served = load_served(
+        str(write_graph(tmp_path / "a.onnx")), name=None, classes=None, options=InferenceOptions(), say=print
+    )
     client = start(lambda: served)
     expected = served.classifier.predict([png()])[0]
     assert client.post("/v1/predict", files={"file": png()}).json()["predictions"][0]["label"] == expected.label
@@ -169,7 +171,7 @@ def test_an_exported_graph_answers_embeds_and_is_explained_by_occlusion_alone(st
 
 
 def test_the_class_token_of_cait_is_nobody_to_click_on(start, png):
-    served = Served(shaken(TINY["cait"]), "cait")
+    served = LoadedModel(shaken(TINY["cait"]), "cait")
     client = start(lambda: served)
     layers = client.get("/v1/model").json()["attention"]["layers"]
     asking = [number for number, layer in enumerate(layers) if layer["asks"] == "all"]
@@ -179,7 +181,7 @@ def test_the_class_token_of_cait_is_nobody_to_click_on(start, png):
 
 
 def test_an_explanation_stops_when_nobody_waits_for_it_any_more(start, png, monkeypatch):
-    served = Served(shaken(), "tiny")
+    served = LoadedModel(shaken(), "tiny")
     client = start(lambda: served)
     seen, stopped, given_up = [], threading.Event(), threading.Event()
 
@@ -218,7 +220,7 @@ def test_an_answer_that_is_no_number_fails_alone_and_says_so(start, png):
             return torch.where(images.mean((1, 2, 3), keepdim=True)[:, :, 0, 0] > 0.9, torch.nan, logits)
 
     classifier.__class__ = Poisoned
-    served = Served(classifier, "poisoned")
+    served = LoadedModel(classifier, "poisoned")
     client = start(lambda: served)
     file = io.BytesIO()
     Image.new("RGB", (40, 40), "white").save(file, "PNG")

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from vitrail.serving.limits import Limits
+from vitrail.serving.limits import ServerLimits
 from vitrail.serving.protocol import limited
 
 ASK = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -26,7 +26,7 @@ async def reply(scope, receive, send):
 
 async def until_ended(sent: bytes, *, listens: bool) -> None:
     """Ends when the server holds neither the connection nor a task for it any more."""
-    limits = Limits(header=0.2, receive=0.2, write=0.2, idle=0.2)
+    limits = ServerLimits(header=0.2, receive=0.2, write=0.2, idle=0.2)
     config = uvicorn.Config(reply, loop="asyncio", lifespan="off", log_config=None, timeout_keep_alive=1)
     config.load()
     state, loop = ServerState(), asyncio.get_running_loop()

@@ -34,7 +34,7 @@ BAD = {
 }
 
 
-class Served:
+class LoadedModel:
     """A server whose model file is replaced under it, and what its replies say of the versions."""
 
     def __init__(self, folder: Path) -> None:
@@ -102,7 +102,7 @@ class Served:
         assert (tally.lost, tally.wrong, tally.unreachable) == (0, 0, 0)
 
 
-async def reload_often(served: Served) -> None:
+async def reload_often(served: LoadedModel) -> None:
     versions = [await served.version()]
     async with served.under_load() as tally:
         for number in range(1, RELOADS + 1):
@@ -125,14 +125,14 @@ async def reload_often(served: Served) -> None:
 
 
 def test_a_hundred_new_models_under_load_fail_no_request_and_no_reply_mixes_two(tmp_path: Path) -> None:
-    served = Served(tmp_path)
+    served = LoadedModel(tmp_path)
     with served.process as server:
         asyncio.run(asyncio.wait_for(reload_often(served), 540))
         assert server.end() == 0
     assert "Traceback" not in server.stderr
 
 
-async def offer_bad_files(served: Served) -> None:
+async def offer_bad_files(served: LoadedModel) -> None:
     version = await served.version()
     async with served.under_load() as tally:
         for spoil in BAD.values():
@@ -154,7 +154,7 @@ async def offer_bad_files(served: Served) -> None:
 
 
 def test_a_file_that_is_no_model_leaves_the_old_one_in_place(tmp_path: Path) -> None:
-    served = Served(tmp_path)
+    served = LoadedModel(tmp_path)
     with served.process as server:
         asyncio.run(asyncio.wait_for(offer_bad_files(served), 300))
         assert server.end() == 0

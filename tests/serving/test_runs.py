@@ -288,7 +288,7 @@ def test_rows_come_while_a_run_trains_and_the_stream_ends_with_it(place, monkeyp
     metrics = folder.path / "metrics.jsonl"
     found = []
 
-    async def watch() -> None:
+    async def on_attention() -> None:
         async for event in followed(folder.path, metrics.stat().st_size, lambda: False):
             found.append(event)
             if len(found) == 1:
@@ -301,7 +301,7 @@ def test_rows_come_while_a_run_trains_and_the_stream_ends_with_it(place, monkeyp
             elif len(found) == 2:
                 folder.write_status("finished", steps=2)
 
-    asyncio.run(asyncio.wait_for(watch(), 20))
+    asyncio.run(asyncio.wait_for(on_attention(), 20))
     assert ["state" in found[0], "row" in found[1], '"finished"' in found[2], len(found)] == [True, True, True, 3]
     assert json.loads(found[1].splitlines()[2].removeprefix("data: ")) == {"step": 2, "loss": 0.5}
 

@@ -9,7 +9,7 @@ import pytest
 
 from vitrail.cli import run
 from vitrail.errors import ConfigError
-from vitrail.serving.limits import Limits
+from vitrail.serving.limits import ServerLimits
 from vitrail.serving.server import bind, check_reach
 from vitrail.serving.start import read_token
 
@@ -54,7 +54,7 @@ def test_an_address_that_is_taken_or_none_is_refused():
 def test_limits_that_cannot_be_meant_are_refused():
     for changes in ({"queue": 0}, {"deadline": -1}, {"queue": 8}, {"body": 0}):
         with pytest.raises(ConfigError):
-            Limits(**changes)
+            ServerLimits(**changes)
 
 
 def test_without_its_extra_it_is_said_how_to_install_it(monkeypatch, capsys):

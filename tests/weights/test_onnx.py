@@ -18,7 +18,7 @@ from tests.weights.graphs import DYNAMIC, a_graph, head_of, write_graph
 from tests.weights.kinds import a_model
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inference.features import digest_of
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.weights import adapt
 from vitrail.weights.convert import convert
@@ -70,7 +70,7 @@ def test_it_predicts_and_embeds(tmp_path, pictures):
     features, logits = expected(images)
     best = [model.classes[place] for place in logits.argmax(1)]
     assert [each.label for each in model.predict([Image.open(name) for name in pictures])] == best
-    reading = Reading(quiet=True, batch=2)
+    reading = InferenceOptions(quiet=True, batch=2)
     assert [each.label for each in predict(path, pictures, reading=reading, say=silent)] == best
     found = [each for _, each in embed(path, pictures, reading=reading, say=silent)]
     np.testing.assert_allclose(found, features, rtol=1e-5, atol=1e-6)
@@ -78,7 +78,7 @@ def test_it_predicts_and_embeds(tmp_path, pictures):
 
 def test_it_is_judged_as_any_model(tmp_path):
     path = write_graph(tmp_path / "a.onnx", classes=tuple("0123456789"), channels=1)
-    judgement = evaluate(path, "digits", reading=Reading(quiet=True, batch=500), say=silent)
+    judgement = evaluate(path, "digits", reading=InferenceOptions(quiet=True, batch=500), say=silent)
     weight, bias = head_of(10, 1)
     digits = vitrail.load(path)
     images = digits.preprocess(np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), dtype=np.uint8))
@@ -153,7 +153,7 @@ def test_it_is_not_saved_converted_or_calibrated(tmp_path):
 def test_another_precision_or_device_is_refused(tmp_path, asked, words):
     path = write_graph(tmp_path / "a.onnx")
     with pytest.raises(ConfigError) as error:
-        Reading(**asked).load(path, None, silent)
+        InferenceOptions(**asked).load(path, None, silent)
     assert f"leave {words} out" in error.value.remedy
 
 

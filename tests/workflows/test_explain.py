@@ -14,11 +14,11 @@ from PIL import Image
 from tests.looked_at import NAMES, QUIET, picture, shaken
 from tests.models.tiny import TINY
 from vitrail.analysis.attention import attention_map
-from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, How
+from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, ExplainOptions
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError, DiskError
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.models.config import changed
 from vitrail.weights.native import save_model
 from vitrail.workflows.explain import explain
@@ -38,7 +38,7 @@ def photos(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("method", METHODS)
 def test_each_image_gets_an_overlay_of_its_own_size_its_heads_and_the_numbers(photos, tmp_path, method):
     model, out = shaken(), tmp_path / "out"
-    found = list(explain(model, [str(photos)], out, how=How(method=method, layer=1), reading=QUIET))
+    found = list(explain(model, [str(photos)], out, how=ExplainOptions(method=method, layer=1), options=QUIET))
     assert [Path(each.key).name for each in found] == ["wide.png", "wide.png", "grey ü.png"]
     assert [each.files["overlay"] for each in found] == [
         f"{name}.{method}.png" for name in ("wide", "wide-2", "grey ü")
@@ -70,7 +70,8 @@ def test_each_image_gets_an_overlay_of_its_own_size_its_heads_and_the_numbers(ph
 def test_one_head_and_every_head(photos, tmp_path):
     model, wide = shaken(), str(photos / "a" / "wide.png")
     one, two = (
-        next(explain(model, [wide], tmp_path / "out", how=How(head=head), reading=QUIET)) for head in (1, "all")
+        next(explain(model, [wide], tmp_path / "out", how=ExplainOptions(head=head), options=QUIET))
+        for head in (1, "all")
     )
     np.testing.assert_array_equal(one.heat, one.heads[1])
     np.testing.assert_allclose(two.heat, two.heads.mean(0), rtol=1e-6)
@@ -81,8 +82,8 @@ def test_another_class_than_the_answer_can_be_explained(photos, tmp_path):
     model, wide = shaken(), str(photos / "a" / "wide.png")
     images = model.preprocess(Path(wide).read_bytes())
     for target in NAMES:
-        how = How(method="gradient", target=target)
-        found = next(explain(model, [wide], tmp_path / "out", how=how, reading=QUIET))
+        how = ExplainOptions(method="gradient", target=target)
+        found = next(explain(model, [wide], tmp_path / "out", how=how, options=QUIET))
         truth = relevance(model, images, torch.tensor([NAMES.index(target)]))[0]
         np.testing.assert_allclose(found.heat, truth, rtol=1e-5)
         assert found.answer is not None and found.answer.target == target
@@ -94,7 +95,7 @@ def test_every_architecture_is_explained_by_every_method_that_it_has(name, photo
     has_attention = bool(model.attention_grids(model.config.image_size))
     for method in METHODS:
         answers = explain(
-            model, [str(photos / "b" / "wide.png")], tmp_path / "out", how=How(method=method), reading=QUIET
+            model, [str(photos / "b" / "wide.png")], tmp_path / "out", how=ExplainOptions(method=method), options=QUIET
         )
         if method in NEEDS_ATTENTION and not has_attention:
             with pytest.raises(ConfigError, match=r"no attention to show, .*\n.*occlusion"):
@@ -110,7 +111,9 @@ def test_arrays_of_other_channels(tmp_path, channels):
     np.save(tmp_path / "some.npy", np.random.default_rng(0).integers(0, 256, (2, 40, 48, channels), dtype=np.uint8))
     model = shaken(changed(TINY["vit"], in_channels=channels))
     found = list(
-        explain(model, [str(tmp_path / "some.npy")], tmp_path / "out", how=How(method="rollout"), reading=QUIET)
+        explain(
+            model, [str(tmp_path / "some.npy")], tmp_path / "out", how=ExplainOptions(method="rollout"), options=QUIET
+        )
     )
     assert [each.files["overlay"] for each in found] == ["some-0.rollout.png", "some-1.rollout.png"]
     with Image.open(tmp_path / "out" / "some-0.rollout.png") as lit:
@@ -121,19 +124,19 @@ def test_an_encoder_without_a_head_is_looked_into_but_has_no_answer_to_explain(p
     encoder = shaken(names=())
     for method in ("attention", "rollout"):
         out = tmp_path / method
-        found = list(explain(encoder, [str(photos)], out, how=How(method=method), reading=QUIET))
+        found = list(explain(encoder, [str(photos)], out, how=ExplainOptions(method=method), options=QUIET))
         assert len(found) == 3 and all(each.answer is None and each.heat.max() > 0 for each in found)
         rows = json.loads((out / f"{method}.json").read_text())["images"]
         assert "label" not in rows[0] and (out / rows[0]["heads"]).exists()
     for asked in ({"method": "gradient"}, {"method": "occlusion"}, {"target": "ant"}):
         with pytest.raises(ConfigError, match="no head"):
-            list(explain(encoder, [str(photos)], tmp_path / "out", how=How(**asked), reading=QUIET))
+            list(explain(encoder, [str(photos)], tmp_path / "out", how=ExplainOptions(**asked), options=QUIET))
 
 
 def test_what_cannot_be_meant_is_refused_in_words(photos, tmp_path):
     def refused(inputs: Path = photos, out: str = "out", **how) -> str:
         with pytest.raises((ConfigError, DataError, DiskError)) as caught:
-            list(explain(shaken(), [str(inputs)], tmp_path / out, how=How(**how), reading=QUIET))
+            list(explain(shaken(), [str(inputs)], tmp_path / out, how=ExplainOptions(**how), options=QUIET))
         return str(caught.value)
 
     assert "there is no method 'rolout'\n  try: did you mean 'rollout'" in refused(method="rolout")
@@ -149,7 +152,7 @@ def test_what_cannot_be_meant_is_refused_in_words(photos, tmp_path):
 
 
 def test_methods_are_judged_on_the_same_images_against_random_maps(photos):
-    images, scores = faithfulness(shaken(), [str(photos)], steps=4, draws=2, reading=QUIET)
+    images, scores = faithfulness(shaken(), [str(photos)], steps=4, draws=2, options=QUIET)
     assert images == 3
     assert [each.method for each in scores] == [*METHODS, "random"]
     random = scores[-1]
@@ -162,36 +165,36 @@ def test_methods_are_judged_on_the_same_images_against_random_maps(photos):
 
 
 def test_a_model_without_attention_is_judged_by_what_it_has(photos):
-    _, scores = faithfulness(shaken(TINY["bit"]), [str(photos)], steps=2, draws=1, reading=QUIET)
+    _, scores = faithfulness(shaken(TINY["bit"]), [str(photos)], steps=2, draws=1, options=QUIET)
     assert [each.method for each in scores] == ["occlusion", "random"]
 
 
 def test_methods_are_judged_on_maps_of_few_cells(photos):
     model = shaken(changed(TINY["vit"], image_size=(16, 16)))  # 2 x 2 patches, less than the steps that are asked for
-    images, scores = faithfulness(model, [str(photos / "a" / "wide.png")], draws=1, reading=QUIET)
+    images, scores = faithfulness(model, [str(photos / "a" / "wide.png")], draws=1, options=QUIET)
     assert (images, len(scores)) == (1, len(METHODS) + 1)
 
 
 def test_a_single_image_has_no_interval(photos):
-    _, scores = faithfulness(shaken(), [str(photos / "a" / "wide.png")], steps=2, draws=1, reading=QUIET)
+    _, scores = faithfulness(shaken(), [str(photos / "a" / "wide.png")], steps=2, draws=1, options=QUIET)
     assert {(each.deletion_gain, each.insertion_gain) for each in scores} == {(None, None)}
 
 
 def test_covered_images_are_shown_as_many_at_a_time_as_asked_for(photos, tmp_path):
     model, seen = shaken(), []
     model.backbone.patch_embed.register_forward_hook(lambda module, given, found: seen.append(len(given[0])))
-    how, reading = How(method="occlusion"), Reading(quiet=True, batch=5)
-    next(explain(model, [str(photos / "a" / "wide.png")], tmp_path / "out", how=how, reading=reading))
+    how, options = ExplainOptions(method="occlusion"), InferenceOptions(quiet=True, batch=5)
+    next(explain(model, [str(photos / "a" / "wide.png")], tmp_path / "out", how=how, options=options))
     assert seen.count(5) == 3 and max(seen) == 5  # 16 windows
 
 
 def test_bad_images_of_another_time_do_not_count(photos, tmp_path):
     (photos / "worse.jpg").write_bytes(b"no picture")
     said = []
-    list(explain(shaken(), [str(photos)], tmp_path / "out", reading=QUIET, say=said.append))
+    list(explain(shaken(), [str(photos)], tmp_path / "out", options=QUIET, say=said.append))
     assert "2 of 5 images could not be read; they are listed in" in said[-1]
     few = [str(photos / "a" / "wide.png"), str(photos / "broken.jpg")]
-    assert len(list(explain(shaken(), few, tmp_path / "out", reading=replace(QUIET, max_bad=0.5)))) == 1
+    assert len(list(explain(shaken(), few, tmp_path / "out", options=replace(QUIET, max_bad=0.5)))) == 1
 
 
 def test_the_command_prints_a_table_and_leaves_with_the_codes_of_the_house(photos, tmp_path, monkeypatch, capsys):
@@ -225,17 +228,17 @@ def test_a_map_that_was_filled_up_lies_where_it_looked(name, tmp_path):
     """Of images of 34 x 27 pixels the places of the last map, of 16 pixels, cover 48 x 32."""
     model = shaken(TINY[name])
     picture(34, 27).save(tmp_path / "small.png")
-    found = next(explain(model, [str(tmp_path / "small.png")], tmp_path / "out", reading=QUIET))
+    found = next(explain(model, [str(tmp_path / "small.png")], tmp_path / "out", options=QUIET))
     assert found.heat.shape == (3, 2)
     assert found.reach == found.heads_reach == (48 / 34, 32 / 27)
-    how = How(method="rollout")
-    found = next(explain(model, [str(tmp_path / "small.png")], tmp_path / "out", how=how, reading=QUIET))
+    how = ExplainOptions(method="rollout")
+    found = next(explain(model, [str(tmp_path / "small.png")], tmp_path / "out", how=how, options=QUIET))
     assert found.reach == (36 / 34, 28 / 27)  # 9 x 7 patches of 4 pixels
 
 
 def test_a_file_named_twice_is_one(photos, tmp_path):
     wide = str(photos / "a" / "wide.png")
-    found = list(explain(shaken(), [wide, wide], tmp_path / "out", reading=QUIET))
+    found = list(explain(shaken(), [wide, wide], tmp_path / "out", options=QUIET))
     assert [each.files["overlay"] for each in found] == ["wide.attention.png"] * 2
 
 
@@ -243,4 +246,4 @@ def test_the_folder_of_a_run_is_refused(photos, tmp_path):
     for name in ("status.json", "config.yaml"):
         (tmp_path / name).write_text("{}")
     with pytest.raises(ConfigError, match=r"is the folder of a run\n.*inside"):
-        next(explain(shaken(), [str(photos)], tmp_path, reading=QUIET))
+        next(explain(shaken(), [str(photos)], tmp_path, options=QUIET))

@@ -22,15 +22,15 @@ from tests.weights.graphs import DYNAMIC, a_graph
 from tests.weights.kinds import a_model
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DataError, DiskError
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.models import Backbone, Tokens
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.native import save_model
 from vitrail.workflows import export
 from vitrail.workflows.export import Exported, export_model
-from vitrail.workflows.export_parity import Limits, source_of
+from vitrail.workflows.export_parity import Tolerances, source_of
 
-QUIET = Reading(quiet=True)
+QUIET = InferenceOptions(quiet=True)
 CLASSES = ("ant", "bee", "cat")
 Sabotage = Callable[[np.ndarray, np.ndarray], None]
 
@@ -98,7 +98,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def made(model: Any, out: Path, **how: Any) -> Exported:
-    done = export_model(model, out, **{"reading": QUIET, "say": silent, **how})
+    done = export_model(model, out, **{"options": QUIET, "say": silent, **how})
     assert isinstance(done, Exported)
     return done
 
@@ -124,10 +124,10 @@ def test_it_is_a_model_again_and_carries_its_figures(model, tmp_path):
 
 def test_labelled_images_give_the_accuracy_before_and_after(model, tmp_path, photos):
     said: list[str] = []
-    reading = Reading(quiet=True, max_bad=0.2)
-    figures = made(model, tmp_path / "a.onnx", check=photos, reading=reading, say=said.append).figures
+    options = InferenceOptions(quiet=True, max_bad=0.2)
+    figures = made(model, tmp_path / "a.onnx", check=photos, options=options, say=said.append).figures
     assert (figures["images"], figures["real_images"], figures["metric"]) == (21, True, "top1")
-    judged = vitrail.evaluate(model, photos, reading=reading, say=silent)
+    judged = vitrail.evaluate(model, photos, options=options, say=silent)
     assert figures["top1_before"] == figures["top1_after"] == judged.figures["top1"]
     with pytest.raises(DataError, match="are bad"):
         made(model, tmp_path / "b.onnx", check=photos)
@@ -186,14 +186,14 @@ TOP1 = {**LESS, "metric": "top1", "top1_before": 218 / 300}
 @pytest.mark.parametrize(
     ("limits", "figures", "allowed"),
     [
-        (Limits(exact=True), {"difference": 1e-4, "agreement": 0.5}, True),
-        (Limits(exact=True), {"difference": 1.1e-4, "agreement": 1.0}, False),
-        (Limits(exact=False), {**LESS, "agreement": 0.95}, True),
-        (Limits(exact=False), {**LESS, "agreement": 0.94}, False),
-        (Limits(exact=False), {**TOP1, "agreement": 0.9, "top1_after": 212 / 300}, True),
-        (Limits(exact=False), {**TOP1, "agreement": 1.0, "top1_after": 211 / 300}, False),
-        (Limits(exact=False), {**LESS, "metric": "map", "map_before": 0.5, "map_after": 0.6}, True),
-        (Limits(exact=False, tolerance=0.1), {**LESS, "agreement": 0.9}, True),
+        (Tolerances(exact=True), {"difference": 1e-4, "agreement": 0.5}, True),
+        (Tolerances(exact=True), {"difference": 1.1e-4, "agreement": 1.0}, False),
+        (Tolerances(exact=False), {**LESS, "agreement": 0.95}, True),
+        (Tolerances(exact=False), {**LESS, "agreement": 0.94}, False),
+        (Tolerances(exact=False), {**TOP1, "agreement": 0.9, "top1_after": 212 / 300}, True),
+        (Tolerances(exact=False), {**TOP1, "agreement": 1.0, "top1_after": 211 / 300}, False),
+        (Tolerances(exact=False), {**LESS, "metric": "map", "map_before": 0.5, "map_after": 0.6}, True),
+        (Tolerances(exact=False, tolerance=0.1), {**LESS, "agreement": 0.9}, True),
     ],
 )
 def test_what_is_allowed(limits, figures, allowed):
@@ -207,7 +207,7 @@ def test_what_is_allowed(limits, figures, allowed):
 
 def test_accuracy_that_is_no_number_is_not_allowed():
     with pytest.raises(CheckpointError):
-        Limits(exact=False).check({**LESS, "metric": "map", "map_before": 0.5, "map_after": float("nan")})
+        Tolerances(exact=False).check({**LESS, "metric": "map", "map_before": 0.5, "map_after": float("nan")})
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")], ids=str)
@@ -264,7 +264,7 @@ def test_only_an_export_is_written_over_unless_by_force(model, tmp_path):
 )
 def test_what_cannot_be_meant_is_refused_with_a_remedy(model, tmp_path, asked, words):
     with pytest.raises(ConfigError) as error:
-        export_model(model, **{"out": tmp_path / "a.onnx", "reading": QUIET, "say": silent, **asked})
+        export_model(model, **{"out": tmp_path / "a.onnx", "options": QUIET, "say": silent, **asked})
     assert words in error.value.remedy
     assert not list(tmp_path.iterdir())
 
@@ -298,7 +298,7 @@ def test_without_a_path_the_file_has_the_models_name(tmp_path, monkeypatch, give
     monkeypatch.chdir(tmp_path)
     save_model(tmp_path / "bees" / "model", a_model(depth=1))
     save_model(tmp_path / "one.safetensors", a_model(depth=1))
-    assert export.How(**how).default_path(given) == Path(name)
+    assert export.ExportOptions(**how).default_path(given) == Path(name)
 
 
 def test_images_of_other_classes_are_compared_without_labels_and_it_is_said(tmp_path):

@@ -37,7 +37,7 @@ def photos(tmp_path: Path) -> Path:
 
 def test_the_numbers_are_those_of_the_images(photos, tmp_path):
     model = shaken()
-    report, numbers = inspect(model, tmp_path / "out", str(photos), reading=QUIET, say=silent)
+    report, numbers = inspect(model, tmp_path / "out", str(photos), options=QUIET, say=silent)
     assert report == tmp_path / "out" / "report.html"
     assert json.loads((tmp_path / "out" / "numbers.json").read_text()) == numbers
     assert numbers["images"] == 10
@@ -57,7 +57,7 @@ def test_the_numbers_are_those_of_the_images(photos, tmp_path):
 @pytest.mark.parametrize("name", TINY)
 def test_every_architecture_can_be_inspected(name, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (4, 48, 40, 3), dtype=np.uint8)
-    _, numbers = inspect(shaken(TINY[name]), tmp_path / "out", images, reading=QUIET, say=silent)
+    _, numbers = inspect(shaken(TINY[name]), tmp_path / "out", images, options=QUIET, say=silent)
     layers = len(shaken(TINY[name]).attention_grids(TINY[name].image_size))
     assert len(numbers.get("attention_distance_px", [])) == layers
     assert numbers["locality_px"]
@@ -67,14 +67,14 @@ def test_every_architecture_can_be_inspected(name, tmp_path):
 def test_other_channels_and_no_head(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 1), dtype=np.uint8)
     model = shaken(changed(TINY["vit"], in_channels=1))
-    assert inspect(model, tmp_path / "grey", images, reading=QUIET, say=silent)[1]["images"] == 3
+    assert inspect(model, tmp_path / "grey", images, options=QUIET, say=silent)[1]["images"] == 3
     np.save(tmp_path / "five.npy", np.random.default_rng(0).integers(0, 256, (3, 32, 32, 5), dtype=np.uint8))
     model = shaken(changed(TINY["vit"], in_channels=5))
-    assert inspect(model, tmp_path / "five", str(tmp_path / "five.npy"), reading=QUIET, say=silent)[1]["images"] == 3
+    assert inspect(model, tmp_path / "five", str(tmp_path / "five.npy"), options=QUIET, say=silent)[1]["images"] == 3
 
 
 def test_without_images_there_are_filters_and_positions_and_a_note(tmp_path):
-    report, numbers = inspect(shaken(), tmp_path / "out", reading=QUIET, say=silent)
+    report, numbers = inspect(shaken(), tmp_path / "out", options=QUIET, say=silent)
     assert "attention_distance_px" not in numbers
     assert 0 <= numbers["position_neighbour_rate"] <= 1
     assert "No images were given" in report.read_text()
@@ -82,17 +82,17 @@ def test_without_images_there_are_filters_and_positions_and_a_note(tmp_path):
 
 def test_as_many_images_as_asked_for_spread_evenly(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (9, 32, 32, 3), dtype=np.uint8)
-    assert inspect(shaken(), tmp_path / "out", images, most=4, reading=QUIET, say=silent)[1]["images"] == 4
+    assert inspect(shaken(), tmp_path / "out", images, most=4, options=QUIET, say=silent)[1]["images"] == 4
 
 
 def test_a_model_without_attention_counts_its_images_too(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
-    assert inspect(shaken(TINY["bit"]), tmp_path / "out", images, reading=QUIET, say=silent)[1]["images"] == 3
+    assert inspect(shaken(TINY["bit"]), tmp_path / "out", images, options=QUIET, say=silent)[1]["images"] == 3
 
 
 def test_no_image_at_all_cannot_be_asked_for(tmp_path):
     with pytest.raises(ConfigError, match="most is 0"):
-        inspect(shaken(), tmp_path / "out", most=0, reading=QUIET, say=silent)
+        inspect(shaken(), tmp_path / "out", most=0, options=QUIET, say=silent)
 
 
 def test_threads_are_as_many_as_before_a_measurement_that_fails(tmp_path, monkeypatch):
@@ -105,7 +105,7 @@ def test_threads_are_as_many_as_before_a_measurement_that_fails(tmp_path, monkey
     monkeypatch.setattr("vitrail.workflows.inspect.measure_cost", fails)
     monkeypatch.setattr("vitrail.workflows.inspect.cores", lambda: 2)
     with pytest.raises(MemoryError):
-        inspect(shaken(), tmp_path / "out", cost=True, reading=QUIET, say=silent)
+        inspect(shaken(), tmp_path / "out", cost=True, options=QUIET, say=silent)
     assert (*seen, torch.get_num_threads()) == (1, 2)
 
 
@@ -114,7 +114,7 @@ def test_images_that_cannot_be_read_are_the_end(name, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
     with pytest.raises(DataError, match="none of the images could be read"):
-        inspect(shaken(TINY[name]), tmp_path / "out", str(tmp_path / "photos"), reading=QUIET, say=silent)
+        inspect(shaken(TINY[name]), tmp_path / "out", str(tmp_path / "photos"), options=QUIET, say=silent)
 
 
 def test_the_command_prints_the_findings_and_the_path_of_the_page(photos, tmp_path, monkeypatch, capsys):
@@ -137,14 +137,14 @@ def test_the_command_prints_the_findings_and_the_path_of_the_page(photos, tmp_pa
 
 
 def test_cost_is_measured_where_it_is_asked_for(tmp_path):
-    _, numbers = inspect(shaken(), tmp_path / "out", cost=True, reading=QUIET, say=silent)
+    _, numbers = inspect(shaken(), tmp_path / "out", cost=True, options=QUIET, say=silent)
     assert [each["size"] for each in numbers["cost"]] == [[32, 32], [48, 48], [64, 64], [96, 96]]
     assert [each["patch_size"] for each in numbers["cost_by_patch"]] == [[4, 4], [8, 8], [16, 16]]
     assert [each["tokens"] for each in numbers["cost_by_patch"]] == [65, 17, 5]
     assert json.loads((tmp_path / "out" / "numbers.json").read_text()) == numbers
-    assert "cost_by_patch" not in inspect(shaken(), tmp_path / "without", reading=QUIET, say=silent)[1]
+    assert "cost_by_patch" not in inspect(shaken(), tmp_path / "without", options=QUIET, say=silent)[1]
     assert (
-        inspect(shaken(TINY["swin"]), tmp_path / "swin", cost=True, reading=QUIET, say=silent)[1]["cost_by_patch"] == []
+        inspect(shaken(TINY["swin"]), tmp_path / "swin", cost=True, options=QUIET, say=silent)[1]["cost_by_patch"] == []
     )
 
 
@@ -152,7 +152,7 @@ def test_the_maps_of_samples_that_were_filled_up_are_larger_than_the_picture(tmp
     seen = []
     monkeypatch.setattr(verb, "write_inspection", lambda out, found: seen.append(found) or out)
     images = np.random.default_rng(0).integers(0, 256, (2, 34, 27, 3), dtype=np.uint8)
-    verb.inspect(shaken(TINY["swin, odd map"]), tmp_path / "out", images, reading=QUIET, say=silent)
+    verb.inspect(shaken(TINY["swin, odd map"]), tmp_path / "out", images, options=QUIET, say=silent)
     sample = seen[0].samples[0]
     # places of 16 pixels in the last map, of 4 in the first
     assert sample.reach_of("attention") == (48 / 34, 32 / 27)

@@ -60,7 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ask(place: Path, out: Path, *data: str, **how: Any) -> Transfer:
     named = [str(place / each) for each in data]
-    usual = {"k": 3, "shots": (1, 5), "tuning": STEPS, "reading": QUIET, "say": silent}
+    usual = {"k": 3, "shots": (1, 5), "tuning": STEPS, "options": QUIET, "say": silent}
     return transfer(place / "model", named, out, **{**usual, **how})
 
 
@@ -81,7 +81,7 @@ def test_every_data_set_has_every_protocol_and_the_mean_counts_each_the_same(don
 
 def test_the_figures_are_those_of_probe(done: tuple[Path, Transfer], place: Path) -> None:
     for protocol in ("knn", "linear", "fewshot"):
-        alone = probe(place / "model", place / "grey.npz", protocol, k=3, shots=(1, 5), reading=QUIET, say=silent)
+        alone = probe(place / "model", place / "grey.npz", protocol, k=3, shots=(1, 5), options=QUIET, say=silent)
         assert done[1].rows["grey.npz"][protocol].figures == alone.figures
 
 
@@ -154,7 +154,7 @@ OTHERS = {
     "k": {"k": 4},
     "shots": {"shots": (1,)},
     "steps": {"tuning": replace(STEPS, steps=3)},
-    "size": {"reading": replace(QUIET, size=(16, 16))},
+    "size": {"options": replace(QUIET, size=(16, 16))},
 }
 
 
@@ -231,7 +231,7 @@ def test_data_sets_of_one_name_are_told_apart(place: Path, tmp_path: Path) -> No
         (tmp_path / name / "photos").symlink_to(place / "photos")
     draw = [str(tmp_path / name / "photos") for name in ("first", "second")]
     found = transfer(
-        place / "model", [*draw, draw[0]], tmp_path / "out", protocols=["knn"], k=3, reading=QUIET, say=silent
+        place / "model", [*draw, draw[0]], tmp_path / "out", protocols=["knn"], k=3, options=QUIET, say=silent
     )
     assert list(found.rows) == draw
 

@@ -14,14 +14,14 @@ from PIL import Image
 
 import vitrail
 from vitrail.errors import ConfigError, DataError
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.reports.tables import open_table, write_features
 from vitrail.training.train import Result
 from vitrail.workflows.evaluate import evaluate
 from vitrail.workflows.predict import embed, predict, rows
 
 TINY = ("model.name=vit-ti16", "model.changes={width: 16, depth: 2, heads: 2, mlp_width: 32, patch_size: [4, 4]}")
-QUIET = Reading(quiet=True)
+QUIET = InferenceOptions(quiet=True)
 
 
 def silent(line: str) -> None: ...
@@ -66,9 +66,10 @@ def test_a_run_leaves_all_that_was_promised(trained: Result) -> None:
 
 def test_figures_do_not_depend_on_batch_or_workers(trained: Result, photos: Path) -> None:
     readings = (
-        Reading(quiet=True, max_bad=1, batch=batch, workers=workers) for batch, workers in ((1, 0), (5, 1), (64, 0))
+        InferenceOptions(quiet=True, max_bad=1, batch=batch, workers=workers)
+        for batch, workers in ((1, 0), (5, 1), (64, 0))
     )
-    figures = [evaluate(trained.folder, photos, reading=reading, say=silent).figures for reading in readings]
+    figures = [evaluate(trained.folder, photos, options=options, say=silent).figures for options in readings]
     rounded = [{name: round(value, 6) for name, value in each.items()} for each in figures]
     assert rounded[0] == rounded[1] == rounded[2]
     assert rounded[0] == {name: round(value, 6) for name, value in trained.figures.items()}
@@ -76,7 +77,7 @@ def test_figures_do_not_depend_on_batch_or_workers(trained: Result, photos: Path
 
 def test_the_held_out_part_is_the_one_of_the_training(trained: Result, photos: Path) -> None:
     lines: list[str] = []
-    found = evaluate(trained.folder, photos, reading=Reading(quiet=True, max_bad=1), say=lines.append)
+    found = evaluate(trained.folder, photos, options=InferenceOptions(quiet=True, max_bad=1), say=lines.append)
     held = json.loads((trained.folder / "split.json").read_text())["held_out"]
     assert set(found.keys) == {key for key in held if "broken" not in key}
     assert not any("warning" in line for line in lines)
@@ -88,7 +89,7 @@ def test_other_data_than_those_of_the_training_are_named_as_such(trained: Result
         for count in range(10):
             Image.new("RGB", (40, 40), (count, 99, 7)).save(tmp_path / "more" / name / f"{count}.png")
     lines: list[str] = []
-    evaluate(trained.folder, tmp_path / "more", reading=QUIET, say=lines.append)
+    evaluate(trained.folder, tmp_path / "more", options=QUIET, say=lines.append)
     assert any("is not the one the model was trained without" in line for line in lines)
 
 
@@ -97,10 +98,10 @@ def test_what_is_stated_of_the_preprocessing_counts_in_training_and_in_use(photo
     run = train(photos, tmp_path / "run", "data.max_bad=0.1", stated, size=32)
     kept = vitrail.load(run.folder, log=silent).preprocessing
     assert (kept.mean, kept.std) == ((0.2, 0.4, 0.6), (0.3, 0.3, 0.3))
-    told = Reading(quiet=True, max_bad=1, size=(32, 32), preprocessing={"mean": [0.5], "std": [0.5]})
+    told = InferenceOptions(quiet=True, max_bad=1, size=(32, 32), preprocessing={"mean": [0.5], "std": [0.5]})
     before, after = (
-        next(predict(run.folder, [str(photos)], reading=each, say=silent)).score
-        for each in (Reading(quiet=True, max_bad=1), told)
+        next(predict(run.folder, [str(photos)], options=each, say=silent)).score
+        for each in (InferenceOptions(quiet=True, max_bad=1), told)
     )
     model = vitrail.load(run.folder, preprocessing={"mean": [0.5], "std": [0.5]}, log=silent)
     assert after == pytest.approx(model.predict(Image.open(photos / "ant" / "00.png"))[0].score, abs=1e-5)
@@ -108,16 +109,16 @@ def test_what_is_stated_of_the_preprocessing_counts_in_training_and_in_use(photo
 
 
 def test_a_temperature_is_fitted_stored_and_lowers_the_nll(trained: Result, photos: Path) -> None:
-    reading = Reading(quiet=True, max_bad=1)
-    before = evaluate(trained.folder, photos, reading=reading, say=silent)
-    after = evaluate(trained.folder, photos, calibrate=True, reading=reading, say=silent)
+    options = InferenceOptions(quiet=True, max_bad=1)
+    before = evaluate(trained.folder, photos, options=options, say=silent)
+    after = evaluate(trained.folder, photos, calibrate=True, options=options, say=silent)
     assert after.figures["nll"] <= before.figures["nll"] + 1e-9
     assert vitrail.load(trained.folder, log=silent).temperature == pytest.approx(after.temperature)
 
 
 def test_predictions_are_those_of_the_model_in_every_table(trained: Result, photos: Path, tmp_path: Path) -> None:
-    reading = Reading(quiet=True, max_bad=1, batch=7)
-    answers = list(predict(trained.folder, [str(photos)], top=2, reading=reading, say=silent))
+    options = InferenceOptions(quiet=True, max_bad=1, batch=7)
+    answers = list(predict(trained.folder, [str(photos)], top=2, options=options, say=silent))
     assert len(answers) == 48
     model = vitrail.load(trained.folder, log=silent)
     picture = Image.open(photos / "bee" / "07.png")
@@ -151,8 +152,8 @@ def test_a_table_that_fails_halfway_leaves_nothing_under_its_name(tmp_path: Path
 
 
 def test_features_are_what_the_head_reads(trained: Result, photos: Path, tmp_path: Path) -> None:
-    reading = Reading(quiet=True, max_bad=1)
-    write_features(tmp_path / "f.npy", embed(trained.folder, [str(photos / "bee")], reading=reading, say=silent))
+    options = InferenceOptions(quiet=True, max_bad=1)
+    write_features(tmp_path / "f.npy", embed(trained.folder, [str(photos / "bee")], options=options, say=silent))
     features = np.load(tmp_path / "f.npy")
     assert features.shape == (24, 16)
     model = vitrail.load(trained.folder, log=silent)
@@ -172,7 +173,7 @@ def test_arrays_of_any_channel_count_train_and_are_judged(tmp_path: Path, channe
     labels = np.arange(40) % 3
     result = train((images.astype(kind), labels), tmp_path / "run")
     assert result.load().config.in_channels == channels
-    assert evaluate(result.load(), (images.astype(kind), labels), reading=QUIET, say=silent).figures["images"] == 6
+    assert evaluate(result.load(), (images.astype(kind), labels), options=QUIET, say=silent).figures["images"] == 6
 
 
 def test_several_labels_an_image(photos: Path, tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def test_small_grey_files_train_a_model_of_one_channel(tmp_path: Path) -> None:
             Image.new("L", (8, 8), shade + count).save(tmp_path / "grey" / name / f"{count}.png")
     run = train(tmp_path / "grey", tmp_path / "run", "data.channels=1")
     assert run.load().config.in_channels == 1
-    assert evaluate(run.folder, tmp_path / "grey", reading=QUIET, say=silent).figures["images"] > 0
+    assert evaluate(run.folder, tmp_path / "grey", options=QUIET, say=silent).figures["images"] > 0
 
 
 def test_the_network_that_was_chosen_stands_in_the_settings(tmp_path: Path) -> None:
@@ -243,7 +244,7 @@ def test_weights_for_colour_are_fine_tuned_on_images_of_any_channel_count(
     before, after = (each.backbone.get_parameter("patch_embed.proj.weight").sum(1) for each in (start, model))
     assert (after - before).abs().max() < 0.05, "two steps from the start's sum over its channels"
     assert f"channels {channels}, where the weights have 3" in (result.folder / "log.txt").read_text()
-    assert evaluate(model, data, reading=QUIET, say=silent).figures["images"] > 0
+    assert evaluate(model, data, options=QUIET, say=silent).figures["images"] > 0
 
 
 def test_only_the_head_moves_when_the_rest_is_frozen(trained: Result, tmp_path: Path, photos: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.analysis.attention_geometry import Lift
 from vitrail.errors import ConfigError
-from vitrail.models import AttentionGrid, Look
+from vitrail.models import AttentionGrid, AttentionRecord
 from vitrail.models.backbone import at_rest
 
 Place = tuple[int, int]  # row, column
@@ -61,13 +61,13 @@ def maps_of_layers(
     found: dict[int, Tensor] = {}
     numbers = count()
 
-    def watch(look: Look) -> None:
+    def on_attention(look: AttentionRecord) -> None:
         if (layer := next(numbers)) in layers:
             shares = asking_shares(model, grids[layer], query, images.device)
             found[layer] = _received(look, Lift(grids[layer], images.device), shares)
 
     with at_rest(model):
-        model.forward_looking(images, watch)
+        model.forward_recording(images, on_attention)
     return found
 
 
@@ -89,7 +89,7 @@ def asking_shares(model: Any, grid: AttentionGrid, query: Place | None, device: 
     return shares
 
 
-def _received(look: Look, lift: Lift, shares: Tensor) -> Tensor:
+def _received(look: AttentionRecord, lift: Lift, shares: Tensor) -> Tensor:
     """What the places get of the attention of queries that weigh ``shares`` (T,): (B, H, h, w)."""
     batch, heads, *_ = look.shape
     shares = shares.expand(batch * heads, -1)

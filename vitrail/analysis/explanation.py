@@ -25,7 +25,7 @@ WIDEST = 720  # pixels of a tile before it is laid on a contact sheet
 
 
 @dataclass(frozen=True, kw_only=True)
-class How:
+class ExplainOptions:
     """What is explained, and how.
 
     Args:
@@ -56,7 +56,9 @@ class How:
         return self.head if isinstance(self.head, int) else None
 
 
-Method = Callable[[Classifier, Tensor, Tensor, How, int], Tensor]  # model, images, targets, how, versions at one time
+Method = Callable[
+    [Classifier, Tensor, Tensor, ExplainOptions, int], Tensor
+]  # model, images, targets, how, versions at one time
 
 
 METHODS: dict[str, Method] = {
@@ -70,7 +72,7 @@ NEEDS_ANSWER = ("gradient", "occlusion")  # what they explain is the answer for 
 
 
 @dataclass(frozen=True)
-class Answer:
+class ExplainedAnswer:
     """The best class of an image and its probability, and the class that is explained and its."""
 
     label: str
@@ -88,7 +90,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explained:
+class Explanation:
     """One image: the answer, None of a model without a head; what was written, and how much the places of the image count.
 
     ``heat`` (h, w), ``heads`` (H, h, w) of the layer where there is attention; ``box`` as `Preprocessing.seen` gives it, and
@@ -96,7 +98,7 @@ class Explained:
     """
 
     key: str
-    answer: Answer | None
+    answer: ExplainedAnswer | None
     heat: np.ndarray
     heads: np.ndarray | None
     box: tuple[float, float, float, float]
@@ -110,7 +112,7 @@ class Explained:
 
 
 @dataclass(frozen=True)
-class Seen:
+class PreparedImage:
     """An image as a person has it, uint8 (H, W, 3), the part of it that the model gets, and that as its input (1, C, h, w)."""
 
     picture: np.ndarray
@@ -118,7 +120,9 @@ class Seen:
     images: Tensor
 
 
-def seen_by(classifier: Classifier, content: bytes | Image.Image | np.ndarray, *, max_pixels: int = MAX_PIXELS) -> Seen:
+def seen_by(
+    classifier: Classifier, content: bytes | Image.Image | np.ndarray, *, max_pixels: int = MAX_PIXELS
+) -> PreparedImage:
     """One image file, of at most ``max_pixels``, or what a source holds in its place. Raises `BadImage`."""
     preprocessing, device = classifier.preprocessing, device_of(classifier)
     own = preprocessing.channels
@@ -126,10 +130,10 @@ def seen_by(classifier: Classifier, content: bytes | Image.Image | np.ndarray, *
     pixels = preprocessing.picture(image)
     picture = eight_bits(np.asarray(image))
     images = preprocessing.normalise(torch.from_numpy(pixels)[None].to(device))
-    return Seen(rgb(picture), preprocessing.seen(*picture.shape[:2]), images)
+    return PreparedImage(rgb(picture), preprocessing.seen(*picture.shape[:2]), images)
 
 
-def check_can(classifier: Classifier, how: How) -> How:
+def check_can(classifier: Classifier, how: ExplainOptions) -> ExplainOptions:
     """The same with its layer counted from 0. Raises `ConfigError` for what the model has not, before an image is touched."""
     if how.method in NEEDS_ANSWER or how.target is not None:
         classifier.check_can_answer(1)
@@ -144,7 +148,7 @@ def check_can(classifier: Classifier, how: How) -> How:
     return how
 
 
-def explained(classifier: Classifier, key: str, seen: Seen, how: How, batch: int) -> Explained:
+def explained(classifier: Classifier, key: str, seen: PreparedImage, how: ExplainOptions, batch: int) -> Explanation:
     """One image explained, nothing written; ``how`` as `check_can` gives it, ``batch`` versions of the image at one time."""
     answer, target = _answered(classifier, seen.images, how) if classifier.classes else (None, 0)
     size = seen.images.shape[2], seen.images.shape[3]
@@ -158,7 +162,7 @@ def explained(classifier: Classifier, key: str, seen: Seen, how: How, batch: int
     else:
         heat = METHODS[how.method](classifier, seen.images, torch.tensor([target]), how, batch)
     heads = None if maps is None else maps[0].float().cpu().numpy()
-    return Explained(
+    return Explanation(
         key=key,
         answer=answer,
         heat=heat[0].float().cpu().numpy(),
@@ -170,16 +174,16 @@ def explained(classifier: Classifier, key: str, seen: Seen, how: How, batch: int
 
 
 @torch.no_grad()
-def _answered(classifier: Classifier, images: Tensor, how: How) -> tuple[Answer, int]:
+def _answered(classifier: Classifier, images: Tensor, how: ExplainOptions) -> tuple[ExplainedAnswer, int]:
     """What the model says of one image, and the number of the class that is explained."""
     scores = classifier.probabilities(classifier(images))[0]
     best = int(scores.argmax())
     target = best if how.target is None else classifier.classes.index(how.target)
     names = classifier.classes
-    return Answer(names[best], float(scores[best]), names[target], float(scores[target])), target
+    return ExplainedAnswer(names[best], float(scores[best]), names[target], float(scores[target])), target
 
 
-def heads_sheet(picture: np.ndarray, found: Explained, how: How) -> np.ndarray:
+def heads_sheet(picture: np.ndarray, found: Explanation, how: ExplainOptions) -> np.ndarray:
     """The picture and every head of the layer, each on a scale of its own."""
     assert found.heads is not None
     plain, box = shrunk(picture, found.box, WIDEST)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.analysis.attention_geometry import Lift
 from vitrail.errors import ConfigError
-from vitrail.models import AttentionGrid, Look
+from vitrail.models import AttentionGrid, AttentionRecord
 from vitrail.models.backbone import at_rest
 
 
@@ -63,14 +63,14 @@ class HeadStatistics:
         self.lifts = self.lifts or [Lift(grid, images.device) for grid in self.model.attention_grids(size)]
         seen: list[Tensor] = []
         with at_rest(self.model):
-            logits = self.model.forward_looking(
+            logits = self.model.forward_recording(
                 images, lambda look: seen.append(self._sums(look, self.lifts[len(seen)]))
             )
         self.sums = [sum + new for sum, new in zip(self.sums, seen)] if self.sums else seen
         self.images += len(images)
         return logits
 
-    def _sums(self, look: Look, lift: Lift) -> Tensor:
+    def _sums(self, look: AttentionRecord, lift: Lift) -> Tensor:
         """(3, H), summed over images: the means over the queries that are places of distance, entropy and share of the prefix."""
         _, heads, _, keys = look.shape
         sums, asked = torch.zeros(3, heads, device=lift.device), 0

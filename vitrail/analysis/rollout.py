@@ -19,10 +19,10 @@ from vitrail.analysis.attention import Place, asking_shares
 from vitrail.analysis.attention_geometry import Lift, descend
 from vitrail.analysis.perturbation import check_targets
 from vitrail.errors import ConfigError
-from vitrail.models import Look
+from vitrail.models import AttentionRecord
 from vitrail.models.backbone import at_rest
 
-Matrix = Callable[[Look, slice, Lift], Tensor]
+Matrix = Callable[[AttentionRecord, slice, Lift], Tensor]
 
 
 def rollout(model: Any, images: Tensor, query: Place | None = None) -> Tensor:
@@ -45,13 +45,13 @@ def rollout(model: Any, images: Tensor, query: Place | None = None) -> Tensor:
         ConfigError: a model without attention, or a place that is not there.
     """
 
-    def averaged(look: Look, rows: slice, lift: Lift) -> Tensor:
+    def averaged(look: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
         weights = lift.inside(look.weights(rows), rows).mean(1)  # (B, R, K)
         return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
     with at_rest(model):
-        looks: list[Look] = []
-        model.forward_looking(images, looks.append)
+        looks: list[AttentionRecord] = []
+        model.forward_recording(images, looks.append)
         return _backwards(model, images, looks, query, averaged, kept=0.5, given=0.5)
 
 
@@ -71,7 +71,7 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
         ConfigError: a model without attention, or without a head.
     """
 
-    def weighted(look: Look, rows: slice, lift: Lift) -> Tensor:
+    def weighted(look: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
         gradient = look.gradient(gradients[look], rows)
         return lift.inside(look.weights(rows) * gradient, rows).clamp(min=0).mean(1)  # (B, R, K)
 
@@ -80,9 +80,9 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
             "the model has no head, so it gives no answer to explain", "train one: `vitrail train DATA --init MODEL`"
         )
     with at_rest(model, gradients=True):
-        looks: list[Look] = []
+        looks: list[AttentionRecord] = []
         # a copy that asks for a gradient: the parameters may be frozen
-        logits = model.forward_looking(images.clone().requires_grad_(), looks.append)
+        logits = model.forward_recording(images.clone().requires_grad_(), looks.append)
         chosen = logits.argmax(1) if targets is None else check_targets(targets, *logits.shape).to(logits.device)
         answers = logits.gather(1, chosen[:, None]).sum()
         of_found = torch.autograd.grad(answers, [look.found for look in looks])  # type: ignore[arg-type]
@@ -93,7 +93,14 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
 
 
 def _backwards(
-    model: Any, images: Tensor, looks: list[Look], query: Place | None, matrix: Matrix, *, kept: float, given: float
+    model: Any,
+    images: Tensor,
+    looks: list[AttentionRecord],
+    query: Place | None,
+    matrix: Matrix,
+    *,
+    kept: float,
+    given: float,
 ) -> Tensor:
     """Shares of the last tokens carried back through all layers to the patches: (B, h, w).
 

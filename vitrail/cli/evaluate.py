@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.inference_flags import Using
+from vitrail.cli.inference_flags import InferenceFlags
 
 
 def evaluate(
@@ -19,7 +19,7 @@ def evaluate(
     corruptions: Annotated[bool, Parameter(negative="")] = False,
     per_class: Annotated[bool, Parameter(negative="")] = False,
     json: Annotated[bool, Parameter(negative="")] = False,
-    using: Using = Using(),
+    using: InferenceFlags = InferenceFlags(),
 ) -> None:
     """Judge a model on labelled images it was not trained on.
 
@@ -43,9 +43,9 @@ def evaluate(
     from vitrail.cli.output import columns, one_line
     from vitrail.workflows.evaluate import evaluate as judge
 
-    reading = using.reading_images(max_bad="1%")
+    options = using.reading_images(max_bad="1%")
     found = judge(
-        model, data, split=split, classes=using.classes, calibrate=calibrate, corruptions=corruptions, reading=reading
+        model, data, split=split, classes=using.classes, calibrate=calibrate, corruptions=corruptions, options=options
     )
     if per_class:
         head, rows = found.per_class()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.inference_flags import Using
+from vitrail.cli.inference_flags import InferenceFlags
 
 
 def explain(
@@ -21,7 +21,7 @@ def explain(
     target: str | None = None,
     faithfulness: Annotated[bool, Parameter(negative="")] = False,
     json: Annotated[bool, Parameter(negative="")] = False,
-    using: Using = Using(),
+    using: InferenceFlags = InferenceFlags(),
 ) -> None:
     """Show what the answers for images rest on: overlays, contact sheets of heads, and the numbers.
 
@@ -46,12 +46,14 @@ def explain(
     json
         JSON lines on stdout; with --faithfulness one JSON object on the last line.
     """
-    from vitrail.analysis.explanation import How
+    from vitrail.analysis.explanation import ExplainOptions
 
-    reading = using.reading_images(max_bad="100%")
-    how = How(method=method, layer=layer, head=int(head) if head.removeprefix("-").isdecimal() else head, target=target)
+    options = using.reading_images(max_bad="100%")
+    how = ExplainOptions(
+        method=method, layer=layer, head=int(head) if head.removeprefix("-").isdecimal() else head, target=target
+    )
     if faithfulness:
-        _judge(model, inputs, how=how, json=json, classes=using.classes, reading=reading)
+        _judge(model, inputs, how=how, json=json, classes=using.classes, options=options)
         return
     from vitrail.errors import ConfigError
     from vitrail.reports.tables import open_table
@@ -59,7 +61,7 @@ def explain(
 
     if out is None:
         raise ConfigError("there is no folder for the pictures", "give --out FOLDER")
-    answers = explained(model, inputs or ("-",), out, how=how, classes=using.classes, reading=reading)
+    answers = explained(model, inputs or ("-",), out, how=how, classes=using.classes, options=options)
     with open_table(None, "jsonl" if json else "csv") as table:
         for answer in answers:
             table.write(answer.row())

@@ -69,7 +69,7 @@ def export(
     """
     from vitrail.cli.convert import show
     from vitrail.config.units import part, size_in_pixels
-    from vitrail.inference.options import Reading
+    from vitrail.inference.options import InferenceOptions
     from vitrail.workflows.export import Exported, export_model
 
     done = export_model(
@@ -83,7 +83,7 @@ def export(
         tolerance=tolerance,
         force=force,
         classes=classes,
-        reading=Reading(size=size_in_pixels(size) if size else None, max_bad=part(max_bad), quiet=quiet),
+        options=InferenceOptions(size=size_in_pixels(size) if size else None, max_bad=part(max_bad), quiet=quiet),
     )
     if isinstance(done, Exported):
         _show(done, json=json)

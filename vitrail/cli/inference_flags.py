@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from vitrail.inference.options import Reading
+    from vitrail.inference.options import InferenceOptions
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Loading:
+class ModelFlags:
     """How the model is read.
 
     Parameters
@@ -43,16 +43,16 @@ class Loading:
     device: str | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
 
-    def reading(self, **of_images: Any) -> Reading:
+    def options(self, **of_images: Any) -> InferenceOptions:
         """The same for `engine`, with what it is told ``of_images``."""
         from vitrail.config.units import numbers, size_in_pixels
-        from vitrail.inference.options import Reading
+        from vitrail.inference.options import InferenceOptions
 
         told: dict[str, Any] = {}
         if self.resize is not None:
             told["resize"] = int(self.resize) if self.resize.isdigit() else self.resize
         told |= {name: numbers(given) for name in ("mean", "std") if (given := getattr(self, name)) is not None}
-        return Reading(
+        return InferenceOptions(
             size=None if self.crop is None else size_in_pixels(self.crop),
             preprocessing=told,
             device=self.device,
@@ -63,7 +63,7 @@ class Loading:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Using(Loading):
+class InferenceFlags(ModelFlags):
     """How the model and the images are read.
 
     Parameters
@@ -83,9 +83,9 @@ class Using(Loading):
     max_bad: str | None = None
     quiet: Annotated[bool, Parameter(negative="")] = False
 
-    def reading_images(self, *, max_bad: str) -> Reading:
-        """`reading` with these; ``max_bad`` is what holds where the flag is not given."""
+    def reading_images(self, *, max_bad: str) -> InferenceOptions:
+        """`options` with these; ``max_bad`` is what holds where the flag is not given."""
         from vitrail.config.units import part
 
         share = part(self.max_bad or max_bad)
-        return self.reading(batch=self.batch, workers=self.workers, max_bad=share, quiet=self.quiet)
+        return self.options(batch=self.batch, workers=self.workers, max_bad=share, quiet=self.quiet)

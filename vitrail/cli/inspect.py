@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.inference_flags import Using
+from vitrail.cli.inference_flags import InferenceFlags
 
 
 def inspect(
@@ -19,7 +19,7 @@ def inspect(
     most: int = 512,
     cost: Annotated[bool, Parameter(negative="")] = False,
     json: Annotated[bool, Parameter(negative="")] = False,
-    using: Using = Using(),
+    using: InferenceFlags = InferenceFlags(),
 ) -> None:
     """Look inside a model: the paper's figures of its filters, positions and heads, on one page and as numbers.
 
@@ -44,10 +44,10 @@ def inspect(
     from vitrail.cli.output import one_line
     from vitrail.workflows.inspect import inspect as look
 
-    reading = using.reading_images(max_bad="1%")
+    options = using.reading_images(max_bad="1%")
     command = shlex.join(["vitrail", *sys.argv[1:]])
     report, figures = look(
-        model, out, data, most=most, cost=cost, classes=using.classes, reading=reading, command=command
+        model, out, data, most=most, cost=cost, classes=using.classes, options=options, command=command
     )
     if json:
         plain = {name: value for name, value in figures.items() if isinstance(value, int | float | str)}

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.inference_flags import Using
+from vitrail.cli.inference_flags import InferenceFlags
 
 
 def predict(
@@ -20,7 +20,7 @@ def predict(
     format: Literal["csv", "jsonl", "parquet"] | None = None,
     bad_list: Path | None = None,
     json: Annotated[bool, Parameter(negative="")] = False,
-    using: Using = Using(),
+    using: InferenceFlags = InferenceFlags(),
 ) -> None:
     """Say what is on images: a table of labels and probabilities, row by row.
 
@@ -47,9 +47,9 @@ def predict(
     from vitrail.workflows.predict import predict as answer
     from vitrail.workflows.predict import rows
 
-    reading = using.reading_images(max_bad="100%")
+    options = using.reading_images(max_bad="100%")
     answers = answer(
-        model, inputs or ("-",), top=top, fast=fast, classes=using.classes, reading=reading, bad_list=bad_list
+        model, inputs or ("-",), top=top, fast=fast, classes=using.classes, options=options, bad_list=bad_list
     )
     with open_table(out, "jsonl" if json else format) as table:
         for row in rows(answers):
@@ -61,7 +61,7 @@ def embed(
     /,
     *inputs: str,
     out: Path,
-    using: Using = Using(),
+    using: InferenceFlags = InferenceFlags(),
 ) -> None:
     """Write the features of images: .npy (with the paths beside it), .jsonl, .csv or .parquet.
 
@@ -77,5 +77,5 @@ def embed(
     from vitrail.reports.tables import write_features
     from vitrail.workflows.predict import embed as features
 
-    reading = using.reading_images(max_bad="1%")
-    print(write_features(out, features(model, inputs or ("-",), reading=reading)))
+    options = using.reading_images(max_bad="1%")
+    print(write_features(out, features(model, inputs or ("-",), options=options)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vitrail.cli.training_flags import Running
+from vitrail.cli.training_flags import TrainingFlags
 
 Objective = Literal["masked-patch", "mae", "beit", "moco", "simclr", "tokenizer"]
 
@@ -16,7 +16,7 @@ def pretrain(
     objective: Objective | None = None,
     tokenizer: str | None = None,
     recipe: str | None = None,
-    running: Running = Running(),
+    running: TrainingFlags = TrainingFlags(),
 ) -> None:
     """Train an encoder on images without labels; labels that are there only judge it on the way.
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.inference_flags import Using
+from vitrail.cli.inference_flags import InferenceFlags
 
 
 def probe(
@@ -21,7 +21,7 @@ def probe(
     against: str | None = None,
     cache: bool = True,
     json: Annotated[bool, Parameter(negative="")] = False,
-    using: Using = Using(),
+    using: InferenceFlags = InferenceFlags(),
 ) -> None:
     """Judge what a model has learned by its frozen features: a linear classifier, nearest neighbours, or a few shots.
 
@@ -59,7 +59,7 @@ def probe(
         seeds=seeds,
         against=against,
         classes=using.classes,
-        reading=using.reading_images(max_bad="1%"),
+        options=using.reading_images(max_bad="1%"),
         cache=default_cache() if cache else None,
     )
     head, rows = found.table()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.inference_flags import Loading
+from vitrail.cli.inference_flags import ModelFlags
 
 
 def serve(
@@ -26,7 +26,7 @@ def serve(
     max_body: int = 32,
     drain: float = 25.0,
     access_log: Annotated[bool, Parameter(negative="")] = False,
-    loading: Loading = Loading(),
+    loading: ModelFlags = ModelFlags(),
 ) -> None:
     """Answer over HTTP, with a page for people: predictions, features, explanations, and runs while they train.
 
@@ -74,14 +74,14 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError as missing:
         raise ConfigError(f"a server needs the package {missing.name}", "pip install 'vitrail[serve]'") from missing
-    from vitrail.serving.limits import Limits
+    from vitrail.serving.limits import ServerLimits
     from vitrail.serving.start import start
 
-    limits = Limits(batch=max_batch, queue=queue, deadline=deadline, body=max_body << 20, drain=drain)
+    limits = ServerLimits(batch=max_batch, queue=queue, deadline=deadline, body=max_body << 20, drain=drain)
     start(
         model,
         limits,
-        reading=loading.reading(),
+        options=loading.options(),
         classes=loading.classes,
         name=name,
         host=host,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.training_flags import Running
+from vitrail.cli.training_flags import TrainingFlags
 
 
 def train(
@@ -16,7 +16,7 @@ def train(
     recipe: str | None = None,
     teacher: str | None = None,
     head_only: Annotated[bool, Parameter(negative="")] = False,
-    running: Running = Running(),
+    running: TrainingFlags = TrainingFlags(),
 ) -> None:
     """Train a ViT on your images, from scratch or from given weights (--init).
 

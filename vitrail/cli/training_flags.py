@@ -15,7 +15,7 @@ Precision = Literal["fp32", "bf16", "bf16-weights", "fp16"]
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Running:
+class TrainingFlags:
     """Which network is trained, for how long, and where.
 
     Parameters

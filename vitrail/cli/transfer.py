@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.inference_flags import Using
+from vitrail.cli.inference_flags import InferenceFlags
 
 
 def transfer(
@@ -28,7 +28,7 @@ def transfer(
     ] = None,
     cache: bool = True,
     json: Annotated[bool, Parameter(negative="")] = False,
-    using: Using = Using(),
+    using: InferenceFlags = InferenceFlags(),
 ) -> int:
     """Judge a model on several data sets, by its frozen features and by fine-tuning: one table, and the mean over data sets.
 
@@ -72,7 +72,7 @@ def transfer(
         shots=whole_numbers(shots),
         tuning=Tuning(epochs=epochs, steps=steps, settings=tuple(set or ()), seeds=seeds),
         classes=using.classes,
-        reading=using.reading_images(max_bad="1%"),
+        options=using.reading_images(max_bad="1%"),
         cache=default_cache() if cache else None,
         command=shlex.join(["vitrail", *sys.argv[1:]]),
     )

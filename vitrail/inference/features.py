@@ -22,12 +22,12 @@ from vitrail.data.sources.parquet import ParquetImages
 from vitrail.data.sources.source import Source
 from vitrail.errors import CheckpointError, DataError, DiskError
 from vitrail.files import disk_errors, replace_file
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import features_of_batches
 from vitrail.models import device_of
 from vitrail.models.backbone import at_rest
 from vitrail.runtime.machine import versions
-from vitrail.runtime.progress import Say, Show, to_stderr
+from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.tensors import read_tensors
 
@@ -70,12 +70,12 @@ def features_of(
     classifier: Classifier,
     source: Source,
     *,
-    reading: Reading = Reading(),
+    options: InferenceOptions = InferenceOptions(),
     cache: Path | None = None,
     title: str = "features",
     say: Say = to_stderr,
 ) -> Features:
-    """The features of every good image of ``source``; a bad one is left out, or ends it, by the policy of ``reading``.
+    """The features of every good image of ``source``; a bad one is left out, or ends it, by the policy of ``options``.
 
     Args:
         classifier: on the device where it is to run; it needs no head.
@@ -87,16 +87,16 @@ def features_of(
         DataError: no image is good, or too many are bad.
         CheckpointError: features that are not finite.
     """
-    bad = BadImages(reading.on_bad, reading.max_bad, None, total=len(source))
+    bad = BadImages(options.on_bad, options.max_bad, None, total=len(source))
     images = None if cache is None else stamp(source.contents)
-    place = None if cache is None or images is None else cache / f"{_name(classifier, images, reading)}.safetensors"
+    place = None if cache is None or images is None else cache / f"{_name(classifier, images, options)}.safetensors"
     kept = None if place is None else _read(place, len(source))
     if kept is not None:
         values, reasons = kept
         for row, reason in reasons.items():
             bad(source.keys[row], reason)
     else:
-        values, reasons = _computed(classifier, source, reading, bad, title)
+        values, reasons = _computed(classifier, source, options, bad, title)
         _check(values, source)
         if place is not None:
             _keep(place, values, reasons, say)
@@ -105,12 +105,12 @@ def features_of(
 
 @torch.inference_mode()
 def _computed(
-    classifier: Classifier, source: Source, reading: Reading, bad: BadImages, title: str
+    classifier: Classifier, source: Source, options: InferenceOptions, bad: BadImages, title: str
 ) -> tuple[np.ndarray, dict[int, str]]:
     """The features of the good images (N, D), and by number why the others are bad."""
     values, good = [], []
-    how = {"batch": reading.batch, "workers": reading.workers, "bad": bad, "precision": reading.precision}
-    with at_rest(classifier), Show(title, len(source), quiet=reading.quiet) as show:
+    how = {"batch": options.batch, "workers": options.workers, "bad": bad, "precision": options.precision}
+    with at_rest(classifier), ProgressBar(title, len(source), quiet=options.quiet) as show:
         for some, features in features_of_batches(classifier, source, **how):
             values.append(features)
             good.extend(some.ids[:, 1].tolist())
@@ -173,11 +173,11 @@ def _add_files(hashed: hashlib._Hash, root: str, names: Iterable[str]) -> None:
         hashed.update(f"{path}\0{age}\n".encode("utf-8", "surrogatepass"))
 
 
-def _name(classifier: Classifier, images: str, reading: Reading) -> str:
+def _name(classifier: Classifier, images: str, options: InferenceOptions) -> str:
     """What the file of such features is called."""
     device = device_of(classifier).type
     counted = [version for name, version in versions().items() if name in COUNTED]
-    whole = json.dumps([digest_of(classifier), images, reading.precision, device, counted])
+    whole = json.dumps([digest_of(classifier), images, options.precision, device, counted])
     return hashlib.sha256(whole.encode()).hexdigest()
 
 

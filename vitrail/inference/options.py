@@ -16,7 +16,7 @@ from vitrail.weights.onnx import ExportedBackbone
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class InferenceOptions:
     """How a model and its images are read; what every verb that uses a model has in common.
 
     ``size`` and ``preprocessing`` are what is known better than the weights tell, as `vitrail.load` takes them.

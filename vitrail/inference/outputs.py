@@ -20,7 +20,7 @@ from vitrail.evaluation.judgement import Judgement, from_logits
 from vitrail.models import device_of
 from vitrail.models.backbone import at_rest
 from vitrail.runtime.device import in_precision
-from vitrail.runtime.progress import Show
+from vitrail.runtime.progress import ProgressBar
 from vitrail.tasks import metrics
 from vitrail.tasks.classification import Classifier
 
@@ -48,7 +48,7 @@ def collect(
     bad: Bad = stop_at_bad,
     corruption: tuple[str, int] | None = None,
     stopped: Callable[[], bool] = lambda: False,
-    show: Show | None = None,
+    show: ProgressBar | None = None,
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]] | None:
     """Logits (N, K), targets and keys in the order of the source; None if ``stopped`` said so on the way.
 

@@ -1,6 +1,6 @@
 """Architectures: a name gives a frozen config, a config gives a backbone."""
 
-from vitrail.models.attention import Look as Look
+from vitrail.models.attention import AttentionRecord as AttentionRecord
 from vitrail.models.backbone import AttentionGrid as AttentionGrid
 from vitrail.models.backbone import Backbone as Backbone
 from vitrail.models.backbone import device_of as device_of

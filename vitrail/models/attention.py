@@ -61,11 +61,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, dropo
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
 
 
-AT_ONCE = 1 << 21  # numbers of a matrix that `Look.slices` asks for at one time, unless one row has more
+AT_ONCE = 1 << 21  # numbers of a matrix that `AttentionRecord.slices` asks for at one time, unless one row has more
 ALL = slice(None)
 
 
-class Look:
+class AttentionRecord:
     """The attention of one layer for the images that went through it, computed when it is asked for, any rows of it.
 
     Args:
@@ -117,7 +117,7 @@ class Look:
             return F.pad(of_found.float(), (0, 0, 0, q.shape[2] - of_found.shape[2]))[:, :, rows] @ v.mT
 
 
-class GroupedLook(Look):
+class GroupedAttentionRecord(AttentionRecord):
     """The same where queries attend inside of windows or lines: q (B, G, H, S, E), k and v (B, G, H, K, E).
 
     The rows are the queries of one group after another, K the keys of one. ``bias`` gives those of groups: (1 or G, H, S, K).
@@ -154,7 +154,7 @@ def _one_after_another(groups: Tensor) -> Tensor:
     return groups.transpose(1, 2).flatten(2, 3)
 
 
-Watch = Callable[[Look], None]  # is given each layer's attention as the images go through
+OnAttention = Callable[[AttentionRecord], None]  # is given each layer's attention as the images go through
 
 
 class Relative(NamedTuple):
@@ -192,7 +192,11 @@ class Attention(nn.Module):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def forward(
-        self, x: Tensor, relative: Relative | None = None, queries: int | None = None, watch: Watch | None = None
+        self,
+        x: Tensor,
+        relative: Relative | None = None,
+        queries: int | None = None,
+        on_attention: OnAttention | None = None,
     ) -> Tensor:
         """(B, T, D) to (B, T, D), or to (B, Q, D) with only the first Q tokens asking."""
         q, k, v = self.split(x, queries)
@@ -200,10 +204,10 @@ class Attention(nn.Module):
         learned = bias is not None and bias.requires_grad
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2], learned_bias=learned)
         found = attend(q, k, v, bias=bias, dropout=self.dropout if self.training else 0.0, path=path)
-        if watch is not None:
-            watch(self.look(x, relative, found))
+        if on_attention is not None:
+            on_attention(self.look(x, relative, found))
         return self.proj(found.transpose(1, 2).flatten(2))
 
-    def look(self, x: Tensor, relative: Relative | None = None, found: Tensor | None = None) -> Look:
+    def look(self, x: Tensor, relative: Relative | None = None, found: Tensor | None = None) -> AttentionRecord:
         """What every token attends to, of (B, T, D)."""
-        return Look(partial(self.split, x), found, relative.bias if relative else None)
+        return AttentionRecord(partial(self.split, x), found, relative.bias if relative else None)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.attention import Attention, GroupedLook, Look, Watch
+from vitrail.models.attention import Attention, AttentionRecord, GroupedAttentionRecord, OnAttention
 from vitrail.models.backbone import AttentionGrid, Backbone
 from vitrail.models.config import RESIZES, Config, check_divides, grid_of
 from vitrail.models.initialise import fill_as_paper
@@ -98,29 +98,29 @@ class Layer(nn.Module):
         self.norm2 = LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = Mlp(config.width, config.mlp_width, gelu=config.gelu, dropout=config.dropout)
 
-    def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
+    def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
         """(B, L, T, D) to (B, L, T, D)."""
-        in_lines = None if watch is None else lambda look: watch(_of_lines(look, len(x)))
+        in_lines = None if on_attention is None else lambda look: on_attention(_of_lines(look, len(x)))
 
         def attention(x: Tensor) -> Tensor:
-            return self.dropout(self.attn(self.norm1(x).flatten(0, 1), watch=in_lines)).view_as(x)
+            return self.dropout(self.attn(self.norm1(x).flatten(0, 1), on_attention=in_lines)).view_as(x)
 
         def mlp(x: Tensor) -> Tensor:
             return self.mlp(self.norm2(x))
 
         drop = self.drop_path if self.training else 0.0
-        skip = None if watch is None else False  # all images are looked at
+        skip = None if on_attention is None else False  # all images are looked at
         return add_branch(add_branch(x, attention, drop=drop, skip=skip), mlp, drop=drop)
 
 
-def _of_lines(look: Look, batch: int) -> Look:
+def _of_lines(look: AttentionRecord, batch: int) -> AttentionRecord:
     """The attention of lines that went through as (B L, T, D), as that of B images."""
 
     def split() -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (part.unflatten(0, (batch, -1)) for part in look.split())  # (B, L, A, T, E) each
         return q, k, v
 
-    return GroupedLook(split, look.found)
+    return GroupedAttentionRecord(split, look.found)
 
 
 class Block(nn.Module):
@@ -131,10 +131,10 @@ class Block(nn.Module):
         self.row = Layer(config, drop_path)
         self.column = Layer(config, drop_path)
 
-    def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
+    def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
         """(B, h, w, D) to (B, h, w, D)."""
         # no copy: columns are a view of the rows' memory, which norms read and sums write in the order they find
-        return self.column(self.row(x, watch).transpose(1, 2), watch).transpose(1, 2)
+        return self.column(self.row(x, on_attention).transpose(1, 2), on_attention).transpose(1, 2)
 
 
 class AxialViT(Backbone):
@@ -167,11 +167,11 @@ class AxialViT(Backbone):
             places = sincos2d(grid, config.width, x.device)  # (N, D)
         return Patches(x + places.to(x.dtype), grid)
 
-    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
+    def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """Blocks and the last norm: (B, N, D) to (B, N, D). Raises `ConfigError` for a subset of the patches."""
         x = self._begin(patches)
         for block in self.blocks:
-            x = self._run(block, x, watch=watch)
+            x = self._run(block, x, on_attention=on_attention)
         return Tokens(self.norm(x).flatten(1, 2), patches.grid)
 
     def _begin(self, patches: Patches) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import ConfigError
-from vitrail.models.attention import Watch
+from vitrail.models.attention import OnAttention
 from vitrail.models.config import Config, changed, grid_of
 from vitrail.models.heads import Head
 from vitrail.models.layers import Patches, Tokens, whole_patches
@@ -115,8 +115,8 @@ class Backbone(nn.Module):
         return self.place(patches)
 
     @abstractmethod
-    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
-        """Prefix tokens, blocks and the last norm: (B, N, D) to (B, T, D); for ``watch`` see `forward_looking`."""
+    def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
+        """Prefix tokens, blocks and the last norm: (B, N, D) to (B, T, D); for ``on_attention`` see `forward_recording`."""
 
     @abstractmethod
     def pool(self, tokens: Tokens) -> Tensor:
@@ -139,19 +139,19 @@ class Backbone(nn.Module):
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """Features as images (B, D, h, w), before the last norm: after each block, or after each stage of a pyramid."""
 
-    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
-        """Logits (B, K) as `forward` gives them, bit for bit; ``watch`` is given the attention of each layer, a `Look`,
-        in the order of `attention_grids`. No patch is dropped, and in training stochastic depth masks.
+    def forward_recording(self, images: Tensor, on_attention: OnAttention) -> Tensor:
+        """Logits (B, K) as `forward` gives them, bit for bit; ``on_attention`` is given the `AttentionRecord` of each layer, in
+        the order of `attention_grids`. No patch is dropped, and in training stochastic depth masks.
         """
-        return self.head(self.pool(self.encode(self._place_all(self.patchify(images)), watch)))
+        return self.head(self.pool(self.encode(self._place_all(self.patchify(images)), on_attention)))
 
     def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Logits (B, K) and the attention of each layer, (B, heads, queries, keys) in fp32, in the order of
         `attention_grids`, which says what rows and columns are. The logits come the fast way; the matrices are computed
-        again from q and k. Their memory grows with the square of the tokens; `forward_looking` is for large images.
+        again from q and k. Their memory grows with the square of the tokens; `forward_recording` is for large images.
         """
         matrices: list[Tensor] = []
-        logits = self.forward_looking(images, lambda look: matrices.append(look.weights()))
+        logits = self.forward_recording(images, lambda look: matrices.append(look.weights()))
         return logits, matrices
 
     @abstractmethod
@@ -206,12 +206,12 @@ class Backbone(nn.Module):
             what = f"{self.config.about} works on the whole grid of patches, {patches.x.shape[1]} of them were kept"
             raise ConfigError(what, f"take an architecture that can: {', '.join(TAKE_SUBSETS)}")
 
-    def _run(self, block: nn.Module, *given: Any, watch: Watch | None = None) -> Any:
+    def _run(self, block: nn.Module, *given: Any, on_attention: OnAttention | None = None) -> Any:
         """A block's answer; in training with ``checkpoint`` its inner activations are computed again for the gradient, unless
         they are looked at, for which they would be seen twice.
         """
-        if watch is not None:
-            return block(*given, watch=watch)
+        if on_attention is not None:
+            return block(*given, on_attention=on_attention)
         if self.config.checkpoint and self.training and torch.is_grad_enabled():
             return checkpoint(block, *given, use_reentrant=False)
         return block(*given)

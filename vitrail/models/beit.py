@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import Look, Watch, attend, attention_path
+from vitrail.models.attention import AttentionRecord, OnAttention, attend, attention_path
 from vitrail.models.backbone import AttentionGrid, Backbone, first_token
 from vitrail.models.beit_bias import BIAS_RESIZES, bias_index, bias_of, resize_bias, rows_of
 from vitrail.models.config import RESIZES, Config, check_divides, grid_of, is_number
@@ -124,19 +124,21 @@ class Attention(nn.Module):
             self.relative_position_bias_table = nn.Parameter(torch.empty(rows_of(config.grid), config.heads))
         self.proj = Dense(width, width)
 
-    def forward(self, x: Tensor, bias: Tensor | None, watch: Watch | None = None) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | None, on_attention: OnAttention | None = None) -> Tensor:
         """(B, T, D) to (B, T, D), ``bias`` (B or 1, A, T, T)."""
         q, k, v = self._split(x)
         learned = bias is not None and bias.requires_grad
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=x.shape[1], learned_bias=learned)
         found = attend(q, k, v, bias=bias, path=path)
-        if watch is not None:
-            watch(self.look(x, bias, found))
+        if on_attention is not None:
+            on_attention(self.look(x, bias, found))
         return self.proj(found.transpose(1, 2).flatten(2))
 
-    def look(self, x: Tensor, bias: Tensor | None, found: Tensor | None = None) -> Look:
+    def look(self, x: Tensor, bias: Tensor | None, found: Tensor | None = None) -> AttentionRecord:
         """What every token attends to, of (B, T, D)."""
-        return Look(partial(self._split, x), found, None if bias is None else lambda q, rows: bias[:, :, rows])
+        return AttentionRecord(
+            partial(self._split, x), found, None if bias is None else lambda q, rows: bias[:, :, rows]
+        )
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v: (B, T, D) to (B, A, T, E) each."""
@@ -159,18 +161,18 @@ class Block(nn.Module):
         self.gamma_1 = nn.Parameter(torch.empty(width)) if scaled else None
         self.gamma_2 = nn.Parameter(torch.empty(width)) if scaled else None
 
-    def forward(self, x: Tensor, bias: Tensor | None, watch: Watch | None = None) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | None, on_attention: OnAttention | None = None) -> Tensor:
         """(B, T, D) to (B, T, D), ``bias`` (B or 1, A, T, T)."""
 
         def attention(x: Tensor) -> Tensor:
-            return _scale(self.attn(self.norm1(x), bias, watch), self.gamma_1)
+            return _scale(self.attn(self.norm1(x), bias, on_attention), self.gamma_1)
 
         def mlp(x: Tensor) -> Tensor:
             return _scale(self.mlp(self.norm2(x)), self.gamma_2)
 
         drop = self.drop_path if self.training else 0.0
         # all images are looked at, and where each has its own bias, a subset of them would need it too
-        skip = False if watch is not None or (bias is not None and bias.shape[0] > 1) else None
+        skip = False if on_attention is not None or (bias is not None and bias.shape[0] > 1) else None
         x = add_branch(x, attention, drop=drop, skip=skip)
         return add_branch(x, mlp, drop=drop, skip=skip)
 
@@ -210,11 +212,11 @@ class BEiT(Backbone):
         places = positions.resize(self.pos_embed[:, 1:], self.config.grid, grid, self.config.position_resize)
         return Patches(x + positions.take(places.to(x), ids), grid, ids)
 
-    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
+    def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """The class token, all blocks and, with ``pool="cls"``, the norm: (B, K, D) to (B, 1 + K, D)."""
         x = self._begin(patches)
         for block, bias in self._layers(patches):
-            x = self._run(block, x, bias, watch=watch)
+            x = self._run(block, x, bias, on_attention=on_attention)
         return Tokens(self.norm(x), patches.grid, patches.ids)
 
     def _begin(self, patches: Patches) -> Tensor:

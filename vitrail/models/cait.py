@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import ALL, Look, Watch, attend, attention_path
+from vitrail.models.attention import ALL, AttentionRecord, OnAttention, attend, attention_path
 from vitrail.models.backbone import AttentionGrid, Backbone, first_token
 from vitrail.models.config import RESIZES, Config, check_divides, grid_of
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
@@ -104,17 +104,17 @@ class TalkingHeads(nn.Module):
         self.proj_w = Dense(heads, heads)  # of the weights
         self.proj = Dense(width, width)
 
-    def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
+    def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
         """(B, N, D) to (B, N, D)."""
         q, k, v = self._split(x)
         with by_hand(q):
             weights = mix_heads(self.softmax(q, k), self.proj_w)  # (B, A, N, N)
             found = weights @ v
-        if watch is not None:
-            watch(self.look(x, found))
+        if on_attention is not None:
+            on_attention(self.look(x, found))
         return self.proj(found.transpose(1, 2).flatten(2))
 
-    def look(self, x: Tensor, found: Tensor | None = None) -> Look:
+    def look(self, x: Tensor, found: Tensor | None = None) -> AttentionRecord:
         """What every patch attends to, of (B, N, D)."""
         return TalkingLook(self, partial(self._split, x), found)
 
@@ -129,7 +129,7 @@ class TalkingHeads(nn.Module):
             return mix_heads(q * q.shape[-1] ** -0.5 @ k.mT, self.proj_l).softmax(-1)
 
 
-class TalkingLook(Look):
+class TalkingLook(AttentionRecord):
     """The softmax of talking heads. What multiplies v are its heads after ``proj_w`` has mixed them, numbers of either sign
     that sum to nothing in particular: ``mix_heads(look.weights(), block.attn.proj_w)``.
     """
@@ -168,18 +168,18 @@ class ClassAttention(nn.Module):
         self.v = Dense(width, width, bias=qkv_bias)
         self.proj = Dense(width, width)
 
-    def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
+    def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
         """The class token and the patches (B, 1 + N, D) to what the token found (B, 1, D)."""
         q, k, v = self._split(x)
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=x.shape[1])
         found = attend(q, k, v, path=path)
-        if watch is not None:
-            watch(self.look(x, found))
+        if on_attention is not None:
+            on_attention(self.look(x, found))
         return self.proj(found.transpose(1, 2).flatten(2))
 
-    def look(self, x: Tensor, found: Tensor | None = None) -> Look:
+    def look(self, x: Tensor, found: Tensor | None = None) -> AttentionRecord:
         """What the token attends to, of (B, 1 + N, D)."""
-        return Look(partial(self._split, x), found)
+        return AttentionRecord(partial(self._split, x), found)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, A, 1, E), k and v (B, A, 1 + N, E)."""
@@ -201,12 +201,12 @@ class Block(nn.Module):
         self.gamma_1 = nn.Parameter(torch.empty(width))
         self.gamma_2 = nn.Parameter(torch.empty(width))
 
-    def forward(self, x: Tensor, patches: Tensor | None = None, watch: Watch | None = None) -> Tensor:
+    def forward(self, x: Tensor, patches: Tensor | None = None, on_attention: OnAttention | None = None) -> Tensor:
         """Patches (B, N, D), or the class token (B, 1, D) where ``patches`` (B, N, D) rest; of the shape of ``x``."""
         asked = x if patches is None else torch.cat([x, patches], 1)
 
         def attention(asked: Tensor) -> Tensor:
-            y = self.attn(self.norm1(asked), watch)
+            y = self.attn(self.norm1(asked), on_attention)
             return y * self.gamma_1.to(y.dtype)
 
         def mlp(x: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ class Block(nn.Module):
             return y * self.gamma_2.to(y.dtype)
 
         drop = self.drop_path if self.training else 0.0
-        skip = None if watch is None else False  # all images are looked at
+        skip = None if on_attention is None else False  # all images are looked at
         x = add_branch(asked, attention, drop=drop, skip=skip, queries=x.shape[1])
         return add_branch(x, mlp, drop=drop)
 
@@ -247,14 +247,14 @@ class CaiT(Backbone):
         places = positions.resize(self.pos_embed, self.config.grid, grid, self.config.position_resize)
         return Patches(x + positions.take(places.to(x), ids), grid, ids)
 
-    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
+    def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """All blocks and the norm: (B, K, D) to (B, 1 + K, D), the class token first."""
         x = residual_stream(patches.x)
         for block in self.blocks:
-            x = self._run(block, x, watch=watch)
+            x = self._run(block, x, on_attention=on_attention)
         token = self.cls_token.to(x.dtype).expand(x.shape[0], -1, -1)
         for block in self.blocks_token_only:
-            token = self._run(block, token, x, watch=watch)
+            token = self._run(block, token, x, on_attention=on_attention)
         return Tokens(self.norm(torch.cat([token, x], 1)), patches.grid, patches.ids)
 
     def pool(self, tokens: Tokens) -> Tensor:

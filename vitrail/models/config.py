@@ -17,7 +17,7 @@ from vitrail.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fields:
+class CheckedConfig:
     """Named values that are checked when they are made. A subclass says in the tables below what its fields may be.
 
     Raises:
@@ -74,7 +74,7 @@ class Fields:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Fields):
+class Config(CheckedConfig):
     """The fields that every architecture has; a subclass adds its own.
 
     Args:
@@ -125,7 +125,7 @@ class Config(Fields):
         return ()
 
 
-C = TypeVar("C", bound="Fields")
+C = TypeVar("C", bound="CheckedConfig")
 
 
 def changed(config: C, **changes: Any) -> C:

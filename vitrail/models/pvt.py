@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import Watch
+from vitrail.models.attention import OnAttention
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number, first_token
 from vitrail.models.config import Config, check_divides
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
@@ -103,11 +103,11 @@ class Block(nn.Module):
         self.norm2 = LayerNorm(width, eps=config.norm_eps)
         self.mlp = Mlp(width, hidden, gelu=config.gelu, dropout=config.dropout)
 
-    def forward(self, x: Tensor, grid: Grid, watch: Watch | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, on_attention: OnAttention | None = None) -> Tensor:
         """(B, T, D) to (B, T, D)."""
         drop = self.drop_path if self.training else 0.0
-        skip = None if watch is None else False  # all images are looked at
-        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, watch)), drop=drop, skip=skip)
+        skip = None if on_attention is None else False  # all images are looked at
+        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, on_attention)), drop=drop, skip=skip)
         return add_branch(x, lambda x: self.mlp(self.norm2(x)), drop=drop)
 
 
@@ -164,12 +164,12 @@ class PVT(Backbone):
         prefix, old = config.prefixes(stage), config.grids(config.image_size)[stage]
         return table[:, :prefix], positions.resize(table[:, prefix:], old, grid, config.position_resize)
 
-    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
+    def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """All stages and the last norm: (B, N, D) of stage 1 to (B, 1 + N, D) of the last."""
-        x, grid = self._stages(patches, watch)[-1]
+        x, grid = self._stages(patches, on_attention)[-1]
         return Tokens(self.norm(x), grid)
 
-    def _stages(self, patches: Patches, watch: Watch | None = None) -> list[tuple[Tensor, Grid]]:
+    def _stages(self, patches: Patches, on_attention: OnAttention | None = None) -> list[tuple[Tensor, Grid]]:
         """The tokens after each stage, with the grid of its map."""
         self._check_subset(patches)
         x, grid, _ = patches
@@ -183,7 +183,7 @@ class PVT(Backbone):
                 x = torch.cat([token.expand(x.shape[0], -1, -1), x], 1)
             x = self.dropout(residual_stream(x))
             for block in stage.blocks:
-                x = self._run(block, x, grid, watch=watch)
+                x = self._run(block, x, grid, on_attention=on_attention)
             passed.append((x, grid))
         return passed
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.attention import Watch
+from vitrail.models.attention import OnAttention
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config
 from vitrail.models.initialise import fill_truncated, fills
@@ -150,11 +150,11 @@ class Block(nn.Module):
         self.norm2 = LayerNorm(width, eps=config.norm_eps)
         self.mlp = ConvMlp(config, stage)
 
-    def forward(self, x: Tensor, grid: Grid, watch: Watch | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, on_attention: OnAttention | None = None) -> Tensor:
         """(B, N, D) to (B, N, D)."""
         drop = self.drop_path if self.training else 0.0
-        skip = None if watch is None else False  # all images are looked at
-        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, watch)), drop=drop, skip=skip)
+        skip = None if on_attention is None else False  # all images are looked at
+        x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, on_attention)), drop=drop, skip=skip)
         return add_branch(x, lambda x: self.mlp(self.norm2(x), grid), drop=drop)
 
 
@@ -196,11 +196,11 @@ class PVTv2(Backbone):
         self.config.check_size(images.shape[2:])
         return Patches(*self.patch_embed(images))
 
-    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
+    def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """All stages, each with a norm of its own: (B, N, D) of stage 1 to (B, N, D) of the last."""
-        return Tokens(*self._stages(patches, watch)[-1])
+        return Tokens(*self._stages(patches, on_attention)[-1])
 
-    def _stages(self, patches: Patches, watch: Watch | None = None) -> list[tuple[Tensor, Grid]]:
+    def _stages(self, patches: Patches, on_attention: OnAttention | None = None) -> list[tuple[Tensor, Grid]]:
         """The tokens after each stage, with the grid of its map."""
         self._check_subset(patches)
         x, grid, _ = patches
@@ -210,7 +210,7 @@ class PVTv2(Backbone):
                 x, grid = stage.downsample(as_map(x, grid))
             x = residual_stream(x)
             for block in stage.blocks:
-                x = self._run(block, x, grid, watch=watch)
+                x = self._run(block, x, grid, on_attention=on_attention)
             x = stage.norm(x)
             passed.append((x, grid))
         return passed

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.models.attention import Watch
+from vitrail.models.attention import OnAttention
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config
 from vitrail.models.initialise import fill_lecun_normal, fills
@@ -195,12 +195,12 @@ class ResNet(Backbone):
         x = self.stem(images)
         return Patches(x.flatten(2).mT, (x.shape[2], x.shape[3]))
 
-    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
+    def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """The stages, the last norm and ReLU: (B, N, D) to the cells of the last map, (B, T, F).
 
         Raises `ConfigError` where attention is to be looked at: there is none.
         """
-        if watch is not None:
+        if on_attention is not None:
             remedy = "look at feature_maps(images), or take an architecture with attention, such as vit-b16"
             raise ConfigError(f"{self.config.about} has no attention", remedy)
         self._check_subset(patches)

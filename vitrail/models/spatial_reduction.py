@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.models.attention import Look, Watch, attend, attention_path
+from vitrail.models.attention import AttentionRecord, OnAttention, attend, attention_path
 from vitrail.models.backbone import AttentionGrid
 from vitrail.models.config import Config, grid_of
 from vitrail.models.layers import GELUS, Conv, Dense, LayerNorm
@@ -131,13 +131,13 @@ class ReducedAttention(nn.Module):
         k, v = self.kv(self.reduce(x, grid)).unflatten(-1, (2, self.heads, -1)).unbind(2)  # (B, K, H, E) each
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    def forward(self, x: Tensor, grid: Grid, watch: Watch | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, on_attention: OnAttention | None = None) -> Tensor:
         """(B, T, D) to (B, T, D); the last N of the T tokens are the places of ``grid``."""
         q, k, v = self.split(x, grid)
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2])
         found = attend(q, k, v, dropout=self.dropout if self.training else 0.0, path=path)
-        if watch is not None:
-            watch(Look(partial(self.split, x, grid), found))
+        if on_attention is not None:
+            on_attention(AttentionRecord(partial(self.split, x, grid), found))
         return self.proj(found.transpose(1, 2).flatten(2))
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.attention import GroupedLook, Look, Watch, attend, attention_path
+from vitrail.models.attention import AttentionRecord, GroupedAttentionRecord, OnAttention, attend, attention_path
 from vitrail.models.backbone import AttentionGrid, Backbone, block_number
 from vitrail.models.config import Config, grid_of
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
@@ -149,7 +149,7 @@ class WindowAttention(nn.Module):
             bias = pairs.permute(2, 0, 1, 3, 4).reshape(1, self.heads, side**2, side**2)
         return bias.masked_fill(windows.strangers(table.device)[:, None], -math.inf) if windows.shifts else bias
 
-    def forward(self, x: Tensor, windows: Windows, watch: Watch | None = None) -> Tensor:
+    def forward(self, x: Tensor, windows: Windows, on_attention: OnAttention | None = None) -> Tensor:
         """(B, h, w, D) to (B, h, w, D)."""
         (batch, height, width, channels), (rows, columns, side, _) = x.shape, windows
         q, k, v = self.split(x, windows)
@@ -164,19 +164,19 @@ class WindowAttention(nn.Module):
         )
         dropout = self.dropout if self.training else 0.0
         found = attend(q, k, v, bias=bias[None], dropout=dropout, path="plain" if rough else path)
-        if watch is not None:
-            watch(self.look(x, windows, found))
+        if on_attention is not None:
+            on_attention(self.look(x, windows, found))
         x = found.reshape(batch, rows, columns, self.heads, side, side, channels // self.heads)
         x = x.permute(0, 1, 4, 2, 5, 3, 6).reshape(batch, rows * side, columns * side, channels)
         return windows.lift(self.proj(x), height, width)
 
-    def look(self, x: Tensor, windows: Windows, found: Tensor | None = None) -> Look:
+    def look(self, x: Tensor, windows: Windows, found: Tensor | None = None) -> AttentionRecord:
         """What every place attends to, of (B, h, w, D)."""
 
         def bias(q: Tensor, groups: slice) -> Tensor:
             return self.bias(windows)[groups if windows.shifts else slice(None)]
 
-        return GroupedLook(partial(self.split, x, windows), found, bias)
+        return GroupedAttentionRecord(partial(self.split, x, windows), found, bias)
 
 
 class Block(nn.Module):
@@ -196,18 +196,18 @@ class Block(nn.Module):
         """Those of a map of (height, width) places."""
         return Windows.over(height, width, self.attn.window, shifted=self.shifted)
 
-    def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
+    def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
         """(B, h, w, D) to (B, h, w, D)."""
         windows = self.windows(*x.shape[1:3])
 
         def attention(x: Tensor) -> Tensor:
-            return self.dropout(self.attn(self.norm1(x), windows, watch))
+            return self.dropout(self.attn(self.norm1(x), windows, on_attention))
 
         def mlp(x: Tensor) -> Tensor:
             return self.mlp(self.norm2(x))
 
         drop = self.drop_path if self.training else 0.0
-        skip = None if watch is None else False  # all images are looked at
+        skip = None if on_attention is None else False  # all images are looked at
         x = add_branch(x, attention, drop=drop, skip=skip)
         return add_branch(x, mlp, drop=drop)
 
@@ -299,19 +299,19 @@ class Swin(Backbone):
     def width(self) -> int:
         return self.config.widths[-1]
 
-    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
+    def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """All stages and the norm: (B, N, D) to (B, N', D'), the places of the last map."""
-        *_, x = self._maps(patches, watch)
+        *_, x = self._maps(patches, on_attention)
         return Tokens(self.norm(x).flatten(1, 2), (x.shape[1], x.shape[2]))
 
-    def _maps(self, patches: Patches, watch: Watch | None = None) -> Iterator[Tensor]:
+    def _maps(self, patches: Patches, on_attention: OnAttention | None = None) -> Iterator[Tensor]:
         """What each stage gives, (B, h, w, D)."""
         self._check_subset(patches)
         x = self.dropout(residual_stream(patches.x)).unflatten(1, patches.grid)
         for stage in self.stages:
             x = stage.downsample(x)
             for block in stage.blocks:
-                x = self._run(block, x, watch=watch)
+                x = self._run(block, x, on_attention=on_attention)
             yield x
 
     def pool(self, tokens: Tokens) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.models.config import Fields
+from vitrail.models.config import CheckedConfig
 from vitrail.models.initialise import fill_lecun_normal, fills
 from vitrail.models.layers import Conv, Dense, LayerNorm, PatchEmbed, residual_stream, whole_patches
 
@@ -27,7 +27,7 @@ MOST_CODES = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerConfig(Fields):
+class TokenizerConfig(CheckedConfig):
     """The fields of a tokenizer.
 
     Args:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import Attention, Relative, Watch
+from vitrail.models.attention import Attention, OnAttention, Relative
 from vitrail.models.backbone import AttentionGrid, Backbone
 from vitrail.models.config import changed, grid_of
 from vitrail.models.heads import AttentionPool, Head, Heads
@@ -53,12 +53,16 @@ class Block(nn.Module):
         self.ls2 = LayerScale(width) if scaled else nn.Identity()
 
     def forward(
-        self, x: Tensor, relative: Relative | None = None, queries: int | None = None, watch: Watch | None = None
+        self,
+        x: Tensor,
+        relative: Relative | None = None,
+        queries: int | None = None,
+        on_attention: OnAttention | None = None,
     ) -> Tensor:
         """(B, T, D) to (B, T, D), or to (B, Q, D) where only the first Q tokens are needed afterwards."""
 
         def attention(x: Tensor) -> Tensor:
-            return self.ls1(self.dropout(self.attn(self.norm1(x), relative, queries, watch)))
+            return self.ls1(self.dropout(self.attn(self.norm1(x), relative, queries, on_attention)))
 
         def mlp(x: Tensor) -> Tensor:
             return self.ls2(self.mlp(self.norm2(x)))
@@ -67,7 +71,7 @@ class Block(nn.Module):
             return mlp(attention(x))
         drop = self.drop_path if self.training else 0.0
         # all images are looked at, and where each has an index of its own, a subset of them would need a subset of it too
-        skip = False if watch is not None or (relative is not None and relative.index.ndim == 3) else None
+        skip = False if on_attention is not None or (relative is not None and relative.index.ndim == 3) else None
         x = add_branch(x, attention, drop=drop, skip=skip, queries=queries)
         return add_branch(x, mlp, drop=drop, skip=skip)
 
@@ -151,17 +155,17 @@ class ViT(Backbone):
         prefix, places = positions.embeddings(self.config, named, table, grid, like.device)
         return prefix.to(like), places.to(like)
 
-    def encode(self, patches: Patches, watch: Watch | None = None) -> Tokens:
+    def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """Prefix tokens, blocks and norm, equations (1) to (4): (B, K, D) to (B, P + R + K, D)."""
-        return self._encode(patches, watch=watch)
+        return self._encode(patches, on_attention=on_attention)
 
-    def _encode(self, patches: Patches, reads: int | None = None, watch: Watch | None = None) -> Tokens:
+    def _encode(self, patches: Patches, reads: int | None = None, on_attention: OnAttention | None = None) -> Tokens:
         """`encode`; the last block answers only for the first ``reads`` tokens."""
         x, layers = self._begin(patches), self._layers(patches)
         for block, added, relative in layers:
             x = x if added is None else x + added
             queries = reads if block is self.blocks[-1] else None
-            x = self._run(block, x, relative, queries, watch=watch)
+            x = self._run(block, x, relative, queries, on_attention=on_attention)
         return Tokens(self.norm(x), patches.grid, patches.ids)
 
     def _begin(self, patches: Patches) -> Tensor:
@@ -237,9 +241,9 @@ class ViT(Backbone):
             maps.append(x[:, -patches.x.shape[1] :].mT.unflatten(2, patches.grid))
         return maps
 
-    def forward_looking(self, images: Tensor, watch: Watch) -> Tensor:
+    def forward_recording(self, images: Tensor, on_attention: OnAttention) -> Tensor:
         patches = self._place_all(self.patchify(images))
-        return self.head(self.pool(self._encode(patches, self._reads, watch)))
+        return self.head(self.pool(self._encode(patches, self._reads, on_attention)))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are."""

@@ -4,7 +4,7 @@ from vitrail.objectives.beit import MaskedCodes as MaskedCodes
 from vitrail.objectives.contrastive import MoCo as MoCo
 from vitrail.objectives.contrastive import SimCLR as SimCLR
 from vitrail.objectives.distillation import Distillation as Distillation
-from vitrail.objectives.gradient_cache import Comparing as Comparing
+from vitrail.objectives.gradient_cache import ContrastiveObjective as ContrastiveObjective
 from vitrail.objectives.gradient_cache import cached_backward as cached_backward
 from vitrail.objectives.mae import MAE as MAE
 from vitrail.objectives.masked_patch import MaskedPatch as MaskedPatch

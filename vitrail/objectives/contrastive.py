@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, sketch
 from vitrail.models.layers import by_hand
-from vitrail.objectives.gradient_cache import Comparing
+from vitrail.objectives.gradient_cache import ContrastiveObjective
 
 
-class MoCo(Comparing):
+class MoCo(ContrastiveObjective):
     """MoCo v3: the encoder's view of an image finds, among the momentum encoder's, the other view of the same image.
 
     The momentum encoder, and the projector after it, are moving averages of the trained ones and get no gradient; nothing
@@ -101,7 +101,7 @@ class MoCo(Comparing):
         torch._foreach_lerp_(slow, trained, moves)
 
 
-class SimCLR(Comparing):
+class SimCLR(ContrastiveObjective):
     """SimCLR: each of 2B views finds the other view of its image among all 2B - 1 others.
 
     Args:

@@ -21,7 +21,7 @@ from vitrail.models.layers import by_hand
 from vitrail.objectives.objective import Objective
 
 
-class Comparing(Objective):
+class ContrastiveObjective(Objective):
     """An objective in two halves: features, each image's own, and the comparison of all images by their features.
 
     Backbones use no statistics of the batch, so that `features` and `references` may be computed for some images at a time.
@@ -48,7 +48,7 @@ class Comparing(Objective):
 
 
 def cached_backward(
-    objective: Comparing,
+    objective: ContrastiveObjective,
     inputs: Sequence[Tensor],
     micro: int,
     *,
@@ -60,7 +60,7 @@ def cached_backward(
     Features are computed twice, references once. Autocast, where the caller has it on, holds for what goes forward.
 
     Args:
-        inputs: those of `Comparing.forward`.
+        inputs: those of `ContrastiveObjective.forward`.
         micro: images of a piece; as many as the batch has, or more, is the plain way.
         seed: called with the number of a piece before its features, both times, so that dropout and drop path draw the
             same numbers again.
@@ -91,7 +91,7 @@ def cached_backward(
 
 @torch.no_grad()
 def _without_graph(
-    objective: Comparing, pieces: Sequence[tuple[Tensor, ...]], seed: Callable[[int], object]
+    objective: ContrastiveObjective, pieces: Sequence[tuple[Tensor, ...]], seed: Callable[[int], object]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The features of all pieces as leaves of a new graph, and the references."""
     features, references = [], []

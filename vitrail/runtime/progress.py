@@ -19,7 +19,7 @@ def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-class Show:
+class ProgressBar:
     """Progress of ``total`` units on stderr. ``update`` takes the count done and the words to print beside it."""
 
     def __init__(self, title: str, total: int, *, quiet: bool = False) -> None:
@@ -29,7 +29,7 @@ class Show:
         self._task: TaskID | None = None
         self._printed = time.monotonic()
 
-    def __enter__(self) -> Show:
+    def __enter__(self) -> ProgressBar:
         if self._console.is_terminal and not self.quiet:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
             words = TextColumn("{task.fields[words]}")

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from vitrail.serving.documents import PIXEL
-from vitrail.serving.loaded_model import Answered, Served
+from vitrail.serving.loaded_model import Answered, LoadedModel
 from vitrail.serving.predicting import TheService
 from vitrail.serving.refusals import Refused
 from vitrail.serving.service import Service
@@ -61,7 +61,7 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": InferenceError} for status in statuses}
 
 
-async def the_served(service: TheService, model: str, version: str | None = None) -> Served:
+async def the_served(service: TheService, model: str, version: str | None = None) -> LoadedModel:
     """The model of a path. Raises `Refused` for another name or version than what answers now."""
     served = service.served
     if model != served.name:
@@ -71,7 +71,7 @@ async def the_served(service: TheService, model: str, version: str | None = None
     return served
 
 
-TheServed = Annotated[Served, Depends(the_served)]
+TheServed = Annotated[LoadedModel, Depends(the_served)]
 MODEL, VERSION = "/models/{model}", "/models/{model}/versions/{version}"
 
 
@@ -155,7 +155,7 @@ def _input(asked: dict[str, Any]) -> dict[str, Any]:
     return inputs[0]
 
 
-async def _answers(service: Service, served: Served, given: dict[str, Any], deadline: float) -> list[Any]:
+async def _answers(service: Service, served: LoadedModel, given: dict[str, Any], deadline: float) -> list[Any]:
     """What the model answers for every image of the input. Raises `Refused`, for the first image that is bad."""
     name, kind = given.get("name"), given.get("datatype")
     works: dict[str, Callable[..., Any]] = {"pixels": served.answer, "images": served.answer_normalised}
@@ -180,7 +180,7 @@ async def _answers(service: Service, served: Served, given: dict[str, Any], dead
     return list(await asyncio.gather(*(service.batcher.run(works[str(name)], each, deadline) for each in pictures)))
 
 
-def _pictures(served: Served, name: str, given: dict[str, Any]) -> list[np.ndarray]:
+def _pictures(served: LoadedModel, name: str, given: dict[str, Any]) -> list[np.ndarray]:
     """The numbers of an input as pictures (C, h, w) each. Raises `Refused` for another shape or kind of numbers."""
     preprocessing = served.classifier.preprocessing
     (height, width), channels = preprocessing.size, preprocessing.channels
@@ -203,7 +203,7 @@ def _pictures(served: Served, name: str, given: dict[str, Any]) -> list[np.ndarr
     return list(np.ascontiguousarray(numbers.astype(np.uint8).transpose(0, 3, 1, 2)))
 
 
-def _outputs(served: Served, answers: list[Any]) -> list[dict[str, Any]]:
+def _outputs(served: LoadedModel, answers: list[Any]) -> list[dict[str, Any]]:
     if not served.classifier.classes:
         return [_tensor("features", np.stack(answers))]
     found: list[Answered] = answers

@@ -9,7 +9,7 @@ from vitrail.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ServerLimits:
     """What a client may ask for, and what all of them together may.
 
     Args:

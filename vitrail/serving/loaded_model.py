@@ -24,9 +24,9 @@ from vitrail.analysis.explanation import (
     METHODS,
     NEEDS_ANSWER,
     NEEDS_ATTENTION,
-    Explained,
-    How,
-    Seen,
+    ExplainOptions,
+    Explanation,
+    PreparedImage,
     check_can,
     explained,
     seen_by,
@@ -35,7 +35,7 @@ from vitrail.analysis.explanation import (
 from vitrail.data.decode import decode
 from vitrail.errors import ConfigError
 from vitrail.inference.features import digest_of
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.runtime.device import in_precision
 from vitrail.runtime.progress import Say
@@ -71,14 +71,14 @@ class LayerMaps(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked about an image: `How`, and whose attention.
+    """What is asked about an image: `ExplainOptions`, and whose attention.
 
     Args:
         every_layer: all layers at once; of the method attention.
         query: row and column of the place that asks, in the layer's map; of the method attention.
     """
 
-    how: How = field(default_factory=How)
+    how: ExplainOptions = field(default_factory=ExplainOptions)
     every_layer: bool = False
     query: Place | None = None
 
@@ -92,7 +92,7 @@ class Abandoned(Exception):
     """Nobody waits for what is computed."""
 
 
-class Served:
+class LoadedModel:
     """A model that answers. `prepare` and `look` may be called by any thread, all else by one at a time.
 
     Args:
@@ -153,7 +153,7 @@ class Served:
         places = np.argsort(-probabilities, kind="stable")[:count]
         return [(self.classifier.classes[place], float(probabilities[place])) for place in places]
 
-    def look(self, content: bytes, *, most_pixels: int) -> Seen:
+    def look(self, content: bytes, *, most_pixels: int) -> PreparedImage:
         """An image file as it is looked at, a large one shrunk for showing. Raises `BadImage`."""
         seen = seen_by(self.classifier, content, max_pixels=most_pixels)
         picture, box = shrunk(seen.picture, seen.box, SHOWN)
@@ -189,11 +189,11 @@ class Served:
         finally:
             hook.remove()
 
-    def explain(self, seen: Seen, question: Question) -> Explained:
+    def explain(self, seen: PreparedImage, question: Question) -> Explanation:
         """One image explained, as `workflows.explain` does; ``question`` as `check_question` gives it."""
         return explained(self.classifier, "image", seen, question.how, VERSIONS)
 
-    def maps(self, seen: Seen, question: Question) -> list[LayerMaps]:
+    def maps(self, seen: PreparedImage, question: Question) -> list[LayerMaps]:
         """The numbers of an explanation, one entry a layer."""
         if question.how.method != "attention":
             found = self.explain(seen, question)
@@ -227,7 +227,7 @@ def _attention_of(classifier: Classifier) -> list[dict[str, Any]]:
     heads: list[int] = []
     with torch.inference_mode():
         images = torch.zeros(1, classifier.config.in_channels, *size, device=device)
-        classifier.forward_looking(images, lambda look: heads.append(look.shape[1]))
+        classifier.forward_recording(images, lambda look: heads.append(look.shape[1]))
     lifts = [Lift(grid, device) for grid in grids]
     shares = [asking_shares(classifier, grid, None, device) for grid in grids]
     return [
@@ -247,16 +247,18 @@ def version_of(classifier: Classifier) -> str:
     return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
 
 
-def load_served(model: str, *, name: str | None, classes: Path | None, reading: Reading, say: Say) -> Served:
+def load_served(
+    model: str, *, name: str | None, classes: Path | None, options: InferenceOptions, say: Say
+) -> LoadedModel:
     """The model that ``model`` names, on its device and tried on one picture. Raises what `vitrail.load` does."""
     if name is not None and not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r} cannot stand in an address", "give letters, digits, dots and dashes")
     found = find(model)
-    classifier = reading.load(model, classes, say)
+    classifier = options.load(model, classes, say)
     about = _about(found.path)
     if isinstance(classifier.backbone, ExportedBackbone):
         about["parity"] = classifier.backbone.parity
-    served = Served(classifier, name or _name(found.path), precision=reading.precision, about=about)
+    served = LoadedModel(classifier, name or _name(found.path), precision=options.precision, about=about)
     blank = np.zeros((classifier.preprocessing.channels, *classifier.preprocessing.size), np.uint8)
     if classifier.classes:
         served.answer([blank])

@@ -13,12 +13,12 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from PIL import Image
 
-from vitrail.analysis.explanation import Explained, How, Seen, heads_sheet
+from vitrail.analysis.explanation import ExplainOptions, Explanation, PreparedImage, heads_sheet
 from vitrail.analysis.pictures import light_range, overlay
 from vitrail.errors import nearest
 from vitrail.serving import answers
 from vitrail.serving.documents import TAKES_IMAGES, errors, pictures_body
-from vitrail.serving.loaded_model import Answered, LayerMaps, Question, Served
+from vitrail.serving.loaded_model import Answered, LayerMaps, LoadedModel, Question
 from vitrail.serving.refusals import Refused
 from vitrail.serving.service import Service
 from vitrail.serving.uploads import Upload, uploads_of
@@ -77,7 +77,7 @@ async def predict(
     served, deadline = service.served, request.state.deadline
     if not served.classifier.classes:
         raise Refused("no_head", "the model has no head to predict with", "POST /v1/embed gives its features")
-    question = None if explain is None else served.check_question(Question(how=How(method=explain)))
+    question = None if explain is None else served.check_question(Question(how=ExplainOptions(method=explain)))
     with service.batcher.places(len(uploads)):
         given = await service.each(served, served.answer, uploads, deadline)
         told = [{"name": upload.name, **_ranking(served, each, top)} for upload, each in zip(uploads, given)]
@@ -139,7 +139,7 @@ async def explain(
     `attention` asks one layer, or all of them; `query` is a place of its map that asks instead of the class token.
     """
     served, deadline = service.served, request.state.deadline
-    how = How(
+    how = ExplainOptions(
         method=method,
         layer=-1 if layer == "all" else int(layer),
         head=int(head) if head.isdigit() else head,
@@ -168,16 +168,16 @@ async def explain(
 
 async def _asked(
     service: Service,
-    served: Served,
-    verb: Callable[[Seen, Question], Kind],
-    seen: Seen,
+    served: LoadedModel,
+    verb: Callable[[PreparedImage, Question], Kind],
+    seen: PreparedImage,
     question: Question,
     deadline: float,
 ) -> Kind:
     """What ``verb`` of ``served`` finds, by the network's thread; it stops at its next batch once nobody waits any more."""
     over = threading.Event()
 
-    def work(looks: list[Seen]) -> list[Kind]:
+    def work(looks: list[PreparedImage]) -> list[Kind]:
         with served.until(over):
             return [verb(looks[0], question)]
 
@@ -187,11 +187,11 @@ async def _asked(
         over.set()
 
 
-def model_name(served: Served) -> dict[str, Any]:
+def model_name(served: LoadedModel) -> dict[str, Any]:
     return {"model": {"name": served.name, "version": served.version}}
 
 
-def _ranking(served: Served, answer: Answered | Refused, top: int) -> dict[str, Any]:
+def _ranking(served: LoadedModel, answer: Answered | Refused, top: int) -> dict[str, Any]:
     """The best classes of one image, or why there are none."""
     if isinstance(answer, Refused):
         return {"error": answer.fault}
@@ -200,7 +200,7 @@ def _ranking(served: Served, answer: Answered | Refused, top: int) -> dict[str, 
     return {**rows[0], "top": rows}
 
 
-def _explanation(seen: Seen, question: Question, maps: list[LayerMaps]) -> dict[str, Any]:
+def _explanation(seen: PreparedImage, question: Question, maps: list[LayerMaps]) -> dict[str, Any]:
     box = [round(each, 2) for each in seen.box]
     return {"method": question.how.method, "box": box, "maps": [_told(each) for each in maps]}
 
@@ -212,21 +212,21 @@ def _told(maps: LayerMaps) -> dict[str, Any]:
     return {**told, "reach": list(maps.reach), "values": values}
 
 
-def _picture(seen: Seen) -> dict[str, Any]:
+def _picture(seen: PreparedImage) -> dict[str, Any]:
     height, width, _ = seen.picture.shape
     file = io.BytesIO()
     Image.fromarray(seen.picture).save(file, "JPEG", quality=88)
     return {"width": width, "height": height, "jpeg": b64encode(file.getvalue()).decode()}
 
 
-def _told_whole(told: dict[str, Any], seen: Seen, question: Question, maps: list[LayerMaps]) -> bytes:
+def _told_whole(told: dict[str, Any], seen: PreparedImage, question: Question, maps: list[LayerMaps]) -> bytes:
     """The body of a reply with the picture; numbers and pictures take their time, and so the event loop is not for them."""
     return json.dumps({**told, "picture": _picture(seen), **_explanation(seen, question, maps)}).encode()
 
 
-def _png(seen: Seen, question: Question, found: Explained | list[LayerMaps]) -> bytes:
+def _png(seen: PreparedImage, question: Question, found: Explanation | list[LayerMaps]) -> bytes:
     """The picture lit by the explanation; of all heads a contact sheet."""
-    if isinstance(found, Explained):
+    if isinstance(found, Explanation):
         drawn = heads_sheet(seen.picture, found, question.how)
     else:
         heat = found[0].values[0]

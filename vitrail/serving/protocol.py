@@ -13,7 +13,7 @@ import h11
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from vitrail.serving.limits import Limits
+from vitrail.serving.limits import ServerLimits
 from vitrail.serving.refusals import Refused
 
 
@@ -58,9 +58,9 @@ class SteadyFlow(FlowControl):
 
 
 class TimedProtocol(H11Protocol):
-    """One connection. `limited` makes a class of it for `Limits`."""
+    """One connection. `limited` makes a class of it for `ServerLimits`."""
 
-    limits = Limits()
+    limits = ServerLimits()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         gathered: Any = Gathered(transport, self.loop)
@@ -154,6 +154,6 @@ class TimedProtocol(H11Protocol):
         self.loop.call_later(self.limits.write, self.transport.abort)
 
 
-def limited(limits: Limits) -> type[TimedProtocol]:
+def limited(limits: ServerLimits) -> type[TimedProtocol]:
     """The protocol of a server with these limits."""
     return type("LimitedProtocol", (TimedProtocol,), {"limits": limits})

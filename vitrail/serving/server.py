@@ -39,7 +39,7 @@ class Server(uvicorn.Server):
     """uvicorn's server that, told to stop, first lets those who would come go elsewhere.
 
     At the signal it is no longer ready and every reply closes its connection. It still takes connections until no request
-    has come for `QUIET` seconds, at most `Limits.linger`; then what is in its hands is answered, and it leaves. A second
+    has come for `QUIET` seconds, at most `ServerLimits.linger`; then what is in its hands is answered, and it leaves. A second
     signal ends it at once.
     """
 

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from vitrail.data.decode import BadImage, header_size
 from vitrail.errors import VitrailError
 from vitrail.serving.batcher import Batcher, late
-from vitrail.serving.limits import Limits
-from vitrail.serving.loaded_model import Served
+from vitrail.serving.limits import ServerLimits
+from vitrail.serving.loaded_model import LoadedModel
 from vitrail.serving.metrics import Metrics
 from vitrail.serving.refusals import Refused
 from vitrail.serving.uploads import Upload
@@ -35,26 +35,26 @@ class Service:
         threads: that decode images.
     """
 
-    def __init__(self, load: Callable[[], Served] | None, limits: Limits, *, threads: int = 2) -> None:
+    def __init__(self, load: Callable[[], LoadedModel] | None, limits: ServerLimits, *, threads: int = 2) -> None:
         self.load, self.limits, self.metrics = load, limits, Metrics()
         self.batcher = Batcher(batch=limits.batch, room=limits.queue, watcher=self.metrics)
         self.decoders = ThreadPoolExecutor(threads, thread_name_prefix="decoder")
         self.held = 0  # bytes of requests in memory
         self.draining = False
         self.last_request = time.monotonic()
-        self._reloading: asyncio.Future[Served] | None = None
+        self._reloading: asyncio.Future[LoadedModel] | None = None
         self._large = threading.Lock()
-        self._served: Served | None = None
+        self._served: LoadedModel | None = None
         self.metrics.follow(lambda: self.batcher.taken, lambda: self.held, lambda: not self.unready)
         if load is not None:
             self._take(load())
 
-    def _take(self, served: Served) -> None:
+    def _take(self, served: LoadedModel) -> None:
         self._served = served
         self.metrics.serves(served.name, served.version)
 
     @property
-    def served(self) -> Served:
+    def served(self) -> LoadedModel:
         """The model that answers from now on; whoever began with another one keeps it. Raises `Refused` where there is none."""
         if self._served is None:
             raise Refused("not_found", "this server was started without a model", "start it as: vitrail serve MODEL")
@@ -67,7 +67,7 @@ class Service:
             return "draining"
         return "" if self.batcher.alive else "the network does not answer"
 
-    async def reload(self) -> tuple[Served, str]:
+    async def reload(self) -> tuple[LoadedModel, str]:
         """Reads the model anew and lets it answer from then on; the version before it.
 
         Raises:
@@ -80,7 +80,7 @@ class Service:
         # whoever asks meanwhile waits for the same one, and it goes on though who asked first has left
         return await asyncio.shield(self._reloading), before.version
 
-    async def _read_anew(self) -> Served:
+    async def _read_anew(self) -> LoadedModel:
         before = self.served
         assert self.load is not None
         try:
@@ -106,7 +106,7 @@ class Service:
             raise late() from None
 
     async def prepared(self, prepare: Callable[..., Kind], upload: Upload, deadline: float) -> Kind:
-        """What ``prepare``, a method of `Served`, makes of an image file, in a thread. Raises `Refused`."""
+        """What ``prepare``, a method of `LoadedModel`, makes of an image file, in a thread. Raises `Refused`."""
         try:
             return await self.aside(self._decoded, prepare, upload.content, deadline=deadline)
         except BadImage as error:
@@ -122,7 +122,7 @@ class Service:
             return prepare(content, most_pixels=self.limits.pixels)
 
     async def each(
-        self, served: Served, work: Callable[[list[Any]], Any], uploads: list[Upload], deadline: float
+        self, served: LoadedModel, work: Callable[[list[Any]], Any], uploads: list[Upload], deadline: float
     ) -> list[Any]:
         """What ``work``, a method of ``served``, answers for each upload; a `Refused` in the place of one that is bad.
 

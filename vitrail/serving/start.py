@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from vitrail.errors import ConfigError
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.machine import cores, keep_large_buffers
-from vitrail.serving.limits import Limits
+from vitrail.serving.limits import ServerLimits
 from vitrail.serving.loaded_model import load_served
 from vitrail.serving.server import bind, check_reach, run
 from vitrail.serving.service import Service
@@ -28,9 +28,9 @@ log = logging.getLogger("vitrail.serving")
 
 def start(
     model: str | None,
-    limits: Limits,
+    limits: ServerLimits,
     *,
-    reading: Reading,
+    options: InferenceOptions,
     classes: Path | None,
     name: str | None,
     host: str,
@@ -49,7 +49,7 @@ def start(
         torch.set_num_threads(cores())
         load = None
         if model is not None:
-            load = functools.partial(load_served, model, name=name, classes=classes, reading=reading, say=log.info)
+            load = functools.partial(load_served, model, name=name, classes=classes, options=options, say=log.info)
         service = Service(load, limits, threads=cores())
         if model is not None:
             log.info("%s %s answers", service.served.name, service.served.version)

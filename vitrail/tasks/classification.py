@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitrail.data.decode import BadImage, decode
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
-from vitrail.models import AttentionGrid, Backbone, Config, Look, Patches, Tokens, create_backbone, device_of
+from vitrail.models import AttentionGrid, AttentionRecord, Backbone, Config, Patches, Tokens, create_backbone, device_of
 
 Picture = bytes | Image.Image | np.ndarray | Tensor
 REMEDY = (
@@ -192,8 +192,8 @@ class Classifier(nn.Module):
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         return self.backbone.feature_maps(images)
 
-    def forward_looking(self, images: Tensor, watch: Callable[[Look], None]) -> Tensor:
-        return self.backbone.forward_looking(images, watch)
+    def forward_recording(self, images: Tensor, on_attention: Callable[[AttentionRecord], None]) -> Tensor:
+        return self.backbone.forward_recording(images, on_attention)
 
     def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         return self.backbone.forward_with_attention(images)

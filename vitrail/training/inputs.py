@@ -18,7 +18,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.objectives.objective import Objective
 
 Feed = Callable[[Batch], tuple[Tensor, ...]]
-Seen = Callable[[Tensor], Tensor]
+FrozenNetwork = Callable[[Tensor], Tensor]
 AT_ONCE = 128  # images that a frozen network sees, whatever the batch: it has no micro-steps to save memory by
 
 
@@ -46,7 +46,7 @@ def labelled(run: Run, preprocessing: Preprocessing, classes: int, *, cropped: b
     return feed
 
 
-def taught(feed: Feed, teacher: Seen) -> Feed:
+def taught(feed: Feed, teacher: FrozenNetwork) -> Feed:
     """What ``feed`` gives, and the answers of ``teacher`` (B, K) to the same images."""
 
     def with_answers(batch: Batch) -> tuple[Tensor, ...]:
@@ -62,7 +62,7 @@ def viewed(
     objective: Objective,
     *,
     cropped: bool,
-    seen: Seen | None = None,
+    seen: FrozenNetwork | None = None,
 ) -> Feed:
     """The views of each image, V times (B, C, h, w), what the objective draws for it, and what ``seen`` makes of the first
     view, where that is given. The views of an image lie next to one another in the batch.
@@ -87,6 +87,6 @@ def handed_over(images: Tensor, given: Preprocessing, wanted: Preprocessing, siz
     return wanted.normalise(pictures)
 
 
-def in_pieces(seen: Seen, images: Tensor) -> Tensor:
+def in_pieces(seen: FrozenNetwork, images: Tensor) -> Tensor:
     """What ``seen`` makes of images (B, ...), a few at a time."""
     return torch.cat([seen(some) for some in images.split(AT_ONCE)])

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vitrail.runs import checkpoint
-from vitrail.runtime.progress import Show
+from vitrail.runtime.progress import ProgressBar
 from vitrail.runtime.signals import StopRequests
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import Training, averaged, snapshot
 from vitrail.training.step import take_step
 
 
-def fit(training: Training, stop: StopRequests, show: Show) -> None:
+def fit(training: Training, stop: StopRequests, show: ProgressBar) -> None:
     """Runs the remaining steps, evaluating and saving on the way; at the end the last step is evaluated and saved.
 
     Raises `Preempted` or `Interrupted` once the state is saved, and `DivergedError` before a non-finite update.
@@ -50,7 +50,7 @@ def _due(training: Training) -> bool:
     return wanted and (progress.step > 0 or training.evaluate_first) and progress.evaluated < progress.step
 
 
-def _evaluate(training: Training, stop: StopRequests, show: Show) -> None:
+def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> None:
     """Judges the weights as they would be used; leaves no trace if a stop is asked meanwhile."""
     started = time.perf_counter()
     with averaged(training):

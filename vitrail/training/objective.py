@@ -20,43 +20,43 @@ from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patch import MaskedPatch
 from vitrail.objectives.objective import Objective, configured
 from vitrail.objectives.tokenizer import Reconstruction
-from vitrail.training.inputs import Seen, handed_over
+from vitrail.training.inputs import FrozenNetwork, handed_over
 from vitrail.weights.tokenizers import SavedTokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
-class Learning:
+class ObjectiveEntry:
     """An objective that needs no labels, and what it does, for the report."""
 
     kind: type[Objective]
     about: str
 
 
-OBJECTIVES: dict[str, Learning] = {
-    "masked-patch": Learning(
+OBJECTIVES: dict[str, ObjectiveEntry] = {
+    "masked-patch": ObjectiveEntry(
         MaskedPatch,
         "Half of the patches are corrupted, and their mean colour, in 512 steps, is predicted from the others "
         "(Dosovitskiy et al. 2021, appendix B.1.2).",
     ),
-    "mae": Learning(
+    "mae": ObjectiveEntry(
         MAE,
         "Three quarters of the patches are hidden, and a small decoder tells their pixels from what the encoder makes of the "
         "rest (He et al. 2022).",
     ),
-    "beit": Learning(
+    "beit": ObjectiveEntry(
         MaskedCodes,
         "Blocks of patches are hidden, and the codes that a visual tokenizer gives them are predicted (Bao et al. 2022).",
     ),
-    "moco": Learning(
+    "moco": ObjectiveEntry(
         MoCo,
         "Two views of an image are to have like features, and those of other images unlike ones; the second view is encoded "
         "by a slow average of the encoder (Chen, Xie and He 2021).",
     ),
-    "simclr": Learning(
+    "simclr": ObjectiveEntry(
         SimCLR,
         "Two views of an image are to have like features, and those of other images unlike ones (Chen et al. 2020).",
     ),
-    "tokenizer": Learning(
+    "tokenizer": ObjectiveEntry(
         Reconstruction,
         "An image is told as one discrete code for each patch and rebuilt from these (Mentzer et al. 2024); the codes are "
         "what BEiT predicts.",
@@ -66,7 +66,7 @@ OBJECTIVES: dict[str, Learning] = {
 
 def make_objective(
     asked: ObjectiveSettings, encoder: Any, preprocessing: Preprocessing, log: Callable[[str], None]
-) -> tuple[Objective, Seen | None]:
+) -> tuple[Objective, FrozenNetwork | None]:
     """The objective that was asked for, and for BEiT what sees the codes of its images.
 
     Raises:

@@ -16,7 +16,7 @@ from vitrail.config.units import largest_divisor
 from vitrail.data.loader import Batch
 from vitrail.errors import DivergedError
 from vitrail.files import dump_json, replace_file
-from vitrail.objectives.gradient_cache import Comparing, cached_backward
+from vitrail.objectives.gradient_cache import ContrastiveObjective, cached_backward
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import Training
 
@@ -74,7 +74,7 @@ def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dic
     training.optimiser.zero_grad()
     training.working.zero_grad(set_to_none=True)  # what is left of a try that ran out of memory
     images = len(inputs[0])
-    if isinstance(training.working, Comparing) and micro < images:
+    if isinstance(training.working, ContrastiveObjective) and micro < images:
         return _compare(training, training.working, inputs, micro)
     totals: dict[str, Tensor] = {}
     for count, some in enumerate(zip(*(each.split(micro) for each in inputs))):
@@ -89,7 +89,9 @@ def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dic
     return totals
 
 
-def _compare(training: Training, objective: Comparing, inputs: tuple[Tensor, ...], micro: int) -> dict[str, Tensor]:
+def _compare(
+    training: Training, objective: ContrastiveObjective, inputs: tuple[Tensor, ...], micro: int
+) -> dict[str, Tensor]:
     """The same where images are compared with one another: the gradient of the whole batch, in the memory of a micro-step."""
     with training.autocast:
         loss, measured = cached_backward(

@@ -16,7 +16,7 @@ from vitrail.config.schema import LENGTH, Run, differences
 from vitrail.errors import ConfigError
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder, default_folder, why_stopped
-from vitrail.runtime.progress import Show
+from vitrail.runtime.progress import ProgressBar
 from vitrail.runtime.signals import StopRequests
 from vitrail.training.goals.classifier import finish, prepare
 from vitrail.training.goals.encoder import finish_pretraining, prepare_pretraining
@@ -164,7 +164,7 @@ def _train(
     progress = training.progress
     folder.start_metrics(progress.metrics_bytes, step=progress.step, tensorboard=training.run.save.tensorboard)
     say(f"training {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs; run {folder.path}")
-    with Show("training", training.steps, quiet=quiet) as show:
+    with ProgressBar("training", training.steps, quiet=quiet) as show:
         fit(training, stop, show)
     seconds = time.perf_counter() - started
     report, figures = end(command=command, seconds=seconds, quiet=quiet, say=say)

@@ -17,7 +17,7 @@ from vitrail.weights.description import describe
 from vitrail.weights.folders import read_folder
 from vitrail.weights.pickled import read_pickle
 from vitrail.weights.read import read
-from vitrail.weights.resolve import Found, find
+from vitrail.weights.resolve import ResolvedModel, find
 from vitrail.weights.tensors import read_tensors, shape_of
 
 SMALLEST = 1e-30  # stands for the largest number where all are 0
@@ -108,7 +108,7 @@ def _differing(name: str, one: Tensor, other: Tensor) -> Differing:
     return Differing(name, float(absolute), float(absolute / one.abs().max().clamp(min=SMALLEST)))
 
 
-def _raw(found: Found, log: Say) -> dict[str, Tensor]:
+def _raw(found: ResolvedModel, log: Say) -> dict[str, Tensor]:
     """The tensors of a place by the names that stand there."""
     match found.layout:
         case "file":

@@ -29,7 +29,7 @@ from vitrail.weights.google import to_google
 from vitrail.weights.huggingface import PROCESSOR, to_huggingface
 from vitrail.weights.native import as_file, as_folder
 from vitrail.weights.read import read
-from vitrail.weights.resolve import Found, find
+from vitrail.weights.resolve import ResolvedModel, find
 from vitrail.weights.tensors import read_tensors
 from vitrail.weights.timm import as_timm
 
@@ -197,7 +197,7 @@ def convert(
     )
 
 
-def _check_destination(path: Path, to: str, source: Found) -> None:
+def _check_destination(path: Path, to: str, source: ResolvedModel) -> None:
     """Refuses to write over anything but a model in the same layout, and over the source. Raises `ConfigError`."""
     if path.resolve() == source.path.resolve():
         raise ConfigError(f"{path} is the source itself", "give another destination")
@@ -228,7 +228,7 @@ def _put(aside: Path, path: Path, written: Written) -> None:
     sync_folder(path.parent)
 
 
-def _prove(classifier: Classifier, copy: Found) -> float:
+def _prove(classifier: Classifier, copy: ResolvedModel) -> float:
     """The difference of outputs between ``classifier`` and its copy, which is zero or very small.
 
     Raises:
@@ -252,7 +252,7 @@ def _prove(classifier: Classifier, copy: Found) -> float:
     return difference
 
 
-def _read_alone(classifier: Classifier, copy: Found) -> tuple[tuple[str, ...], tuple[str, ...], float | None]:
+def _read_alone(classifier: Classifier, copy: ResolvedModel) -> tuple[tuple[str, ...], tuple[str, ...], float | None]:
     """What a reader misses who does not know vitrail: of the numerics, of all else; and how far its outputs are off.
 
     Raises:

@@ -157,6 +157,6 @@ class ExportedBackbone(Backbone):
         return []
 
     patchify = place = encode = pool = head = heads = _refuse
-    feature_maps = forward_looking = pooling_shares = _refuse
+    feature_maps = forward_recording = pooling_shares = _refuse
     layers = no_decay = new_head = _refuse
     resized = classmethod(_refuse)

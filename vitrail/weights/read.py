@@ -12,12 +12,12 @@ from vitrail.weights.layout import Loaded, Weights
 from vitrail.weights.native import from_single_file, load_model
 from vitrail.weights.onnx import read_onnx
 from vitrail.weights.pickled import read_pickle
-from vitrail.weights.resolve import Found
+from vitrail.weights.resolve import ResolvedModel
 from vitrail.weights.tensors import read_json, read_tensors
 from vitrail.weights.timm import read_timm
 
 
-def read(found: Found, log: Say, *, named: bool = False, alone: bool = False) -> Loaded:
+def read(found: ResolvedModel, log: Say, *, named: bool = False, alone: bool = False) -> Loaded:
     """The classifier that lies there.
 
     Args:
@@ -34,7 +34,7 @@ def read(found: Found, log: Say, *, named: bool = False, alone: bool = False) ->
     return Loaded(held.classifier(found.path, log, named=named), held.layout, held.unused)
 
 
-def _held(found: Found, log: Say, *, alone: bool) -> Loaded | Weights:
+def _held(found: ResolvedModel, log: Say, *, alone: bool) -> Loaded | Weights:
     """A model of our own, or what a foreign layout holds."""
     path = found.path
     match found.layout:

@@ -28,14 +28,14 @@ Layout = Literal[
 
 
 @dataclass(frozen=True)
-class Found:
+class ResolvedModel:
     """Weights: the folder or file that holds them, and its layout; what a file holds is seen when it is read."""
 
     path: Path
     layout: Layout
 
 
-def find(model: str | Path) -> Found:
+def find(model: str | Path) -> ResolvedModel:
     """What ``model`` means.
 
     Raises:
@@ -75,7 +75,7 @@ def _state(status: Path) -> str:
         return "unknown"
 
 
-def _find_in_folder(folder: Path) -> Found:
+def _find_in_folder(folder: Path) -> ResolvedModel:
     if (folder / "model" / CONFIG).is_file():
         folder = folder / "model"
     config = folder / CONFIG
@@ -87,30 +87,30 @@ def _find_in_folder(folder: Path) -> Found:
         raise CheckpointError(f"{folder} is no model: it holds {held}", f"give {READABLE}")
     described = read_json(config)
     if "format_version" in described:
-        return Found(folder, "native folder")
+        return ResolvedModel(folder, "native folder")
     if "pretrained_cfg" in described or isinstance(described.get("architecture"), str):
-        return Found(folder, "timm folder")
+        return ResolvedModel(folder, "timm folder")
     if "model_type" in described or "architectures" in described:
-        return Found(folder, "huggingface folder")
+        return ResolvedModel(folder, "huggingface folder")
     raise CheckpointError(f"{config} describes no model that is known here", f"give {READABLE}")
 
 
-def _find_file(path: Path) -> Found:
+def _find_file(path: Path) -> ResolvedModel:
     suffix = path.suffix.lower()
     if path.name in OF_A_FOLDER and (path.parent / CONFIG).is_file():
         return _find_in_folder(path.parent)
     if (path.parent / "manifest.json").is_file():
         raise CheckpointError(f"{path} is a part of a run's checkpoint", "give the run directory, two folders above")
     if suffix == ".safetensors":
-        return Found(path, "file")
+        return ResolvedModel(path, "file")
     if suffix == ".npz":
-        return Found(path, "google file")
+        return ResolvedModel(path, "google file")
     if suffix == ".onnx":
-        return Found(path, "onnx file")
+        return ResolvedModel(path, "onnx file")
     if suffix in PICKLES:
         if suffix == ".tar" and _is_archive(path):
             raise CheckpointError(f"{path} is an archive of files, not one of weights", f"give {READABLE}")
-        return Found(path, "pickled file")
+        return ResolvedModel(path, "pickled file")
     if suffix in LATER:
         raise CheckpointError(f"{path} is {LATER[suffix]}, not read yet", f"give {READABLE}")
     raise CheckpointError(f"{path} is no file of weights that is known here", f"give {READABLE}")

@@ -16,10 +16,10 @@ from vitrail.evaluation.calibration import fit_temperature
 from vitrail.evaluation.corruptions import CORRUPTIONS
 from vitrail.evaluation.judgement import Judgement, from_logits
 from vitrail.inference.inputs import split_to_judge
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
 from vitrail.runtime.machine import cores, keep_large_buffers
-from vitrail.runtime.progress import Say, Show, to_stderr
+from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.native import set_temperature
 
@@ -32,7 +32,7 @@ def evaluate(
     classes: Path | None = None,
     calibrate: bool = False,
     corruptions: bool = False,
-    reading: Reading = Reading(),
+    options: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
 ) -> Judgement:
     """Judges ``model`` on ``data``.
@@ -49,19 +49,19 @@ def evaluate(
     for the weights.
     """
     torch.set_num_threads(cores())
-    classifier = reading.load(model, classes, say)
+    classifier = options.load(model, classes, say)
     classifier.check_can_answer(1)
     keep_large_buffers()
     name, source = split_to_judge(classifier, data, split, say)
-    bad = BadImages(reading.on_bad, reading.max_bad, None, total=len(source))
+    bad = BadImages(options.on_bad, options.max_bad, None, total=len(source))
     source = keep_decoded(source, channels=classifier.config.in_channels, bad=bad)
-    how = {"batch": reading.batch, "workers": reading.workers, "precision": reading.precision, "bad": bad}
-    with Show("judging", len(source), quiet=reading.quiet) as show:
+    how = {"batch": options.batch, "workers": options.workers, "precision": options.precision, "bad": bad}
+    with ProgressBar("judging", len(source), quiet=options.quiet) as show:
         judgement = judge(classifier, source, split=name, show=show, **how)
     if calibrate:
         judgement = _calibrate(classifier, model, judgement, say)
     if corruptions:
-        figures = _corruption_figures(classifier, source, name, how, reading.quiet)
+        figures = _corruption_figures(classifier, source, name, how, options.quiet)
         judgement = replace(judgement, figures={**judgement.figures, **figures})
     return judgement
 
@@ -81,7 +81,7 @@ def _corruption_figures(
 ) -> dict[str, float]:
     """Top-1 of every kind of corruption, averaged over its five levels, and the mean over kinds."""
     figures: dict[str, float] = {}
-    with Show("corruptions", 5 * len(CORRUPTIONS), quiet=quiet) as show:
+    with ProgressBar("corruptions", 5 * len(CORRUPTIONS), quiet=quiet) as show:
         for count, kind in enumerate(CORRUPTIONS):
             scores = []
             for level in range(1, 6):

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from vitrail.analysis.explanation import (
-    Explained,
-    How,
-    Seen,
+    ExplainOptions,
+    Explanation,
+    PreparedImage,
     check_can,
     explained,
     heads_sheet,
@@ -27,9 +27,9 @@ from vitrail.data.sources.source import Item, Source
 from vitrail.errors import DataError
 from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.inference.inputs import find_inputs
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.device import in_precision
-from vitrail.runtime.progress import Show, to_stderr
+from vitrail.runtime.progress import ProgressBar, to_stderr
 from vitrail.tasks.classification import Classifier
 from vitrail.workflows.evaluate import Say
 
@@ -39,11 +39,11 @@ def explain(
     inputs: Sequence[str],
     out: Path,
     *,
-    how: How = How(),
+    how: ExplainOptions = ExplainOptions(),
     classes: Path | None = None,
-    reading: Reading = Reading(),
+    options: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
-) -> Iterator[Explained]:
+) -> Iterator[Explanation]:
     """Explains one image after another and writes into the folder ``out``: ``NAME.METHOD.png``, the picture lit by what
     counts; ``NAME.heads.png``, all heads of the layer; ``NAME.METHOD.npz``, the numbers; and at the end ``METHOD.json``.
 
@@ -52,18 +52,18 @@ def explain(
         DataError: no image could be read.
         DiskError: ``out`` cannot be written.
     """
-    classifier = reading.load(model, classes, say)
+    classifier = options.load(model, classes, say)
     source = find_inputs(inputs)
     how = check_can(classifier, how)
     make_folder(out)
     keys, bad_list = list(map(str, source.keys)), out / "bad_images.csv"
-    bad = BadImages(reading.on_bad, reading.max_bad, bad_list, total=len(source), keys=set(keys))
+    bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(source), keys=set(keys))
     rows: list[dict[str, Any]] = []
     names = _names(keys)
-    with Show("explaining", len(source), quiet=reading.quiet) as show:
+    with ProgressBar("explaining", len(source), quiet=options.quiet) as show:
         for number, (item, seen) in enumerate(inputs_of(classifier, source, bad)):
-            with in_precision(reading.precision, seen.images.device):
-                found = explained(classifier, item.key, seen, how, reading.batch)
+            with in_precision(options.precision, seen.images.device):
+                found = explained(classifier, item.key, seen, how, options.batch)
             files = _write(out, names[item.key], found, seen.picture, how)
             rows.append({**found.row(), **files, "box": [round(each, 3) for each in found.box]})
             yield replace(found, files=files)
@@ -76,7 +76,7 @@ def explain(
     replace_file(out / f"{how.method}.json", dump_json(facts))
 
 
-def inputs_of(classifier: Classifier, source: Source, bad: BadImages) -> Iterator[tuple[Item, Seen]]:
+def inputs_of(classifier: Classifier, source: Source, bad: BadImages) -> Iterator[tuple[Item, PreparedImage]]:
     """Every image that can be read, one by one: each may have any size."""
     for index in range(len(source)):
         try:
@@ -88,7 +88,7 @@ def inputs_of(classifier: Classifier, source: Source, bad: BadImages) -> Iterato
         yield item, seen
 
 
-def _write(out: Path, name: str, found: Explained, picture: np.ndarray, how: How) -> dict[str, str]:
+def _write(out: Path, name: str, found: Explanation, picture: np.ndarray, how: ExplainOptions) -> dict[str, str]:
     """Writes what belongs to one image; the names of the files by what they are."""
     files = {"overlay": f"{name}.{how.method}.png", "numbers": f"{name}.{how.method}.npz"}
     save_png(

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, How, check_can
+from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, ExplainOptions, check_can
 from vitrail.analysis.faithfulness import BASELINE, Faithfulness, coarsest, compare
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.errors import DataError
 from vitrail.evaluation.intervals import paired_difference
 from vitrail.inference.inputs import find_inputs
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.device import in_precision
-from vitrail.runtime.progress import Show, to_stderr
+from vitrail.runtime.progress import ProgressBar, to_stderr
 from vitrail.tasks.classification import Classifier
 from vitrail.workflows.evaluate import Say
 from vitrail.workflows.explain import inputs_of
@@ -52,11 +52,11 @@ def faithfulness(
     model: str | Path | Classifier,
     inputs: Sequence[str],
     *,
-    how: How = How(),
+    how: ExplainOptions = ExplainOptions(),
     steps: int = 14,
     draws: int = 2,
     classes: Path | None = None,
-    reading: Reading = Reading(),
+    options: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
 ) -> tuple[int, list[MethodScore]]:
     """Every method judged on the same images by deletion and insertion; how many images, and the scores.
@@ -65,17 +65,17 @@ def faithfulness(
         steps: of the curves; fewer where the maps have fewer cells.
         draws: random maps of each image.
     """
-    classifier = reading.load(model, classes, say)
-    check_can(classifier, How(method="occlusion", layer=how.layer, target=how.target))
+    classifier = options.load(model, classes, say)
+    check_can(classifier, ExplainOptions(method="occlusion", layer=how.layer, target=how.target))
     source = find_inputs(inputs)
     has_attention = bool(classifier.attention_grids(classifier.preprocessing.size))
     methods = [name for name in METHODS if has_attention or name not in NEEDS_ATTENTION]
-    bad = BadImages(reading.on_bad, reading.max_bad, total=len(source))
+    bad = BadImages(options.on_bad, options.max_bad, total=len(source))
     curves: dict[str, list[tuple[float, float]]] = {}
-    with Show("judging methods", len(source), quiet=reading.quiet) as show:
+    with ProgressBar("judging methods", len(source), quiet=options.quiet) as show:
         for number, (_, seen) in enumerate(inputs_of(classifier, source, bad)):
-            with in_precision(reading.precision, seen.images.device):
-                found = _compared(classifier, seen.images, methods, how, steps, draws, reading.batch, seed=number)
+            with in_precision(options.precision, seen.images.device):
+                found = _compared(classifier, seen.images, methods, how, steps, draws, options.batch, seed=number)
             for name, each in found.items():
                 curves.setdefault(name, []).append((float(each.deletion_area), float(each.insertion_area)))
             show.update(number + 1)
@@ -88,7 +88,7 @@ def _compared(
     classifier: Classifier,
     images: Tensor,
     methods: Sequence[str],
-    how: How,
+    how: ExplainOptions,
     steps: int,
     draws: int,
     batch: int,

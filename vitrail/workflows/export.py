@@ -21,7 +21,7 @@ from vitrail.export.parity import Verb
 from vitrail.export.program import to_program
 from vitrail.export.quantise import to_int8
 from vitrail.files import disk_errors, free_bytes, sync_folder, written_aside
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.machine import cores, keep_large_buffers, versions
 from vitrail.runtime.progress import to_stderr
 from vitrail.tasks.classification import Classifier
@@ -32,7 +32,7 @@ from vitrail.weights.onnx import PARITY, ExportedBackbone, open_session
 from vitrail.weights.read import read
 from vitrail.weights.resolve import find
 from vitrail.workflows.evaluate import Say
-from vitrail.workflows.export_parity import GENERATED, IMAGES, Limits, Proof, rounded, source_of
+from vitrail.workflows.export_parity import GENERATED, IMAGES, Proof, Tolerances, rounded, source_of
 
 To = Literal["onnx", "program", "huggingface", "timm", "google"]
 SUFFIXES = {"onnx": ".onnx", "program": ".pt2"}  # of what holds a graph; the others are layouts of weights
@@ -41,7 +41,7 @@ ROOM = 2.5  # bytes on the disk while an export is made, as a multiple of the we
 
 
 @dataclass(frozen=True, kw_only=True)
-class How:
+class ExportOptions:
     """What is written.
 
     Args:
@@ -92,7 +92,7 @@ class Exported:
     """
 
     path: Path
-    how: How
+    how: ExportOptions
     dynamic: bool
     bytes: int
     figures: Mapping[str, Any]
@@ -110,7 +110,7 @@ def export_model(
     tolerance: float | None = None,
     force: bool = False,
     classes: Path | None = None,
-    reading: Reading = Reading(),
+    options: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
 ) -> Exported | Converted:
     """Writes ``model`` as a file that others run, compares the two on images, and leaves nothing where they differ.
@@ -118,14 +118,14 @@ def export_model(
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`.
         out: the file; by default one in the working folder with the model's name. A folder for some layouts.
-        to, int8, pictures: what to write; see `How`.
+        to, int8, pictures: what to write; see `ExportOptions`.
         check: images to compare on, as `open_data` takes them; labelled ones give the accuracy before and after. By default
             some are generated.
         images: how many at most.
-        tolerance: how far the file may be off; see `Limits`.
+        tolerance: how far the file may be off; see `Tolerances`.
         force: write over a file that is no export; to a layout of weights, see `convert`.
         classes: a text file that names the outputs, for weights that carry no names.
-        reading: how model and images are read; ``reading.size`` makes an export for other images.
+        options: how model and images are read; ``options.size`` makes an export for other images.
 
     Returns:
         What was written and how it was proved; of layouts of weights what `convert` says.
@@ -136,19 +136,19 @@ def export_model(
         DataError: images that cannot be used.
         DiskError: the disk is full or refuses.
     """
-    how = How(to=to, int8=int8, pictures=pictures)
+    how = ExportOptions(to=to, int8=int8, pictures=pictures)
     path = Path(out).expanduser() if out is not None else how.default_path(model)
     if to in LAYOUTS:
         _check_only_layout(model, check, images, tolerance)
-        named = {"classes_file": classes, "image_size": reading.size}
+        named = {"classes_file": classes, "image_size": options.size}
         return convert(str(model), path, to, force=force, log=say, **named)
-    limits = Limits(exact=not (int8 or pictures), tolerance=tolerance)
+    limits = Tolerances(exact=not (int8 or pictures), tolerance=tolerance)
     if images is not None and images < 1:
         raise ConfigError(f"images is {images}", "compare one image at least, such as --images 300")
     _check_destination(path, how, force=force)
     torch.set_num_threads(cores())
     keep_large_buffers()
-    classifier = replace(reading, device="cpu").load(model, classes, say)
+    classifier = replace(options, device="cpu").load(model, classes, say)
     if isinstance(classifier.backbone, ExportedBackbone):
         raise ConfigError(f"{model} is an export already", "export the model that it was made from")
     # before minutes go into a graph that could not be compared
@@ -161,16 +161,16 @@ def export_model(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with written_aside(path, {}) as aside:
             say(f"writing  {to}{', int8' if int8 else ''}")
-            return _proved(classifier, aside / path.name, path, how, limits, (source, count, reading))
+            return _proved(classifier, aside / path.name, path, how, limits, (source, count, options))
 
 
 def _proved(
     classifier: Classifier,
     made: Path,
     path: Path,
-    how: How,
-    limits: Limits,
-    given: tuple[Source | None, int, Reading],
+    how: ExportOptions,
+    limits: Tolerances,
+    given: tuple[Source | None, int, InferenceOptions],
 ) -> Exported:
     """Writes the file ``made``, compares it, adds the figures, and puts it in its place."""
     dynamic, graph = _write(classifier, made, how)
@@ -189,7 +189,7 @@ def _proved(
     return Exported(path, how, dynamic, size, figures)
 
 
-def _write(classifier: Classifier, made: Path, how: How) -> tuple[bool, Verb]:
+def _write(classifier: Classifier, made: Path, how: ExportOptions) -> tuple[bool, Verb]:
     """Whether the graph takes images of any size, and what it answers when it is read back from the file."""
     metadata = {KEY: json.dumps(describe(classifier), ensure_ascii=False)}
     if how.to == "program":
@@ -217,7 +217,7 @@ def _graph(session: Any) -> Verb:
     return answer
 
 
-def _add(made: Path, how: How, figures: str) -> None:
+def _add(made: Path, how: ExportOptions, figures: str) -> None:
     """Adds the figures to a file and leaves all else in it as it was compared."""
     if how.to == "program":
         with zipfile.ZipFile(made, "a") as archive:
@@ -240,7 +240,7 @@ def _check_only_layout(model: str | Path | Classifier, *given: Any) -> None:
         raise ConfigError(what, "leave --check, --images and --tolerance out")
 
 
-def _check_destination(path: Path, how: How, *, force: bool) -> None:
+def _check_destination(path: Path, how: ExportOptions, *, force: bool) -> None:
     """Refuses to write over anything but an export of the same kind. Raises `ConfigError`."""
     suffix = SUFFIXES[how.to]
     if path.suffix != suffix:

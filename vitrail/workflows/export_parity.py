@@ -32,18 +32,18 @@ from vitrail.export.parity import (
     speeds,
 )
 from vitrail.inference.inputs import find_inputs, split_to_judge
-from vitrail.inference.options import Reading
-from vitrail.runtime.progress import Show
+from vitrail.inference.options import InferenceOptions
+from vitrail.runtime.progress import ProgressBar
 from vitrail.tasks import metrics
 from vitrail.tasks.classification import Classifier, opened
 from vitrail.workflows.evaluate import Say
 
-EXACT, LOST, OTHERWISE = 1e-4, 0.02, 0.05  # what is allowed: see `Limits`
+EXACT, LOST, OTHERWISE = 1e-4, 0.02, 0.05  # what is allowed: see `Tolerances`
 IMAGES, GENERATED = 300, 64  # that are compared by default
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Tolerances:
     """How far a file may be off; ``tolerance`` stands for the one that holds.
 
     Where it computes what the model does (``exact``): the largest difference of an output, as a share of the largest output,
@@ -104,7 +104,7 @@ class Proof:
     pictures: bool
     dynamic: bool
 
-    def figures(self, source: Source | None, count: int, reading: Reading) -> dict[str, Any]:
+    def figures(self, source: Source | None, count: int, options: InferenceOptions) -> dict[str, Any]:
         """The proof in figures, flat.
 
         Args:
@@ -116,8 +116,8 @@ class Proof:
             DataError: no image can be read.
         """
         targets: list[np.ndarray] = []
-        with Show("comparing", count, quiet=reading.quiet) as show:
-            inputs = self._generated(count) if source is None else self._inputs(source, targets, reading)
+        with ProgressBar("comparing", count, quiet=options.quiet) as show:
+            inputs = self._generated(count) if source is None else self._inputs(source, targets, options)
             seen = compare(self.model, self.graph, _shown(inputs, show))
         if not seen.expected:
             raise DataError(
@@ -161,14 +161,14 @@ class Proof:
     def _as_input(self, pictures: Tensor) -> Tensor:
         return pictures if self.pictures else self.classifier.preprocessing.normalise(pictures)
 
-    def _inputs(self, source: Source, targets: list[np.ndarray], reading: Reading) -> Iterator[Tensor]:
+    def _inputs(self, source: Source, targets: list[np.ndarray], options: InferenceOptions) -> Iterator[Tensor]:
         """The good images of ``source``; notes their targets."""
-        bad = BadImages(reading.on_bad, reading.max_bad, None, total=len(source))
+        bad = BadImages(options.on_bad, options.max_bad, None, total=len(source))
         if self.pictures:
             yield from _whole(source, targets, self.classifier.config.in_channels, bad)
             return
         preprocessing = self.classifier.preprocessing
-        for some in eval_batches(source, preprocessing, batch=max(BATCHES), workers=reading.workers, bad=bad):
+        for some in eval_batches(source, preprocessing, batch=max(BATCHES), workers=options.workers, bad=bad):
             targets.append(some.targets.numpy())
             yield preprocessing.normalise(some.images)
 
@@ -229,7 +229,7 @@ def _whole(source: Source, targets: list[np.ndarray], channels: int, bad: Bad) -
         yield torch.tensor(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)[None]
 
 
-def _shown(inputs: Iterator[Tensor], show: Show) -> Iterator[Tensor]:
+def _shown(inputs: Iterator[Tensor], show: ProgressBar) -> Iterator[Tensor]:
     done = 0
     for some in inputs:
         yield some

@@ -35,7 +35,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, choose_split
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import dump_json, make_folder, replace_file
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.models import cost_of, device_of
 from vitrail.models.backbone import at_rest
 from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Positions, Sample
@@ -45,7 +45,7 @@ from vitrail.reports.inspection.page import write_inspection
 from vitrail.reports.wording import sentence
 from vitrail.runtime.device import in_precision
 from vitrail.runtime.machine import cores, describe, keep_large_buffers, versions
-from vitrail.runtime.progress import Show, to_stderr
+from vitrail.runtime.progress import ProgressBar, to_stderr
 from vitrail.tasks.classification import Classifier
 from vitrail.workflows.evaluate import Say
 
@@ -63,7 +63,7 @@ def inspect(
     most: int = MOST,
     cost: bool = False,
     classes: Path | None = None,
-    reading: Reading = Reading(),
+    options: InferenceOptions = InferenceOptions(),
     command: str = "",
     say: Say = to_stderr,
 ) -> tuple[Path, dict[str, Any]]:
@@ -84,14 +84,14 @@ def inspect(
     """
     if most < 1:
         raise ConfigError(f"most is {most}", "look at one image at least, such as --most 128")
-    classifier = reading.load(model, classes, say)
+    classifier = options.load(model, classes, say)
     keep_large_buffers()
     torch.set_num_threads(cores())
     make_folder(out)
     config = classifier.config
     found: dict[str, Any] = {"filters": _filters(classifier), "positions": _positions(classifier)}
     if data is not None:
-        found |= _of_images(classifier, data, most, out, reading)
+        found |= _of_images(classifier, data, most, out, options)
     if cost:
         found |= _cost(classifier, say)
     counted = cost_of(config)
@@ -156,25 +156,25 @@ def _positions(classifier: Classifier) -> Positions | None:
     )
 
 
-def _of_images(classifier: Classifier, data: Any, most: int, out: Path, reading: Reading) -> dict[str, Any]:
+def _of_images(classifier: Classifier, data: Any, most: int, out: Path, options: InferenceOptions) -> dict[str, Any]:
     """Heads, samples and biases: all that needs images."""
     channels = classifier.config.in_channels
     split, source = choose_split(open_data(data, labelled=False, validation=0, channels=channels))
     source = source.subset(_spread(len(source), most))
     keys, bad_list = set(map(str, source.keys)), out / "bad_images.csv"
-    bad = BadImages(reading.on_bad, reading.max_bad, bad_list, total=len(source), keys=keys)
+    bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(source), keys=keys)
     statistics, seen = HeadStatistics(classifier), 0
     has_attention = bool(classifier.attention_grids(classifier.preprocessing.size))
     if has_attention:
-        with Show("looking", len(source), quiet=reading.quiet) as show:
-            for images, _ in _batches(classifier, source, reading, bad):
-                with in_precision(reading.precision, images.device):
+        with ProgressBar("looking", len(source), quiet=options.quiet) as show:
+            for images, _ in _batches(classifier, source, options, bad):
+                with in_precision(options.precision, images.device):
                     statistics.add(images)
                 seen += len(images)
                 show.update(seen)
     few = source.subset(_spread(len(source), PAIRED))
     shown = source.subset(_spread(len(source), SAMPLES))
-    biases = _biases(classifier, few, reading, bad)
+    biases = _biases(classifier, few, options, bad)
     count = seen if has_attention else biases.images if biases else 0
     if not count:
         raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
@@ -182,7 +182,7 @@ def _of_images(classifier: Classifier, data: Any, most: int, out: Path, reading:
         "data": ", ".join(
             filter(None, (str(data) if isinstance(data, str | Path) else "", split * (split != "train")))
         ),
-        "samples": _samples(classifier, shown, reading, bad) if has_attention and classifier.classes else [],
+        "samples": _samples(classifier, shown, options, bad) if has_attention and classifier.classes else [],
         "biases": biases,
         "images": count,
         "heads": statistics.figures() if has_attention else [],
@@ -190,15 +190,15 @@ def _of_images(classifier: Classifier, data: Any, most: int, out: Path, reading:
 
 
 def _batches(
-    classifier: Classifier, source: Source, reading: Reading, bad: BadImages, **changes: Any
+    classifier: Classifier, source: Source, options: InferenceOptions, bad: BadImages, **changes: Any
 ) -> Iterator[tuple[Tensor, list[str]]]:
     """Normalised images (B, C, H, W) on the model's device and their keys; ``changes`` are of the preprocessing."""
     preprocessing, device = changes.get("preprocessing", classifier.preprocessing), device_of(classifier)
-    for batch in eval_batches(source, preprocessing, batch=min(reading.batch, 32), workers=reading.workers, bad=bad):
+    for batch in eval_batches(source, preprocessing, batch=min(options.batch, 32), workers=options.workers, bad=bad):
         yield preprocessing.normalise(batch.images.to(device)), batch.keys
 
 
-def _samples(classifier: Classifier, source: Source, reading: Reading, bad: BadImages) -> list[Sample]:
+def _samples(classifier: Classifier, source: Source, options: InferenceOptions, bad: BadImages) -> list[Sample]:
     """Images with what counted in them, by each method that needs one pass."""
     samples, size = [], classifier.preprocessing.size
     methods: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
@@ -208,10 +208,10 @@ def _samples(classifier: Classifier, source: Source, reading: Reading, bad: BadI
     }
     grids = classifier.attention_grids(size)
     cells = {"attention": grids[-1].cell, "rollout": grids[0].cell, "gradient": grids[0].cell}
-    for images, keys in _batches(classifier, source, reading, bad):
+    for images, keys in _batches(classifier, source, options, bad):
         with torch.no_grad():
             scores = classifier.probabilities(classifier(images))
-        with in_precision(reading.precision, images.device):
+        with in_precision(options.precision, images.device):
             maps = {name: of(classifier, images).float().cpu().numpy() for name, of in methods.items()}
         reach = {name: reach_of(each.shape[1:], cells[name], size) for name, each in maps.items()}
         pictures = classifier.preprocessing.restored(images).cpu().numpy()
@@ -230,12 +230,12 @@ def _samples(classifier: Classifier, source: Source, reading: Reading, bad: BadI
     return samples
 
 
-def _biases(classifier: Classifier, source: Source, reading: Reading, bad: BadImages) -> Biases | None:
+def _biases(classifier: Classifier, source: Source, options: InferenceOptions, bad: BadImages) -> Biases | None:
     """What CNNs have by construction, measured on pictures a little larger than the model's window."""
     height, width = classifier.config.image_size
     room = _room(classifier)
     wide = classifier.preprocessing.at((height + room, width + room))
-    parts = [images for images, _ in _batches(classifier, source, reading, bad, preprocessing=wide)]
+    parts = [images for images, _ in _batches(classifier, source, options, bad, preprocessing=wide)]
     if not parts:
         return None
     images = torch.cat(parts)

@@ -15,10 +15,10 @@ from vitrail.data.loader import eval_batches
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source
 from vitrail.inference.inputs import find_inputs
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.runtime.device import in_precision
-from vitrail.runtime.progress import Show, to_stderr
+from vitrail.runtime.progress import ProgressBar, to_stderr
 from vitrail.tasks.classification import Classifier
 from vitrail.workflows.evaluate import Say
 
@@ -41,7 +41,7 @@ def predict(
     top: int = 5,
     fast: bool = False,
     classes: Path | None = None,
-    reading: Reading = Reading(),
+    options: InferenceOptions = InferenceOptions(),
     bad_list: Path | None = None,
     say: Say = to_stderr,
 ) -> Iterator[Answer]:
@@ -49,9 +49,9 @@ def predict(
 
     ``fast`` decodes JPEGs at a reduced scale where the model's input is much smaller; pixels then differ slightly.
     """
-    classifier = reading.load(model, classes, say)
+    classifier = options.load(model, classes, say)
     classifier.check_can_answer(top)
-    for keys, logits in _answers(classifier, classifier, find_inputs(inputs), reading, bad_list, fast=fast):
+    for keys, logits in _answers(classifier, classifier, find_inputs(inputs), options, bad_list, fast=fast):
         scores = classifier.probabilities(logits)
         best, places = scores.topk(min(top, scores.shape[1]), dim=1)
         for key, some, where in zip(keys, best.tolist(), places.tolist()):
@@ -64,13 +64,13 @@ def embed(
     model: str | Path | Classifier,
     inputs: Sequence[str],
     *,
-    reading: Reading = Reading(),
+    options: InferenceOptions = InferenceOptions(),
     bad_list: Path | None = None,
     say: Say = to_stderr,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """(key, features (D,) float32) of every input: what the network's pooling gives to its head."""
-    classifier = reading.load(model, None, say)
-    for keys, features in _answers(classifier, classifier.features, find_inputs(inputs), reading, bad_list):
+    classifier = options.load(model, None, say)
+    for keys, features in _answers(classifier, classifier.features, find_inputs(inputs), options, bad_list):
         yield from zip(keys, features.cpu().numpy())
 
 
@@ -78,21 +78,21 @@ def _answers(
     classifier: Classifier,
     verb: Callable[[Tensor], Tensor],
     source: Source,
-    reading: Reading,
+    options: InferenceOptions,
     bad_list: Path | None,
     *,
     fast: bool = False,
 ) -> Iterator[tuple[list[str], Tensor]]:
     """Batch by batch the keys, and what ``verb`` of the classifier says of these images: (B, K) or (B, F), float32."""
     device = device_of(classifier)
-    bad = BadImages(reading.on_bad, reading.max_bad, bad_list, total=len(source))
+    bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(source))
     done = 0
-    with Show("predicting", len(source), quiet=reading.quiet) as show:
+    with ProgressBar("predicting", len(source), quiet=options.quiet) as show:
         for batch in eval_batches(
-            source, classifier.preprocessing, batch=reading.batch, workers=reading.workers, bad=bad, fast=fast
+            source, classifier.preprocessing, batch=options.batch, workers=options.workers, bad=bad, fast=fast
         ):
             images = classifier.preprocessing.normalise(batch.images.to(device))
-            with in_precision(reading.precision, device):
+            with in_precision(options.precision, device):
                 answers = verb(images)
             yield batch.keys, answers.float()
             done += len(batch.keys)

@@ -20,7 +20,7 @@ from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.evaluation.intervals import crossed, paired_difference
 from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear, ridge
 from vitrail.inference.features import Features, features_of
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.runtime.machine import cores, keep_large_buffers
 from vitrail.runtime.progress import to_stderr
@@ -34,7 +34,7 @@ Answers = dict[str, np.ndarray]  # name -> (S, N) bool: which of the judged imag
 
 
 @dataclass(frozen=True, kw_only=True)
-class How:
+class ProbeProtocol:
     """The protocol: ``k`` neighbours; the numbers of ``shots`` of each class, and ``seeds``, how often they are drawn."""
 
     protocol: str = "linear"
@@ -100,7 +100,7 @@ def probe(
     seeds: int = SEEDS,
     against: str | Path | Classifier | None = None,
     classes: Path | None = None,
-    reading: Reading = Reading(),
+    options: InferenceOptions = InferenceOptions(),
     cache: Path | None = None,
     say: Say = to_stderr,
 ) -> Probe:
@@ -116,7 +116,7 @@ def probe(
             ``shots`` images of each class, drawn ``seeds`` times: the mean over the draws. See `vitrail.evaluation.probes`.
         against: another model, read as its own weights say, on the same images: the difference, and its paired interval.
         classes: a text file that names the model's outputs, for weights that carry no names.
-        reading: how ``model`` and the images are read.
+        options: how ``model`` and the images are read.
         cache: a folder where features are kept for the next time (`vitrail.inference.features`).
 
     The interval is the bootstrap's over images; over draws and images where there are draws (`intervals.crossed`).
@@ -126,10 +126,10 @@ def probe(
         DataError: several labels an image, unlabelled images, fewer than two classes, or nothing to judge on.
         CheckpointError: of the weights, or features that are not finite.
     """
-    how = How(protocol=protocol, k=k, shots=tuple(shots), seeds=seeds)
-    models = [reading.load(model, classes, say)]
+    how = ProbeProtocol(protocol=protocol, k=k, shots=tuple(shots), seeds=seeds)
+    models = [options.load(model, classes, say)]
     if against is not None:
-        models.append(Reading(device=reading.device).load(against, None, say))
+        models.append(InferenceOptions(device=options.device).load(against, None, say))
     keep_large_buffers()
     torch.set_num_threads(cores())
     splits = open_to_probe(data, models[0])
@@ -140,7 +140,7 @@ def probe(
         warn_of_seen(each, data, splits, say)
     say(f"split    learns from train: {len(train):,} images; judged on {split}: {len(judged):,}")
     both = {"train": train, split: judged}
-    found = [features_by_split(each, both, reading=reading, cache=cache, say=say) for each in models]
+    found = [features_by_split(each, both, options=options, cache=cache, say=say) for each in models]
     return judge_features(how, split, *(shared(several) for several in zip(*found)), say=say)
 
 
@@ -189,11 +189,11 @@ def parts_to_probe(splits: Splits) -> tuple[Source, str, Source]:
 
 
 def features_by_split(
-    classifier: Classifier, sources: Mapping[str, Source], *, reading: Reading, cache: Path | None, say: Say
+    classifier: Classifier, sources: Mapping[str, Source], *, options: InferenceOptions, cache: Path | None, say: Say
 ) -> list[Features]:
     """The features of each source, by a model that is fitted to their channels."""
     fitting = for_channels(classifier, next(iter(sources.values())), say)
-    how = {"reading": reading, "cache": cache, "say": say}
+    how = {"options": options, "cache": cache, "say": say}
     return [features_of(fitting, each, title=f"features of {name}", **how) for name, each in sources.items()]
 
 
@@ -217,7 +217,7 @@ def shared(several: Sequence[Features]) -> list[Features]:
 
 
 def judge_features(
-    how: How, split: str, train: Sequence[Features], judged: Sequence[Features], *, say: Say = to_stderr
+    how: ProbeProtocol, split: str, train: Sequence[Features], judged: Sequence[Features], *, say: Say = to_stderr
 ) -> Probe:
     """The probe of one model, or of two on the same images, the first against the second."""
     how.check(train[0].targets)
@@ -264,7 +264,7 @@ def compared(right: np.ndarray, other: np.ndarray, end: str) -> dict[str, float]
     }
 
 
-def answers_of(how: How, train: Features, judged: Features, *, say: Say) -> Answers:
+def answers_of(how: ProbeProtocol, train: Features, judged: Features, *, say: Say) -> Answers:
     """Which judged images are right, by number of shots where there are such; the last comes without a name too."""
     classes = len(train.source.classes)
     if how.protocol == "fewshot":
@@ -282,7 +282,7 @@ def answers_of(how: How, train: Features, judged: Features, *, say: Say) -> Answ
     return {"": (scores.argmax(1) == judged.targets)[None]}
 
 
-def _few_shot(how: How, train: Features, judged: Features, classes: int, say: Say) -> Answers:
+def _few_shot(how: ProbeProtocol, train: Features, judged: Features, classes: int, say: Say) -> Answers:
     usable = usable_shots(how.shots, train.targets)
     if missing := [each for each in how.shots if each not in usable]:
         fewest = int(np.unique(train.targets, return_counts=True)[1].min())

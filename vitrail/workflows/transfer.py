@@ -27,7 +27,7 @@ from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import CheckpointError, ConfigError, DataError, DivergedError, VitrailError, nearest
 from vitrail.files import disk_errors, dump_json, make_folder, replace_file
 from vitrail.inference.features import Features, digest_of
-from vitrail.inference.options import Reading
+from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
 from vitrail.reports.transfer import Cell, Transfer, write_transfer
 from vitrail.reports.wording import plural
@@ -40,7 +40,7 @@ from vitrail.workflows.evaluate import Say
 from vitrail.workflows.probe import (
     NEIGHBOURS,
     SHOTS,
-    How,
+    ProbeProtocol,
     features_by_split,
     figures_of,
     judge_features,
@@ -69,16 +69,16 @@ class Tuning:
         if self.seeds < 1:
             raise ConfigError(f"seeds is {self.seeds}", "fine-tune once or more")
 
-    def run(self, init: Path, data: str, reading: Reading, *, seed: int) -> Run:
-        """The training from one seed; its precision is the training's own choice unless ``reading`` has another than fp32."""
+    def run(self, init: Path, data: str, options: InferenceOptions, *, seed: int) -> Run:
+        """The training from one seed; its precision is the training's own choice unless ``options`` has another than fp32."""
         flags = {
             "seed": seed,
-            "model": {"init": str(init), "size": reading.size, "preprocessing": dict(reading.preprocessing)},
-            "data": {"source": data, "workers": reading.workers or None, "max_bad": reading.max_bad},
+            "model": {"init": str(init), "size": options.size, "preprocessing": dict(options.preprocessing)},
+            "data": {"source": data, "workers": options.workers or None, "max_bad": options.max_bad},
             "schedule": {"epochs": self.epochs, "steps": self.steps},
             "compute": {
-                "device": reading.device,
-                "precision": None if reading.precision == "fp32" else reading.precision,
+                "device": options.device,
+                "precision": None if options.precision == "fp32" else options.precision,
             },
         }
         return request(recipe=FINETUNE, flags=flags, settings=self.settings)[0]
@@ -94,7 +94,7 @@ def transfer(
     shots: Sequence[int] = SHOTS,
     tuning: Tuning = Tuning(),
     classes: Path | None = None,
-    reading: Reading = Reading(),
+    options: InferenceOptions = InferenceOptions(),
     cache: Path | None = None,
     command: str = "",
     say: Say = to_stderr,
@@ -117,19 +117,21 @@ def transfer(
         ConfigError: settings that cannot be meant, or not those that ``out`` was begun with.
         CheckpointError, DiskError, Preempted, Interrupted: whatever concerns all data sets.
     """
-    hows = {name: How(protocol=name, k=k, shots=tuple(shots)) for name in checked(protocols) if name != FINETUNE}
+    hows = {
+        name: ProbeProtocol(protocol=name, k=k, shots=tuple(shots)) for name in checked(protocols) if name != FINETUNE
+    }
     names = names_of(data)
     init = find(model).path.resolve()
     if FINETUNE in protocols:
         # what cannot be meant is refused before anything is computed
-        tuning.run(init, next(iter(names.values())), reading, seed=0)
-    classifier = reading.load(init, classes, say)
+        tuning.run(init, next(iter(names.values())), options, seed=0)
+    classifier = options.load(init, classes, say)
     make_folder(out)
-    settle(out, settings_of(classifier, k, shots, tuning, reading))
+    settle(out, settings_of(classifier, k, shots, tuning, options))
     rows: dict[str, dict[str, Cell]] = {}
     for name, source in names.items():
         say(f"data     {name}")
-        task = Task(source, init, classifier, out, reading, cache, command, say)
+        task = DataSet(source, init, classifier, out, options, cache, command, say)
         rows[name] = task.cells({each: hows.get(each) for each in protocols}, tuning)
     found = Transfer(
         model=Path(str(model)).name,
@@ -168,11 +170,11 @@ def names_of(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
 
 
 def settings_of(
-    classifier: Classifier, k: int, shots: Sequence[int], tuning: Tuning, reading: Reading
+    classifier: Classifier, k: int, shots: Sequence[int], tuning: Tuning, options: InferenceOptions
 ) -> dict[str, Any]:
     """All that decides the figures but the data sets and protocols, which may grow."""
     weights = digest_of(classifier)
-    return plain({"weights": weights, "k": k, "shots": shots, FINETUNE: tuning, "precision": reading.precision})
+    return plain({"weights": weights, "k": k, "shots": shots, FINETUNE: tuning, "precision": options.precision})
 
 
 def settle(out: Path, settings: Mapping[str, Any]) -> None:
@@ -194,7 +196,7 @@ def settle(out: Path, settings: Mapping[str, Any]) -> None:
         )
 
 
-def in_words(hows: Mapping[str, How], tuning: Tuning | None) -> dict[str, str]:
+def in_words(hows: Mapping[str, ProbeProtocol], tuning: Tuning | None) -> dict[str, str]:
     """The settings for the page."""
     words = {
         "Neighbours": str(hows["knn"].k) if "knn" in hows else "",
@@ -207,14 +209,14 @@ def in_words(hows: Mapping[str, How], tuning: Tuning | None) -> dict[str, str]:
 
 
 @dataclass
-class Task:
+class DataSet:
     """One data set: opened once, and its features computed once, if any protocol needs them."""
 
     data: str
     init: Path
     classifier: Classifier
     out: Path
-    reading: Reading
+    options: InferenceOptions
     cache: Path | None
     command: str
     say: Say
@@ -240,10 +242,10 @@ class Task:
         keep_large_buffers()
         torch.set_num_threads(cores())
         learnt, split, judged = self.parts
-        both, how = {"train": learnt, split: judged}, {"reading": self.reading, "cache": self.cache, "say": self.say}
+        both, how = {"train": learnt, split: judged}, {"options": self.options, "cache": self.cache, "say": self.say}
         return features_by_split(self.classifier, both, **how)
 
-    def cells(self, hows: Mapping[str, How | None], tuning: Tuning) -> dict[str, Cell]:
+    def cells(self, hows: Mapping[str, ProbeProtocol | None], tuning: Tuning) -> dict[str, Cell]:
         """The figures by protocol: those that are kept, and new ones, which are kept then; or what went wrong."""
         kept = {each: Cell(found["figures"]) for each in hows if (found := _read(self.place(each))) is not None}
         if len(kept) == len(hows):
@@ -261,7 +263,7 @@ class Task:
         """Where a figure is kept."""
         return self.out / "cells" / f"{self.slug}.{protocol}.json"
 
-    def cell(self, protocol: str, how: How | None, tuning: Tuning) -> Cell:
+    def cell(self, protocol: str, how: ProbeProtocol | None, tuning: Tuning) -> Cell:
         try:
             figures = self.fine_tuned(tuning) if how is None else self.probed(how)
         except OF_ONE_DATA_SET as error:
@@ -272,7 +274,7 @@ class Task:
         replace_file(self.place(protocol), dump_json({"data": self.data, "protocol": protocol, "figures": figures}))
         return Cell(figures)
 
-    def probed(self, how: How) -> dict[str, float]:
+    def probed(self, how: ProbeProtocol) -> dict[str, float]:
         how.check(self.parts[0].targets)
         learnt, judged = self.features
         return judge_features(how, self.parts[1], [learnt], [judged], say=self.say).figures
@@ -280,14 +282,14 @@ class Task:
     def fine_tuned(self, tuning: Tuning) -> dict[str, float]:
         """The accuracy after fine-tuning, the mean over seeds, on the images that the probes are judged on."""
         learnt, split, judged = self.parts
-        how = {"batch": self.reading.batch, "workers": self.reading.workers, "precision": self.reading.precision}
+        how = {"batch": self.options.batch, "workers": self.options.workers, "precision": self.options.precision}
         right = []
         for seed in range(tuning.seeds):
-            run = tuning.run(self.init, self.data, self.reading, seed=seed)
+            run = tuning.run(self.init, self.data, self.options, seed=seed)
             folder = self.out / FINETUNE / f"{self.slug}-seed{seed}"
-            result = train(run, out=folder, data=self.splits, quiet=self.reading.quiet, command=self.command)
-            tuned = Reading(device=self.reading.device).load(result.folder, None, self.say)
-            bad = BadImages(self.reading.on_bad, self.reading.max_bad, None, total=len(judged))
+            result = train(run, out=folder, data=self.splits, quiet=self.options.quiet, command=self.command)
+            tuned = InferenceOptions(device=self.options.device).load(result.folder, None, self.say)
+            bad = BadImages(self.options.on_bad, self.options.max_bad, None, total=len(judged))
             found = judge(tuned, judged, split=split, bad=bad, **how)
             right.append(found.logits.argmax(1) == found.targets)
         return {**figures_of(np.stack(right)), "images": len(right[0]), "train_images": len(learnt)}

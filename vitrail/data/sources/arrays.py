@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.sources.contents import Arrays, Strings, UserDataset
-from vitrail.data.sources.labels import Found, Labels, from_numbers, from_texts, text_of
+from vitrail.data.sources.labels import Labels, RawSplit, from_numbers, from_texts, text_of
 from vitrail.errors import DataError
 
 BUILT_IN = ("digits",)
@@ -27,7 +27,7 @@ NPZ_NAMES = {
 }
 
 
-def found_in_arrays(images: Any, labels: Any = None, *, names: Sequence[str] | None = None, where: str) -> Found:
+def found_in_arrays(images: Any, labels: Any = None, *, names: Sequence[str] | None = None, where: str) -> RawSplit:
     """Images and their labels in memory.
 
     Args:
@@ -41,7 +41,7 @@ def found_in_arrays(images: Any, labels: Any = None, *, names: Sequence[str] | N
     """
     array = _images(images, where)
     keys = Strings(f"{where}#{row}" for row in range(len(array)))
-    return Found(Arrays(array, keys), None if labels is None else _labels(labels, len(array), names, where))
+    return RawSplit(Arrays(array, keys), None if labels is None else _labels(labels, len(array), names, where))
 
 
 def _images(images: Any, where: str) -> np.ndarray:
@@ -70,7 +70,7 @@ def _labels(labels: Any, images: int, names: Sequence[str] | None, where: str) -
     return from_numbers(values, names, where=where)
 
 
-def found_in_npy(path: Path) -> tuple[str, dict[str, Found]]:
+def found_in_npy(path: Path) -> tuple[str, dict[str, RawSplit]]:
     """Images of an .npy file; labels from the one beside it whose name has "labels" for "images", where it is."""
     images = _load(path)
     beside = path.with_name(path.name.replace("images", "labels"))
@@ -78,7 +78,7 @@ def found_in_npy(path: Path) -> tuple[str, dict[str, Found]]:
     return f"an array, {path.name}", {"train": found_in_arrays(images, labels, where=path.name)}
 
 
-def found_in_npz(path: Path) -> tuple[str, dict[str, Found]]:
+def found_in_npz(path: Path) -> tuple[str, dict[str, RawSplit]]:
     """The splits of an .npz file, by the names of `NPZ_NAMES`; `classes` names the classes."""
     arrays = _load(path)
     names = [str(each) for each in arrays["classes"]] if "classes" in arrays else None
@@ -108,7 +108,7 @@ def _load(path: Path) -> Any:
         ) from error
 
 
-def found_digits() -> tuple[str, dict[str, Found]]:
+def found_digits() -> tuple[str, dict[str, RawSplit]]:
     """The 1,797 scanned digits that scikit-learn carries: 8 x 8 grey, "0" to "9"; levels 0..16 become 0..255."""
     from sklearn.datasets import load_digits
 
@@ -123,7 +123,7 @@ def is_dataset(data: Any) -> bool:
     return hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
-def found_in_dataset(dataset: Any, *, channels: int, where: str) -> Found:
+def found_in_dataset(dataset: Any, *, channels: int, where: str) -> RawSplit:
     """The user's own Dataset, whose items are (image, label), or images.
 
     Labels come from its `targets` where it has them, as torchvision's do; else every item is read once for its label.
@@ -139,7 +139,7 @@ def found_in_dataset(dataset: Any, *, channels: int, where: str) -> Found:
     labels, names = _dataset_labels(dataset), _dataset_classes(dataset)
     keys = Strings(f"{where}#{row}" for row in range(len(dataset)))
     contents = UserDataset(dataset, np.arange(len(dataset)), keys, channels)
-    return Found(contents, None if labels is None else _labels(labels, len(dataset), names, where))
+    return RawSplit(contents, None if labels is None else _labels(labels, len(dataset), names, where))
 
 
 def _dataset_labels(dataset: Any) -> Any:

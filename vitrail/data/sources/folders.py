@@ -15,7 +15,7 @@ import numpy as np
 
 from vitrail.data.decode import looks_like_image
 from vitrail.data.sources.contents import Files, Strings, read_head
-from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Found, Labels, in_order
+from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, RawSplit, in_order
 from vitrail.errors import DataError
 
 EXTENSIONS = frozenset({"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff"})
@@ -83,7 +83,7 @@ def is_image(entry: os.DirEntry[str]) -> bool:
     return looks_like_image(read_head(entry.path, 16))
 
 
-def found_in_folder(root: Path, *, labelled: bool) -> tuple[str, dict[str, Found]] | None:
+def found_in_folder(root: Path, *, labelled: bool) -> tuple[str, dict[str, RawSplit]] | None:
     """What a folder of images holds: words for it, and its splits; None where it holds no image.
 
     Raises:
@@ -110,8 +110,10 @@ def found_in_folder(root: Path, *, labelled: bool) -> tuple[str, dict[str, Found
     return f"{words}{note}{scan.words()}", {"train": part}
 
 
-def _found_in_splits(root: Path, named: list[str], scan: Scan, labelled: bool) -> tuple[str, dict[str, Found]] | None:
-    splits: dict[str, Found] = {}
+def _found_in_splits(
+    root: Path, named: list[str], scan: Scan, labelled: bool
+) -> tuple[str, dict[str, RawSplit]] | None:
+    splits: dict[str, RawSplit] = {}
     notes = ""
     for name in named:
         scan.enter(str(root / name))
@@ -134,7 +136,7 @@ def _found_in_splits(root: Path, named: list[str], scan: Scan, labelled: bool) -
     return f"{kind} in {', '.join(splits)}{notes}{scan.words()}", splits
 
 
-def _found_in_classes(root: Path, inside: str, scan: Scan, labelled: bool) -> tuple[Found, str] | None:
+def _found_in_classes(root: Path, inside: str, scan: Scan, labelled: bool) -> tuple[RawSplit, str] | None:
     """The images of one split: labelled by the folders in the folder ``inside`` the root, where there are any."""
     folders, images = scan.listing(str(root / inside))
     before = f"{inside}/" if inside else ""
@@ -147,9 +149,9 @@ def _found_in_classes(root: Path, inside: str, scan: Scan, labelled: bool) -> tu
     if any(map(len, paths)) and (labelled or not beside):
         values = np.repeat(np.arange(len(names)), [len(each) for each in paths])
         note = f"; {len(beside):,} images beside the class folders not used" if beside else ""
-        return Found(Files(str(root), Strings.join(paths)), Labels(names, values)), note
+        return RawSplit(Files(str(root), Strings.join(paths)), Labels(names, values)), note
     flat = Strings(sorted([*beside, *(path for each in paths for path in each)]))
-    return (Found(Files(str(root), flat)), "") if len(flat) else None
+    return (RawSplit(Files(str(root), flat)), "") if len(flat) else None
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -164,7 +166,7 @@ def _any_image(folder: Path) -> bool:
     return False
 
 
-def _check_not_a_manifests_folder(root: Path, part: Found, labelled: bool) -> None:
+def _check_not_a_manifests_folder(root: Path, part: RawSplit, labelled: bool) -> None:
     if not labelled or part.labels is None or len(part.labels.names) > 1:
         return
     manifests = sorted(path.name for path in root.iterdir() if path.suffix.lower() in MANIFESTS)

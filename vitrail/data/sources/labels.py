@@ -52,14 +52,14 @@ class Labels:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class RawSplit:
     """One split as it was found, before its labels are joined to those of the others."""
 
     contents: Contents
     labels: Labels | None = None  # None: unlabelled
 
-    def take(self, rows: np.ndarray) -> Found:
-        return Found(self.contents.take(rows), self.labels and self.labels.take(rows))
+    def take(self, rows: np.ndarray) -> RawSplit:
+        return RawSplit(self.contents.take(rows), self.labels and self.labels.take(rows))
 
 
 def counts(values: np.ndarray, classes: int) -> np.ndarray:

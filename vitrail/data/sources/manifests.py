@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from vitrail.data.sources.contents import Files, Strings, below_root
-from vitrail.data.sources.labels import BETWEEN, SPLIT_ORDER, SPLITS, Found, from_texts, text_of
+from vitrail.data.sources.labels import BETWEEN, SPLIT_ORDER, SPLITS, RawSplit, from_texts, text_of
 from vitrail.errors import DataError
 
 PATHS = ("path", "file_name", "filename", "file", "image", "image_path")
@@ -36,7 +36,7 @@ class Columns:
         return f"{self.source}, line {self.lines[row]}"
 
 
-def found_in_manifest(path: Path, *, labelled: bool) -> tuple[str, dict[str, Found]]:
+def found_in_manifest(path: Path, *, labelled: bool) -> tuple[str, dict[str, RawSplit]]:
     """What a CSV, TSV or JSON-lines manifest names.
 
     A row has a path (absolute, or relative to the manifest's folder and then below it), a label or several with `;`
@@ -89,7 +89,7 @@ def choose_columns(
     return chosen
 
 
-def found_in_columns(columns: Columns, root: Path) -> dict[str, Found]:
+def found_in_columns(columns: Columns, root: Path) -> dict[str, RawSplit]:
     """The splits of a table of paths. Raises `DataError`, naming lines."""
     if not columns.paths:
         raise DataError(f"{columns.source} has no rows", "give one image a row below the names of the columns")
@@ -112,7 +112,7 @@ def found_in_columns(columns: Columns, root: Path) -> dict[str, Found]:
         fact = f"none of the files that {columns.source} names is there; looked for {tried[0]}"
         raise DataError(fact, f"give paths relative to {root.absolute()}, or absolute ones")
     contents = Files(str(root), Strings(columns.paths))
-    return by_split(Found(contents, _labels(columns)), columns)
+    return by_split(RawSplit(contents, _labels(columns)), columns)
 
 
 def _labels(columns: Columns) -> Any:
@@ -127,7 +127,7 @@ def _labels(columns: Columns) -> Any:
     return labels
 
 
-def by_split(found: Found, columns: Columns) -> dict[str, Found]:
+def by_split(found: RawSplit, columns: Columns) -> dict[str, RawSplit]:
     """The parts that a column of splits makes of what was found; all of it is "train" without one."""
     if columns.splits is None:
         return {"train": found}

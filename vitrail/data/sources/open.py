@@ -23,7 +23,7 @@ from vitrail.data.sources.arrays import (
 from vitrail.data.sources.contents import Files, Strings
 from vitrail.data.sources.folders import EXTENSIONS, data_files, found_in_folder
 from vitrail.data.sources.holdout import held_out
-from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Found, Labels, check_no_class_is_empty, joined
+from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, RawSplit, check_no_class_is_empty, joined
 from vitrail.data.sources.manifests import found_in_manifest
 from vitrail.data.sources.parquet import found_in_parquet
 from vitrail.data.sources.source import (
@@ -83,7 +83,7 @@ def open_data(
     return replace(splits, train=rest, val=val, held_out=True)
 
 
-def _with_labels(layout: str, found: dict[str, Found], labelled: bool) -> tuple[str, dict[str, Found]]:
+def _with_labels(layout: str, found: dict[str, RawSplit], labelled: bool) -> tuple[str, dict[str, RawSplit]]:
     """Where labels are needed, leaves out the splits that have none and says so; train cannot be left out."""
     without = [split for split, part in found.items() if part.labels is None]
     if not labelled or not without:
@@ -95,7 +95,7 @@ def _with_labels(layout: str, found: dict[str, Found], labelled: bool) -> tuple[
     return layout + note, {split: part for split, part in found.items() if part.labels is not None}
 
 
-def _sources(found: Mapping[str, Found], classes: Sequence[str] | None, labelled: bool) -> dict[str, Source]:
+def _sources(found: Mapping[str, RawSplit], classes: Sequence[str] | None, labelled: bool) -> dict[str, Source]:
     """Each split with its targets in the numbers of one list of classes."""
     labels = {split: part.labels for split, part in found.items() if part.labels is not None}
     if labelled and classes is None and "train" in labels:
@@ -109,7 +109,7 @@ def _sources(found: Mapping[str, Found], classes: Sequence[str] | None, labelled
     }
 
 
-def _find(data: Any, channels: int, labelled: bool, where: str = "") -> tuple[str, dict[str, Found]]:
+def _find(data: Any, channels: int, labelled: bool, where: str = "") -> tuple[str, dict[str, RawSplit]]:
     """What data are, in words, and their splits as found.
 
     Args:
@@ -117,7 +117,7 @@ def _find(data: Any, channels: int, labelled: bool, where: str = "") -> tuple[st
     """
     if isinstance(data, Source):
         labels = Labels(data.classes, data.targets, declared=True) if data.labelled else None
-        return "a source", {"train": Found(data.contents, labels)}
+        return "a source", {"train": RawSplit(data.contents, labels)}
     if isinstance(data, Mapping):
         return _find_by_split(data, channels, labelled)
     if isinstance(data, str) and data in BUILT_IN:
@@ -129,14 +129,14 @@ def _find(data: Any, channels: int, labelled: bool, where: str = "") -> tuple[st
     if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape"):
         return "arrays", {"train": found_in_arrays(*data, where=where or "array")}
     if isinstance(data, list | tuple) and data and all(isinstance(each, str | os.PathLike) for each in data):
-        return f"{len(data):,} files", {"train": Found(Files("", Strings(map(os.fspath, data))))}
+        return f"{len(data):,} files", {"train": RawSplit(Files("", Strings(map(os.fspath, data))))}
     if is_dataset(data):
         words = f"a dataset ({type(data).__name__})"
         return words, {"train": found_in_dataset(data, channels=channels, where=where or "dataset")}
     raise DataError(f"data of type {type(data).__name__} cannot be read", f"give {READ}, arrays or a Dataset")
 
 
-def _find_by_split(data: Mapping[str, Any], channels: int, labelled: bool) -> tuple[str, dict[str, Found]]:
+def _find_by_split(data: Mapping[str, Any], channels: int, labelled: bool) -> tuple[str, dict[str, RawSplit]]:
     words, splits = [], {}
     for name, each in data.items():
         if name not in SPLITS:
@@ -149,13 +149,13 @@ def _find_by_split(data: Mapping[str, Any], channels: int, labelled: bool) -> tu
     return ", ".join(words), splits
 
 
-def _whole(parts: Mapping[str, Found], where: object) -> Found:
+def _whole(parts: Mapping[str, RawSplit], where: object) -> RawSplit:
     if len(parts) > 1:
         raise DataError(f"{where} holds splits of its own: {', '.join(parts)}", "give one split, or data that hold all")
     return next(iter(parts.values()))
 
 
-def _find_at(path: Path, labelled: bool, *, given: str) -> tuple[str, dict[str, Found]]:
+def _find_at(path: Path, labelled: bool, *, given: str) -> tuple[str, dict[str, RawSplit]]:
     suffix = path.suffix.lower()
     if not os.path.exists(path):
         raise _nothing_at(path, given)
@@ -172,16 +172,16 @@ def _find_at(path: Path, labelled: bool, *, given: str) -> tuple[str, dict[str, 
     if suffix == ".npz":
         return found_in_npz(path)
     if suffix.removeprefix(".") in EXTENSIONS:
-        return "one image", {"train": Found(Files(str(path.parent), Strings([path.name])))}
+        return "one image", {"train": RawSplit(Files(str(path.parent), Strings([path.name])))}
     raise DataError(f"{path} is of no kind that is read", f"give {READ}")
 
 
-def _find_in_folder(root: Path, labelled: bool) -> tuple[str, dict[str, Found]]:
+def _find_in_folder(root: Path, labelled: bool) -> tuple[str, dict[str, RawSplit]]:
     if found := found_in_folder(root, labelled=labelled):
         return found
     if files := data_files(root):
         suffix, by_split = files
-        splits: dict[str, Found] = {}
+        splits: dict[str, RawSplit] = {}
         for split, paths in by_split.items():
             if suffix == ".parquet":
                 parts = found_in_parquet(paths, root, labelled=labelled)

@@ -14,7 +14,7 @@ import numpy as np
 
 from vitrail.data.decode import BadImage
 from vitrail.data.sources.contents import Strings, below_root, read_file
-from vitrail.data.sources.labels import Found, Labels, from_numbers, from_texts, text_of
+from vitrail.data.sources.labels import Labels, RawSplit, from_numbers, from_texts, text_of
 from vitrail.data.sources.manifests import Columns, by_split, choose_columns, found_in_columns
 from vitrail.errors import DataError
 
@@ -90,7 +90,7 @@ class ParquetImages:
             return row
 
 
-def found_in_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[str, Found]:
+def found_in_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[str, RawSplit]:
     """What some Parquet files of one layout hold, as one set, or in the splits that a column of theirs names.
 
     Images are in a column of bytes, or of structs of bytes and a path; else a column of paths makes this a manifest.
@@ -127,7 +127,7 @@ def found_in_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> di
     )
     contents = ParquetImages(str(root), names, image, groups[:, :3], np.arange(rows), keys)
     labels = _labels(table[label], _class_names(features.get(label)), source) if label else None
-    return by_split(Found(contents, labels), described)
+    return by_split(RawSplit(contents, labels), described)
 
 
 def _pyarrow() -> Any:

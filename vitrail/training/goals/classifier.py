@@ -31,7 +31,7 @@ from vitrail.runs.folder import RunFolder
 from vitrail.runtime import fault_injection
 from vitrail.runtime.device import find_device
 from vitrail.runtime.machine import keep_large_buffers, versions
-from vitrail.runtime.progress import Say, Show, duration
+from vitrail.runtime.progress import ProgressBar, Say, duration
 from vitrail.tasks.classification import Classifier
 from vitrail.training.auto import settle
 from vitrail.training.data import Transform, opened, training_batches
@@ -125,7 +125,7 @@ def finish(
     fault_injection.hit("run.before_model")
     with averaged(training):
         split, source = choose_split(splits)
-        with Show(f"judging on {split}", len(source), quiet=quiet) as show:
+        with ProgressBar(f"judging on {split}", len(source), quiet=quiet) as show:
             judgement = judge(
                 classifier,
                 source,

@@ -22,7 +22,7 @@ from vitrail.evaluation.feature_health import Health, diagnose
 from vitrail.models import activation_bytes, cost_of
 from vitrail.models.backbone import at_rest
 from vitrail.models.tokenizer import Tokenizer
-from vitrail.objectives.gradient_cache import Comparing
+from vitrail.objectives.gradient_cache import ContrastiveObjective
 from vitrail.objectives.objective import Objective
 from vitrail.reports.pretraining.card import write_pretrain_card
 from vitrail.reports.pretraining.page import Panel, PretrainFacts, write_pretrain_report
@@ -120,7 +120,7 @@ def check_images(splits: Splits) -> Source:
 
 def warn_of_repeats(run: Run, objective: Objective, images: int, say: Say) -> None:
     """Says where images that are to be told from all others of a batch are among these themselves."""
-    if isinstance(objective, Comparing) and run.data.batch > images:
+    if isinstance(objective, ContrastiveObjective) and run.data.batch > images:
         told = (
             f"a batch of {run.data.batch} holds each of {images} images more than once, and each is to be unlike itself"
         )
