@@ -27,7 +27,7 @@ def photograph(height, width):
 
 def picture_of(path, size=SIZE, channels=3):
     contents = Files(str(path.parent), Strings([path.name]))
-    return TrainingCrop(contents, Augment(), size, 0, channels)(0, 0, 0)
+    return TrainingCrop(contents, Augment(), size, 0, channels)(0, 0, 0).pixels
 
 
 def by_hand(array, box, size=SIZE):
@@ -140,8 +140,8 @@ def test_files_come_in_the_asked_number_of_channels(tmp_path, choose, channels, 
 def test_each_channel_of_an_array_is_cropped_like_a_grey_picture(choose):
     choose(10, 20, 50, 40)
     images = np.concatenate([photograph(90, 70), photograph(90, 70)[::-1]], axis=2)[None, ..., :5]
-    made = TrainingCrop(Arrays(images, Strings("a")), Augment(), SIZE, 0, 5)(0, 0, 0)
-    floats = TrainingCrop(Arrays(images / np.float32(255), Strings("a")), Augment(), SIZE, 0, 5)(0, 0, 0)
+    made = TrainingCrop(Arrays(images, Strings("a")), Augment(), SIZE, 0, 5)(0, 0, 0).pixels
+    floats = TrainingCrop(Arrays(images / np.float32(255), Strings("a")), Augment(), SIZE, 0, 5)(0, 0, 0).pixels
     for plane, channel in zip(made, images[0].transpose(2, 0, 1)):
         alone = Image.fromarray(channel).resize(SIZE[::-1], Image.Resampling.BICUBIC, box=(7, 18, 42, 54))
         assert np.array_equal(plane, alone)

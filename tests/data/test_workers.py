@@ -23,15 +23,16 @@ KEYS = [f"picture {number}" for number in range(20)]
 # a user's script, with its dataset in it; it prints what a worker answers
 SCRIPT = """
 import numpy as np
+from vitrail.data.pictures import Picture
 from vitrail.data.workers import Workers
 
 def make(epoch, sample, view):
-    return np.full((1, 2, 2), sample, np.uint8)
+    return Picture(np.full((1, 2, 2), sample, np.uint8))
 
 def main():
     pool = Workers(make, 1, ["a", "b"])
     print(pool.processes[0].pid, flush=True)
-    print(pool(np.array([[0, 1, 0]]))[0].ravel().tolist(), flush=True)
+    print(pool(np.array([[0, 1, 0]]))[0].pixels.ravel().tolist(), flush=True)
     {then}
     pool.close()
 
@@ -85,9 +86,10 @@ def pool_of():
 def test_a_worker_makes_what_this_process_makes_and_gives_the_reason_of_a_bad_image(shades, pool_of):
     make = shades(bad=(4,))
     here, there = make_all(make, rows(3, 4, 5)), pool_of(make)(rows(3, 4, 5))
-    assert np.array_equal(here[0], there[0])
+    assert np.array_equal(here[0].pixels, there[0].pixels)
+    assert here[0][1:] == there[0][1:] == ((0, 0, 8, 6), (6, 8))
     assert here[1] == there[1] == "OSError: no picture 4"
-    assert there[2].tolist() == np.full((3, 6, 8), 5).tolist()
+    assert there[2].pixels.tolist() == np.full((3, 6, 8), 5).tolist()
 
 
 def test_a_worker_that_dies_at_an_image_is_an_error_that_names_the_image(shades, pool_of):
@@ -109,7 +111,7 @@ def test_a_worker_takes_no_notice_of_sigterm_and_sigint(shades, pool_of):
     pool(rows(1))
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(pool.processes[0].pid, number)
-    assert pool(rows(2))[0].max() == 2
+    assert pool(rows(2))[0].pixels.max() == 2
 
 
 def test_what_cannot_be_pickled_is_refused_before_a_process_starts():

@@ -186,12 +186,12 @@ def test_the_same_classes_keep_their_head_and_forget_their_calibration(model):
     assert again.temperature == 1.0
     assert adapt(model, image_size=32).temperature == 3.0
     assert not adapt(model, classes=["bee", "ant", "cat"])(images).any()
-    assert not adapt(model, classes=["ant", "bee", "cat"], multi_label=True)(images).any()
+    assert not adapt(model, classes=["ant", "bee", "cat"], arguments={"multi_label": True})(images).any()
 
 
 def test_what_is_adapted_is_a_model_of_its_own_ready_to_train(model):
     before = {name: each.clone() for name, each in model.state_dict().items()}
-    other = adapt(model, classes=["dog", "emu"], image_size=64, drop_path=0.2, multi_label=True)
+    other = adapt(model, classes=["dog", "emu"], image_size=64, drop_path=0.2, arguments={"multi_label": True})
     assert other.training
     assert other.multi_label
     assert other.config.drop_path == 0.2

@@ -21,7 +21,8 @@ from vitrail.data.decode import pixels
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import AttentionGrid, device_of
-from vitrail.tasks.classification import Classifier, opened
+from vitrail.tasks.classification import Classifier
+from vitrail.tasks.pictures import to_pixels
 
 if TYPE_CHECKING:
     from vitrail.analysis.figure import AttentionFigure
@@ -117,7 +118,7 @@ def _looked_at(model: Any, image: Any) -> tuple[Tensor, Image.Image | np.ndarray
         image = _content(Path(image))
     elif isinstance(image, np.ndarray | Tensor) and image.ndim == 4:
         image = image[0]
-    return model.preprocess([image]), opened(image, model.preprocessing.channels)
+    return model.preprocess([image]), to_pixels(image, model.preprocessing.channels)
 
 
 def _single(image: Any) -> Any:

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.data.augment.placement import Frames
 from vitrail.data.augment.policy import Augment
-from vitrail.data.pictures import Evaluated, TrainingCrop, Transformed
+from vitrail.data.pictures import Evaluated, Picture, TrainingCrop, Transformed
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources.contents import UserDataset
@@ -28,6 +29,8 @@ from vitrail.errors import DataError
 
 DEVICE_BYTES = 2**32  # arrays up to this size are kept on the device
 Bad = Callable[[str, str], None]  # key, reason; raises to stop
+Collate = Callable[[Any], Any]  # the rows of a source's targets as those of a batch: `Task.collate`
+UNKNOWN = (float("nan"),) * 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,15 +39,18 @@ class Batch:
 
     Args:
         images: (B, C, H, W) uint8, or float32 in [0, 1].
-        targets: (B,) int64, -1 where unlabelled; or (B, K) float32 of zeros and ones.
+        targets: what is known of each, as `Task.collate` made it: (B,) int64 of a class, -1 where unlabelled, or (B, K) float32
+            of zeros and ones; of other tasks any tensor, or tuple of tensors, with the images first.
         keys: their names.
         ids: (B, 3) int64: epoch, sample and view of each.
+        frames: what each shows of its picture.
     """
 
     images: Tensor
-    targets: Tensor
+    targets: Any
     keys: list[str]
     ids: np.ndarray
+    frames: Frames
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -58,7 +64,14 @@ class Batch:
                 return tensor.pin_memory().to(device, non_blocking=True)
             return tensor.to(device)
 
-        return replace(self, images=move(self.images), targets=move(self.targets))
+        several = isinstance(self.targets, tuple)
+        targets = tuple(map(move, self.targets)) if several else move(self.targets)
+        return replace(self, images=move(self.images), targets=targets)
+
+
+def collate_labels(rows: np.ndarray) -> Tensor:
+    """Numbers of classes (B,), or rows of zeros and ones (B, K), as they are."""
+    return torch.from_numpy(rows)
 
 
 def stop_at_bad(key: str, reason: str) -> None:
@@ -80,6 +93,7 @@ def train_batches(
     views: int = 1,
     channels: int = 3,
     transform: Callable[[Any], Any] | None = None,
+    collate: Collate = collate_labels,
     bad: Bad = stop_at_bad,
     device: torch.device | None = None,
 ) -> Generator[Batch, None, None]:
@@ -95,6 +109,7 @@ def train_batches(
             ``batch`` and V ``views``. With ``repeats`` the views of one that comes again go on counting.
         transform: a callable or module from a Pillow image (or an array (H, W, C), where Pillow has no mode for it) to
             (channels, *size), uint8 or float in [0, 1].
+        collate: makes the batch's targets of the source's.
         bad: told of each bad image, in order; if it does not raise, the batch comes without the image, in all its views.
         device: where arrays are kept, if they fit in 4 GiB, and their batches come from.
 
@@ -106,14 +121,16 @@ def train_batches(
     steps = (_in_views(ids, views) for ids in stream.steps(start, stop))
     if source.kind == "arrays" and transform is None:
         _check_channels(source, channels)
-        yield from _gathered(source, steps, device)
+        yield from _gathered(source, steps, device, collate)
         return
     make: Make
     if transform is not None:
         make = Transformed(source.contents, transform, size, seed, channels)
     else:
         make = TrainingCrop(source.contents, policy, size, seed, channels)
-    made = _made(source, make, steps, workers=workers, bad=bad, views=views, users=transform is not None)
+    made = _made(
+        source, make, steps, collate=collate, workers=workers, bad=bad, views=views, users=transform is not None
+    )
     with closing(made):
         for step, some in enumerate(made, start):
             if not len(some):
@@ -129,11 +146,12 @@ def eval_batches(
     workers: int = 0,
     bad: Bad = stop_at_bad,
     fast: bool = False,
+    collate: Collate = collate_labels,
 ) -> Generator[Batch, None, None]:
     """Every item once, in order, as ``preprocessing`` has it before normalisation; epoch and view are 0.
 
     Args:
-        workers, bad: as for `train_batches`.
+        workers, bad, collate: as for `train_batches`.
         fast: JPEG files are decoded at a half or less where that leaves the size that preprocessing scales them to.
 
     Raises:
@@ -144,9 +162,10 @@ def eval_batches(
         _check_channels(source, preprocessing.channels)
         size = source.images.shape[1:3]
         if preprocessing.resized(*size) == size == preprocessing.size:
-            yield from _gathered(source, jobs, None)
+            yield from _gathered(source, jobs, None, collate)
             return
-    made = _made(source, Evaluated(source.contents, preprocessing, fast), jobs, workers=workers, bad=bad)
+    make = Evaluated(source.contents, preprocessing, fast)
+    made = _made(source, make, jobs, collate=collate, workers=workers, bad=bad)
     with closing(made):
         yield from filter(len, made)
 
@@ -172,7 +191,9 @@ def _check_channels(source: Source, channels: int) -> None:
         raise DataError(fact, "give images of as many channels, or a model made for these")
 
 
-def _gathered(source: Source, jobs: Iterable[np.ndarray], device: torch.device | None) -> Generator[Batch, None, None]:
+def _gathered(
+    source: Source, jobs: Iterable[np.ndarray], device: torch.device | None, collate: Collate
+) -> Generator[Batch, None, None]:
     """Batches of a source of arrays, as they are."""
     images, kept = source.images, None
     if device is not None and device.type != "cpu" and images.nbytes <= DEVICE_BYTES:
@@ -180,7 +201,9 @@ def _gathered(source: Source, jobs: Iterable[np.ndarray], device: torch.device |
     for ids in jobs:
         rows = ids[:, 1]
         some = torch.from_numpy(images[rows]) if kept is None else kept[torch.from_numpy(rows).to(device)]
-        yield _batch(source, some.permute(0, 3, 1, 2).contiguous(), ids)
+        yield _batch(
+            source, some.permute(0, 3, 1, 2).contiguous(), ids, Frames.whole(len(ids), images.shape[1:3]), collate
+        )
 
 
 def _made(
@@ -188,6 +211,7 @@ def _made(
     make: Make,
     jobs: Iterable[np.ndarray],
     *,
+    collate: Collate,
     workers: int,
     bad: Bad,
     views: int = 1,
@@ -203,30 +227,38 @@ def _made(
     else:
         results = in_order(partial(_stacked, here, views=views), jobs, threads=1)
     with closing(results):
-        for ids, images, reasons in results:
+        for ids, images, frames, reasons in results:
             by_sample = ids.reshape(-1, views, 3)
             for place, reason in reasons.items():
                 bad(source.keys[by_sample[place, 0, 1]], reason)
             kept = np.delete(by_sample, list(reasons), axis=0).reshape(-1, 3)
-            yield _batch(source, torch.from_numpy(images), kept)
+            yield _batch(source, torch.from_numpy(images), kept, frames, collate)
 
 
 def _stacked(
     make: Callable[[np.ndarray], list[Made]], ids: np.ndarray, *, views: int
-) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
-    """The ids of a job, its good pictures (B, C, H, W), and why the other samples are bad, by their place in the job."""
+) -> tuple[np.ndarray, np.ndarray, Frames, dict[int, str]]:
+    """The ids of a job, its good pictures (B, C, H, W), what they show, and why the other samples are bad, by their place in
+    the job.
+    """
     made = make(ids)
     reasons: dict[int, str] = {}
-    for row, each in enumerate(made):
-        if isinstance(each, str):
-            reasons.setdefault(row // views, each)
-    pictures = [each for row, each in enumerate(made) if row // views not in reasons and not isinstance(each, str)]
-    if len({each.dtype for each in pictures}) > 1:  # a user's Dataset may give either kind
-        pictures = [each if each.dtype == np.float32 else each / np.float32(255) for each in pictures]
-    return ids, np.stack(pictures) if pictures else np.zeros((0, 0, 0, 0), np.uint8), reasons
+    for row, picture in enumerate(made):
+        if isinstance(picture, str):
+            reasons.setdefault(row // views, picture)
+    pictures = [
+        picture for row, picture in enumerate(made) if row // views not in reasons and isinstance(picture, Picture)
+    ]
+    pixels = [picture.pixels for picture in pictures]
+    if len({image.dtype for image in pixels}) > 1:  # a user's Dataset may give either kind
+        pixels = [image if image.dtype == np.float32 else image / np.float32(255) for image in pixels]
+    crops = np.array([picture.crop or UNKNOWN for picture in pictures], np.float64).reshape(-1, 4)
+    sizes = np.array([picture.full or UNKNOWN[:2] for picture in pictures], np.float64).reshape(-1, 2)
+    images = np.stack(pixels) if pixels else np.zeros((0, 0, 0, 0), np.uint8)
+    return ids, images, Frames(crops, sizes), reasons
 
 
-def _batch(source: Source, images: Tensor, ids: np.ndarray) -> Batch:
+def _batch(source: Source, images: Tensor, ids: np.ndarray, frames: Frames, collate: Collate) -> Batch:
     rows = ids[:, 1]
-    targets = source.targets[rows] if source.labelled else np.full(len(rows), -1)
-    return Batch(images, torch.from_numpy(targets), [source.keys[row] for row in rows.tolist()], ids)
+    targets = collate(source.targets[rows]) if source.labelled else torch.full((len(rows),), -1)
+    return Batch(images, targets, [source.keys[row] for row in rows.tolist()], ids, frames)

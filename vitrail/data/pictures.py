@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -27,6 +27,18 @@ from vitrail.errors import ConfigError, DataError
 
 JPEG = b"\xff\xd8\xff"  # the one format that can be decoded at a part of its size
 REDUCING_GAP = 3.0  # large pictures are first averaged in whole pixels, down to thrice the result at the least
+
+
+class Picture(NamedTuple):
+    """An image that was made of an item, (C, h, w) uint8 or float32 in [0, 1], and what it shows.
+
+    ``crop`` is left, top, right, bottom of the part shown, in pixels of the upright picture, and ``full`` the picture's
+    (height, width); None where a transform of the user's own made the image.
+    """
+
+    pixels: np.ndarray
+    crop: tuple[float, float, float, float] | None = None
+    full: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +55,7 @@ class TrainingCrop:
     seed: int
     channels: int
 
-    def __call__(self, epoch: int, sample: int, view: int) -> np.ndarray:
+    def __call__(self, epoch: int, sample: int, view: int) -> Picture:
         def choose(full: tuple[int, int]) -> tuple[int, int, int, int]:
             aspect = self.size[1] / self.size[0]
             return crop_box(self.policy, self.seed, epoch, sample, view, *full, aspect=aspect)
@@ -61,7 +73,8 @@ class TrainingCrop:
         scale = round(max(full) / max(seen))  # 1, 2, 4 or 8, exactly: decoders round the size up, not the scale
         right, bottom = min((left + wide) / scale, seen[1]), min((top + tall) / scale, seen[0])
         box = left / scale, top / scale, right, bottom
-        return crop(image, box, self.size, self.channels)
+        shown = float(left), float(top), float(left + wide), float(top + tall)
+        return Picture(crop(image, box, self.size, self.channels), shown, full)
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,7 @@ class Transformed:
     seed: int
     channels: int
 
-    def __call__(self, epoch: int, sample: int, view: int) -> np.ndarray:
+    def __call__(self, epoch: int, sample: int, view: int) -> Picture:
         content = read(self.contents, self.seed, epoch, sample, view)
         image = decode(content, channels=self.channels) if isinstance(content, bytes) else as_image(content)
         key = self.contents.keys[sample]
@@ -88,7 +101,7 @@ class Transformed:
         except Exception as error:
             fact = f"the transform failed on {key}: {type(error).__name__}: {error}"
             raise DataError(fact, "try the transform on that image alone") from error
-        return self._checked(given, key)
+        return Picture(self._checked(given, key))
 
     def _checked(self, given: Any, key: str) -> np.ndarray:
         if isinstance(given, Image.Image):
@@ -116,13 +129,18 @@ class Evaluated:
     preprocessing: Preprocessing
     fast: bool = False
 
-    def __call__(self, epoch: int, sample: int, view: int) -> np.ndarray:
+    def __call__(self, epoch: int, sample: int, view: int) -> Picture:
         content = read(self.contents, 0, epoch, sample, view)
         if isinstance(content, np.ndarray):
-            return self.preprocessing.picture(content)
+            return self._prepare(content, content.shape[:2])
         full = jpeg_size(content) if self.fast else None
         at_least = self.preprocessing.resized(*full) if full else None
-        return self.preprocessing.picture(decode(content, channels=self.preprocessing.channels, at_least=at_least))
+        image = decode(content, channels=self.preprocessing.channels, at_least=at_least)
+        return self._prepare(image, full or size_of(image))
+
+    def _prepare(self, image: Image.Image | np.ndarray, full: tuple[int, int]) -> Picture:
+        top, left, bottom, right = self.preprocessing.seen(*full)
+        return Picture(self.preprocessing.picture(image), (left, top, right, bottom), full)
 
 
 def read(contents: Contents, seed: int, epoch: int, sample: int, view: int) -> bytes | np.ndarray:

@@ -30,11 +30,12 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 
 from vitrail.data.decode import BadImage
+from vitrail.data.pictures import Picture
 from vitrail.errors import ConfigError, DataError, VitrailError
 
 Row = Sequence[int]  # epoch, sample, view
-Make = Callable[[int, int, int], np.ndarray]  # raises BadImage
-Made = np.ndarray | str  # a picture, or the reason why there is none
+Make = Callable[[int, int, int], Picture]  # raises BadImage
+Made = Picture | str  # a picture, or the reason why there is none
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -249,9 +250,11 @@ def _line(value: Any) -> bytes:
 
 
 def _send(answer: Made | Exception, replies: BinaryIO) -> None:
-    if isinstance(answer, np.ndarray):
-        replies.write(_line({"shape": answer.shape, "type": answer.dtype.str}))
-        replies.write(np.ascontiguousarray(answer).data)
+    if isinstance(answer, Picture):
+        pixels = answer.pixels
+        shown = {"crop": answer.crop, "full": answer.full}
+        replies.write(_line({"shape": pixels.shape, "type": pixels.dtype.str, **shown}))
+        replies.write(np.ascontiguousarray(pixels).data)
     elif isinstance(answer, VitrailError):
         words = {"what": answer.what, "remedy": answer.remedy, "value": answer.value}
         replies.write(_line({"error": type(answer).__name__, **words}))
@@ -270,7 +273,8 @@ def _receive(replies: BufferedReader) -> Made | Exception:
     if "error" in head:
         kind = {"ConfigError": ConfigError, "DataError": DataError}.get(head["error"])
         return kind(head["what"], head["remedy"], value=head["value"]) if kind else RuntimeError(head["what"])
-    picture = np.empty(head["shape"], head["type"])
-    if replies.readinto(picture.data.cast("B")) < picture.nbytes:
+    pixels = np.empty(head["shape"], head["type"])
+    if replies.readinto(pixels.data.cast("B")) < pixels.nbytes:
         raise EOFError
-    return picture
+    crop, full = (None if value is None else tuple(value) for value in (head["crop"], head["full"]))
+    return Picture(pixels, crop, full)

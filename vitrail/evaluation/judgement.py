@@ -1,57 +1,43 @@
-"""What a classifier answered on a split, and how good that was.
+"""What a model answered on a split, and how good that was.
 
-N images, K classes.
+N images.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
+from functools import cached_property
 
 from vitrail.evaluation.intervals import bootstrap
-from vitrail.tasks import metrics
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.task import Metric
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a classifier answered on one split, and how good that was."""
+    """A model judged on one split; ``metric`` is what the task kept of its images.
+
+    ``seed`` draws the resamples of the interval.
+    """
 
     split: str
     classes: tuple[str, ...]
-    logits: np.ndarray  # (N, K) float32, before the temperature
-    targets: np.ndarray  # (N,) int64, or (N, K) for multi-label
-    keys: tuple[str, ...]
-    multi_label: bool
-    temperature: float
-    figures: dict[str, float]
+    metric: Metric
+    seed: int = 0
+
+    @cached_property
+    def figures(self) -> dict[str, float]:
+        """Every figure, the most important one first, with a 95 % bootstrap interval of it where it is a mean over images."""
+        figures = self.metric.compute()
+        samples, first = self.metric.samples(), next(iter(figures))
+        if samples is not None:
+            figures[f"{first}_low"], figures[f"{first}_high"] = bootstrap(samples, seed=self.seed)
+        return {**figures, "images": len(self.metric.keys)}
 
     @property
-    def probabilities(self) -> np.ndarray:
-        """(N, K), after the temperature."""
-        return metrics.probabilities(self.logits, multi_label=self.multi_label, temperature=self.temperature)
+    def keys(self) -> tuple[str, ...]:
+        """The names of the images (N,)."""
+        return tuple(self.metric.keys)
 
     def per_class(self) -> tuple[list[str], list[tuple[str, ...]]]:
-        """A table: its head, and a row for each class with precision, recall, F1 and the number of images."""
-        if self.multi_label:
-            found = metrics.per_label(self.logits, self.targets)
-        else:
-            found = metrics.per_class(metrics.confusion(self.logits.argmax(1), self.targets, len(self.classes)))
-        rows: list[tuple[str, ...]] = []
-        for name, count, *shares in zip(self.classes, found.support, found.precision, found.recall, found.f1):
-            rows.append((name, *(f"{100 * value:.1f}" for value in shares), str(int(count))))
-        return ["class", "precision %", "recall %", "F1 %", "images"], rows
-
-
-def from_logits(
-    classifier: Classifier, logits: np.ndarray, targets: np.ndarray, keys: tuple[str, ...], *, split: str, seed: int = 0
-) -> Judgement:
-    """The judgement that stored answers amount to."""
-    many, temperature = classifier.multi_label, classifier.temperature
-    figures = metrics.summary(logits, targets, classifier.classes, multi_label=many, temperature=temperature)
-    if not many:
-        right = (logits.argmax(1) == targets).astype(np.float64)
-        figures["top1_low"], figures["top1_high"] = bootstrap(right, seed=seed)
-    figures["images"] = len(keys)
-    return Judgement(split, classifier.classes, logits, targets, keys, many, temperature, figures)
+        """A table: its head, and a row for each class; empty where the task has none."""
+        return self.metric.table()

@@ -1,4 +1,4 @@
-"""What leaves PyTorch: images in, logits and features out, traced once for all batches and, where it can be, all sizes.
+"""What leaves PyTorch: images in, named outputs out, traced once for all batches and, where it can be, all sizes.
 
 B images, C channels, H x W pixels, K classes, F width of what the head reads.
 """
@@ -16,59 +16,49 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from vitrail.export.pictures import Preparation
-from vitrail.models import Backbone
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.task import Task
 
 AXES = {0: "batch", 2: "height", 3: "width"}  # of the images
 
 
 class Graph(nn.Module):
-    """Normalised images (B, C, H, W) in fp32 to "logits" (B, K) and "features" (B, F), what the head reads; an encoder
-    without a head gives features alone.
+    """Normalised images (B, C, H, W) in fp32 to the named outputs of `Task.graph`, such as "logits" (B, K) and "features" (B, F).
 
-    It holds a copy of the backbone, in fp32, on the CPU and in evaluation mode: the classifier stays as it is.
+    It holds a copy of the model, in fp32, on the CPU and in evaluation mode: the model stays as it is.
 
     Args:
         pictures: what comes in is whole pictures, uint8, which a `Preparation` makes images of.
     """
 
-    def __init__(self, classifier: Classifier, *, pictures: bool = False) -> None:
+    def __init__(self, model: Task, *, pictures: bool = False) -> None:
         super().__init__()
-        self.prepare = Preparation(classifier.preprocessing) if pictures else nn.Identity()
-        self.backbone: Backbone = copy.deepcopy(classifier.backbone).float().cpu().eval().requires_grad_(False)
+        self.prepare = Preparation(model.preprocessing) if pictures else nn.Identity()
+        self.model: Task = copy.deepcopy(model).float().cpu().eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        features = self.backbone.features(self.prepare(images))
-        return {
-            name: features if name == "features" else self.backbone.head(features) for name in outputs_of(self.backbone)
-        }
+        return self.model.graph(self.prepare(images))
 
 
-def outputs_of(backbone: Backbone) -> tuple[str, ...]:
-    """The names of what a graph gives, in order."""
-    return ("logits", "features") if backbone.config.classes else ("features",)
-
-
-def dynamic_size(classifier: Classifier) -> bool:
+def dynamic_size(model: Task) -> bool:
     """Whether height and width are left open in a graph of this model; the batch always is.
 
     They are in all architectures but one case: BEiT's tables that are resized by a cubic spline ("geometric-cubic"), because
     drawing it for another size means solving linear equations, for which ONNX has no operator.
     """
-    config = classifier.backbone.config
+    config = model.backbone.config
     is_spline = getattr(config, "bias_resize", None) == "geometric-cubic"
     return not (is_spline and config.relative_bias != "none")
 
 
-def traced(classifier: Classifier, *, pictures: bool = False) -> ExportedProgram:
+def traced(model: Task, *, pictures: bool = False) -> ExportedProgram:
     """The graph of a model, with names for the axes that are open: ``batch``, and where `dynamic_size` ``height`` and ``width``.
 
     With its lengths left open a graph holds for any number of images, and for the sizes that the model takes itself; a program
     refuses others, and so it does less than two patches along a side, as torch traces one as a case of its own. A graph that
     takes whole ``pictures`` takes all sizes, and its network sees one.
     """
-    graph, is_dynamic = Graph(classifier, pictures=pictures), pictures or dynamic_size(classifier)
-    config = graph.backbone.config
+    graph, is_dynamic = Graph(model, pictures=pictures), pictures or dynamic_size(model)
+    config = graph.model.config
     # twice the model's size: no length of any map, in any stage, is 1 or what a table was made for
     scale = 2 if is_dynamic else 1
     size = [scale * length for length in config.image_size]

@@ -8,23 +8,23 @@ from pathlib import Path
 import torch
 
 from vitrail.errors import ConfigError
-from vitrail.export.graph import AXES, dynamic_size, outputs_of, quietly, traced
+from vitrail.export.graph import AXES, dynamic_size, quietly, traced
 from vitrail.files import disk_errors, replace_file
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.task import Task
 
 OPSET = 20  # what torch's translations are written for
 LARGEST = 1536 * 2**20  # bytes of weights in one file: a message of protobuf ends at 2 GB
 
 
 def to_onnx(
-    classifier: Classifier,
+    model: Task,
     path: Path,
     *,
     metadata: Mapping[str, str] = {},
     pictures: bool = False,
     opset: int = OPSET,
 ) -> bool:
-    """Writes `Graph` as ONNX: "images" (batch, C, height, width) to "logits" (batch, K) and "features" (batch, F).
+    """Writes `Graph` as ONNX: "images" (batch, C, height, width) to the outputs that `Task.graph_outputs` names.
 
     The weights lie in the same file, and beside it in a file of their own where they have more than `LARGEST` bytes.
 
@@ -45,8 +45,8 @@ def to_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ConfigError("exporting to ONNX needs onnx and onnxscript", "pip install 'vitrail[onnx]'") from error
-    program = traced(classifier, pictures=pictures)
-    is_dynamic = pictures or dynamic_size(classifier)
+    program = traced(model, pictures=pictures)
+    is_dynamic = pictures or dynamic_size(model)
     with quietly():
         written = torch.onnx.export(
             program,
@@ -54,14 +54,14 @@ def to_onnx(
             verbose=False,
             opset_version=opset,
             input_names=["pictures" if pictures else "images"],
-            output_names=list(outputs_of(classifier.backbone)),
+            output_names=list(model.graph_outputs),
             dynamic_shapes={"images": {axis: name for axis, name in AXES.items() if axis == 0 or is_dynamic}},
         )
     assert written is not None
     for node in written.model.graph.all_nodes():
         node.metadata_props.clear()  # lines of source code, and the folders they lie in
     written.model.metadata_props.update(metadata)
-    if sum(each.numel() * each.element_size() for each in classifier.parameters()) > LARGEST:
+    if sum(each.numel() * each.element_size() for each in model.parameters()) > LARGEST:
         with disk_errors(path):
             written.save(path, external_data=True)
     else:

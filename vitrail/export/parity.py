@@ -21,7 +21,7 @@ BATCHES = (1, 3, 8)  # images at a time
 MOST_ROUNDS, LEAST_ROUNDS, SECONDS = 30, 5, 3.0  # of measuring speed: rounds, or so long
 SMALLEST = 1e-30  # stands for the largest number where all are 0
 
-Answers = Mapping[str, Tensor]  # "logits" (B, K) where there is a head, "features" (B, F)
+Answers = Mapping[str, Tensor]  # as `Task.graph` gives them
 Verb = Callable[[Tensor], Answers]
 
 
@@ -72,18 +72,6 @@ def _difference(expected: Answers, found: Answers) -> float:
 
 def _joined(several: list[Answers]) -> Answers:
     return {name: torch.cat([each[name] for each in several]) for name in (several[0] if several else ())}
-
-
-def agreement(expected: Answers, found: Answers, *, multi_label: bool = False) -> float:
-    """The share of images whose best class is the same; with several labels the share of each yes and no that is.
-
-    Without a head the mean cosine between the features.
-    """
-    if "logits" not in expected:
-        return float(F.cosine_similarity(expected["features"].double(), found["features"].double()).mean())
-    one, other = expected["logits"], found["logits"]
-    same = (one > 0) == (other > 0) if multi_label else one.argmax(1) == other.argmax(1)
-    return float(same.double().mean())
 
 
 def sizes_to_try(config: Config) -> list[tuple[int, int]]:

@@ -10,10 +10,10 @@ import torch
 
 from vitrail.export.graph import dynamic_size, quietly, traced
 from vitrail.files import replace_file
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.task import Task
 
 
-def to_program(classifier: Classifier, path: Path, *, metadata: Mapping[str, str] = {}) -> bool:
+def to_program(model: Task, path: Path, *, metadata: Mapping[str, str] = {}) -> bool:
     """Writes `Graph` as a program: ``torch.export.load(path).module()(images)`` gives a dictionary of its outputs.
 
     Args:
@@ -25,11 +25,11 @@ def to_program(classifier: Classifier, path: Path, *, metadata: Mapping[str, str
     Raises:
         DiskError: the file cannot be written.
     """
-    program = traced(classifier)
+    program = traced(model)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # lines of source code, and the folders they lie in
     content = BytesIO()
     with quietly():
         torch.export.save(program, content, extra_files=dict(metadata))
     replace_file(path, content.getvalue())
-    return dynamic_size(classifier)
+    return dynamic_size(model)

@@ -23,12 +23,12 @@ from vitrail.data.sources.source import Source
 from vitrail.errors import CheckpointError, DataError, DiskError
 from vitrail.files import disk_errors, replace_file
 from vitrail.inference.options import InferenceOptions
-from vitrail.inference.outputs import features_of_batches
+from vitrail.inference.outputs import outputs
 from vitrail.models import device_of
 from vitrail.models.backbone import at_rest
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.task import Task
 from vitrail.weights.tensors import read_tensors
 
 COUNTED = ("vitrail", "torch", "numpy", "pillow")  # packages whose other version may give other features
@@ -67,7 +67,7 @@ def default_cache() -> Path:
 
 
 def features_of(
-    classifier: Classifier,
+    model: Task,
     source: Source,
     *,
     options: InferenceOptions = InferenceOptions(),
@@ -78,7 +78,7 @@ def features_of(
     """The features of every good image of ``source``; a bad one is left out, or ends it, by the policy of ``options``.
 
     Args:
-        classifier: on the device where it is to run; it needs no head.
+        model: on the device where it is to run; it needs no head.
         cache: a folder. What lies there for the same weights, preprocessing, precision, versions and images is taken as it is,
             bad images included; a damaged file is made anew. Pictures that a user's Dataset gives are never kept.
         title: the words beside the bar.
@@ -89,14 +89,14 @@ def features_of(
     """
     bad = BadImages(options.on_bad, options.max_bad, None, total=len(source))
     images = None if cache is None else stamp(source.contents)
-    place = None if cache is None or images is None else cache / f"{_name(classifier, images, options)}.safetensors"
+    place = None if cache is None or images is None else cache / f"{_name(model, images, options)}.safetensors"
     kept = None if place is None else _read(place, len(source))
     if kept is not None:
         values, reasons = kept
         for row, reason in reasons.items():
             bad(source.keys[row], reason)
     else:
-        values, reasons = _computed(classifier, source, options, bad, title)
+        values, reasons = _computed(model, source, options, bad, title)
         _check(values, source)
         if place is not None:
             _keep(place, values, reasons, say)
@@ -105,16 +105,14 @@ def features_of(
 
 @torch.inference_mode()
 def _computed(
-    classifier: Classifier, source: Source, options: InferenceOptions, bad: BadImages, title: str
+    model: Task, source: Source, options: InferenceOptions, bad: BadImages, title: str
 ) -> tuple[np.ndarray, dict[int, str]]:
     """The features of the good images (N, D), and by number why the others are bad."""
     values, good = [], []
-    how = {"batch": options.batch, "workers": options.workers, "bad": bad, "precision": options.precision}
-    with at_rest(classifier), ProgressBar(title, len(source), quiet=options.quiet) as show:
-        for some, features in features_of_batches(classifier, source, **how):
-            values.append(features)
-            good.extend(some.ids[:, 1].tolist())
-            show.update(len(good))
+    with at_rest(model), ProgressBar(title, len(source), quiet=options.quiet) as progress:
+        for batch, features in outputs(model, source, model.features, options, bad=bad, progress=progress):
+            values.append(features.cpu().numpy())
+            good.extend(batch.ids[:, 1].tolist())
     if not good:
         raise DataError("no image could be read: the split is empty or all of it is bad", "see `vitrail data check`")
     others = sorted(set(range(len(source))).difference(good))
@@ -130,10 +128,10 @@ def _check(values: np.ndarray, source: Source) -> None:
         )
 
 
-def digest_of(classifier: Classifier) -> str:
+def digest_of(model: Task) -> str:
     """SHA-256 of all that decides what the model makes of a picture: weights, config and preprocessing."""
-    hashed = hashlib.sha256(f"{classifier.config!r}\n{classifier.preprocessing!r}\n".encode())
-    for name, tensor in classifier.backbone.state_dict().items():
+    hashed = hashlib.sha256(f"{model.config!r}\n{model.preprocessing!r}\n".encode())
+    for name, tensor in model.backbone.state_dict().items():
         hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return hashed.hexdigest()
@@ -173,11 +171,11 @@ def _add_files(hashed: hashlib._Hash, root: str, names: Iterable[str]) -> None:
         hashed.update(f"{path}\0{age}\n".encode("utf-8", "surrogatepass"))
 
 
-def _name(classifier: Classifier, images: str, options: InferenceOptions) -> str:
+def _name(model: Task, images: str, options: InferenceOptions) -> str:
     """What the file of such features is called."""
-    device = device_of(classifier).type
+    device = device_of(model).type
     counted = [version for name, version in versions().items() if name in COUNTED]
-    whole = json.dumps([digest_of(classifier), images, options.precision, device, counted])
+    whole = json.dumps([digest_of(model), images, options.precision, device, counted])
     return hashlib.sha256(whole.encode()).hexdigest()
 
 

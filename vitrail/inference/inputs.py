@@ -13,7 +13,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, choose_split, fingerprint
 from vitrail.errors import DataError, nearest
 from vitrail.runtime.progress import Say
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.task import Task
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".npy", ".npz")
 
@@ -54,19 +54,17 @@ def _expand(name: str) -> list[Path]:
     return [path]
 
 
-def split_to_judge(
-    classifier: Classifier, data: Any, split: str | None, say: Say, *, labelled: bool = True
-) -> tuple[str, Source]:
+def split_to_judge(model: Task, data: Any, split: str | None, say: Say, *, labelled: bool = True) -> tuple[str, Source]:
     """The split to judge, carved as it was for the training where the data have none of their own."""
-    trained = classifier.provenance.get("split", {})
+    trained = model.provenance.get("split", {})
     # data without splits of their own are carved as for the training, or judged whole if they are not those of a training
     validation = trained.get("validation", 0.0) if trained.get("held_out") else 0.0
     splits = open_data(
         data,
         seed=trained.get("seed", 0),
         validation=validation,
-        classes=classifier.classes or None,
-        channels=classifier.config.in_channels,
+        classes=model.classes or None,
+        channels=model.config.in_channels,
         labelled=labelled,
     )
     name, source = choose_split(splits, split)

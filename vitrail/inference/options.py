@@ -11,7 +11,7 @@ from vitrail import weights
 from vitrail.errors import ConfigError
 from vitrail.runtime.device import find_device
 from vitrail.runtime.progress import Say
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.task import Task
 from vitrail.weights.onnx import ExportedBackbone
 
 
@@ -37,9 +37,9 @@ class InferenceOptions:
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}", f"give {least} or more")
 
-    def load(self, model: str | Path | Classifier, classes: Path | None, say: Say) -> Classifier:
-        """The model, on its device and ready to predict; a `Classifier` is taken as it is."""
-        if not isinstance(model, Classifier):
+    def load(self, model: str | Path | Task, classes: Path | None, say: Say) -> Task:
+        """The model, on its device and ready to predict; a `Task` is taken as it is."""
+        if not isinstance(model, Task):
             model = weights.load(
                 model, classes_file=classes, image_size=self.size, preprocessing=self.preprocessing, log=say
             )

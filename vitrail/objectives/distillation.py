@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.errors import ConfigError, nearest
 from vitrail.models import Backbone
 from vitrail.objectives.objective import Objective
-from vitrail.objectives.supervised import label_loss, top1
+from vitrail.tasks.classification import label_loss, top1
 
 KINDS = ("hard", "soft")
 # of the teacher's part (DeiT, section 4; its soft loss is that of Hinton et al. 2015)
@@ -33,7 +33,7 @@ class Distillation(Objective):
             softened by the temperature.
         weight: w; by default 0.5 for hard and 0.1 for soft.
         temperature: tau of ``soft``.
-        loss, binarise: of the labels, as for `vitrail.objectives.supervised.label_loss`.
+        loss, binarise: of the labels, as for `vitrail.tasks.classification.label_loss`.
 
     Raises:
         ConfigError: a value that cannot be meant.

@@ -1,33 +1,29 @@
-"""Classification: a backbone with the names of its outputs and the preprocessing it was trained for; its losses.
+"""Classification: one class of several, or each a yes or no; its losses, answers and figures.
 
-B images, C channels, H and W their size, K classes, D width. Figures from answers are in `metrics`.
+B images, C channels, H and W their size, K classes. Figures from answers are in `metrics`.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import Tensor
 
-from vitrail.data.decode import BadImage, decode
+from vitrail.data.augment.mixing import mix, smooth
+from vitrail.data.augment.policy import Augment
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, DataError
-from vitrail.models import AttentionGrid, AttentionRecord, Backbone, Config, Patches, Tokens, create_backbone, device_of
-
-Picture = bytes | Image.Image | np.ndarray | Tensor
-REMEDY = (
-    "give Pillow images, the bytes of image files, or arrays (H, W, C) or tensors (C, H, W) of uint8 or of floats in "
-    "[0, 1]; normalised images go to model(images), paths to `vitrail predict`"
-)
-AT_ONCE = 32  # pictures that `Classifier.predict` shows the network at one time
+from vitrail.data.sources.source import Source
+from vitrail.errors import ConfigError, DataError, nearest
+from vitrail.models import Backbone, Config, create_backbone
+from vitrail.tasks.classification_metric import ClassMetric, LabelMetric
+from vitrail.tasks.task import Task
 
 
 def softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -55,29 +51,64 @@ def sigmoid_loss(logits: Tensor, targets: Tensor, *, binarise: bool = False) -> 
     return F.binary_cross_entropy_with_logits(logits.float(), targets)
 
 
+LOSSES = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
+LabelLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+def label_loss(name: str, *, binarise: bool = False) -> LabelLoss:
+    """From logits (B, K) and targets to their mean loss in fp32.
+
+    Args:
+        name: ``softmax``, one choice among all classes; or ``sigmoid``, a yes or no for each.
+        binarise: with ``sigmoid``, every target above 0 counts as 1; see `sigmoid_loss`.
+
+    Raises:
+        ConfigError: an unknown loss, or ``binarise`` with a loss that has no use for it.
+    """
+    if name not in LOSSES:
+        raise ConfigError(f"unknown loss {name!r}", nearest(name, LOSSES))
+    if binarise and name != "sigmoid":
+        raise ConfigError(f"binarise is set with the loss {name!r}", "it belongs to the loss 'sigmoid'")
+    return partial(sigmoid_loss, binarise=True) if binarise else LOSSES[name]
+
+
+@torch.no_grad()
+def top1(logits: Tensor, targets: Tensor) -> Tensor:
+    """The share of images whose best class is the target, or one of the largest of a soft target, as a scalar."""
+    best = logits.argmax(1)  # (B,)
+    if targets.ndim == 1:
+        return (best == targets).float().mean()
+    given = targets.gather(1, best[:, None])[:, 0]  # (B,)
+    return (given == targets.amax(1)).float().mean()
+
+
 @dataclass(frozen=True)
 class Prediction:
-    """The answer for one picture: the best label, its probability, and the best few as (label, probability)."""
+    """The answer for one picture: the best label, its probability, and the best few as (label, probability).
+
+    ``key`` names the picture where it was read from somewhere.
+    """
 
     label: str
     score: float
     top: tuple[tuple[str, float], ...]
+    key: str = ""
 
 
-class Classifier(nn.Module):
-    """A backbone that knows what its outputs mean and how its inputs are made. Calling it gives logits.
+class Classifier(Task):
+    """A model that names what is on a picture. Calling it gives logits (B, K).
 
     Args:
-        backbone: any architecture of `vitrail.models`; its verbs pass through.
-        classes: one name for each output.
-        preprocessing: how a picture becomes its input.
+        backbone, classes, preprocessing, provenance: as `Task` has them.
         multi_label: each output is a yes or no of its own, not one choice among all.
         temperature: what logits are divided by before they become probabilities (Guo et al. 2017); 1 is none.
-        provenance: plain facts on where the weights come from; stored with the model.
 
     Raises:
-        ConfigError: names that repeat, or whose number is not that of the outputs.
+        ConfigError: as `Task` has it; a temperature that is no positive number.
     """
+
+    name = "classification"
+    temperature: float  # type: ignore[bad-override-mutable-attribute]
 
     def __init__(
         self,
@@ -87,171 +118,111 @@ class Classifier(nn.Module):
         *,
         multi_label: bool = False,
         temperature: float = 1.0,
-        provenance: dict[str, Any] | None = None,
+        provenance: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__()
-        self.classes = check_classes(classes, outputs=backbone.config.classes)
-        if preprocessing.channels != backbone.config.in_channels:
-            raise ConfigError(
-                f"the preprocessing has {preprocessing.channels} channels, the model {backbone.config.in_channels}",
-                "give one mean and one std for each channel of the model",
-            )
+        super().__init__(backbone, classes, preprocessing, provenance=provenance)
         if not 0 < temperature < math.inf:
             raise ConfigError(f"temperature is {temperature}", "give a number above 0; 1 leaves the logits as they are")
-        self.backbone = backbone
-        self.preprocessing = preprocessing
         self.multi_label = multi_label
+        self.learns_from_teacher = not multi_label
         self.temperature = temperature
-        self.provenance = dict(provenance or {})
 
-    def preprocess(self, pictures: Picture | Iterable[Picture]) -> Tensor:
-        """Pictures as the network takes them, on its device: (B, C, H, W) float32.
+    @classmethod
+    def read_source(cls, train: Source) -> dict[str, Any]:
+        if len(train.classes) < 2:
+            raise DataError(
+                f"the data have {len(train.classes)} class: {', '.join(train.classes) or 'none'}",
+                "put the images of each class in a folder of its own, or give a manifest with labels",
+            )
+        return {"classes": train.classes, "multi_label": train.multi_label}
 
-        Args:
-            pictures: one or several of: Pillow images of any mode and size; the bytes of image files; arrays (H, W, C)
-                or (H, W); tensors (C, H, W); uint8, or floats in [0, 1]. Four dimensions are several pictures.
+    def describe(self) -> dict[str, Any]:
+        return {"multi_label": self.multi_label, "temperature": self.temperature}
 
-        Raises:
-            DataError: names the picture that cannot be used, and why.
-        """
-        device = device_of(self)
-        pictures = _as_list(pictures)
-        if not pictures:
-            return torch.empty(0, self.preprocessing.channels, *self.preprocessing.size, device=device)
-        return torch.cat([self._input(place, picture) for place, picture in enumerate(pictures)]).to(device)
+    @classmethod
+    def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "multi_label": bool(description["multi_label"]),
+            "temperature": float(description["temperature"]),
+        }
 
-    def _input(self, place: int, picture: Picture) -> Tensor:
-        try:
-            pixels = self.picture(picture)
-        except BadImage as error:
-            raise DataError(f"picture {place} cannot be used: {error.reason}", REMEDY) from error
-        return self.preprocessing.normalise(torch.from_numpy(pixels)[None])  # (1, C, H, W)
+    @classmethod
+    def check_policy(cls, policy: Augment) -> None:
+        """Labels can be mixed and smoothed."""
 
-    def picture(self, picture: Picture) -> np.ndarray:
-        """One picture resized and cropped but not normalised, as a person would look at what the network sees.
+    def mix(
+        self, images: Tensor, targets: Tensor, ids: NDArray, policy: Augment, *, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        if targets.ndim == 1 and (policy.mixes or policy.smoothing):
+            targets = F.one_hot(targets, len(self.classes)).float()
+        if policy.smoothing:
+            targets = smooth(targets, policy.smoothing)
+        return mix(images, targets, ids, policy, seed=seed) if policy.mixes else (images, targets)
 
-        Returns:
-            uint8 (C, H, W), or float32 in [0, 1] where floats were given.
+    def loss_options(self, loss: str | None, *, binarise: bool) -> dict[str, Any]:
+        loss = loss or ("sigmoid" if self.multi_label else "softmax")
+        label_loss(loss, binarise=binarise)
+        return {"loss": loss, "binarise": binarise}
 
-        Raises:
-            BadImage: it cannot be used.
-        """
-        return self.preprocessing.picture(opened(picture, self.preprocessing.channels))
+    def loss(self, outputs: Tensor, targets: Tensor, *, loss: str = "softmax", binarise: bool = False) -> Tensor:
+        return label_loss(loss, binarise=binarise)(outputs, targets)
 
-    def predict(self, pictures: Picture | Iterable[Picture], top: int = 5) -> list[Prediction]:
-        """The answer for each picture, best first.
+    def measure(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        return {"top1": top1(outputs, targets)}
 
-        Args:
-            pictures: what `preprocess` takes.
-            top: how many labels an answer lists, at most.
-        """
-        self.check_can_answer(top)
-        pictures = _as_list(pictures)
-        was_training = self.training
-        self.eval()
-        try:
-            with torch.inference_mode():
-                parts = [self(self.preprocess(pictures[at : at + AT_ONCE])) for at in range(0, len(pictures), AT_ONCE)]
-        finally:
-            self.train(was_training)
-        return [answer for logits in parts for answer in self._answers(logits, min(top, len(self.classes)))]
-
-    def check_can_answer(self, top: int) -> None:
-        """Raises `ConfigError` where there is no head, or ``top`` asks for no label."""
-        if not self.classes:
-            remedy = "train one: `vitrail train DATA --init MODEL`; `vitrail embed` gives its features"
-            raise ConfigError("the model has no head to predict with", remedy)
-        if top < 1:
-            raise ConfigError(f"top is {top}", "ask for at least one label")
-
-    def _answers(self, logits: Tensor, top: int) -> list[Prediction]:
-        scores, places = self.probabilities(logits).topk(top, dim=1)  # (B, top) each
-        ranked = [
-            tuple((self.classes[place], score) for place, score in zip(*row))
-            for row in zip(places.tolist(), scores.tolist())
-        ]
-        return [Prediction(*best[0], best) for best in ranked]
+    def metric(self) -> ClassMetric | LabelMetric:
+        return (LabelMetric if self.multi_label else ClassMetric)(self.classes, self.temperature)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(B, K) twice, in fp32: softmax of logits / temperature; with several labels the sigmoid of each."""
         scaled = logits.float() / self.temperature
         return scaled.sigmoid() if self.multi_label else scaled.softmax(1)
 
-    # What follows is the backbone's; see `vitrail.models`.
+    def decode(
+        self, outputs: Tensor, shapes: Sequence[tuple[int, int]] | None = None, *, top: int = 5
+    ) -> list[Prediction]:
+        scores, places = self.probabilities(outputs).topk(min(top, len(self.classes)), dim=1)  # (B, top) each
+        ranked = [
+            tuple((self.classes[place], score) for place, score in zip(*rows))
+            for rows in zip(places.tolist(), scores.tolist())
+        ]
+        return [Prediction(*best[0], best) for best in ranked]
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Normalised images (B, C, H, W) to logits (B, K)."""
-        return self.backbone(images)
+    def row(self, prediction: Prediction) -> dict[str, Any]:
+        """label, score, then label_2, score_2 and so on."""
+        row: dict[str, Any] = {"label": prediction.label, "score": round(prediction.score, 6)}
+        for place, (label, score) in enumerate(prediction.top[1:], start=2):
+            row |= {f"label_{place}": label, f"score_{place}": round(score, 6)}
+        return row
 
-    def features(self, images: Tensor) -> Tensor:
-        return self.backbone.features(images)
+    def to_json(self, prediction: Prediction) -> dict[str, Any]:
+        ranked = [{"label": label, "score": score} for label, score in prediction.top]
+        return {**ranked[0], "top": ranked}
 
-    def forward_features(self, images: Tensor) -> Tokens:
-        return self.backbone.forward_features(images)
-
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
-        return self.backbone.feature_maps(images)
-
-    def forward_recording(self, images: Tensor, on_attention: Callable[[AttentionRecord], None]) -> Tensor:
-        return self.backbone.forward_recording(images, on_attention)
-
-    def forward_with_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        return self.backbone.forward_with_attention(images)
-
-    def patchify(self, images: Tensor) -> Patches:
-        return self.backbone.patchify(images)
-
-    def place(self, patches: Patches) -> Patches:
-        return self.backbone.place(patches)
-
-    def encode(self, patches: Patches) -> Tokens:
-        return self.backbone.encode(patches)
-
-    def pool(self, tokens: Tokens) -> Tensor:
-        return self.backbone.pool(tokens)
-
-    def pooling_shares(self, tokens: int) -> Tensor:
-        return self.backbone.pooling_shares(tokens)
-
-    def head(self, features: Tensor) -> Tensor:
-        return self.backbone.head(features)
-
-    def heads(self, features: Tensor) -> dict[str, Tensor]:
-        return self.backbone.heads(features)
-
-    def layers(self) -> list[dict[str, nn.Parameter]]:
-        return self.backbone.layers()
-
-    def no_decay(self) -> set[str]:
-        return self.backbone.no_decay()
-
-    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        return self.backbone.attention_grids(size)
+    def reply_arrays(self, outputs: Tensor) -> dict[str, NDArray | list[str]]:
+        labels = [prediction.label for prediction in self.decode(outputs, top=1)]
+        return {"logits": outputs.numpy(), "probabilities": self.probabilities(outputs).numpy(), "label": labels}
 
     @property
-    def config(self) -> Any:
-        return self.backbone.config
+    def graph_outputs(self) -> tuple[str, ...]:
+        return ("logits", "features") if self.classes else ("features",)
 
-    @property
-    def about(self) -> str:
-        return self.backbone.about
+    def graph(self, images: Tensor) -> dict[str, Tensor]:
+        features = self.backbone.features(images)
+        return (
+            {"logits": self.backbone.head(features), "features": features} if self.classes else {"features": features}
+        )
 
-    @property
-    def width(self) -> int:
-        return self.backbone.width
+    def agreement(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
+        """The share of images whose best class is the same; with several labels the share of each yes and no that is.
 
-    @property
-    def patch_width(self) -> int:
-        return self.backbone.patch_width
-
-    @property
-    def prefix(self) -> tuple[str, ...]:
-        return self.backbone.prefix
-
-    @property
-    def first_layer(self) -> str:
-        """A name as `layers` and `no_decay` give them: the backbone's."""
-        return self.backbone.first_layer
+        Without a head the mean cosine between the features.
+        """
+        if "logits" not in expected:
+            return float(F.cosine_similarity(expected["features"].double(), given["features"].double()).mean())
+        one, other = expected["logits"], given["logits"]
+        same = (one > 0) == (other > 0) if self.multi_label else one.argmax(1) == other.argmax(1)
+        return float(same.double().mean())
 
 
 def create_model(
@@ -278,42 +249,3 @@ def create_model(
     if preprocessing is None:
         preprocessing = Preprocessing.paper(backbone.config.image_size, channels=backbone.config.in_channels)
     return Classifier(backbone, names, preprocessing, multi_label=multi_label)
-
-
-def check_classes(classes: Sequence[str], *, outputs: int) -> tuple[str, ...]:
-    """The names as a tuple. Raises `ConfigError` where they repeat or are not as many as the outputs."""
-    names = tuple(map(str, classes))
-    if len(names) != outputs:
-        raise ConfigError(f"{len(names)} class names for {outputs} outputs", "give one name for each output, in order")
-    if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
-        raise ConfigError(f"class names repeat: {', '.join(repeated[:5])}", "give each output a name of its own")
-    return names
-
-
-def opened(picture: Any, channels: int) -> Image.Image | np.ndarray:
-    """A Pillow image or an array (H, W, C), uint8 or float32 in [0, 1]. Raises `BadImage` for anything else."""
-    if isinstance(picture, bytes):
-        return decode(picture, channels=channels)
-    if isinstance(picture, Tensor):
-        picture = picture.detach().cpu()
-        picture = (picture.movedim(0, -1) if picture.ndim == 3 else picture).numpy()
-    if isinstance(picture, Image.Image):
-        return picture
-    if not isinstance(picture, np.ndarray):
-        raise BadImage(f"it is a {type(picture).__name__}")
-    if picture.dtype == np.uint8:
-        return picture
-    if not np.issubdtype(picture.dtype, np.floating):
-        raise BadImage(f"it holds {picture.dtype}")
-    low, high = picture.min(initial=0), picture.max(initial=1)
-    if not (low >= 0 and high <= 1):
-        raise BadImage(f"its values run from {low:g} to {high:g}")
-    return picture.astype(np.float32)
-
-
-def _as_list(pictures: Any) -> list[Any]:
-    """Several pictures as a list, one as a list of one; what is no picture is refused by name where it is looked at."""
-    if isinstance(pictures, np.ndarray | Tensor):
-        return list(pictures) if pictures.ndim == 4 else [pictures]
-    several = isinstance(pictures, Iterable) and not isinstance(pictures, Image.Image | str | bytes)
-    return list(pictures) if several else [pictures]

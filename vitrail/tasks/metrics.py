@@ -74,14 +74,18 @@ def summary(
     assert logits.shape[1] == len(classes), f"{logits.shape[1]} logits for {len(classes)} classes"
     if multi_label:
         return _label_summary(logits, targets, temperature)
-    each = grade(logits, targets, temperature=temperature)
-    right = each.rank == 0
+    return summarize_grades(grade(logits, targets, temperature=temperature))
+
+
+def summarize_grades(grades: Graded) -> dict[str, float]:
+    """The figures of one label an image, as `summary` gives them."""
+    right = grades.rank == 0
     return {
         "top1": float(right.mean()),
-        "top5": float((each.rank < 5).mean()),
-        "nll": float(each.nll.mean()),
-        "ece": expected_calibration_error(each.confidence, right),
-        "brier": float(each.brier.mean()),
+        "top5": float((grades.rank < 5).mean()),
+        "nll": float(grades.nll.mean()),
+        "ece": expected_calibration_error(grades.confidence, right),
+        "brier": float(grades.brier.mean()),
     }
 
 

@@ -1,4 +1,4 @@
-"""Weights: whatever MODEL names becomes a `Classifier`; name tables of foreign layouts both ways."""
+"""Weights: whatever MODEL names becomes a `Task`, mostly a `Classifier`; name tables of foreign layouts both ways."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.runtime.progress import Say, to_stderr
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 from vitrail.weights.adapt import adapt as adapt
 from vitrail.weights.adapt import adapted
 from vitrail.weights.read import read
@@ -24,8 +24,8 @@ def load(
     classes: Sequence[str] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
     log: Say = to_stderr,
-) -> Classifier:
-    """The classifier that ``model`` names, on the CPU and ready to predict.
+) -> Task:
+    """The model that ``model`` names, on the CPU and ready to predict.
 
     Args:
         model: a run directory, a ``model/`` folder, a ``.safetensors`` file of vitrail or in timm's layout, a folder as

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,53 +13,60 @@ from torch import Tensor
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import configure
-from vitrail.tasks.classification import Classifier, check_classes
+from vitrail.tasks.task import Task, check_classes
 from vitrail.weights.onnx import ExportedBackbone
 from vitrail.weights.tensors import filled_backbone
 
 
 def adapt(
-    start: Classifier,
+    start: Task,
     *,
+    task: type[Task] | None = None,
     classes: Sequence[str] | None = None,
+    arguments: Mapping[str, Any] | None = None,
     image_size: int | tuple[int, int] | None = None,
     in_channels: int | None = None,
-    multi_label: bool | None = None,
     **changes: Any,
-) -> Classifier:
-    """A new classifier with the weights of ``start``, for training it further; in training mode.
+) -> Task:
+    """A new model with the weights of ``start``, for training it further; in training mode.
 
     Args:
-        classes: what it is to tell apart. Other names than before get a zero head (paper, appendix B.1.1), the same names
-            keep theirs; either way its calibration is forgotten.
+        task: by default that of ``start``.
+        classes: the names of its outputs, by default those of ``start``. Other names than before get a zero head (paper,
+            appendix B.1.1), the same names keep theirs; either way its calibration is forgotten.
+        arguments: further arguments of the task, such as ``multi_label``; by default those of ``start``.
         image_size: pixels, or (height, width); positions are resized by the config's rule, and the resize before the
             crop in proportion.
         in_channels: of the images; the first layer follows as `for_channels` says, and so do mean and std.
-        multi_label: by default as before.
         changes: other fields of the config that leave its tensors as they are, such as ``drop_path=0.1``.
 
     Raises:
         ConfigError: a field or value that cannot be meant.
         CheckpointError: lists the tensors that the changed config needs otherwise.
     """
-    multi_label = start.multi_label if multi_label is None else multi_label
+    kind = task or type(start)
     size = start.config.image_size if image_size is None else image_size
     channels = start.config.in_channels if in_channels is None else in_channels
     config = configure(start.config, image_size=size, in_channels=channels, **changes)
     tensors = start.backbone.resized(start.backbone.state_dict(), start.config, config)
     first = start.backbone.first_layer
     backbone = filled_backbone(config, {**tensors, first: for_channels(tensors[first], channels)}, "the checkpoint")
-    names = start.classes if classes is None else check_classes(classes, outputs=len(classes))
-    if (names, multi_label) != (start.classes, start.multi_label):
-        backbone.new_head(len(names))
-    return Classifier(
-        backbone,
-        names,
-        _for_channels(start.preprocessing.at(config.image_size), channels),
-        multi_label=multi_label,
-        temperature=start.temperature if classes is None else 1.0,
-        provenance=start.provenance,
-    )
+    described = start.describe() if kind is type(start) else {}
+    if classes is not None or arguments is not None:
+        described.pop("temperature", None)
+    answers = {
+        "classes": start.classes if classes is None else check_classes(classes),
+        **described,
+        **(arguments or {}),
+    }
+    keeps_head = kind is type(start) and start.keeps_head(answers)
+    if not keeps_head:
+        backbone.new_head(kind.head_outputs(answers["classes"]))
+    preprocessing = _for_channels(start.preprocessing.at(config.image_size), channels)
+    model = kind(backbone, preprocessing=preprocessing, provenance=start.provenance, **answers)
+    if keeps_head:
+        model.own.load_state_dict(start.own.state_dict())
+    return model
 
 
 def for_channels(weight: Tensor, channels: int) -> Tensor:
@@ -90,7 +97,7 @@ def _for_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
     return replace(preprocessing, mean=dealt(preprocessing.mean), std=dealt(preprocessing.std))
 
 
-def adapted(start: Classifier, classes_file: str | Path | None = None, **changes: Any) -> Classifier:
+def adapted(start: Task, classes_file: str | Path | None = None, **changes: Any) -> Task:
     """``start`` itself, its outputs named by a file of as many lines where one is given, or `adapt` where there is a change.
     An exported graph can change its size alone.
 

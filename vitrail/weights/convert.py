@@ -19,7 +19,7 @@ from torch import Tensor
 from vitrail.errors import CheckpointError, ConfigError, nearest
 from vitrail.files import disk_errors, dump_json, replace_folder, sync_folder, written_aside
 from vitrail.runtime.progress import Say
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 from vitrail.weights.adapt import adapted
 from vitrail.weights.arrays import to_npz
 from vitrail.weights.compare import SMALLEST, equal_bits, facts_of
@@ -86,7 +86,7 @@ class Converted:
     alone: float | None = None
 
 
-def as_native(classifier: Classifier, path: Path) -> Written:
+def as_native(classifier: Task, path: Path) -> Written:
     """A model folder, or a file with the description in its header."""
     description = describe(classifier)
     if path.suffix == ".safetensors":
@@ -94,7 +94,7 @@ def as_native(classifier: Classifier, path: Path) -> Written:
     return Written(as_folder(classifier, description))
 
 
-def as_google(classifier: Classifier, path: Path) -> Written:
+def as_google(classifier: Task, path: Path) -> Written:
     """An .npz as Google's code writes it, and all that it cannot say in a file beside it."""
     if path.suffix != ".npz":
         raise ConfigError(f"{path} is no name for Google's layout", "give one that ends in .npz")
@@ -102,7 +102,7 @@ def as_google(classifier: Classifier, path: Path) -> Written:
     return _beside(classifier, path, content)
 
 
-def in_timms_layout(classifier: Classifier, path: Path) -> Written:
+def in_timms_layout(classifier: Task, path: Path) -> Written:
     """A folder as timm's ``save_for_hf`` writes it; or the tensors alone, and all that they cannot say beside them."""
     tensors, config = as_timm(classifier)
     content = to_bytes({name: each.contiguous() for name, each in tensors.items()}, {"format": "pt"})
@@ -111,7 +111,7 @@ def in_timms_layout(classifier: Classifier, path: Path) -> Written:
     return Written({WHOLE: content, CONFIG: dump_json({**config, KEY: describe(classifier)}).encode()})
 
 
-def in_transformers_layout(classifier: Classifier, path: Path) -> Written:
+def in_transformers_layout(classifier: Task, path: Path) -> Written:
     """A folder as transformers' ``save_pretrained`` writes it."""
     told = to_huggingface(classifier)
     content = to_bytes(told.tensors, {"format": "pt"})
@@ -119,13 +119,13 @@ def in_transformers_layout(classifier: Classifier, path: Path) -> Written:
     return Written({WHOLE: content, **{name: dump_json(value).encode() for name, value in described.items()}})
 
 
-def _beside(classifier: Classifier, path: Path, content: bytes) -> Written:
+def _beside(classifier: Task, path: Path, content: bytes) -> Written:
     # the description comes first: with weights that are not its own it is refused, weights without it would not be
     description = {**describe(classifier), "sha256": hashlib.sha256(content).hexdigest()}
     return Written({sidecar(path).name: dump_json(description).encode(), path.name: content}, sidecar=True)
 
 
-WRITERS: dict[str, Callable[[Classifier, Path], Written]] = {
+WRITERS: dict[str, Callable[[Task, Path], Written]] = {
     "native": as_native,
     "google": as_google,
     "timm": in_timms_layout,
@@ -228,7 +228,7 @@ def _put(aside: Path, path: Path, written: Written) -> None:
     sync_folder(path.parent)
 
 
-def _prove(classifier: Classifier, copy: ResolvedModel) -> float:
+def _prove(classifier: Task, copy: ResolvedModel) -> float:
     """The difference of outputs between ``classifier`` and its copy, which is zero or very small.
 
     Raises:
@@ -252,7 +252,7 @@ def _prove(classifier: Classifier, copy: ResolvedModel) -> float:
     return difference
 
 
-def _read_alone(classifier: Classifier, copy: ResolvedModel) -> tuple[tuple[str, ...], tuple[str, ...], float | None]:
+def _read_alone(classifier: Task, copy: ResolvedModel) -> tuple[tuple[str, ...], tuple[str, ...], float | None]:
     """What a reader misses who does not know vitrail: of the numerics, of all else; and how far its outputs are off.
 
     Raises:
@@ -287,14 +287,14 @@ def _read_alone(classifier: Classifier, copy: ResolvedModel) -> tuple[tuple[str,
     return unsaid, tuple(words[name] for name in words if name not in heavy), difference
 
 
-def _facts(classifier: Classifier) -> dict[str, Any]:
+def _facts(classifier: Task) -> dict[str, Any]:
     """All of a description that matters once a model is trained, flat."""
     told = facts_of(describe(classifier))
     return {name: value for name, value in told.items() if name.removeprefix("config.") not in TRAINING_ONLY}
 
 
 @torch.inference_mode()
-def compare_outputs(one: Classifier, other: Classifier) -> float:
+def compare_outputs(one: Task, other: Task) -> float:
     """The largest difference between the outputs for random images at the size of ``one``, as a share of the largest output.
 
     Outputs are the logits and, since those of a new head are all zero, the features that the head reads.
@@ -313,12 +313,12 @@ def compare_outputs(one: Classifier, other: Classifier) -> float:
     return worst
 
 
-def _outputs(classifier: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
+def _outputs(classifier: Task, images: Tensor) -> tuple[Tensor, Tensor]:
     """Logits (B, K) and what the head reads (B, F)."""
     return classifier(images), classifier.backbone.pool(classifier.forward_features(images))
 
 
-def _model(classifier: Classifier) -> str:
+def _model(classifier: Task) -> str:
     config = classifier.config
     size, patch = ("x".join(map(str, each)) for each in (config.image_size, config.patch_size))
     return (

@@ -15,18 +15,20 @@ from torch import Tensor
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ARCHITECTURES, Backbone, Config
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import TASKS, Task
 from vitrail.weights.tensors import AGAIN, filled_backbone, printable, read_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had no task: it was classification
+READABLE = (1, 2)
 KEY = "vitrail"  # under which it stands among what others wrote
-TOKENIZER = "tokenizer"  # the "kind" of a description that is none of a classifier
+OWN = "task."  # before the names of tensors that the task has of its own, beside those of the backbone
+TOKENIZER = "tokenizer"  # the "kind" of a description that is none of a model
 
 
 def describe(
-    classifier: Classifier, *, metrics: Mapping[str, float] | None = None, provenance: Mapping[str, Any] | None = None
+    model: Task, *, metrics: Mapping[str, float] | None = None, provenance: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The description of ``classifier``.
+    """The description of ``model``.
 
     Args:
         metrics: figures of its judgement.
@@ -34,20 +36,20 @@ def describe(
     """
     return {
         "format_version": FORMAT_VERSION,
-        "architecture": classifier.config.architecture,
-        "config": classifier.config.to_dict(),
-        "preprocessing": classifier.preprocessing.to_dict(),
-        "classes": list(classifier.classes),
-        "multi_label": classifier.multi_label,
-        "temperature": classifier.temperature,
+        "task": model.name,
+        "architecture": model.config.architecture,
+        "config": model.config.to_dict(),
+        "preprocessing": model.preprocessing.to_dict(),
+        "classes": list(model.classes),
+        **model.describe(),
         # JSON has no NaN
         "metrics": {name: value if math.isfinite(value) else None for name, value in (metrics or {}).items()},
-        "provenance": dict(classifier.provenance if provenance is None else provenance),
+        "provenance": dict(model.provenance if provenance is None else provenance),
     }
 
 
 def check_version(description: Mapping[str, Any], where: Path | str) -> None:
-    """Refuses a description of a format that this vitrail does not read, or of no classifier. Raises `CheckpointError`."""
+    """Refuses a description of a format that this vitrail does not read, or of no model. Raises `CheckpointError`."""
     check_format(description, where)
     if description.get("kind") == TOKENIZER:
         what = f"{where} is a tokenizer, which turns images into codes, and neither an encoder nor a classifier"
@@ -57,13 +59,22 @@ def check_version(description: Mapping[str, Any], where: Path | str) -> None:
         known = ", ".join(ARCHITECTURES)
         what = f"{where} is of the architecture {printable(architecture)!r}; this vitrail knows {known}"
         raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
+    if (task := task_of(description)) not in TASKS:
+        what = f"{where} is of the task {printable(str(task))!r}; this vitrail knows {', '.join(TASKS)}"
+        raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
+
+
+def task_of(description: Mapping[str, Any]) -> Any:
+    """The name of the task; descriptions of format version 1 have none, and are of classification."""
+    return description.get("task", "classification")
 
 
 def check_format(description: Mapping[str, Any], where: Path | str) -> None:
     """Refuses a description of another version. Raises `CheckpointError`."""
     version = description.get("format_version")
-    if version != FORMAT_VERSION:
-        what = f"{where} has format version {printable(repr(version))}; this vitrail reads {FORMAT_VERSION}"
+    if version not in READABLE:
+        readable = " and ".join(map(str, READABLE))
+        what = f"{where} has format version {printable(repr(version))}; this vitrail reads {readable}"
         raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
 
 
@@ -75,37 +86,40 @@ def config_of(description: Mapping[str, Any], where: Path | str) -> Config:
         raise useless(where, error) from error
 
 
-def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Path | str) -> Classifier:
-    """The classifier of a description of a version that is read, with ``tensors`` by our names, ready to predict.
+def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Path | str) -> Task:
+    """The model of a description of a version that is read, with ``tensors`` by our names, ready to predict.
 
     Raises:
         CheckpointError: it cannot be meant, or the tensors are not exactly those of its config.
     """
-    return described_around(lambda config: filled_backbone(config, tensors, where), description, where)
+    own = {name.removeprefix(OWN): tensor for name, tensor in tensors.items() if name.startswith(OWN)}
+    rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(OWN)}
+    model = described_around(lambda config: filled_backbone(config, rest, where), description, where)
+    try:
+        model.own.load_state_dict(own)
+    except RuntimeError as error:
+        raise CheckpointError(f"the tensors of the task in {where} do not fit: {error}", AGAIN) from error
+    return model
 
 
-def described_around(
-    make: Callable[[Config], Backbone], description: Mapping[str, Any], where: Path | str
-) -> Classifier:
+def described_around(make: Callable[[Config], Backbone], description: Mapping[str, Any], where: Path | str) -> Task:
     """The same around the backbone that ``make`` gives for the config."""
-    config = config_of(description, where)
+    config, kind = config_of(description, where), TASKS[task_of(description)]
     try:
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         classes = list(description["classes"])
         if not isinstance(description["classes"], list) or not all(isinstance(name, str) for name in classes):
             raise ValueError("its class names are no list of words")
-        multi_label, temperature = bool(description["multi_label"]), float(description["temperature"])
+        options = kind.read_description(description)
         provenance = dict(description.get("provenance") or {})
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise useless(where, error) from error
     backbone = make(config)
     try:
-        classifier = Classifier(
-            backbone, classes, preprocessing, multi_label=multi_label, temperature=temperature, provenance=provenance
-        )
+        model = kind(backbone, classes, preprocessing, provenance=provenance, **options)
     except ConfigError as error:
         raise CheckpointError(f"the description in {where} cannot be used: {error.what}", AGAIN) from error
-    return classifier.eval()
+    return model.eval()
 
 
 def useless(where: Path | str, error: Exception) -> CheckpointError:

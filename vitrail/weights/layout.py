@@ -12,6 +12,7 @@ from torch import Tensor
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models import Config
 from vitrail.runtime.progress import Say
+from vitrail.tasks import Task
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.description import described
 from vitrail.weights.tensors import filled_backbone
@@ -44,7 +45,7 @@ class Weights:
     unused: tuple[str, ...] = ()
     description: Mapping[str, Any] | None = None
 
-    def classifier(self, path: Path, log: Say, *, named: bool) -> Classifier:
+    def classifier(self, path: Path, log: Say, *, named: bool) -> Task:
         """The model, saying what was assumed and left out.
 
         Args:
@@ -82,6 +83,6 @@ class Weights:
 class Loaded:
     """A classifier, the layout it came in, and the names of tensors there that it has no use for."""
 
-    classifier: Classifier
+    classifier: Task
     layout: str
     unused: tuple[str, ...] = ()

@@ -14,8 +14,8 @@ from safetensors.torch import save as to_bytes
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import disk_errors, dump_json, replace_file, replace_folder, written_aside
-from vitrail.tasks.classification import Classifier
-from vitrail.weights.description import KEY, check_version, describe, described
+from vitrail.tasks import Task
+from vitrail.weights.description import KEY, OWN, check_version, describe, described
 from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
 from vitrail.weights.onnx import ExportedBackbone
 from vitrail.weights.resolve import find
@@ -24,12 +24,12 @@ from vitrail.weights.tensors import parse_json, read_json, read_tensors
 
 def save_model(
     path: str | Path,
-    classifier: Classifier,
+    model: Task,
     *,
     metrics: Mapping[str, float] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes ``classifier`` whole or not at all: aside, synced, then renamed over what was there.
+    """Writes ``model`` whole or not at all: aside, synced, then renamed over what was there.
 
     Args:
         path: a folder, or a file whose name ends in ``.safetensors``. A folder that is there is replaced if it is
@@ -45,38 +45,40 @@ def save_model(
         DiskError: the disk is full or refuses; what was there before is intact.
     """
     path = Path(path)
-    description = describe(classifier, metrics=metrics, provenance=provenance)
+    description = describe(model, metrics=metrics, provenance=provenance)
     if path.suffix == ".safetensors":
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, as_file(classifier, description))
+            replace_file(path, as_file(model, description))
         return path
     check_replaceable(path)
-    with written_aside(path, as_folder(classifier, description)) as aside:
+    with written_aside(path, as_folder(model, description)) as aside:
         replace_folder(path, aside)
     return path
 
 
-def as_folder(classifier: Classifier, description: Mapping[str, Any]) -> dict[str, bytes]:
+def as_folder(model: Task, description: Mapping[str, Any]) -> dict[str, bytes]:
     """The files of a model folder by name."""
-    content = to_bytes(_tensors(classifier), {KEY: ""})  # the description is in config.json
+    content = to_bytes(_tensors(model), {KEY: ""})  # the description is in config.json
     told = {**description, "sha256": hashlib.sha256(content).hexdigest()}
     return {WHOLE: content, CONFIG: dump_json(told).encode()}
 
 
-def as_file(classifier: Classifier, description: Mapping[str, Any]) -> bytes:
+def as_file(model: Task, description: Mapping[str, Any]) -> bytes:
     """A file with the description in its header."""
-    return to_bytes(_tensors(classifier), {KEY: json.dumps(description, ensure_ascii=False)})
+    return to_bytes(_tensors(model), {KEY: json.dumps(description, ensure_ascii=False)})
 
 
-def _tensors(classifier: Classifier) -> dict[str, Any]:
-    if isinstance(classifier.backbone, ExportedBackbone):
+def _tensors(model: Task) -> dict[str, Any]:
+    if isinstance(model.backbone, ExportedBackbone):
         raise ConfigError("an exported graph has no weights to save", "save the model that it was exported from")
-    return {name: each.detach().cpu().contiguous() for name, each in classifier.backbone.state_dict().items()}
+    own = {f"{OWN}{name}": tensor for name, tensor in model.own.state_dict().items()}
+    tensors = {**model.backbone.state_dict(), **own}
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def load_model(path: str | Path) -> Classifier:
-    """The classifier of a folder or file that `save_model` wrote, on the CPU, ready to predict.
+def load_model(path: str | Path) -> Task:
+    """The model of a folder or file that `save_model` wrote, on the CPU, ready to predict.
 
     Raises:
         CheckpointError: damaged, of another format version, or tensors that are not exactly those of its config.
@@ -91,8 +93,8 @@ def load_model(path: str | Path) -> Classifier:
     return from_single_file(tensors, metadata, path)
 
 
-def from_single_file(tensors: dict[str, Any], metadata: Mapping[str, str], path: Path) -> Classifier:
-    """The classifier of a file that was read already. Raises `CheckpointError` as `load_model` does."""
+def from_single_file(tensors: dict[str, Any], metadata: Mapping[str, str], path: Path) -> Task:
+    """The model of a file that was read already. Raises `CheckpointError` as `load_model` does."""
     if not metadata.get(KEY):
         what = f"{path} holds the tensors of a model folder, without the config.json that belongs to them"
         raise CheckpointError(what, "copy the folder whole")

@@ -1,4 +1,4 @@
-"""An ``.onnx`` that vitrail exported: a classifier whose backbone is the graph, run by onnxruntime on the CPU.
+"""An ``.onnx`` that vitrail exported: a model whose backbone is the graph, run by onnxruntime on the CPU.
 
 B images, C channels, H and W their size, F width of what the head reads, K classes.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import AttentionGrid, Backbone, Config, configure
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 from vitrail.weights.description import KEY, check_version, described_around, sha256_of
 from vitrail.weights.tensors import AGAIN, parse_json, printable
 
@@ -25,8 +25,8 @@ PARITY = "parity"  # under which the figures of the comparison stand in the meta
 PICTURES = "pictures"  # the input of a graph that resizes, crops and normalises by itself
 
 
-def read_onnx(path: Path) -> Classifier:
-    """The classifier of a file that `vitrail export` wrote, ready to predict.
+def read_onnx(path: Path) -> Task:
+    """The model of a file that `vitrail export` wrote, ready to predict.
 
     Raises:
         ConfigError: onnxruntime is not installed.
@@ -39,7 +39,13 @@ def read_onnx(path: Path) -> Classifier:
         raise CheckpointError(what, "export the model again: vitrail export MODEL --to onnx")
     description = parse_json(metadata[KEY], f"the metadata of {path}")
     check_version(description, path)
-    return described_around(partial(_backbone, session, path), description, path)
+    model = described_around(partial(_backbone, session, path), description, path)
+    outputs = {output.name: output.shape[1:] for output in session.get_outputs()}
+    classes = model.backbone.config.classes
+    if outputs.keys() != set(model.graph_outputs) or outputs.get(LOGITS, [classes]) != [classes]:
+        raise _other_graph(session, path)
+    model.run_graph(model.backbone.run_graph)
+    return model
 
 
 def open_session(path: Path) -> Any:
@@ -69,17 +75,18 @@ def _backbone(session: Any, path: Path, config: Config) -> ExportedBackbone:
     if list(inputs) == [PICTURES]:
         what = f"{path} prepares whole pictures by itself, for programs that have no vitrail"
         raise CheckpointError(what, "for use in vitrail export it without --pictures")
-    wanted = {FEATURES, LOGITS} if config.classes else {FEATURES}
-    outputs = {each.name: each.shape[1:] for each in session.get_outputs()}
     shape = inputs[IMAGES].shape if list(inputs) == [IMAGES] else []
     sound = len(shape) == 4 and shape[1] == config.in_channels and inputs[IMAGES].type == "tensor(float)"
-    if not sound or outputs.keys() != wanted or outputs.get(LOGITS, [config.classes]) != [config.classes]:
-        found = ", ".join(
-            f"{each.name} {each.type} {each.shape}" for each in (*inputs.values(), *session.get_outputs())
-        )
-        what = f"the graph in {path} is not the one that its description is of: it has {printable(found, 300)}"
-        raise CheckpointError(what, AGAIN)
+    if not sound:
+        raise _other_graph(session, path)
     return ExportedBackbone(config, session, _digest(path))
+
+
+def _other_graph(session: Any, path: Path) -> CheckpointError:
+    ends = (*session.get_inputs(), *session.get_outputs())
+    shapes = ", ".join(f"{end.name} {end.type} {end.shape}" for end in ends)
+    what = f"the graph in {path} is not the one that its description is of: it has {printable(shapes, 300)}"
+    return CheckpointError(what, AGAIN)
 
 
 def _digest(path: Path) -> str:
@@ -117,7 +124,7 @@ class ExportedBackbone(Backbone):
     @property
     def width(self) -> int:
         """Of the features; the graph shows no other."""
-        return next(each.shape[1] for each in self.session.get_outputs() if each.name == FEATURES)
+        return next((output.shape[1] for output in self.session.get_outputs() if output.name == FEATURES), 0)
 
     @property
     def parity(self) -> dict[str, Any] | None:
@@ -130,12 +137,12 @@ class ExportedBackbone(Backbone):
         return ExportedBackbone(configure(self.config, image_size=size), self.session, self.sha256)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self._run_graph(LOGITS if self.config.classes else FEATURES, images)
+        return self.run_graph(LOGITS if self.config.classes else FEATURES, images)
 
     def features(self, images: Tensor) -> Tensor:
-        return self._run_graph(FEATURES, images)
+        return self.run_graph(FEATURES, images)
 
-    def _run_graph(self, output: str, images: Tensor) -> Tensor:
+    def run_graph(self, output: str, images: Tensor) -> Tensor:
         """One output for images (B, C, H, W), on their device."""
         self._check(images)
         self._check_size(tuple(images.shape[2:]))

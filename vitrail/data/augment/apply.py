@@ -51,6 +51,13 @@ def augment(
     Returns:
         (B, C, h, w) of the same kind. Tone operations round floats to 256 levels; nothing else does.
     """
+    return augment_and_place(images, ids, policy, size=size, seed=seed, cropped=cropped)[0]
+
+
+def augment_and_place(
+    images: Tensor, ids: NDArray[np.int64], policy: Augment, *, size: tuple[int, int], seed: int, cropped: bool
+) -> tuple[Tensor, Numbers]:
+    """What `augment` gives, and matrices (B, 3, 3) that send (x, y, 1) of each image made to the pixel that was read there."""
     assert len(images) == len(ids), (len(images), len(ids))
     assert not cropped or tuple(images.shape[-2:]) == size, (images.shape, size)
     work = partial(_augment, policy=policy, size=size, seed=seed, cropped=cropped)
@@ -61,8 +68,11 @@ def augment(
 
 
 def _in_threads(
-    work: Callable[[Tensor, NDArray[np.int64]], Tensor], images: Tensor, ids: NDArray[np.int64], threads: int
-) -> Tensor:
+    work: Callable[[Tensor, NDArray[np.int64]], tuple[Tensor, Numbers]],
+    images: Tensor,
+    ids: NDArray[np.int64],
+    threads: int,
+) -> tuple[Tensor, Numbers]:
     """A share of the batch for each thread.
 
     Left to torch, all threads would share every operation and wait for one another some hundred times a batch, which
@@ -71,23 +81,25 @@ def _in_threads(
     before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return torch.cat(list(pool.map(work, images.tensor_split(threads), np.array_split(ids, threads))))
+            parts = pool.map(work, images.tensor_split(threads), np.array_split(ids, threads))
+            made, matrices = zip(*parts)
+            return torch.cat(made), np.concatenate(matrices)
     finally:
         torch.set_num_threads(before)  # new threads would take over what was set last
 
 
 def _augment(
     images: Tensor, ids: NDArray[np.int64], policy: Augment, size: tuple[int, int], seed: int, cropped: bool
-) -> Tensor:
+) -> tuple[Tensor, Numbers]:
     whole = images.dtype == torch.uint8
     levels = images.clone(memory_format=torch.contiguous_format) if whole else (images * 255).contiguous()
     early, late, moved = _split(draw_layers(policy, ids, seed), ids, size)
     levels = _toned(levels, early, policy.fill)
-    levels = _placed(levels, ids, policy, size, seed, cropped, moved)
+    levels, matrices = _placed(levels, ids, policy, size, seed, cropped, moved)
     levels = _toned(levels, late, policy.fill)
     if policy.erase:
         _erase(levels, ids, policy, seed)
-    return levels if whole else levels / 255
+    return levels if whole else levels / 255, matrices
 
 
 def _split(
@@ -119,8 +131,10 @@ def _placed(
     seed: int,
     cropped: bool,
     moved: Numbers,
-) -> Tensor:
-    """Crop, shift, flip and the geometric operations ``moved``, in one resampling of the rows that need one."""
+) -> tuple[Tensor, Numbers]:
+    """Crop, shift, flip and the geometric operations ``moved``, in one resampling of the rows that need one; and their product
+    (B, 3, 3).
+    """
     height, width = levels.shape[-2:]
     window = np.tile(np.eye(3), (len(ids), 1, 1))
     if not cropped:
@@ -150,7 +164,7 @@ def _placed(
         for rows, some, *where in parts(levels, _on(chosen, levels), torch.from_numpy(matrix), *seen):
             made = resample(some, *where, size=size, fill=policy.fill, border=border, step=2**times)
             put(placed, rows, made)
-    return placed
+    return placed, matrices
 
 
 def _toned(levels: Tensor, layers: Sequence[Layer], fill: int) -> Tensor:

@@ -1,0 +1,325 @@
+"""The seam of tasks: what a model answers, what it is compared with, and what an answer looks like to a person.
+
+Everything outside of this folder that trains, judges, predicts, exports or serves a model asks these verbs and assumes
+nothing of the shape of its outputs. `vitrail.tasks.TASKS` names the tasks that there are.
+
+B images, C channels, H and W their size, h and w as the network takes them, F width of the features.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitrail.data.augment.placement import Placement
+from vitrail.data.augment.policy import Augment
+from vitrail.data.decode import BadImage
+from vitrail.data.loader import collate_labels
+from vitrail.data.pictures import size_of
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.source import Source
+from vitrail.errors import ConfigError, DataError
+from vitrail.models import Backbone, device_of
+from vitrail.tasks.pictures import Picture, list_pictures, to_pixels
+
+REMEDY = (
+    "give Pillow images, the bytes of image files, or arrays (H, W, C) or tensors (C, H, W) of uint8 or of floats in "
+    "[0, 1]; normalised images go to model(images), paths to `vitrail predict`"
+)
+BATCH = 32  # pictures that `Task.predict` shows the network at one time
+# what a task answers by asking its backbone; see `vitrail.models`
+BACKBONE_VERBS = {
+    *("config", "about", "width", "patch_width", "prefix", "first_layer", "layers", "no_decay"),
+    *("patchify", "place", "encode", "pool", "head", "heads", "features", "forward_features", "feature_maps"),
+    *("attention_grids", "forward_recording", "forward_with_attention", "pooling_shares"),
+}
+Targets = Any  # a task's own: a tensor with the images first, or a tuple of such
+Figures = dict[str, float]
+
+
+class Metric(ABC):
+    """Gathers what judging needs of each batch, and turns it into figures. Parts of a data set can be merged."""
+
+    keys: list[str]  # of the images that were added
+
+    @abstractmethod
+    def update(self, outputs: Tensor, targets: Targets, keys: Sequence[str]) -> None:
+        """Adds a batch: what the model gave, what is true, and the names of the images."""
+
+    @abstractmethod
+    def merge(self, other: Self) -> None:
+        """Adds what ``other`` gathered, as if its batches had come after one's own."""
+
+    @abstractmethod
+    def compute(self) -> Figures:
+        """Every figure of a judgement, the most important one first."""
+
+    def samples(self) -> NDArray[np.float64] | None:
+        """One value an image, of which the first figure is the mean, for its interval; None where it is no such mean."""
+        return None
+
+    def summarize(self) -> Figures:
+        """The few figures of an evaluation during training, the most important one first."""
+        return self.compute()
+
+    def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
+        """A table for people, its head and its rows; empty where the task has none."""
+        return [], []
+
+
+class Task(nn.Module, ABC):
+    """A backbone with what turns its output into answers, the names of the answers, and how its inputs are made.
+
+    Calling it gives the outputs that `loss`, `decode` and `metric` take. The backbone's verbs (`BACKBONE_VERBS`) pass through.
+    A task whose outputs do not come from the backbone's head keeps what makes them in ``own``: it is trained, saved and moved
+    with the model.
+
+    Args:
+        backbone: any architecture of `vitrail.models`.
+        classes: one name for each output.
+        preprocessing: how a picture becomes its input.
+        provenance: plain facts on where the weights come from; stored with the model.
+
+    Raises:
+        ConfigError: names that repeat, or whose number is not that of the outputs; preprocessing for other channels.
+    """
+
+    name: ClassVar[str]  # in `TASKS`, in config.json and as a setting
+    learns_from_teacher: bool = False  # whether a teacher's logits can stand beside the labels
+    multi_label: bool = False  # whether an image has several classes, each a yes or no of its own
+    temperature: float | None = (
+        None  # what logits are divided by where answers are probabilities; None where they are not
+    )
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        classes: Sequence[str],
+        preprocessing: Preprocessing,
+        *,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.classes = check_classes(classes)
+        if (outputs := self.head_outputs(self.classes)) != backbone.config.classes:
+            what = f"{len(self.classes)} class names for {backbone.config.classes} outputs"
+            remedy = "give one name for each output, in order"
+            raise ConfigError(what, remedy if outputs else f"the task {self.name} takes a backbone without a head")
+        if preprocessing.channels != backbone.config.in_channels:
+            raise ConfigError(
+                f"the preprocessing has {preprocessing.channels} channels, the model {backbone.config.in_channels}",
+                "give one mean and one std for each channel of the model",
+            )
+        self.backbone = backbone
+        self.preprocessing = preprocessing
+        self.provenance = dict(provenance or {})
+        self.own = nn.ModuleDict()
+
+    # What a task is made of.
+
+    @classmethod
+    def head_outputs(cls, classes: Sequence[str]) -> int:
+        """How many outputs the backbone's own head has; 0 where the task has a head of its own."""
+        return len(classes)
+
+    @classmethod
+    def read_source(cls, train: Source) -> dict[str, Any]:
+        """``classes`` and further arguments of the task, as training data say them. Raises `DataError`."""
+        return {"classes": train.classes}
+
+    def describe(self) -> dict[str, Any]:
+        """Further arguments as plain values; they stand in config.json."""
+        return {}
+
+    @classmethod
+    def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:
+        """The inverse of `describe`. Raises KeyError, TypeError or ValueError for what cannot be meant."""
+        return {}
+
+    @classmethod
+    def check_policy(cls, policy: Augment) -> None:
+        """Raises `ConfigError` for augmentation that the targets cannot follow."""
+        if policy.mixes or policy.smoothing:
+            what = f"mixing images and smoothing labels have no meaning for the task {cls.name}"
+            raise ConfigError(what, "set augment.mixup, augment.cutmix and augment.smoothing to 0")
+
+    def keeps_head(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a model with these ``classes`` and further arguments has the same outputs as this one."""
+        own = {"classes": self.classes, **self.describe()}
+        return all(own.get(name) == value for name, value in arguments.items())
+
+    # Training: targets, from the source to the loss.
+
+    def collate(self, rows: Any) -> Targets:
+        """Rows of a source's targets as those of a batch: a tensor with the images first, or a tuple of such."""
+        return collate_labels(rows)
+
+    def move(self, targets: Targets, placement: Placement) -> Targets:
+        """The targets of images that were cropped, flipped and moved as ``placement`` says."""
+        return targets
+
+    def mix(
+        self, images: Tensor, targets: Targets, ids: NDArray[np.int64], policy: Augment, *, seed: int
+    ) -> tuple[Tensor, Targets]:
+        """Images (B, C, h, w) mixed with one another where the policy asks for it, and their targets softened with them."""
+        return images, targets
+
+    def loss_options(self, loss: str | None, *, binarise: bool) -> dict[str, Any]:
+        """Arguments of `loss` from ``objective.loss`` and ``objective.binarise``. Raises `ConfigError`."""
+        if loss is not None or binarise:
+            what = f"the task {self.name} has one loss, and objective.loss or objective.binarise asks for another"
+            raise ConfigError(what, "leave both out")
+        return {}
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Targets, **options: Any) -> Tensor:
+        """The mean loss over images, a scalar in fp32."""
+
+    def measure(self, outputs: Tensor, targets: Targets) -> dict[str, Tensor]:
+        """Scalars worth logging beside the loss, of a batch in training."""
+        return {}
+
+    # Judging and answering.
+
+    @abstractmethod
+    def metric(self) -> Metric:
+        """An empty metric of this task."""
+
+    @abstractmethod
+    def decode(self, outputs: Tensor, shapes: Sequence[tuple[int, int]] | None = None, *, top: int = 5) -> list[Any]:
+        """Outputs as predictions, one an image.
+
+        Args:
+            outputs: what calling the task gave.
+            shapes: (height, width) of each picture, for answers that lie in it.
+            top: how many answers a prediction lists at most.
+        """
+
+    @abstractmethod
+    def row(self, prediction: Any) -> dict[str, Any]:
+        """A prediction as flat values for a table; "path" is added before them."""
+
+    def to_json(self, prediction: Any) -> dict[str, Any]:
+        """A prediction as the server sends it."""
+        return self.row(prediction)
+
+    def reply_arrays(self, outputs: Tensor) -> dict[str, NDArray | list[str]]:
+        """Named arrays or words, the images first, for clients that want numbers (the Open Inference Protocol)."""
+        return {"outputs": outputs.numpy()}
+
+    # Leaving PyTorch.
+
+    @property
+    def graph_outputs(self) -> tuple[str, ...]:
+        """The names of what an exported graph gives, what calling the task gives first."""
+        return ("outputs",)
+
+    def graph(self, images: Tensor) -> dict[str, Tensor]:
+        """What an exported graph gives for normalised images (B, C, H, W), by name."""
+        return {"outputs": self(images)}
+
+    def agreement(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
+        """The share of images to which two graphs give the same answer, in [0, 1]."""
+        name = self.graph_outputs[0]
+        close = (expected[name] - given[name]).abs() <= 1e-3 * expected[name].abs().amax().clamp(min=1e-30)
+        return float(close.flatten(1).all(1).double().mean())
+
+    def run_graph(self, run: Callable[[str, Tensor], Tensor]) -> None:
+        """Lets ``run``, from an output's name and images to that output, stand for what this task has of its own."""
+        if self.own:
+            self.own = nn.ModuleDict()
+            self.compute = lambda images: run(self.graph_outputs[0], images)  # type: ignore[method-assign]
+
+    # What every task does alike.
+
+    def compute(self, images: Tensor) -> Tensor:
+        """Normalised images (B, C, H, W) to the outputs of this task: by default those of the backbone's head."""
+        return self.backbone(images)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.compute(images)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backbone, name) if name in BACKBONE_VERBS else super().__getattr__(name)
+
+    def check_can_answer(self, top: int = 1) -> None:
+        """Raises `ConfigError` where there is no head, or ``top`` asks for no answer."""
+        if not self.classes:
+            remedy = "train one: `vitrail train DATA --init MODEL`; `vitrail embed` gives its features"
+            raise ConfigError("the model has no head to predict with", remedy)
+        if top < 1:
+            raise ConfigError(f"top is {top}", "ask for at least one label")
+
+    def preprocess(self, pictures: Picture | Iterable[Picture]) -> Tensor:
+        """Pictures as the network takes them, on its device: (B, C, H, W) float32.
+
+        Args:
+            pictures: one or several of: Pillow images of any mode and size; the bytes of image files; arrays (H, W, C)
+                or (H, W); tensors (C, H, W); uint8, or floats in [0, 1]. Four dimensions are several pictures.
+
+        Raises:
+            DataError: names the picture that cannot be used, and why.
+        """
+        return self._read(list_pictures(pictures))[0]
+
+    def _read(self, pictures: Sequence[Picture]) -> tuple[Tensor, list[tuple[int, int]]]:
+        """Inputs (B, C, H, W) and the (height, width) of each picture."""
+        inputs, shapes = [torch.empty(0, self.preprocessing.channels, *self.preprocessing.size)], []
+        for place, picture in enumerate(pictures):
+            try:
+                image = to_pixels(picture, self.preprocessing.channels)
+                pixels = self.preprocessing.picture(image)  # (C, H, W)
+            except BadImage as error:
+                raise DataError(f"picture {place} cannot be used: {error.reason}", REMEDY) from error
+            inputs.append(self.preprocessing.normalise(torch.from_numpy(pixels)[None]))
+            shapes.append(size_of(image))
+        return torch.cat(inputs).to(device_of(self)), shapes
+
+    def picture(self, picture: Picture) -> np.ndarray:
+        """One picture resized and cropped but not normalised, as a person would look at what the network sees.
+
+        Returns:
+            uint8 (C, H, W), or float32 in [0, 1] where floats were given.
+
+        Raises:
+            BadImage: it cannot be used.
+        """
+        return self.preprocessing.picture(to_pixels(picture, self.preprocessing.channels))
+
+    def predict(self, pictures: Picture | Iterable[Picture], top: int = 5) -> list[Any]:
+        """The prediction for each picture.
+
+        Args:
+            pictures: what `preprocess` takes.
+            top: how many answers a prediction lists, at most.
+        """
+        self.check_can_answer(top)
+        pictures = list_pictures(pictures)
+        was_training = self.training
+        self.eval()
+        try:
+            with torch.inference_mode():
+                answers = []
+                for first in range(0, len(pictures), BATCH):
+                    images, shapes = self._read(pictures[first : first + BATCH])
+                    answers += self.decode(self(images), shapes, top=top)
+        finally:
+            self.train(was_training)
+        return answers
+
+
+def check_classes(classes: Sequence[str], *, outputs: int | None = None) -> tuple[str, ...]:
+    """The names as a tuple. Raises `ConfigError` where they repeat or are not as many as the outputs."""
+    names = tuple(map(str, classes))
+    if outputs is not None and len(names) != outputs:
+        raise ConfigError(f"{len(names)} class names for {outputs} outputs", "give one name for each output, in order")
+    if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
+        raise ConfigError(f"class names repeat: {', '.join(repeated[:5])}", "give each output a name of its own")
+    return names
