@@ -7,8 +7,7 @@ import torch
 
 from vitrail.errors import ConfigError
 from vitrail.objectives import Supervised
-from vitrail.objectives.supervised import top1
-from vitrail.tasks.classification import create_model, sigmoid_loss, softmax_loss
+from vitrail.tasks.classification import create_model, label_loss, sigmoid_loss, softmax_loss, top1
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "heads": 2, "mlp_width": 64}
 
@@ -32,7 +31,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(("name", "function"), [("softmax", softmax_loss), ("sigmoid", sigmoid_loss)])
 def test_the_loss_is_that_of_the_logits_and_its_gradient_reaches_every_parameter(model, batch, name, function):
     images, targets = batch
-    loss, measured = Supervised(model.backbone, loss=name)(images, targets)
+    loss, measured = Supervised(model, loss=name)(images, targets)
     logits = model(images)
     torch.testing.assert_close(loss, function(logits, targets))
     assert measured["top1"] == (logits.argmax(1) == targets).float().mean()
@@ -42,7 +41,7 @@ def test_the_loss_is_that_of_the_logits_and_its_gradient_reaches_every_parameter
 
 
 def test_the_backbone_is_what_is_kept_and_all_that_is_trained(model):
-    objective = Supervised(model.backbone)
+    objective = Supervised(model)
     assert objective.encoder is model.backbone
     names = [name for layer in objective.layers() for name in layer]
     assert sorted(names) == sorted(name for name, _ in objective.named_parameters())
@@ -52,7 +51,7 @@ def test_the_backbone_is_what_is_kept_and_all_that_is_trained(model):
 def test_binarise_is_handed_on(model, batch):
     images, _ = batch
     mixed = torch.tensor([[0.6, 0.4, 0, 0, 0]] * 6)
-    loss, _ = Supervised(model.backbone, loss="sigmoid", binarise=True)(images, mixed)
+    loss, _ = Supervised(model, loss="sigmoid", binarise=True)(images, mixed)
     torch.testing.assert_close(loss, sigmoid_loss(model(images), mixed.ceil()))
 
 
@@ -65,6 +64,6 @@ def test_top1_takes_any_of_the_largest_of_a_soft_target():
 
 def test_an_unknown_loss_names_the_nearest(model):
     with pytest.raises(ConfigError, match="did you mean 'softmax'"):
-        Supervised(model.backbone, loss="soft-max")
+        Supervised(model, loss="soft-max")
     with pytest.raises(ConfigError, match="belongs to the loss 'sigmoid'"):
-        Supervised(model.backbone, binarise=True)
+        Supervised(model, binarise=True)

@@ -105,7 +105,7 @@ def test_predictions_are_the_largest_probabilities_by_name(model, photograph):
 def test_many_pictures_are_answered_in_order_and_as_if_alone(model, monkeypatch):
     pictures = np.random.default_rng(1).integers(0, 256, (5, 20, 20, 3), dtype=np.uint8)
     together = model.predict(pictures)
-    monkeypatch.setattr("vitrail.tasks.classification.AT_ONCE", 2)
+    monkeypatch.setattr("vitrail.tasks.task.BATCH", 2)
     for answer, again in zip(together, model.predict(pictures)):
         assert [label for label, _ in answer.top] == [label for label, _ in again.top]
         assert answer.score == pytest.approx(again.score)

@@ -5,7 +5,8 @@ N images.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from vitrail.evaluation.intervals import bootstrap
@@ -16,13 +17,14 @@ from vitrail.tasks.task import Metric
 class Judgement:
     """A model judged on one split; ``metric`` is what the task kept of its images.
 
-    ``seed`` draws the resamples of the interval.
+    ``seed`` draws the resamples of the interval; ``further`` figures come from elsewhere.
     """
 
     split: str
     classes: tuple[str, ...]
     metric: Metric
     seed: int = 0
+    further: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def figures(self) -> dict[str, float]:
@@ -31,7 +33,7 @@ class Judgement:
         samples, first = self.metric.samples(), next(iter(figures))
         if samples is not None:
             figures[f"{first}_low"], figures[f"{first}_high"] = bootstrap(samples, seed=self.seed)
-        return {**figures, "images": len(self.metric.keys)}
+        return {**figures, "images": len(self.metric.keys), **self.further}
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.models.backbone import at_rest, device_of
 from vitrail.runtime.device import in_precision
 from vitrail.runtime.progress import ProgressBar
-from vitrail.tasks.task import Metric, Task
+from vitrail.tasks.task import Metric, Targets, Task
 
 Verb = Callable[[Tensor], Tensor]
 
@@ -86,9 +86,12 @@ def measure(
     bad: Bad = stop_at_bad,
     corruption: tuple[str, int] | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    on_outputs: Callable[[Tensor, Targets], None] | None = None,
     progress: ProgressBar | None = None,
 ) -> Metric | None:
     """The metric of ``model``'s task over ``source``; None if ``stopped`` said so on the way.
+
+    ``on_outputs`` is given the outputs and targets of every batch, where somebody keeps them.
 
     Raises `DataError` where no image could be judged.
     """
@@ -98,6 +101,8 @@ def measure(
             if stopped():
                 return None
             metric.update(found, batch.targets, batch.keys)
+            if on_outputs is not None:
+                on_outputs(found.cpu(), batch.targets)
     if not metric.keys:
         raise DataError("no image could be judged: the split is empty or all of it is bad", "see `vitrail data check`")
     return metric
@@ -112,11 +117,13 @@ def judge(
     seed: int = 0,
     bad: Bad = stop_at_bad,
     corruption: tuple[str, int] | None = None,
+    on_outputs: Callable[[Tensor, Targets], None] | None = None,
     progress: ProgressBar | None = None,
 ) -> Judgement:
-    """Every figure of ``model`` on ``source``. Raises `DataError` for an empty or unlabelled source."""
+    """Every figure of ``model`` on ``source``; see `measure`. Raises `DataError` for an empty or unlabelled source."""
     if not source.labelled:
         raise DataError(f"the split {split!r} has no labels", "use `vitrail predict` for unlabelled images")
-    metric = measure(model, source, options, bad=bad, corruption=corruption, progress=progress)
+    kept = {"corruption": corruption, "on_outputs": on_outputs, "progress": progress}
+    metric = measure(model, source, options, bad=bad, **kept)
     assert metric is not None
     return Judgement(split, model.classes, metric, seed)

@@ -17,9 +17,9 @@ from vitrail.models.tokenizer import Tokenizer
 Kind = TypeVar("Kind", bound="Objective")
 
 
-def configured(kind: type[Kind], encoder: Backbone | Tokenizer, changes: Mapping[str, Any], **given: Any) -> Kind:
+def configured(kind: type[Kind], encoder: Any, changes: Mapping[str, Any], **given: Any) -> Kind:
     """The objective with arguments that a person chose. Raises `ConfigError` for one that it does not have."""
-    known = [name for name in signature(kind).parameters if name not in ("encoder", *given)]
+    known = [name for name in list(signature(kind).parameters)[1:] if name not in given]
     for name in changes:
         if name not in known:
             raise ConfigError(f"the objective {kind.__name__} has no argument {name!r}", nearest(name, known))

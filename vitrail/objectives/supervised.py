@@ -5,8 +5,6 @@ B images, C channels, H and W their size.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from vitrail.objectives.objective import Objective
@@ -18,13 +16,16 @@ class Supervised(Objective):
 
     Args:
         task: what is trained, and saved for use.
-        options: arguments of the task's loss, as `Task.loss_options` gives them.
+        loss, binarise: which of the task's losses, as `Task.loss_options` takes them.
+
+    Raises:
+        ConfigError: a loss that the task does not have.
     """
 
-    def __init__(self, task: Task, **options: Any) -> None:
+    def __init__(self, task: Task, loss: str | None = None, *, binarise: bool = False) -> None:
         super().__init__(task.backbone)
         self.own = task.own
-        self.options = options
+        self.options = task.loss_options(loss, binarise=binarise)
         # in a tuple, so that its parameters keep the names that checkpoints know: encoder.* and own.*
         self._task = (task,)
 

@@ -23,7 +23,7 @@ from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.models import Backbone, Config, create_backbone
 from vitrail.tasks.classification_metric import ClassMetric, LabelMetric
-from vitrail.tasks.task import Task
+from vitrail.tasks.task import Answer, Task
 
 
 def softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -55,21 +55,21 @@ LOSSES = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
 LabelLoss = Callable[[Tensor, Tensor], Tensor]
 
 
-def label_loss(name: str, *, binarise: bool = False) -> LabelLoss:
+def label_loss(loss: str = "softmax", *, binarise: bool = False) -> LabelLoss:
     """From logits (B, K) and targets to their mean loss in fp32.
 
     Args:
-        name: ``softmax``, one choice among all classes; or ``sigmoid``, a yes or no for each.
+        loss: ``softmax``, one choice among all classes; or ``sigmoid``, a yes or no for each.
         binarise: with ``sigmoid``, every target above 0 counts as 1; see `sigmoid_loss`.
 
     Raises:
         ConfigError: an unknown loss, or ``binarise`` with a loss that has no use for it.
     """
-    if name not in LOSSES:
-        raise ConfigError(f"unknown loss {name!r}", nearest(name, LOSSES))
-    if binarise and name != "sigmoid":
-        raise ConfigError(f"binarise is set with the loss {name!r}", "it belongs to the loss 'sigmoid'")
-    return partial(sigmoid_loss, binarise=True) if binarise else LOSSES[name]
+    if loss not in LOSSES:
+        raise ConfigError(f"unknown loss {loss!r}", nearest(loss, LOSSES))
+    if binarise and loss != "sigmoid":
+        raise ConfigError(f"binarise is set with the loss {loss!r}", "it belongs to the loss 'sigmoid'")
+    return partial(sigmoid_loss, binarise=True) if binarise else LOSSES[loss]
 
 
 @torch.no_grad()
@@ -83,16 +83,23 @@ def top1(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """The answer for one picture: the best label, its probability, and the best few as (label, probability).
-
-    ``key`` names the picture where it was read from somewhere.
-    """
+class Prediction(Answer):
+    """The answer for one picture: the best label, its probability, and the best few as (label, probability)."""
 
     label: str
     score: float
     top: tuple[tuple[str, float], ...]
-    key: str = ""
+
+    def row(self) -> dict[str, Any]:
+        """label, score, then label_2, score_2 and so on."""
+        row: dict[str, Any] = {"label": self.label, "score": round(self.score, 6)}
+        for place, (label, score) in enumerate(self.top[1:], start=2):
+            row |= {f"label_{place}": label, f"score_{place}": round(score, 6)}
+        return row
+
+    def to_json(self) -> dict[str, Any]:
+        ranked = [{"label": label, "score": score} for label, score in self.top]
+        return {**ranked[0], "top": ranked}
 
 
 class Classifier(Task):
@@ -164,8 +171,9 @@ class Classifier(Task):
         label_loss(loss, binarise=binarise)
         return {"loss": loss, "binarise": binarise}
 
-    def loss(self, outputs: Tensor, targets: Tensor, *, loss: str = "softmax", binarise: bool = False) -> Tensor:
-        return label_loss(loss, binarise=binarise)(outputs, targets)
+    def loss(self, outputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
+        """``options`` are those of `label_loss`."""
+        return label_loss(**options)(outputs, targets)
 
     def measure(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return {"top1": top1(outputs, targets)}
@@ -187,17 +195,6 @@ class Classifier(Task):
             for rows in zip(places.tolist(), scores.tolist())
         ]
         return [Prediction(*best[0], best) for best in ranked]
-
-    def row(self, prediction: Prediction) -> dict[str, Any]:
-        """label, score, then label_2, score_2 and so on."""
-        row: dict[str, Any] = {"label": prediction.label, "score": round(prediction.score, 6)}
-        for place, (label, score) in enumerate(prediction.top[1:], start=2):
-            row |= {f"label_{place}": label, f"score_{place}": round(score, 6)}
-        return row
-
-    def to_json(self, prediction: Prediction) -> dict[str, Any]:
-        ranked = [{"label": label, "score": score} for label, score in prediction.top]
-        return {**ranked[0], "top": ranked}
 
     def reply_arrays(self, outputs: Tensor) -> dict[str, NDArray | list[str]]:
         labels = [prediction.label for prediction in self.decode(outputs, top=1)]

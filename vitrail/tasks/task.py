@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -42,6 +43,21 @@ BACKBONE_VERBS = {
 }
 Targets = Any  # a task's own: a tensor with the images first, or a tuple of such
 Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Answer(ABC):
+    """The answer for one picture; ``key`` names the picture where it was read from somewhere."""
+
+    key: str = field(default="", kw_only=True)
+
+    @abstractmethod
+    def row(self) -> dict[str, Any]:
+        """As flat values for a table; "path" is added before them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As the server sends it."""
+        return self.row()
 
 
 class Metric(ABC):
@@ -193,22 +209,16 @@ class Task(nn.Module, ABC):
         """An empty metric of this task."""
 
     @abstractmethod
-    def decode(self, outputs: Tensor, shapes: Sequence[tuple[int, int]] | None = None, *, top: int = 5) -> list[Any]:
-        """Outputs as predictions, one an image.
+    def decode(
+        self, outputs: Tensor, shapes: Sequence[tuple[int, int]] | None = None, *, top: int = 5
+    ) -> Sequence[Answer]:
+        """Outputs as answers, one an image.
 
         Args:
             outputs: what calling the task gave.
             shapes: (height, width) of each picture, for answers that lie in it.
-            top: how many answers a prediction lists at most.
+            top: how many labels or objects an answer lists at most.
         """
-
-    @abstractmethod
-    def row(self, prediction: Any) -> dict[str, Any]:
-        """A prediction as flat values for a table; "path" is added before them."""
-
-    def to_json(self, prediction: Any) -> dict[str, Any]:
-        """A prediction as the server sends it."""
-        return self.row(prediction)
 
     def reply_arrays(self, outputs: Tensor) -> dict[str, NDArray | list[str]]:
         """Named arrays or words, the images first, for clients that want numbers (the Open Inference Protocol)."""
@@ -294,11 +304,11 @@ class Task(nn.Module, ABC):
         return self.preprocessing.picture(to_pixels(picture, self.preprocessing.channels))
 
     def predict(self, pictures: Picture | Iterable[Picture], top: int = 5) -> list[Any]:
-        """The prediction for each picture.
+        """The `Answer` for each picture.
 
         Args:
             pictures: what `preprocess` takes.
-            top: how many answers a prediction lists, at most.
+            top: how many labels or objects an answer lists, at most.
         """
         self.check_can_answer(top)
         pictures = list_pictures(pictures)
@@ -306,7 +316,7 @@ class Task(nn.Module, ABC):
         self.eval()
         try:
             with torch.inference_mode():
-                answers = []
+                answers: list[Answer] = []
                 for first in range(0, len(pictures), BATCH):
                     images, shapes = self._read(pictures[first : first + BATCH])
                     answers += self.decode(self(images), shapes, top=top)

@@ -8,24 +8,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source
+from vitrail.errors import ConfigError
 from vitrail.evaluation.calibration import fit_temperature
 from vitrail.evaluation.corruptions import CORRUPTIONS
-from vitrail.evaluation.judgement import Judgement, from_logits
+from vitrail.evaluation.judgement import Judgement
 from vitrail.inference.inputs import split_to_judge
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
 from vitrail.runtime.machine import cores, keep_large_buffers
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.task import Task
 from vitrail.weights.native import set_temperature
 
 
 def evaluate(
-    model: str | Path | Classifier,
+    model: str | Path | Task,
     data: Any,
     *,
     split: str | None = None,
@@ -38,56 +40,65 @@ def evaluate(
     """Judges ``model`` on ``data``.
 
     Args:
-        model: anything `vitrail.load` takes, or a `Classifier`.
+        model: anything `vitrail.load` takes, or a `Task`, such as a `Classifier`.
         data: anything `open_data` takes.
         split: ``test``, ``val`` or ``train``; by default test, else val, else the part held out when the model was trained.
         classes: a text file that names the outputs, one a line, for weights that carry no names.
         calibrate: fit a temperature on this split and store it with the model.
-        corruptions: judge every corruption too; the figures gain ``corrupted_top1`` and one per kind.
+        corruptions: judge every corruption too; the figures gain one of each kind and their mean, ``corrupted_top1``.
 
     Raises `ConfigError` for a model without a head, `DataError` for unknown classes or an unlabelled split, `CheckpointError`
     for the weights.
     """
     torch.set_num_threads(cores())
-    classifier = options.load(model, classes, say)
-    classifier.check_can_answer(1)
+    task = options.load(model, classes, say)
+    task.check_can_answer()
+    if calibrate and task.temperature is None:
+        raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
     keep_large_buffers()
-    name, source = split_to_judge(classifier, data, split, say)
+    name, source = split_to_judge(task, data, split, say)
     bad = BadImages(options.on_bad, options.max_bad, None, total=len(source))
-    source = keep_decoded(source, channels=classifier.config.in_channels, bad=bad)
-    how = {"batch": options.batch, "workers": options.workers, "precision": options.precision, "bad": bad}
-    with ProgressBar("judging", len(source), quiet=options.quiet) as show:
-        judgement = judge(classifier, source, split=name, show=show, **how)
+    source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
+    kept: list[tuple[Tensor, Any]] = []
+    on_outputs = (lambda *batch: kept.append(batch)) if calibrate else None
+    with ProgressBar("judging", len(source), quiet=options.quiet) as progress:
+        judgement = judge(task, source, options, split=name, bad=bad, on_outputs=on_outputs, progress=progress)
     if calibrate:
-        judgement = _calibrate(classifier, model, judgement, say)
+        judgement = _calibrate(task, judgement, kept, say)
+        if not isinstance(model, Task):
+            say(f"stored in {set_temperature(model, task.temperature)}")
     if corruptions:
-        figures = _corruption_figures(classifier, source, name, how, options.quiet)
-        judgement = replace(judgement, figures={**judgement.figures, **figures})
+        further = _corruption_figures(task, source, name, options, bad)
+        judgement = replace(judgement, further=further)
     return judgement
 
 
-def _calibrate(classifier: Classifier, model: Any, judgement: Judgement, say: Say) -> Judgement:
-    before = judgement.figures
-    classifier.temperature = fit_temperature(judgement.logits, judgement.targets, multi_label=judgement.multi_label)
-    after = from_logits(classifier, judgement.logits, judgement.targets, judgement.keys, split=judgement.split)
-    say(f"calibrated: temperature {classifier.temperature:.4f}, nll {before['nll']:.4f} -> {after.figures['nll']:.4f}")
-    if not isinstance(model, Classifier):
-        say(f"stored in {set_temperature(model, classifier.temperature)}")
+def _calibrate(task: Task, judgement: Judgement, kept: list[tuple[Tensor, Any]], say: Say) -> Judgement:
+    """Fits the temperature of ``task`` on its logits and targets, batch by batch; the judgement with it."""
+    logits, targets = (torch.cat(parts) for parts in zip(*kept))
+    task.temperature = fit_temperature(logits, targets, multi_label=task.multi_label)
+    metric = task.metric()
+    metric.update(logits, targets, judgement.keys)
+    after = replace(judgement, metric=metric)
+    before, now = judgement.figures["nll"], after.figures["nll"]
+    say(f"calibrated: temperature {task.temperature:.4f}, nll {before:.4f} -> {now:.4f}")
     return after
 
 
 def _corruption_figures(
-    classifier: Classifier, source: Source, split: str, how: dict[str, Any], quiet: bool
+    task: Task, source: Source, split: str, options: InferenceOptions, bad: BadImages
 ) -> dict[str, float]:
-    """Top-1 of every kind of corruption, averaged over its five levels, and the mean over kinds."""
+    """The first figure under every kind of corruption, averaged over its five levels, and the mean over kinds."""
     figures: dict[str, float] = {}
-    with ProgressBar("corruptions", 5 * len(CORRUPTIONS), quiet=quiet) as show:
+    first = ""
+    with ProgressBar("corruptions", 5 * len(CORRUPTIONS), quiet=options.quiet) as progress:
         for count, kind in enumerate(CORRUPTIONS):
             scores = []
             for level in range(1, 6):
-                found = judge(classifier, source, split=split, corruption=(kind, level), **how)
-                scores.append(next(iter(found.figures.values())))
-                show.update(5 * count + level, kind=kind, top1=scores[-1])
+                judged = judge(task, source, options, split=split, bad=bad, corruption=(kind, level))
+                first = next(iter(judged.figures))
+                scores.append(judged.figures[first])
+                progress.update(5 * count + level, kind=kind, **{first: scores[-1]})
             figures[f"corrupted_{kind}"] = float(np.mean(scores))
-    figures["corrupted_top1"] = float(np.mean(list(figures.values())))
+    figures[f"corrupted_{first}"] = float(np.mean(list(figures.values())))
     return figures

@@ -24,7 +24,7 @@ from vitrail.files import disk_errors, free_bytes, sync_folder, written_aside
 from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.machine import cores, keep_large_buffers, versions
 from vitrail.runtime.progress import to_stderr
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks.task import Task
 from vitrail.weights.convert import Converted, convert
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.hub import REMOTE
@@ -66,9 +66,9 @@ class ExportOptions:
                     f"--{flag} is for ONNX, and not for {self.to}", f"leave --{flag} out, or use --to onnx"
                 )
 
-    def default_path(self, model: str | Path | Classifier) -> Path:
+    def default_path(self, model: str | Path | Task) -> Path:
         """In the working folder, by the name of the model."""
-        if isinstance(model, Classifier):
+        if isinstance(model, Task):
             raise ConfigError("a model in memory has no name", "give out, a path")
         ending = SUFFIXES.get(self.to) or LAYOUTS[self.to]
         marks = ("-pictures" if self.pictures else "") + ("-int8" if self.int8 else "")
@@ -99,7 +99,7 @@ class Exported:
 
 
 def export_model(
-    model: str | Path | Classifier,
+    model: str | Path | Task,
     out: str | Path | None = None,
     to: To = "onnx",
     *,
@@ -116,7 +116,7 @@ def export_model(
     """Writes ``model`` as a file that others run, compares the two on images, and leaves nothing where they differ.
 
     Args:
-        model: anything `vitrail.load` takes, or a `Classifier`.
+        model: anything `vitrail.load` takes, or a `Task`.
         out: the file; by default one in the working folder with the model's name. A folder for some layouts.
         to, int8, pictures: what to write; see `ExportOptions`.
         check: images to compare on, as `open_data` takes them; labelled ones give the accuracy before and after. By default
@@ -165,7 +165,7 @@ def export_model(
 
 
 def _proved(
-    classifier: Classifier,
+    classifier: Task,
     made: Path,
     path: Path,
     how: ExportOptions,
@@ -174,7 +174,7 @@ def _proved(
 ) -> Exported:
     """Writes the file ``made``, compares it, adds the figures, and puts it in its place."""
     dynamic, graph = _write(classifier, made, how)
-    figures = Proof(classifier=classifier, graph=graph, pictures=how.pictures, dynamic=dynamic).figures(*given)
+    figures = Proof(task=classifier, graph=graph, pictures=how.pictures, dynamic=dynamic).figures(*given)
     limits.check(figures)
     precision = "int8" if how.int8 else "fp32"
     told = {"precision": precision, "dynamic": dynamic, **rounded(figures), "torch": versions()["torch"]}
@@ -189,7 +189,7 @@ def _proved(
     return Exported(path, how, dynamic, size, figures)
 
 
-def _write(classifier: Classifier, made: Path, how: ExportOptions) -> tuple[bool, Verb]:
+def _write(classifier: Task, made: Path, how: ExportOptions) -> tuple[bool, Verb]:
     """Whether the graph takes images of any size, and what it answers when it is read back from the file."""
     metadata = {KEY: json.dumps(describe(classifier), ensure_ascii=False)}
     if how.to == "program":
@@ -231,9 +231,9 @@ def _add(made: Path, how: ExportOptions, figures: str) -> None:
         file.write(onnx.ModelProto(metadata_props=[entry]).SerializeToString())
 
 
-def _check_only_layout(model: str | Path | Classifier, *given: Any) -> None:
+def _check_only_layout(model: str | Path | Task, *given: Any) -> None:
     """Raises `ConfigError` for what a layout of weights has no use for."""
-    if isinstance(model, Classifier):
+    if isinstance(model, Task):
         raise ConfigError("a model in memory cannot be converted", "save it first: vitrail.weights.native.save_model")
     if any(each is not None for each in given):
         what = "a layout of weights is proved tensor by tensor, and not on images"

@@ -6,7 +6,7 @@ B images, C channels, H and W their size, K classes, N images in all.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.decode import BadImage
-from vitrail.data.loader import Bad, eval_batches
+from vitrail.data.loader import Bad
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source
 from vitrail.errors import CheckpointError, ConfigError, DataError
@@ -24,7 +24,6 @@ from vitrail.export.parity import (
     Answers,
     Compared,
     Verb,
-    agreement,
     at_every_shape,
     compare,
     generated,
@@ -33,10 +32,10 @@ from vitrail.export.parity import (
 )
 from vitrail.inference.inputs import find_inputs, split_to_judge
 from vitrail.inference.options import InferenceOptions
-from vitrail.runtime.progress import ProgressBar
-from vitrail.tasks import metrics
-from vitrail.tasks.classification import Classifier, opened
-from vitrail.workflows.evaluate import Say
+from vitrail.inference.outputs import inputs
+from vitrail.runtime.progress import ProgressBar, Say
+from vitrail.tasks.pictures import to_pixels
+from vitrail.tasks.task import Targets, Task
 
 EXACT, LOST, OTHERWISE = 1e-4, 0.02, 0.05  # what is allowed: see `Tolerances`
 IMAGES, GENERATED = 300, 64  # that are compared by default
@@ -93,13 +92,13 @@ class Proof:
     """Two that are to be the same.
 
     Args:
-        classifier: the model.
+        task: the model.
         graph: what was written: inputs to answers.
         pictures: its inputs are whole pictures (B, C, H, W) uint8, not normalised images.
         dynamic: it takes images of any size.
     """
 
-    classifier: Classifier
+    task: Task
     graph: Verb
     pictures: bool
     dynamic: bool
@@ -115,117 +114,113 @@ class Proof:
             CheckpointError: answers that are no finite numbers.
             DataError: no image can be read.
         """
-        targets: list[np.ndarray] = []
+        targets: list[Targets] = []
         with ProgressBar("comparing", count, quiet=options.quiet) as show:
-            inputs = self._generated(count) if source is None else self._inputs(source, targets, options)
-            seen = compare(self.model, self.graph, _shown(inputs, show))
+            images = self._generated(count) if source is None else self._inputs(source, targets, options)
+            seen = compare(self.model, self.graph, _shown(images, show))
         if not seen.expected:
             raise DataError(
                 "no image could be read: the split is empty or all of it is bad", "see `vitrail data check`"
             )
         shapes = compare(self.model, self.graph, self._shapes())
-        judged = {} if source is None or not source.labelled else self._accuracies(seen, np.concatenate(targets))
+        judged = {} if source is None or not source.labelled else self._accuracies(seen, join(targets))
         return {
-            "images": len(seen.expected["features"]),
+            "images": len(next(iter(seen.expected.values()))),
             "real_images": source is not None,
             "batches": ",".join(map(str, BATCHES)),
             "sizes": ",".join(f"{height}x{width}" for height, width in self._sizes()),
             "difference": max(seen.difference, shapes.difference),
-            "agreement": agreement(seen.expected, seen.found, multi_label=self.classifier.multi_label),
+            "agreement": self.task.agreement(seen.expected, seen.found),
             **judged,
             **self._speeds(),
         }
 
     def model(self, inputs: Tensor) -> Answers:
-        images = self.classifier.preprocess(inputs) if self.pictures else inputs
-        features = self.classifier.features(images)
-        if not self.classifier.classes:
-            return {"features": features}
-        return {"logits": self.classifier.head(features), "features": features}
+        images = self.task.preprocess(inputs) if self.pictures else inputs
+        return self.task.graph(images)
 
     def _sizes(self) -> list[tuple[int, int]]:
-        sizes = sizes_to_try(self.classifier.config)
+        sizes = sizes_to_try(self.task.config)
         return sizes if self.dynamic or self.pictures else sizes[:1]
 
     def _shapes(self) -> Iterator[Tensor]:
-        pictures = generated(
-            max(BATCHES), self.classifier.config.in_channels, self.classifier.config.image_size, seed=1
-        )
+        pictures = generated(max(BATCHES), self.task.config.in_channels, self.task.config.image_size, seed=1)
         return map(self._as_input, at_every_shape(pictures, self._sizes()))
 
     def _generated(self, count: int) -> Iterator[Tensor]:
-        channels, size = self.classifier.config.in_channels, self.classifier.config.image_size
+        channels, size = self.task.config.in_channels, self.task.config.image_size
         for first in range(0, count, max(BATCHES)):
             yield self._as_input(generated(min(max(BATCHES), count - first), channels, size, seed=first))
 
     def _as_input(self, pictures: Tensor) -> Tensor:
-        return pictures if self.pictures else self.classifier.preprocessing.normalise(pictures)
+        return pictures if self.pictures else self.task.preprocessing.normalise(pictures)
 
-    def _inputs(self, source: Source, targets: list[np.ndarray], options: InferenceOptions) -> Iterator[Tensor]:
+    def _inputs(self, source: Source, targets: list[Targets], options: InferenceOptions) -> Iterator[Tensor]:
         """The good images of ``source``; notes their targets."""
         bad = BadImages(options.on_bad, options.max_bad, None, total=len(source))
         if self.pictures:
-            yield from _whole(source, targets, self.classifier.config.in_channels, bad)
+            yield from _whole(source, targets, self.task, bad)
             return
-        preprocessing = self.classifier.preprocessing
-        for some in eval_batches(source, preprocessing, batch=max(BATCHES), workers=options.workers, bad=bad):
-            targets.append(some.targets.numpy())
-            yield preprocessing.normalise(some.images)
+        reading = replace(options, batch=max(BATCHES))
+        for batch, images in inputs(self.task, source, reading, bad=bad):
+            targets.append(batch.targets)
+            yield images
 
-    def _accuracies(self, seen: Compared, targets: np.ndarray) -> dict[str, Any]:
+    def _accuracies(self, seen: Compared, targets: Targets) -> dict[str, Any]:
         """The first figure of a judgement, of the model and of the graph."""
-        if not self.classifier.classes:
+        if not self.task.classes:
             return {}
         both = []
         for answers in (seen.expected, seen.found):
-            logits = answers["logits"].numpy()
-            both.append(
-                metrics.summary(logits, targets, self.classifier.classes, multi_label=self.classifier.multi_label)
-            )
-        metric = next(iter(both[0]))
-        return {"metric": metric, f"{metric}_before": both[0][metric], f"{metric}_after": both[1][metric]}
+            metric = self.task.metric()
+            outputs = answers[self.task.graph_outputs[0]]
+            metric.update(outputs, targets, [""] * len(outputs))
+            both.append(metric.compute())
+        name = next(iter(both[0]))
+        return {"metric": name, f"{name}_before": both[0][name], f"{name}_after": both[1][name]}
 
     def _speeds(self) -> dict[str, float]:
         """Milliseconds an image, of one alone and of the largest batch."""
         found = {}
         for count in (1, max(BATCHES)):
-            pictures = generated(count, self.classifier.config.in_channels, self.classifier.config.image_size)
+            pictures = generated(count, self.task.config.in_channels, self.task.config.image_size)
             before, after = speeds(self.model, self.graph, self._as_input(pictures))
             found |= {f"ms_before_batch_{count}": before, f"ms_after_batch_{count}": after}
         return {**found, "threads": torch.get_num_threads()}
 
 
-def source_of(classifier: Classifier, data: Any, most: int, say: Say) -> Source:
+def source_of(task: Task, data: Any, most: int, say: Say) -> Source:
     """As many of the images that the model is judged on, spread evenly; without labels where these are not the model's.
 
     Raises:
         DataError: data that cannot be used.
     """
     try:
-        _, source = split_to_judge(classifier, data, None, say, labelled=False)
+        _, source = split_to_judge(task, data, None, say, labelled=False)
     except DataError as error:
         if not (isinstance(data, str | Path) and Path(data).is_dir()):
             raise
         say(f"warning  compared without labels: {error.what}")
         source = find_inputs([str(data)])
-    if classifier.classes and source.labelled and source.multi_label != classifier.multi_label:
+    if task.classes and source.labelled and source.multi_label != task.multi_label:
         kinds = ("one label an image", "several")
-        what = f"the data have {kinds[source.multi_label]}, the model gives {kinds[classifier.multi_label]}"
+        what = f"the data have {kinds[source.multi_label]}, the model gives {kinds[task.multi_label]}"
         raise DataError(what, "give data of the kind that the model was trained on")
     return source.subset(np.unique(np.linspace(0, len(source) - 1, min(most, len(source))).astype(np.int64)))
 
 
-def _whole(source: Source, targets: list[np.ndarray], channels: int, bad: Bad) -> Iterator[Tensor]:
+def _whole(source: Source, targets: list[Targets], task: Task, bad: Bad) -> Iterator[Tensor]:
     """Pictures as they lie there, decoded: (1, C, H, W) uint8."""
+    channels = task.config.in_channels
     for row in range(len(source)):
         try:
             item = source.read(row)
-            pixels = np.asarray(opened(item.content, channels))
+            pixels = np.asarray(to_pixels(item.content, channels))
         except BadImage as error:
             bad(source.keys[row], error.reason)
             continue
         pixels = pixels if pixels.dtype == np.uint8 else np.rint(pixels * 255).astype(np.uint8)
-        targets.append(np.asarray(item.target)[None])
+        targets.append(task.collate(np.asarray(item.target)[None]))
         yield torch.tensor(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)[None]
 
 
@@ -235,3 +230,10 @@ def _shown(inputs: Iterator[Tensor], show: ProgressBar) -> Iterator[Tensor]:
         yield some
         done += len(some)
         show.update(done)
+
+
+def join(several: list[Targets]) -> Targets:
+    """The targets of several batches as those of one."""
+    if isinstance(several[0], tuple):
+        return tuple(map(torch.cat, zip(*several)))
+    return torch.cat(several)
