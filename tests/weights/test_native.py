@@ -68,7 +68,8 @@ def test_config_json_is_plain_strict_json(tmp_path, model):
         raise AssertionError(word)
 
     described = json.loads((folder / "config.json").read_text(encoding="utf-8"), parse_constant=refuse)
-    assert described["format_version"] == 1
+    assert described["format_version"] == 2
+    assert described["task"] == "classification"
     assert described["architecture"] == "vit"
     assert described["classes"] == ["é", "b b", "c"]
     assert described["metrics"] == {"top1": 0.5, "map": None}
@@ -166,7 +167,8 @@ def changed(folder: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format_version": 2}, "format version 2; this vitrail reads 1"),
+        ({"format_version": 3}, "format version 3; this vitrail reads 1 and 2"),
+        ({"task": "divination"}, "of the task .divination.; this vitrail knows classification"),
         ({"format_version": None}, "format version None"),
         ({"architecture": "swim"}, "architecture 'swim'"),
         ({"classes": ["a", "b"]}, "2 class names for 3 outputs"),

@@ -116,7 +116,7 @@ def test_weights_that_were_changed_do_not_match(folder):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda it: it.update(format_version=2), "format version 2"),
+        (lambda it: it.update(format_version=3), "format version 3"),
         (lambda it: it.pop("sha256"), "does not match its SHA-256"),
         (lambda it: it.pop("config"), "it has no 'config'"),
         (lambda it: it.pop("preprocessing"), "it has no 'preprocessing'"),

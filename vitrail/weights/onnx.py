@@ -44,6 +44,7 @@ def read_onnx(path: Path) -> Task:
     classes = model.backbone.config.classes
     if outputs.keys() != set(model.graph_outputs) or outputs.get(LOGITS, [classes]) != [classes]:
         raise _other_graph(session, path)
+    assert isinstance(model.backbone, ExportedBackbone)
     model.run_graph(model.backbone.run_graph)
     return model
 

@@ -64,25 +64,25 @@ def evaluate(
     with ProgressBar("judging", len(source), quiet=options.quiet) as progress:
         judgement = judge(task, source, options, split=name, bad=bad, on_outputs=on_outputs, progress=progress)
     if calibrate:
-        judgement = _calibrate(task, judgement, kept, say)
+        judgement, temperature = _calibrate(task, judgement, kept, say)
         if not isinstance(model, Task):
-            say(f"stored in {set_temperature(model, task.temperature)}")
+            say(f"stored in {set_temperature(model, temperature)}")
     if corruptions:
         further = _corruption_figures(task, source, name, options, bad)
         judgement = replace(judgement, further=further)
     return judgement
 
 
-def _calibrate(task: Task, judgement: Judgement, kept: list[tuple[Tensor, Any]], say: Say) -> Judgement:
-    """Fits the temperature of ``task`` on its logits and targets, batch by batch; the judgement with it."""
+def _calibrate(task: Task, judgement: Judgement, kept: list[tuple[Tensor, Any]], say: Say) -> tuple[Judgement, float]:
+    """Fits the temperature of ``task`` on its logits and targets, batch by batch; the judgement with it, and the number."""
     logits, targets = (torch.cat(parts) for parts in zip(*kept))
-    task.temperature = fit_temperature(logits, targets, multi_label=task.multi_label)
+    task.temperature = temperature = fit_temperature(logits, targets, multi_label=task.multi_label)
     metric = task.metric()
     metric.update(logits, targets, judgement.keys)
     after = replace(judgement, metric=metric)
     before, now = judgement.figures["nll"], after.figures["nll"]
-    say(f"calibrated: temperature {task.temperature:.4f}, nll {before:.4f} -> {now:.4f}")
-    return after
+    say(f"calibrated: temperature {temperature:.4f}, nll {before:.4f} -> {now:.4f}")
+    return after, temperature
 
 
 def _corruption_figures(

@@ -1,0 +1,112 @@
+"""What is handed on of geometry: a picture whose colours are its coordinates tells where every pixel came from."""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitrail.data.augment.apply import augment_and_place
+from vitrail.data.augment.placement import Frames, Placement, place
+from vitrail.data.augment.policy import Augment
+from vitrail.data.loader import eval_batches, train_batches
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.contents import Arrays, Files, Strings
+from vitrail.data.sources.source import Source
+
+HEIGHT, WIDTH, SIZE = 96, 128, (40, 32)
+TURNING = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+POLICIES = {
+    "crop and flip": Augment(crop="inception", crop_area=(0.3, 1.0), flip=0.5),
+    "geometry": Augment(crop="inception", crop_area=(0.5, 1.0), layers=2, magnitude=4, operations=TURNING),
+    "shift": Augment(crop="pad", pad=0.1),
+}
+
+
+def coordinates(count: int) -> np.ndarray:
+    """(n, H, W, 3) float32: red is x over the width, green is y over the height, of the pixel's centre."""
+    y, x = np.mgrid[:HEIGHT, :WIDTH] + 0.5
+    picture = np.stack([x / WIDTH, y / HEIGHT, np.full_like(x, 0.5)], -1)
+    return np.repeat(picture[None], count, 0).astype(np.float32)
+
+
+def arrays(tmp_path) -> Source:
+    return Source(contents=Arrays(coordinates(12), Strings(map(str, range(12)))), targets=np.arange(12))
+
+
+def files(tmp_path) -> Source:
+    names = [f"{number}.png" for number in range(12)]
+    for name in names:
+        Image.fromarray(np.rint(coordinates(1)[0] * 255).astype(np.uint8)).save(tmp_path / name)
+    return Source(contents=Files(str(tmp_path), Strings(names)), targets=np.arange(12))
+
+
+def off(images: torch.Tensor, placement: Placement) -> np.ndarray:
+    """How far, in pixels, the colours of images (B, 3, h, w) lie from where ``placement`` says, inside of what was read."""
+    matrices = placement.matrices
+    left, top, right, bottom = placement.frames.crops.T[..., None]  # each (B, 1)
+    v, u = np.mgrid[: images.shape[2], : images.shape[3]] + 0.5
+    made = np.stack([u, v, np.ones_like(u)], -1).reshape(-1, 3)  # (N, 3)
+    x, y, _ = (made @ matrices.transpose(0, 2, 1)).transpose(2, 0, 1)  # each (B, N)
+    red, green = images[:, :2].flatten(2).numpy().transpose(1, 0, 2)
+    inside = (x > left + 4) & (x < right - 4) & (y > top + 4) & (y < bottom - 4)  # beyond, a shift mirrors
+    is_filled = np.abs(red - 0.5) + np.abs(green - 0.5) < 0.02  # what geometry uncovers is grey
+    distance = np.hypot(red * WIDTH - x, green * HEIGHT - y)
+    return distance[inside & ~is_filled]
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize(
+    ("source", "workers"), [(arrays, 0), (files, 0), (files, 1)], ids=["arrays", "files", "workers"]
+)
+def test_every_pixel_comes_from_where_its_placement_says(tmp_path, source, workers, policy):
+    given = source(tmp_path)
+    (batch,) = train_batches(given, policy=policy, size=SIZE, batch=12, seed=3, start=0, stop=1, workers=workers)
+    images = batch.images if batch.images.is_floating_point() else batch.images.float() / 255
+    cropped = given.kind == "files"
+    read = tuple(images.shape[2:])
+    made, matrices = augment_and_place(images, batch.ids, policy, size=SIZE, seed=3, cropped=cropped)
+    placement = place(batch.frames, read, matrices, SIZE)
+    distances = off(made, placement)
+    assert len(distances) > 3000
+    assert np.quantile(distances, 0.98) < 1  # of 128 x 96 pixels; 256 levels are half a pixel
+
+
+def test_points_of_a_picture_follow_their_pixels():
+    matrices = np.array([[[-2.0, 0, 60], [0, 3, 12], [0, 0, 1]]])  # mirrored, half as wide, a third as high
+    placement = place(Frames.whole(1, (HEIGHT, WIDTH)), (HEIGHT, WIDTH), matrices, SIZE)
+    assert placement.move(np.array([[[60.0, 12], [40, 42]]])).tolist() == [[[0, 0], [10, 10]]]
+
+
+def test_what_is_judged_says_which_part_of_the_picture_it_shows(tmp_path):
+    preprocessing = Preprocessing(size=(48, 48), resize="short", resize_to=64)
+    (batch,) = eval_batches(files(tmp_path), preprocessing, batch=12)
+    top, left, bottom, right = preprocessing.seen(HEIGHT, WIDTH)
+    assert np.allclose(batch.frames.crops, [left, top, right, bottom])
+    assert (batch.frames.pictures == [HEIGHT, WIDTH]).all()
+    placement = place(batch.frames, (48, 48), np.tile(np.eye(3), (12, 1, 1)), (48, 48))
+    assert np.quantile(off(batch.images.float() / 255, placement), 0.98) < 1
+
+
+def test_the_crop_of_a_jpeg_decoded_at_a_part_of_its_size_is_told_in_whole_pixels(tmp_path):
+    large = np.zeros((800, 1200, 3), np.uint8)
+    content = BytesIO()
+    Image.fromarray(large).save(content, "JPEG")
+    (tmp_path / "a.jpg").write_bytes(content.getvalue())
+    source = Source(contents=Files(str(tmp_path), Strings(["a.jpg"])), targets=np.zeros(1, np.int64))
+    policy = Augment(crop="none", flip=0.0)
+    (batch,) = train_batches(source, policy=policy, size=(40, 60), batch=1, seed=0, start=0, stop=1)
+    assert batch.frames.pictures.tolist() == [[800, 1200]]
+    assert batch.frames.crops.tolist() == [[0, 0, 1200, 800]]
+
+
+def test_what_a_users_transform_made_says_that_nothing_is_known(tmp_path):
+    def transform(picture):
+        return np.zeros((3, *SIZE), np.uint8)
+
+    source, settings = files(tmp_path), {"size": SIZE, "batch": 4, "seed": 0, "start": 0, "stop": 1}
+    batch = next(train_batches(source, policy=Augment(), transform=transform, **settings))
+    assert np.isnan(batch.frames.crops).all()

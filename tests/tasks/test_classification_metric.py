@@ -1,0 +1,69 @@
+"""What judging keeps of every image gives the figures of all logits at once, in any batches and in parts that are merged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vitrail.tasks import metrics
+from vitrail.tasks.classification_metric import ClassMetric, LabelMetric
+
+CLASSES = ("ant", "bee", "cat", "dog", "emu", "fox", "gnu")
+IMAGES = 60
+
+
+def answers(kind: type) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(0, 3, (IMAGES, len(CLASSES))).astype(np.float32)
+    several = (generator.random((IMAGES, len(CLASSES))) < 0.3).astype(np.float32)
+    targets = generator.integers(0, len(CLASSES), IMAGES) if kind is ClassMetric else several
+    return logits, targets, [f"{number}.jpg" for number in range(IMAGES)]
+
+
+def gathered(kind: type, pieces: list[slice], **options) -> ClassMetric | LabelMetric:
+    logits, targets, keys = answers(kind)
+    metric = kind(CLASSES, **options)
+    for piece in pieces:
+        metric.update(logits[piece], targets[piece], keys[piece])
+    return metric
+
+
+@pytest.mark.parametrize("kind", [ClassMetric, LabelMetric])
+@pytest.mark.parametrize("size", [1, 7, IMAGES])
+def test_the_figures_are_those_of_all_logits_whatever_the_batches(kind, size):
+    logits, targets, keys = answers(kind)
+    metric = gathered(kind, [slice(first, first + size) for first in range(0, IMAGES, size)], temperature=1.5)
+    whole = metrics.summary(logits, targets, CLASSES, multi_label=kind is LabelMetric, temperature=1.5)
+    assert metric.compute() == whole
+    assert metric.summarize().items() <= whole.items()
+    assert metric.keys == keys
+
+
+@pytest.mark.parametrize("kind", [ClassMetric, LabelMetric])
+def test_merged_parts_are_the_whole(kind):
+    whole, first, second = (gathered(kind, [piece]) for piece in (slice(None), slice(23), slice(23, None)))
+    first.merge(second)
+    assert first.compute() == whole.compute()
+    assert first.keys == whole.keys
+    assert first.worst(9).tolist() == whole.worst(9).tolist()
+    assert first.table() == whole.table()
+
+
+def test_the_worst_mistakes_are_the_most_confident_ones():
+    logits, targets, _ = answers(ClassMetric)
+    probabilities = metrics.probabilities(logits)
+    wrong = [row for row in range(IMAGES) if logits[row].argmax() != targets[row]]
+    by_hand = sorted(wrong, key=lambda row: (-probabilities[row].max(), probabilities[row, targets[row]]))
+    metric = gathered(ClassMetric, [slice(None)])
+    assert metric.worst(12).tolist() == by_hand[:12]
+    true, predicted, confidence = metric.describe(by_hand[0])
+    assert (true, predicted) == (CLASSES[targets[by_hand[0]]], CLASSES[logits[by_hand[0]].argmax()])
+    assert confidence == probabilities[by_hand[0]].max()
+
+
+def test_what_is_kept_of_an_image_does_not_grow_with_the_classes():
+    few, many = (ClassMetric(range(count)) for count in (2, 1000))
+    for metric in (few, many):
+        metric.update(np.zeros((8, len(metric.classes)), np.float32), np.zeros(8, np.int64), list("abcdefgh"))
+    assert few.grades.nll.nbytes == many.grades.nll.nbytes
+    assert not hasattr(many, "logits")
