@@ -100,7 +100,7 @@ def measure(
         for batch, found in outputs(model, source, None, options, bad=bad, corruption=corruption, progress=progress):
             if stopped():
                 return None
-            metric.update(found, batch.targets, batch.keys)
+            metric.update(found, batch.targets, batch.keys, batch.frames)
             if on_outputs is not None:
                 on_outputs(found.cpu(), batch.targets)
     if not metric.keys:

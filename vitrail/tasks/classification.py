@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data.augment.mixing import mix, smooth
+from vitrail.data.augment.placement import Frames
 from vitrail.data.augment.policy import Augment
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
@@ -186,9 +187,7 @@ class Classifier(Task):
         scaled = logits.float() / self.temperature
         return scaled.sigmoid() if self.multi_label else scaled.softmax(1)
 
-    def decode(
-        self, outputs: Tensor, shapes: Sequence[tuple[int, int]] | None = None, *, top: int = 5
-    ) -> list[Prediction]:
+    def decode(self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5) -> list[Prediction]:
         scores, places = self.probabilities(outputs).topk(min(top, len(self.classes)), dim=1)  # (B, top) each
         ranked = [
             tuple((self.classes[place], score) for place, score in zip(*rows))

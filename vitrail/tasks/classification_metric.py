@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 from torch import Tensor
 
+from vitrail.data.augment.placement import Frames
 from vitrail.tasks import metrics
 from vitrail.tasks.metrics import Bins, Graded
 from vitrail.tasks.task import Figures, Metric
@@ -30,7 +31,7 @@ class ClassMetric(Metric):
         self.keys: list[str] = []
         self._parts: list[tuple[np.ndarray, np.ndarray, Graded]] = []  # predicted, targets, grades
 
-    def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str]) -> None:
+    def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
         logits, true = metrics.as_array(outputs), metrics.as_array(targets)
         self._parts.append((logits.argmax(1), true, metrics.grade(logits, true, temperature=self.temperature)))
         self.keys.extend(keys)
@@ -114,7 +115,7 @@ class LabelMetric(Metric):
         self.keys: list[str] = []
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []  # logits, targets
 
-    def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str]) -> None:
+    def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
         self._parts.append((metrics.as_array(outputs), metrics.as_array(targets)))
         self.keys.extend(keys)
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.data.augment.placement import Placement
+from vitrail.data.augment.placement import Frames, Placement
 from vitrail.data.augment.policy import Augment
 from vitrail.data.decode import BadImage
 from vitrail.data.loader import collate_labels
@@ -66,8 +66,8 @@ class Metric(ABC):
     keys: list[str]  # of the images that were added
 
     @abstractmethod
-    def update(self, outputs: Tensor, targets: Targets, keys: Sequence[str]) -> None:
-        """Adds a batch: what the model gave, what is true, and the names of the images."""
+    def update(self, outputs: Tensor, targets: Targets, keys: Sequence[str], frames: Frames | None = None) -> None:
+        """Adds a batch: what the model gave, what is true, the names of the images, and what they show of their pictures."""
 
     @abstractmethod
     def merge(self, other: Self) -> None:
@@ -209,14 +209,12 @@ class Task(nn.Module, ABC):
         """An empty metric of this task."""
 
     @abstractmethod
-    def decode(
-        self, outputs: Tensor, shapes: Sequence[tuple[int, int]] | None = None, *, top: int = 5
-    ) -> Sequence[Answer]:
+    def decode(self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5) -> Sequence[Answer]:
         """Outputs as answers, one an image.
 
         Args:
             outputs: what calling the task gave.
-            shapes: (height, width) of each picture, for answers that lie in it.
+            frames: what the images show of their pictures, for answers that lie in these.
             top: how many labels or objects an answer lists at most.
         """
 
@@ -279,9 +277,9 @@ class Task(nn.Module, ABC):
         """
         return self._read(list_pictures(pictures))[0]
 
-    def _read(self, pictures: Sequence[Picture]) -> tuple[Tensor, list[tuple[int, int]]]:
-        """Inputs (B, C, H, W) and the (height, width) of each picture."""
-        inputs, shapes = [torch.empty(0, self.preprocessing.channels, *self.preprocessing.size)], []
+    def _read(self, pictures: Sequence[Picture]) -> tuple[Tensor, Frames]:
+        """Inputs (B, C, H, W) and what they show of the pictures."""
+        inputs, sizes = [torch.empty(0, self.preprocessing.channels, *self.preprocessing.size)], []
         for place, picture in enumerate(pictures):
             try:
                 image = to_pixels(picture, self.preprocessing.channels)
@@ -289,8 +287,8 @@ class Task(nn.Module, ABC):
             except BadImage as error:
                 raise DataError(f"picture {place} cannot be used: {error.reason}", REMEDY) from error
             inputs.append(self.preprocessing.normalise(torch.from_numpy(pixels)[None]))
-            shapes.append(size_of(image))
-        return torch.cat(inputs).to(device_of(self)), shapes
+            sizes.append(size_of(image))
+        return torch.cat(inputs).to(device_of(self)), Frames.seen(self.preprocessing, sizes)
 
     def picture(self, picture: Picture) -> np.ndarray:
         """One picture resized and cropped but not normalised, as a person would look at what the network sees.
@@ -318,8 +316,8 @@ class Task(nn.Module, ABC):
             with torch.inference_mode():
                 answers: list[Answer] = []
                 for first in range(0, len(pictures), BATCH):
-                    images, shapes = self._read(pictures[first : first + BATCH])
-                    answers += self.decode(self(images), shapes, top=top)
+                    images, frames = self._read(pictures[first : first + BATCH])
+                    answers += self.decode(self(images), frames, top=top)
         finally:
             self.train(was_training)
         return answers

@@ -40,8 +40,7 @@ def predict(
     task = options.load(model, classes, say)
     task.check_can_answer(top)
     for batch, found in _outputs(task, None, find_inputs(inputs), options, bad_list, fast=fast):
-        shapes = [(int(height), int(width)) for height, width in np.nan_to_num(batch.frames.pictures)]
-        for key, answer in zip(batch.keys, task.decode(found, shapes, top=top)):
+        for key, answer in zip(batch.keys, task.decode(found, batch.frames, top=top)):
             yield replace(answer, key=key)
 
 

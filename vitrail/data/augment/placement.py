@@ -6,12 +6,14 @@ B images, H and W of the picture an image was made from, upright, h and w of the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.augment.geometry import Numbers
+from vitrail.data.preprocessing import Preprocessing
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,17 @@ class Frames:
         """Of images that are their pictures, each (height, width)."""
         height, width = size
         return cls(np.tile([0.0, 0.0, width, height], (images, 1)), np.tile([float(height), width], (images, 1)))
+
+    @classmethod
+    def seen(cls, preprocessing: Preprocessing, sizes: Sequence[tuple[int, int]]) -> Frames:
+        """Of pictures of these sizes (height, width) as ``preprocessing`` shows them to a model."""
+        corners = np.array([preprocessing.seen(*size) for size in sizes], np.float64).reshape(-1, 4)
+        return cls(corners[:, [1, 0, 3, 2]], np.array(sizes, np.float64).reshape(-1, 2))
+
+    def move(self, points: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
+        """Points (B, N, 2) of images of ``size`` (height, width), which no augmentation moved, as points of their pictures."""
+        corner, span = self.crops[:, None, :2], self.crops[:, None, 2:] - self.crops[:, None, :2]
+        return corner + points / np.array([size[1], size[0]]) * span
 
 
 @dataclass(frozen=True, eq=False)
