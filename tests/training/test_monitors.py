@@ -14,7 +14,7 @@ from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Splits
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.tasks.classification import create_model
-from vitrail.training.monitors import CodeWatch, FeatureWatch
+from vitrail.training.monitors import CodeMonitor, FeatureMonitor
 
 RUN = Run(
     data=DataSettings(batch=16, micro_batch=16),
@@ -45,10 +45,10 @@ def filled(module: torch.nn.Module) -> torch.nn.Module:
 def test_the_figures_of_a_tokenizer_are_those_of_all_its_images_at_once():
     tokenizer = Tokenizer(TokenizerConfig(patch_size=4, width=8, depth=1, levels=(4, 4)))
     filled(tokenizer)
-    watch = CodeWatch(tokenizer, preprocessing := Preprocessing.paper((32, 32)), photos(), RUN, stop_at_bad)
-    figures = watch(never)
+    monitor = CodeMonitor(tokenizer, preprocessing := Preprocessing.paper((32, 32)), photos(), RUN, stop_at_bad)
+    figures = monitor(RUN, never)
     assert figures is not None and tokenizer.training
-    pictures = torch.from_numpy(np.stack([watch.asked.read(row).content for row in range(40)]))
+    pictures = torch.from_numpy(np.stack([monitor.asked.read(row).content for row in range(40)]))
     pictures = pictures.movedim(3, 1) / 255  # (B, C, H, W)
     with torch.no_grad():
         made = (tokenizer(preprocessing.normalise(pictures))[0] / 2 + 0.5).clamp(0, 1)
@@ -63,13 +63,13 @@ def test_the_figures_of_a_tokenizer_are_those_of_all_its_images_at_once():
 def test_no_image_is_its_own_neighbour_where_too_few_were_held_out():
     model = create_model(TINY["vit"], classes=())
     filled(model)
-    watch = FeatureWatch(model, photos(), RUN, stop_at_bad)
-    assert not set(watch.known.keys) & set(watch.asked.keys)
-    assert len(watch.known) == len(watch.asked) == 25
-    figures = watch(never)
+    monitor = FeatureMonitor(model, photos(), RUN, stop_at_bad)
+    assert not set(monitor.known.keys) & set(monitor.asked.keys)
+    assert len(monitor.known) == len(monitor.asked) == 25
+    figures = monitor(RUN, never)
     assert figures is not None and model.training
     assert figures["knn"] > 0.9 > figures["chance"]
-    assert watch(lambda: True) is None
+    assert monitor(RUN, lambda: True) is None
 
 
 def test_without_labels_nobody_is_asked_for_them():
@@ -77,5 +77,5 @@ def test_without_labels_nobody_is_asked_for_them():
     assert train is not None
     pixels = np.stack([train.read(row).content for row in range(len(train))])
     model = create_model(TINY["vit"], classes=())
-    figures = FeatureWatch(model, open_data(pixels, validation=0, labelled=False), RUN, stop_at_bad)(never)
+    figures = FeatureMonitor(model, open_data(pixels, validation=0, labelled=False), RUN, stop_at_bad)(RUN, never)
     assert figures is not None and figures.keys() == {"effective_rank", "spread"}

@@ -15,8 +15,7 @@ from vitrail.errors import DivergedError
 from vitrail.objectives.mae import MAE
 from vitrail.runs.checkpoint import Checkpoint
 from vitrail.runs.folder import RunFolder
-from vitrail.training.goals.classifier import prepare
-from vitrail.training.goals.encoder import prepare_pretraining
+from vitrail.training.prepare import prepare
 from vitrail.training.state import Training, restore, snapshot
 from vitrail.training.step import backward, take_step
 
@@ -48,7 +47,7 @@ def training(folder: Path, *settings: str, recipe: str = "small-data") -> Traini
 
 def gradients(found: Training, micro: int) -> dict[str, torch.Tensor]:
     found.run = replace(found.run, data=replace(found.run.data, micro_batch=micro))
-    backward(found, found.feed(next(found.batches(0, 1))))
+    backward(found, found.inputs(next(found.batches(0, 1))))
     return {name: p.grad.clone() for name, p in found.objective.named_parameters() if p.grad is not None}
 
 
@@ -60,13 +59,13 @@ def unlabelled(folder: Path, objective: str, changes: str, *settings: str, micro
     run, _ = request(flags={**flags, "objective": {"name": objective}}, settings=words)
     place = RunFolder(folder)
     place.open()
-    return prepare_pretraining(run, place, say=lambda line: None).training
+    return prepare(run, place, say=lambda line: None).training
 
 
 def contrastive(folder: Path, micro: int) -> dict[str, torch.Tensor]:
     """The gradients of one batch of 32 whose images are compared with one another, in pieces of ``micro``."""
     found = unlabelled(folder, "moco", "{hidden: 16, out: 8}", "compute.precision=fp32", micro=micro)
-    backward(found, found.feed(next(found.batches(0, 1))))
+    backward(found, found.inputs(next(found.batches(0, 1))))
     return {name: p.grad.clone() for name, p in found.objective.named_parameters() if p.grad is not None}
 
 
@@ -203,7 +202,7 @@ def test_a_working_copy_in_bf16_learns_from_images_that_nobody_rounded(tmp_path,
     found = unlabelled(tmp_path, "mae", sizes, "compute.precision=bf16-weights", micro=32)
     targets, cut = [], MAE._cut
     monkeypatch.setattr(MAE, "_cut", lambda self, images: targets.append(cut(self, images)) or targets[-1])
-    inputs = found.feed(next(found.batches(0, 1)))
+    inputs = found.inputs(next(found.batches(0, 1)))
     backward(found, inputs)
     assert next(found.working.parameters()).dtype == torch.bfloat16
     assert torch.equal(targets[0], cut(found.objective, inputs[0]))

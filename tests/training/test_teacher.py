@@ -15,7 +15,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig
 from vitrail.models.resnet import ResNetConfig
 from vitrail.tasks.classification import Classifier, create_model
-from vitrail.training.inputs import AT_ONCE, taught
+from vitrail.training.inputs import CHUNK, TaughtInputs
 from vitrail.training.teacher import Teacher
 from vitrail.weights.native import save_model
 from vitrail.workflows.api import train
@@ -59,16 +59,16 @@ def test_a_teacher_of_another_size_sees_the_pictures_scaled():
 
 
 def test_a_teacher_sees_a_few_images_at_a_time_however_large_the_batch():
-    images, seen = torch.rand(AT_ONCE + 3, 1, 2, 2), []
+    images, seen = torch.rand(CHUNK + 3, 1, 2, 2), []
 
     def teacher(some):
         seen.append(len(some))
         return some.flatten(1)
 
     batch = Batch(images, torch.zeros(len(images)), [], np.zeros((len(images), 3), np.int64))
-    given, targets, answers = taught(lambda batch: (batch.images, batch.targets), teacher)(batch)
+    given, targets, answers = TaughtInputs(lambda batch: (batch.images, batch.targets), teacher)(batch)
     assert given is images and targets is batch.targets
-    assert torch.equal(answers, images.flatten(1)) and seen == [AT_ONCE, 3]
+    assert torch.equal(answers, images.flatten(1)) and seen == [CHUNK, 3]
 
 
 def test_a_teacher_that_cannot_teach_is_refused():

@@ -1,57 +1,76 @@
-"""What a recipe changes in a network, reconciled with the network that the run has."""
+"""What was asked, reconciled with the network that the run has and with the run that its folder stores."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitrail.config.recipes import RECIPES
-from vitrail.config.schema import Run
+from vitrail.config.schema import LENGTH, Run, differences
+from vitrail.errors import ConfigError
 from vitrail.runtime.progress import Say
 
 if TYPE_CHECKING:
     from vitrail.models import Config
 
-# fields of configs that leave what a network answers as it is
-ONLY_TRAINING = ("drop_path", "dropout", "attention_dropout", "patch_dropout", "checkpoint")
 
+def changes_for(run: Run, config: Config, say: Say, *, from_weights: bool = False) -> dict[str, Any]:
+    """What ``run`` changes in the network of ``config``, without what its recipe says of another network.
 
-def without_foreign_changes(run: Run, config: Config, say: Say) -> Run:
-    """``run`` without what its recipe changes in a ViT and the network of ``config`` has no field for.
-
-    What a person asked for stays, and is refused by name where it cannot be meant.
+    Fields that this architecture does not have are left out; with ``from_weights`` so are all that the weights decide. What a
+    person asked for stays, and is refused by name where it is impossible.
     """
+    from vitrail.models.config import TRAINING_FIELDS  # vitrail.models loads torch
+
+    changes = run.model.changes
+    if from_weights:
+        decided = [name for name in _of_recipe(run, changes) if name not in TRAINING_FIELDS]
+        changes = _leave_out(run, changes, decided, "which the weights decide", say)
     known = {field.name: getattr(config, field.name) for field in fields(config)}
     # a field of the same name may be another thing: positions are a choice in a ViT, and a yes or no in BEiT
     foreign = [
         name
-        for name in _of_recipe(run)
-        if name not in known or isinstance(known[name], bool) != isinstance(run.model.changes[name], bool)
+        for name in _of_recipe(run, changes)
+        if name not in known or isinstance(known[name], bool) != isinstance(changes[name], bool)
     ]
-    return _without(run, foreign, f"which {config.about} does not have", say)
+    return _leave_out(run, changes, foreign, f"which {config.about} does not have", say)
 
 
-def without_another_network(run: Run, say: Say) -> Run:
-    """``run``, which starts from weights, without what its recipe makes of a fresh network: these bring their own."""
-    return _without(run, [name for name in _of_recipe(run) if name not in ONLY_TRAINING], "which the weights say", say)
+def continue_run(asked: Run, stored: Run, folder: object) -> tuple[Run, bool]:
+    """The run that ``folder`` stores, with what may change when it is resumed; and whether it was made longer.
+
+    Raises `ConfigError` with the difference where the settings are of another run.
+    """
+    left_out = [name for name in _of_recipe(asked, asked.model.changes) if name not in stored.model.changes]
+    changes = _leave_out(asked, asked.model.changes, left_out, "", lambda line: None)
+    changed = differences(replace(asked, model=replace(asked.model, changes=changes)), stored)
+    longer = any(path in LENGTH for path in changed)
+    wrong = {path: values for path, values in changed.items() if path not in LENGTH and path != "recipe"}
+    if wrong:
+        raise ConfigError(
+            f"{folder} holds a run with other settings",
+            "choose another --out, or the same settings",
+            value="\n".join(f"{path}: {before!r} there, {now!r} asked" for path, (before, now) in wrong.items()),
+        )
+    data = replace(
+        stored.data,
+        source=asked.data.source or stored.data.source,
+        workers=stored.data.workers if asked.data.workers is None else asked.data.workers,
+    )
+    save = replace(asked.save, log_every=stored.save.log_every, evaluations=stored.save.evaluations)
+    schedule = asked.schedule if longer else stored.schedule
+    model = replace(stored.model, init=asked.model.init or stored.model.init)
+    return replace(stored, model=model, data=data, save=save, schedule=schedule), longer
 
 
-def without_what_was_left_out(run: Run, stored: Run) -> Run:
-    """``run`` without what its recipe changes in a network and ``stored``, as it began, does not."""
-    left_out = [name for name in _of_recipe(run) if name not in stored.model.changes]
-    return _without(run, left_out, "which the run began without", lambda line: None)
+def _of_recipe(run: Run, changes: dict[str, Any]) -> list[str]:
+    """The names among ``changes`` whose values are the recipe's own."""
+    recipe = RECIPES[run.recipe].run.model.changes if run.recipe in RECIPES else {}
+    return [name for name, value in changes.items() if name in recipe and recipe[name] == value]
 
 
-def _of_recipe(run: Run) -> list[str]:
-    """Names of what the recipe changes in the network, where the run has it so."""
-    changes = RECIPES[run.recipe].run.model.changes if run.recipe in RECIPES else {}
-    return [name for name, value in run.model.changes.items() if name in changes and changes[name] == value]
-
-
-def _without(run: Run, names: Sequence[str], why: str, say: Say) -> Run:
-    if not names:
-        return run
-    say(f"recipe   {run.recipe} changes {', '.join(names)}, {why}: left out")
-    kept = {name: value for name, value in run.model.changes.items() if name not in names}
-    return replace(run, model=replace(run.model, changes=kept))
+def _leave_out(run: Run, changes: dict[str, Any], names: Sequence[str], why: str, say: Say) -> dict[str, Any]:
+    if names:
+        say(f"recipe   {run.recipe} changes {', '.join(names)}, {why}: left out")
+    return {name: value for name, value in changes.items() if name not in names}

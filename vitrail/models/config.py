@@ -15,6 +15,10 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from vitrail.errors import ConfigError, nearest
 
+# Fields that leave what given weights compute as it is: some are read when weights are initialised, the others while they train.
+INITIALISATION_FIELDS = frozenset({"initial", "head_bias", "layer_scale"})
+TRAINING_FIELDS = frozenset({"drop_path", "dropout", "attention_dropout", "patch_dropout", "checkpoint"})
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedConfig:

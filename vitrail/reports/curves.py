@@ -41,10 +41,6 @@ def drawn(curves: Mapping[str, Curve]) -> dict[str, Markup]:
     return {name: line_chart(title, lines, **how) for name, (title, lines, how) in curves.items() if lines}
 
 
-def short_percent(share: float) -> str:
-    return f"{share * 100:.4g} %"
-
-
 def finite(records: Records, column: str) -> list[tuple[float, int]]:
     """The values of a column that are numbers, each with its step."""
     values = [(each[column], each["step"]) for each in records if each.get(column) is not None]

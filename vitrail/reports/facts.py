@@ -35,9 +35,12 @@ class Mistake:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What any run has to say; only ``title`` is needed.
+    """What the report and the card of any run say; only ``title`` is needed.
 
-    ``records`` are the lines of ``metrics.jsonl``. ``images`` counts each split.
+    ``records`` are the lines of ``metrics.jsonl``. ``images`` counts each split. ``base`` names the weights that training
+    started from and ``base_license`` their licence. ``provenance`` is whatever says where the model comes from (seed, date,
+    versions, commit, ...); it, ``preprocessing`` and ``recipe_settings`` are shown as they are. ``location`` is the model's
+    place in the examples.
     """
 
     title: str
@@ -50,19 +53,26 @@ class RunFacts:
     parameters: int | None = None
     multiply_adds: int | None = None
     image_size: tuple[int, int] | None = None
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
     recipe: str = ""
+    recipe_settings: Mapping[str, Any] = field(default_factory=dict)
+    base: str = ""
+    base_license: str = ""
+    license: str = ""
     records: Sequence[Mapping[str, Any]] = ()
     seconds: float | None = None
     images_per_second: float | None = None
     machine: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     date: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    location: str = "path/to/this/folder"
     notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportFacts(RunFacts):
-    """All that a report says; beside the title only ``classes`` are needed.
+class ClassificationFacts(RunFacts):
+    """What is said of a classifier; beside the title only ``classes`` are needed.
 
     ``probabilities`` (N, K) and ``targets`` (N,), or (N, K) for several labels an image, are those of ``split``.
     ``figures`` has ``top1`` (or ``map``) with its ends ``top1_low`` and ``top1_high``, and whichever of
@@ -113,14 +123,13 @@ class Panel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainFacts(RunFacts):
-    """All that is said of an encoder trained without labels, or a tokenizer; beside the title only ``objective`` is needed.
+class PretrainingFacts(RunFacts):
+    """What is said of an encoder trained without labels, or a tokenizer; beside the title only ``objective`` is needed.
 
     The records of an evaluation have ``knn`` and ``chance``, shares, where there are labels to ask, ``effective_rank`` and
     ``spread``; a record of step 0 is of the weights before training. Any other column of numbers is a measurement of the
     objective. ``panels`` show the same images in the same order, the original first. ``before`` and ``after`` are the
-    health of the features on either side of training, and ``diagnosis`` names a collapse. ``base`` names the weights that
-    training started from and ``base_license`` their licence. ``location`` is the run's place in the examples.
+    health of the features on either side of training, and ``diagnosis`` names a collapse.
     """
 
     objective: str
@@ -129,13 +138,6 @@ class PretrainFacts(RunFacts):
     before: Health | None = None
     after: Health | None = None
     diagnosis: str | None = None
-    preprocessing: Mapping[str, Any] = field(default_factory=dict)
-    recipe_settings: Mapping[str, Any] = field(default_factory=dict)
-    base: str = ""
-    base_license: str = ""
-    license: str = ""
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    location: str = "path/to/this/folder"
 
     @property
     def tokenizes(self) -> bool:
@@ -144,9 +146,9 @@ class PretrainFacts(RunFacts):
 
     def last(self, column: str) -> float | None:
         """The value of a column that was recorded last."""
-        return next((each[column] for each in reversed(self.records) if each.get(column) is not None), None)
+        return next((record[column] for record in reversed(self.records) if record.get(column) is not None), None)
 
     def untrained(self, column: str) -> float | None:
         """The value of a column before training."""
-        values = (each.get(column) for each in self.records if each.get("step") == 0)
-        return next((each for each in values if each is not None), None)
+        values = (record.get(column) for record in self.records if record.get("step") == 0)
+        return next((value for value in values if value is not None), None)

@@ -22,6 +22,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
+from vitrail.reports.metric_names import SELECTED_BY, curve_of, metric_of
 from vitrail.serving.answers import Told
 from vitrail.serving.documents import errors
 from vitrail.serving.refusals import Refused
@@ -32,17 +33,6 @@ MOST_ROWS = 2_000  # of curves that are sent
 GOING_ON = ("starting", "running")
 EVERY, QUIET = 1.0, 15.0  # seconds between two looks at a run, and between signs of life to who watches it
 WATCHERS = 64  # of all runs together
-BEST = ("val_top1", "val_map", "knn", "psnr_held_out")  # the more the better; the first that a run has
-WORDS = {
-    "loss": ("Loss", "training"),
-    "val_nll": ("Loss", "validation"),
-    "top1": ("Accuracy", "training"),
-    "val_top1": ("Accuracy", "validation"),
-    "knn": ("Accuracy", "nearest neighbours"),
-    "chance": ("Accuracy", "chance"),
-    "val_map": ("Mean average precision", "validation"),
-    "lr": ("Learning rate", "learning rate"),
-}
 ASKED = ("unauthorised", "forbidden", "not_found", "invalid")
 POSITION = ("step", "epoch", "images")  # where a row stands, and no curve
 
@@ -261,18 +251,18 @@ def _last_part(path: str | None) -> str | None:
 
 def best(rows: list[Row]) -> dict[str, Any] | None:
     """The best figure of the evaluations so far."""
-    for name in BEST:
+    for name in SELECTED_BY:
         values = [value for row in rows if (value := row.get(name)) is not None]
         if values:
-            return {"name": name, "value": max(values)}
+            return {"name": name, "value": max(values) if metric_of(name).higher_is_better else min(values)}
     return None
 
 
 def columns_of(rows: list[Row]) -> dict[str, dict[str, str]]:
     """For each column that is a curve, the chart it belongs to and what it is called there."""
     names = {name: None for row in rows for name in row if name not in POSITION}
-    words = {name: WORDS.get(name, (name.replace("_", " "), name.replace("_", " "))) for name in names}
-    return {name: {"chart": chart, "label": label} for name, (chart, label) in words.items()}
+    curves = {name: curve_of(name) for name in names}
+    return {name: {"chart": chart, "label": line} for name, (chart, line) in curves.items()}
 
 
 def thinned(rows: list[Row], most: int = MOST_ROWS) -> list[Row]:

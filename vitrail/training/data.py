@@ -1,69 +1,115 @@
-"""The data of a run: opened, checked against what it began with, and batched for training."""
+"""The data of a run: opened, decoded into memory where that is small, and batched for training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from vitrail.config.schema import Run
+from vitrail.data.augment.policy import Augment
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.loader import Batch, train_batches
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, parts_of
 from vitrail.runs.folder import RunFolder
-from vitrail.tasks.classification import Classifier
 
 Transform = Callable[[Any], Any]
 
 
-def opened(
-    run: Run, folder: RunFolder, data: Any, start: Classifier | None, *, labels: bool = True
-) -> tuple[Splits, BadImages]:
-    """The data, ``data`` or those that the run names, with sets of small images decoded once, into memory; and what becomes of
-    bad images.
+@dataclass(frozen=True)
+class RunData:
+    """The images of a run, and what becomes of those that cannot be read."""
+
+    splits: Splits
+    bad: BadImages
+    transform: Transform | None = None
+
+    @property
+    def train(self) -> Source:
+        """The training images; a goal refuses data that have none."""
+        assert self.splits.train is not None, "there are no training images"
+        return self.splits.train
+
+    @property
+    def cropped(self) -> bool:
+        """Whether batches come as the network takes them; else augmentation crops them."""
+        return self.train.kind == "files" or self.transform is not None
+
+
+def open_run_data(
+    run: Run, data: Any, folder: RunFolder, transform: Transform | None, *, channels: int | None, labels: bool
+) -> RunData:
+    """``data``, or those that the run names; sets of small images are decoded once, into memory.
+
+    Args:
+        data: anything `open_data` takes; None for the path in ``run.data.source``.
+        channels: of the weights to start from; the run's own come first.
+        labels: whether images without one are an error.
     """
-    channels = run.data.channels or (start.config.in_channels if start else None)
+    channels = run.data.channels or channels
     source = run.data.source if data is None else data
     splits = open_data(source, seed=run.seed, validation=run.data.validation, channels=channels, labelled=labels)
     parts = parts_of(splits)
     total = sum(map(len, parts.values()))
     bad = BadImages(run.data.on_bad, run.data.max_bad, folder.path / "bad_images.csv", total=total)
-    kept: dict[str, Any] = {name: keep_decoded(part, channels=channels, bad=bad) for name, part in parts.items()}
-    return replace(splits, **kept), bad
+    decoded: dict[str, Any] = {name: keep_decoded(part, channels=channels, bad=bad) for name, part in parts.items()}
+    return RunData(replace(splits, **decoded), bad, transform)
 
 
-def training_batches(
-    run: Run,
-    train: Source,
-    preprocessing: Preprocessing,
-    device: torch.device,
-    bad: BadImages,
-    transform: Transform | None,
-    views: int = 1,
-) -> Callable[[int, int], Generator[Batch, None, None]]:
-    """From the first step and the last to the batches between them, each image in so many views."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingBatches:
+    """Called with two steps, it gives the batches from the first up to and without the second; see `train_batches`."""
 
-    def batches(start: int, stop: int) -> Generator[Batch, None, None]:
-        return train_batches(
-            train,
+    source: Source
+    policy: Augment
+    size: tuple[int, int]
+    channels: int
+    batch: int
+    seed: int
+    workers: int
+    repeats: int
+    views: int
+    transform: Transform | None
+    bad: BadImages
+    device: torch.device
+
+    @classmethod
+    def of(cls, run: Run, data: RunData, device: torch.device, *, views: int) -> TrainingBatches:
+        """Those of a resolved run, each image in ``views`` views."""
+        assert run.model.size is not None and run.data.channels is not None, "the run is not resolved"
+        return cls(
+            source=data.train,
             policy=run.augment,
-            size=preprocessing.size,
+            size=run.model.size,
+            channels=run.data.channels,
             batch=run.data.batch,
             seed=run.seed,
-            start=start,
-            stop=stop,
             workers=run.data.workers or 0,
             repeats=run.data.repeats,
             views=views,
-            channels=preprocessing.channels,
-            transform=transform,
-            bad=bad,
+            transform=data.transform,
+            bad=data.bad,
             device=device,
         )
 
-    return batches
+    def __call__(self, start: int, stop: int) -> Generator[Batch, None, None]:
+        return train_batches(
+            self.source,
+            policy=self.policy,
+            size=self.size,
+            batch=self.batch,
+            seed=self.seed,
+            start=start,
+            stop=stop,
+            workers=self.workers,
+            repeats=self.repeats,
+            views=self.views,
+            channels=self.channels,
+            transform=self.transform,
+            bad=self.bad,
+            device=self.device,
+        )

@@ -6,80 +6,89 @@ B images, V views of each, K classes, C channels, h x w pixels as the network ta
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.config.schema import Run
 from vitrail.data.augment.apply import augment
 from vitrail.data.augment.mixing import mix, smooth
+from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.objectives.objective import Objective
 
-Feed = Callable[[Batch], tuple[Tensor, ...]]
+Inputs = Callable[[Batch], tuple[Tensor, ...]]
 FrozenNetwork = Callable[[Tensor], Tensor]
-AT_ONCE = 128  # images that a frozen network sees, whatever the batch: it has no micro-steps to save memory by
+CHUNK = 128  # images that a frozen network sees at once, whatever the batch: it has no micro-steps to save memory by
 
 
-def normalised(batch: Batch, run: Run, preprocessing: Preprocessing, *, cropped: bool) -> Tensor:
-    """The batch augmented as the run asks, then normalised: (B, C, h, w)."""
-    size = preprocessing.size
-    images = augment(batch.images, batch.ids, run.augment, size=size, seed=run.seed, cropped=cropped)
-    return preprocessing.normalise(images)
+@dataclass(frozen=True, kw_only=True)
+class Augmented:
+    """The images of a batch, augmented and normalised: (B, C, h, w)."""
+
+    policy: Augment
+    preprocessing: Preprocessing
+    seed: int
+    cropped: bool  # they come in the size that the network takes
+
+    def __call__(self, batch: Batch) -> Tensor:
+        size = self.preprocessing.size
+        images = augment(batch.images, batch.ids, self.policy, size=size, seed=self.seed, cropped=self.cropped)
+        return self.preprocessing.normalise(images)
 
 
-def labelled(run: Run, preprocessing: Preprocessing, classes: int, *, cropped: bool) -> Feed:
-    """Images (B, C, h, w) and targets, (B,) or (B, K): mixed, and the targets softened, where the run asks for it."""
-    policy = run.augment
+@dataclass(frozen=True)
+class LabelledInputs:
+    """Images (B, C, h, w) and targets, (B,) or (B, K): mixed, and the targets softened, where the policy asks for it."""
 
-    def feed(batch: Batch) -> tuple[Tensor, ...]:
-        images, targets = normalised(batch, run, preprocessing, cropped=cropped), batch.targets
+    augmented: Augmented
+    classes: int
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
+        policy, images, targets = self.augmented.policy, self.augmented(batch), batch.targets
         if targets.ndim == 1 and (policy.mixes or policy.smoothing):
-            targets = nn.functional.one_hot(targets, classes).float()
+            targets = nn.functional.one_hot(targets, self.classes).float()
         if policy.smoothing:
             targets = smooth(targets, policy.smoothing)
         if policy.mixes:
-            images, targets = mix(images, targets, batch.ids, policy, seed=run.seed)
+            images, targets = mix(images, targets, batch.ids, policy, seed=self.augmented.seed)
         return images, targets
 
-    return feed
+
+@dataclass(frozen=True)
+class TaughtInputs:
+    """What ``inputs`` gives, and the outputs of ``teacher`` (B, K) for the same images."""
+
+    inputs: Inputs
+    teacher: FrozenNetwork
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
+        images, *rest = self.inputs(batch)
+        return images, *rest, in_chunks(self.teacher, images)
 
 
-def taught(feed: Feed, teacher: FrozenNetwork) -> Feed:
-    """What ``feed`` gives, and the answers of ``teacher`` (B, K) to the same images."""
-
-    def with_answers(batch: Batch) -> tuple[Tensor, ...]:
-        images, *rest = feed(batch)
-        return images, *rest, in_pieces(teacher, images)
-
-    return with_answers
-
-
-def viewed(
-    run: Run,
-    preprocessing: Preprocessing,
-    objective: Objective,
-    *,
-    cropped: bool,
-    seen: FrozenNetwork | None = None,
-) -> Feed:
-    """The views of each image, V times (B, C, h, w), what the objective draws for it, and what ``seen`` makes of the first
-    view, where that is given. The views of an image lie next to one another in the batch.
+@dataclass(frozen=True)
+class ViewInputs:
+    """The views of each image, V times (B, C, h, w), what the objective draws for it, and the output of ``target_network`` for
+    the first view, where there is one. The views of an image lie next to one another in the batch.
     """
-    views = objective.views
 
-    def feed(batch: Batch) -> tuple[Tensor, ...]:
-        images = normalised(batch, run, preprocessing, cropped=cropped)  # (B V, C, h, w)
-        noise = objective.draw(batch.ids[::views], preprocessing.size, run.seed)
+    augmented: Augmented
+    objective: Objective
+    target_network: FrozenNetwork | None = None
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
+        views = self.objective.views
+        images = self.augmented(batch)  # (B V, C, h, w)
+        noise = self.objective.draw(batch.ids[::views], self.augmented.preprocessing.size, self.augmented.seed)
         parts = [images[view::views].contiguous() for view in range(views)]
-        drawn = [each.to(images.device) for each in noise]
-        return *parts, *drawn, *([in_pieces(seen, parts[0])] if seen is not None else [])
+        drawn = [tensor.to(images.device) for tensor in noise]
+        targets = [] if self.target_network is None else [in_chunks(self.target_network, parts[0])]
+        return *parts, *drawn, *targets
 
-    return feed
 
-
-def handed_over(images: Tensor, given: Preprocessing, wanted: Preprocessing, size: tuple[int, int]) -> Tensor:
+def renormalise(images: Tensor, given: Preprocessing, wanted: Preprocessing, size: tuple[int, int]) -> Tensor:
     """Images (B, C, H, W) that were normalised as ``given`` says, scaled to ``size`` and normalised as ``wanted`` says."""
     pictures = given.restored(images)
     if pictures.shape[2:] != size:
@@ -87,6 +96,6 @@ def handed_over(images: Tensor, given: Preprocessing, wanted: Preprocessing, siz
     return wanted.normalise(pictures)
 
 
-def in_pieces(seen: FrozenNetwork, images: Tensor) -> Tensor:
-    """What ``seen`` makes of images (B, ...), a few at a time."""
-    return torch.cat([seen(some) for some in images.split(AT_ONCE)])
+def in_chunks(network: FrozenNetwork, images: Tensor) -> Tensor:
+    """The outputs of ``network`` for images (B, ...), computed `CHUNK` images at a time."""
+    return torch.cat([network(chunk) for chunk in images.split(CHUNK)])

@@ -1,11 +1,12 @@
-"""The training loop: steps, and what happens now and then between them."""
+"""The training loop: steps, and the evaluations, logs and checkpoints between them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
+from vitrail.data.loader import Batch
 from vitrail.runs import checkpoint
 from vitrail.runtime.progress import ProgressBar
 from vitrail.runtime.signals import StopRequests
@@ -17,10 +18,16 @@ from vitrail.training.step import take_step
 def fit(training: Training, stop: StopRequests, show: ProgressBar) -> None:
     """Runs the remaining steps, evaluating and saving on the way; at the end the last step is evaluated and saved.
 
+    However it ends, the workers that read the batches are stopped.
+
     Raises `Preempted` or `Interrupted` once the state is saved, and `DivergedError` before a non-finite update.
     """
-    run, progress = training.run, training.progress
-    batches = training.batches(progress.step, training.steps)
+    with closing(training.batches(training.progress.step, training.steps)) as batches:
+        _fit(training, batches, stop, show)
+
+
+def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show: ProgressBar) -> None:
+    progress = training.progress
     saved = time.monotonic()
     clock = _Clock()
     while True:
@@ -35,10 +42,10 @@ def fit(training: Training, stop: StopRequests, show: ProgressBar) -> None:
             batch = next(batches)
         loss = take_step(training, batch)
         clock.count(len(batch.keys) // training.objective.views)
-        if progress.step % (run.save.log_every or 1) == 0 or progress.step == training.steps:
+        if progress.step % (training.run.save.log_every or 1) == 0 or progress.step == training.steps:
             _log(training, clock)
         show.update(progress.step, loss=loss, **clock.figures())
-        if time.monotonic() - saved >= run.save.every:
+        if time.monotonic() - saved >= training.run.save.every:
             save(training)
             saved = time.monotonic()
     save(training)
@@ -51,7 +58,7 @@ def _due(training: Training) -> bool:
 
 
 def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> None:
-    """Judges the weights as they would be used; leaves no trace if a stop is asked meanwhile."""
+    """Evaluates the weights as they would be used; records nothing if a stop is requested meanwhile."""
     started = time.perf_counter()
     with averaged(training):
         figures = training.evaluate(lambda: stop.asked is not None)

@@ -1,12 +1,13 @@
-"""What is watched while learning without labels: what the features are worth and how they fare, or what codes can tell.
+"""The figures of an evaluation between steps: of a classifier, of the features of an encoder, of the codes of a tokenizer.
 
-N images whose features are known, M that are asked about.
+A monitor is called with the run as it stands and with whether to stop; it gives None if it was stopped. N images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,29 +19,46 @@ from vitrail.data.rng import permutation
 from vitrail.data.sources.source import Source, Splits
 from vitrail.evaluation.feature_health import measure
 from vitrail.evaluation.probes import knn
-from vitrail.inference.outputs import features_of_batches
+from vitrail.inference.outputs import features_of_batches, quick_figures
 from vitrail.models.backbone import at_rest
 from vitrail.models.tokenizer import Tokenizer
 from vitrail.objectives.tokenizer import perplexity, psnr
 from vitrail.tasks.classification import Classifier
 
 NEIGHBOURS = 20
-FEWEST = 30  # images to ask about
+FEWEST = 30  # images to classify by their neighbours
 Stopped = Callable[[], bool]
+Monitor = Callable[[Run, Stopped], dict[str, float] | None]
 
 
-class FeatureWatch:
+@dataclass(frozen=True)
+class ValidationMonitor:
+    """The first figures of a classifier on the validation split, named ``val_...``; none where there is no such split."""
+
+    classifier: Classifier
+    source: Source | None
+    bad: Bad
+
+    def __call__(self, run: Run, stopped: Stopped) -> dict[str, float] | None:
+        if self.source is None:
+            return {}
+        return quick_figures(self.classifier, self.source, run, bad=self.bad, stopped=stopped)
+
+
+class FeatureMonitor:
     """Figures of an encoder: ``effective_rank`` and ``spread`` of its features, and with labels the accuracy ``knn`` of the
     nearest neighbours among training images, with that of the most frequent class, ``chance``.
 
-    The same images each time: two thirds of ``save.watched`` from train, one third from val, or from train too where that
-    holds too few to ask. Health is that of all of them.
+    The same images each time: two thirds of ``save.watched`` from train, whose neighbours are known, and one third from val,
+    or from train too where val has too few, to classify. Rank and spread are those of all of them.
     """
+
+    FIGURES: ClassVar[tuple[str, ...]] = ("knn", "chance", "effective_rank", "spread")
 
     def __init__(self, classifier: Classifier, splits: Splits, run: Run, bad: Bad) -> None:
         train = splits.train
         assert train is not None, "there are no training images"
-        self.classifier, self.run, self.bad = classifier, run, bad
+        self.classifier, self.bad = classifier, bad
         known, asked = 2 * run.save.watched // 3, run.save.watched // 3
         order = permutation(run.seed, 0, len(train))
         self.known = train.subset(order[:known])
@@ -52,9 +70,8 @@ class FeatureWatch:
         else:
             self.asked = other.subset(permutation(run.seed, 0, len(other))[:asked])
 
-    def __call__(self, stopped: Stopped) -> dict[str, float] | None:
-        """The figures of now; None if it was told to stop on the way."""
-        known, asked = (self._features(part, stopped) for part in (self.known, self.asked))
+    def __call__(self, run: Run, stopped: Stopped) -> dict[str, float] | None:
+        known, asked = (self._features(part, run, stopped) for part in (self.known, self.asked))
         if known is None or asked is None:
             return None
         health = measure(np.concatenate([known[0], asked[0]]))
@@ -67,47 +84,48 @@ class FeatureWatch:
         return {"knn": float((votes.argmax(1) == targets).mean()), "chance": float(chance), **figures}
 
     @torch.inference_mode()
-    def _features(self, source: Source, stopped: Stopped) -> tuple[np.ndarray, np.ndarray] | None:
+    def _features(self, source: Source, run: Run, stopped: Stopped) -> tuple[np.ndarray, np.ndarray] | None:
         """The features (N, D) of a source and its targets (N,), without bad images."""
         features, targets = [], []
-        how = {"precision": self.run.compute.precision or "fp32", **reading(self.run, self.bad)}
+        options = {"precision": run.compute.precision or "fp32", **read_options(run, self.bad)}
         with at_rest(self.classifier):
-            for some, found in features_of_batches(self.classifier, source, **how):
+            for batch, batch_features in features_of_batches(self.classifier, source, **options):
                 if stopped():
                     return None
-                features.append(found)
-                targets.append(some.targets.numpy())
+                features.append(batch_features)
+                targets.append(batch.targets.numpy())
         return np.concatenate(features), np.concatenate(targets)
 
 
-class CodeWatch:
-    """Figures of a tokenizer on images it did not learn from: ``psnr_held_out`` in decibels, beside that of telling each
-    patch by its mean colour, ``psnr_mean_colour``; and ``codes_in_use``, the perplexity of its codes.
+class CodeMonitor:
+    """Figures of a tokenizer on held-out images: ``psnr_held_out`` in decibels, beside that of replacing each patch by its
+    mean colour, ``psnr_mean_colour``; and ``codes_in_use``, the perplexity of its codes.
     """
 
+    FIGURES: ClassVar[tuple[str, ...]] = ("psnr_held_out", "psnr_mean_colour", "codes_in_use")
+
     def __init__(self, tokenizer: Tokenizer, preprocessing: Any, splits: Splits, run: Run, bad: Bad) -> None:
-        self.tokenizer, self.preprocessing, self.run, self.bad = tokenizer, preprocessing, run, bad
+        self.tokenizer, self.preprocessing, self.bad = tokenizer, preprocessing, bad
         source = splits.val if splits.val is not None and len(splits.val) else splits.train
         assert source is not None, "there are no images"
         self.asked = source.subset(permutation(run.seed, 0, len(source))[: run.save.watched // 3])
 
     @torch.inference_mode()
-    def __call__(self, stopped: Stopped) -> dict[str, float] | None:
-        """The figures of now; None if it was told to stop on the way."""
+    def __call__(self, run: Run, stopped: Stopped) -> dict[str, float] | None:
         patch = self.tokenizer.config.patch_size
         codes, errors, flat = [], [], []
         with at_rest(self.tokenizer) as device:
-            for some in eval_batches(self.asked, self.preprocessing, **reading(self.run, self.bad)):
+            for batch in eval_batches(self.asked, self.preprocessing, **read_options(run, self.bad)):
                 if stopped():
                     return None
-                images = self.preprocessing.normalise(some.images.to(device))  # (B, C, H, W)
-                made, found = self.tokenizer(images)
+                images = self.preprocessing.normalise(batch.images.to(device))  # (B, C, H, W)
+                rebuilt, batch_codes = self.tokenizer(images)
                 pictures = self.preprocessing.restored(images)
                 means = nn.functional.avg_pool2d(pictures, patch)  # (B, C, h, w)
                 mean_colours = means.repeat_interleave(patch[0], 2).repeat_interleave(patch[1], 3)
-                codes.append(found)
-                errors.append(_size(self.preprocessing.restored(made) - pictures))
-                flat.append(_size(mean_colours - pictures))
+                codes.append(batch_codes)
+                errors.append(_root_mean_square(self.preprocessing.restored(rebuilt) - pictures))
+                flat.append(_root_mean_square(mean_colours - pictures))
         return {
             "psnr_held_out": psnr(torch.cat(errors)).item(),
             "psnr_mean_colour": psnr(torch.cat(flat)).item(),
@@ -115,11 +133,11 @@ class CodeWatch:
         }
 
 
-def _size(errors: torch.Tensor) -> torch.Tensor:
-    """The root of the mean square of each image's errors (B, C, H, W): (B,), of which `psnr` makes what it would of them."""
+def _root_mean_square(errors: torch.Tensor) -> torch.Tensor:
+    """Of each image's errors (B, C, H, W): (B,), from which `psnr` computes what it would from all of them."""
     return errors.square().mean((1, 2, 3)).sqrt()
 
 
-def reading(run: Run, bad: Bad) -> dict[str, Any]:
+def read_options(run: Run, bad: Bad) -> dict[str, Any]:
     """How images are read between steps: what training has memory for, evaluation has too."""
     return {"batch": min(run.data.micro_batch or 128, 128), "workers": run.data.workers or 0, "bad": bad}

@@ -1,93 +1,128 @@
-"""The network of a run: fresh, or from given weights with a zero head."""
+"""The network of a run: which it is, decided before it is built, and built, fresh or from given weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from vitrail import weights
-from vitrail.config.reconcile import without_another_network, without_foreign_changes
-from vitrail.config.schema import Run
+from vitrail.config.default_model import model_for_images
+from vitrail.config.reconcile import changes_for
+from vitrail.config.schema import ModelSettings, Run
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
-from vitrail.models import configure
+from vitrail.models import activation_bytes, configure, cost_of, sketch
 from vitrail.runtime.progress import Say
 from vitrail.tasks.classification import Classifier, create_model
-from vitrail.training.auto import choose_model
 from vitrail.weights.resolve import find
 
 
-def check_model(run: Run, say: Say) -> Run:
-    """The run with the changes that its network can have; refuses an impossible one before anything is read.
+@dataclass(frozen=True, kw_only=True)
+class NetworkPlan:
+    """Which network a run trains.
 
-    Raises `ConfigError`.
+    ``model`` has nothing automatic left in it. ``width`` is that of its features, and ``image_bytes`` are the activations that
+    one image keeps for the backward pass.
     """
+
+    model: ModelSettings
+    channels: int
+    width: int
+    image_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a run trains in order to keep it: a model, how its images are made, and its size in figures."""
+
+    model: Any  # a Classifier, without a head where it learns without labels, or a Tokenizer
+    preprocessing: Preprocessing
+    about: str
+    parameters: int
+    multiply_adds: int | None = None  # of one image
+
+
+def check_model(run: Run) -> None:
+    """Refuses an impossible network before anything is read. Raises `ConfigError`."""
     if run.model.init is None:
         name = run.model.name or "vit-s16"
-        run = without_foreign_changes(run, configure(name), say)
-        configure(name, **run.model.changes)
+        configure(name, **changes_for(run, configure(name), lambda line: None))
     elif run.model.name is not None:
         raise ConfigError(
             f"both --init {run.model.init} and --model {run.model.name} name a network", "give one of them"
         )
-    return run
 
 
-def load_start(run: Run, say: Say) -> tuple[Run, Classifier | None]:
-    """The weights to start from, where the run names some, and the run with their path in full: `latest` may change."""
-    if run.model.init is None:
-        return run, None
-    path = find(run.model.init).path.resolve()
-    start = weights.load(path, log=say)
-    run = replace(run, model=replace(run.model, init=str(path)))
-    run = without_another_network(run, say)
-    return without_foreign_changes(run, start.config, say), start
+def load_start(run: Run, say: Say) -> Classifier | None:
+    """The weights to start from, where the run names some."""
+    return None if run.model.init is None else weights.load(find(run.model.init).path.resolve(), log=say)
 
 
-def build(
-    run: Run,
-    train: Source,
-    start: Classifier | None,
-    say: Say,
-    *,
-    classes: Sequence[str] = (),
-    multi_label: bool = False,
-) -> tuple[Run, Classifier]:
-    """The network of the run on ``classes`` and the channels of the data, fresh or from given weights with a zero head; and
-    the run that says which it is. Without classes it has no head."""
-    native, own = size_and_channels(train)
-    if start is not None:
-        channels = run.data.channels or own or start.config.in_channels
-        if channels != start.config.in_channels:
-            say(
-                f"channels {channels}, where the weights have {start.config.in_channels}: their first layer is dealt round"
-            )
-        adapted = weights.adapt(
+def plan_network(run: Run, train: Source, start: Classifier | None, say: Say, *, classes: int) -> NetworkPlan:
+    """The network that the run names or starts from, or one that follows the size and number of the images."""
+    own_size, own_channels = size_and_channels(train)
+    name, defaults, init = run.model.name, {}, None
+    if start is None:
+        channels = run.data.channels or own_channels or 3
+        size = run.model.size or own_size or (224, 224)
+        if name is None:
+            name, defaults = model_for_images(size, images=len(train))
+        base = configure(name)
+    else:
+        assert run.model.init is not None
+        channels = run.data.channels or own_channels or start.config.in_channels
+        size, base = run.model.size or start.preprocessing.size, start.config
+        init = str(find(run.model.init).path.resolve())  # `latest` may be another one when the run is resumed
+    changes = {**defaults, **changes_for(run, base, say, from_weights=start is not None)}
+    config = configure(base, **{**changes, "classes": classes, "image_size": size, "in_channels": channels})
+    model = replace(run.model, name=name, init=init, changes=changes, size=config.image_size)
+    return NetworkPlan(model=model, channels=channels, width=sketch(config).width, image_bytes=activation_bytes(config))
+
+
+def build_network(
+    run: Run, start: Classifier | None, say: Say, *, classes: Sequence[str] = (), multi_label: bool = False
+) -> Kept:
+    """The network of a resolved run, fresh or from ``start`` with a zero head. Without classes it has no head."""
+    size, channels = run.model.size, run.data.channels
+    assert size is not None and channels is not None, "the run is not resolved"
+    if start is None:
+        assert run.model.name is not None
+        torch.manual_seed(run.seed)
+        classifier = create_model(
+            run.model.name,
+            classes=classes,
+            multi_label=multi_label,
+            preprocessing=Preprocessing.paper(size, channels=channels).stated(**run.model.preprocessing),
+            image_size=size,
+            in_channels=channels,
+            **run.model.changes,
+        )
+    else:
+        before = start.config.in_channels
+        if channels != before:
+            say(f"channels {channels}; the first layer of the weights, which has {before}, is adapted to them")
+        classifier = weights.adapt(
             start,
             classes=classes,
-            image_size=run.model.size or start.preprocessing.size,
+            image_size=size,
             in_channels=channels,
             multi_label=multi_label,
             **run.model.changes,
         )
-        adapted.preprocessing = adapted.preprocessing.stated(**run.model.preprocessing)
-        return run, adapted
-    size, channels = run.model.size or native or (224, 224), run.data.channels or own or 3
-    run = choose_model(run, size, len(train))
-    assert run.model.name is not None
-    torch.manual_seed(run.seed)
-    return run, create_model(
-        run.model.name,
-        classes=classes,
-        multi_label=multi_label,
-        preprocessing=Preprocessing.paper(size, channels=channels).stated(**run.model.preprocessing),
-        image_size=size,
-        in_channels=channels,
-        **run.model.changes,
+        classifier.preprocessing = classifier.preprocessing.stated(**run.model.preprocessing)
+    cost = cost_of(classifier.config)
+    return Kept(
+        model=classifier,
+        preprocessing=classifier.preprocessing,
+        about=run.model.name or (Path(run.model.init).stem if run.model.init else "vit"),
+        parameters=cost.parameters,
+        multiply_adds=cost.multiply_adds,
     )
 
 

@@ -20,7 +20,7 @@ from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patch import MaskedPatch
 from vitrail.objectives.objective import Objective, configured
 from vitrail.objectives.tokenizer import Reconstruction
-from vitrail.training.inputs import FrozenNetwork, handed_over
+from vitrail.training.inputs import FrozenNetwork, renormalise
 from vitrail.weights.tokenizers import SavedTokenizer, load_tokenizer
 
 
@@ -113,10 +113,10 @@ class Codes:
         grid = (images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1])
         rows, columns = self.tokenizer.config.patch_size
         size = (grid[0] * rows, grid[1] * columns)
-        return self.tokenizer.encode(handed_over(images, self.given, self.own, size)).flatten(1)
+        return self.tokenizer.encode(renormalise(images, self.given, self.own, size)).flatten(1)
 
     @torch.no_grad()
     def drawn(self, codes: Tensor, size: tuple[int, int]) -> Tensor:
         """Codes (B, N) of images of ``size`` (height, width) to what they tell, (B, C, H, W), normalised for the encoder."""
         grid = (size[0] // self.patch_size[0], size[1] // self.patch_size[1])
-        return handed_over(self.tokenizer.decode(codes.unflatten(1, grid)), self.own, self.given, size)
+        return renormalise(self.tokenizer.decode(codes.unflatten(1, grid)), self.own, self.given, size)

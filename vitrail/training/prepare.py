@@ -1,48 +1,88 @@
-"""From a run as it was asked for to a training that can start: data, network, optimiser, and what joins them."""
+"""From a run as it was asked for to a training that can start: data, the resolved run, network, objective, optimiser."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from vitrail.config.schema import Run
-from vitrail.data.loader import Batch
-from vitrail.objectives.objective import Objective
+from vitrail.data.sources.source import describe_data
 from vitrail.runs.folder import RunFolder
-from vitrail.training.auto import len_in_steps
-from vitrail.training.inputs import Feed
+from vitrail.runtime.device import find_device
+from vitrail.runtime.machine import keep_large_buffers
+from vitrail.runtime.progress import Say
+from vitrail.training.auto import length_in_steps, resolve
+from vitrail.training.data import RunData, TrainingBatches, Transform
+from vitrail.training.goals.goal import Goal
+from vitrail.training.goals.table import GOALS
+from vitrail.training.network import Kept
 from vitrail.training.optimizer import Average, Optimiser, trainable
 from vitrail.training.state import Training
+from vitrail.training.time_budget import TRIAL_STEPS, buy_steps
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A training ready for its next step, what it trains in order to keep it, and the data it stands on."""
+
+    goal: Goal
+    training: Training
+    kept: Kept
+    data: RunData
+
+
+def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transform | None = None, say: Say) -> Prepared:
+    """Opens the data, fills every automatic field of ``run``, and builds all that it works with.
+
+    Args:
+        run: what was asked for, or what a resumed run's ``config.yaml`` says.
+        data: anything `open_data` takes; by default the path in ``run.data.source``.
+        transform: the user's own map from a decoded picture to a (C, h, w) tensor in [0, 1], in place of the recipe's crops.
+        say: takes each line that a user should read.
+
+    Raises `ConfigError`, `DataError` or `CheckpointError` before any training memory is used.
+    """
+    goal = GOALS[run.objective.name]
+    goal.check(run)
+    keep_large_buffers()
+    device = find_device(run.compute.device)
+    start = goal.start(run, say)
+    opened = goal.open(run, data, folder, transform, start)
+    say(describe_data(opened.splits))
+    run = resolve(run, goal.plan(run, opened.train, start, say), opened.train, device, say)
+    kept = goal.build(run, opened, start, say)
+    kept.model.to(device)
+    torch.set_num_threads(run.compute.threads or 1)
+    training = assemble(run, goal, kept, opened, folder, device, say)
+    return Prepared(goal, training, kept, opened)
 
 
 def assemble(
-    run: Run,
-    objective: Objective,
-    feed: Feed,
-    *,
-    batches: Callable[[int, int], Generator[Batch, None, None]],
-    evaluate: Callable[[Callable[[], bool]], dict[str, float] | None],
-    images: int,
-    folder: RunFolder,
-    device: torch.device,
-    evaluate_first: bool = False,
+    run: Run, goal: Goal, kept: Kept, data: RunData, folder: RunFolder, device: torch.device, say: Say
 ) -> Training:
-    """The `Training` of a settled run on so many ``images``."""
+    """The `Training` of a resolved run; the steps that its length in time buys are measured first."""
+    objective, inputs = goal.objective(run, kept, data, say)
+    objective.to(device)
     parameters = trainable(objective, head_only=run.model.head_only)
-    return Training(
+    steps = length_in_steps(run, len(data.train))
+    training = Training(
         run=run,
-        steps=len_in_steps(run, images) or 1_000_000,
-        steps_an_epoch=images / run.data.batch,
+        steps=TRIAL_STEPS if steps is None else steps,
+        images=len(data.train),
         objective=objective,
-        feed=feed,
+        inputs=inputs,
         optimiser=Optimiser(objective, run.optim, parameters),
         average=Average(parameters, run.optim.ema) if run.optim.ema else None,
-        batches=batches,
-        evaluate=evaluate,
+        batches=TrainingBatches.of(run, data, device, views=objective.views),
+        monitor=goal.monitor(run, kept, data),
         folder=folder,
         device=device,
-        evaluate_every=1,
-        evaluate_first=evaluate_first,
+        evaluate_first=goal.evaluate_first,
         scaler=torch.amp.GradScaler(device.type) if run.compute.precision == "fp16" else None,
     )
+    if steps is not None:
+        return training
+    run, steps = buy_steps(training, say)
+    return replace(training, run=run, steps=steps)

@@ -1,14 +1,15 @@
-"""The end of a run: the model for use, its judgement, the report and the card."""
+"""What a run says of itself: where its data, its weights and its figures come from."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from vitrail.config.parse import plain
-from vitrail.data.sources.bad_images import BadImages
+from vitrail.config.schema import Run
 from vitrail.data.sources.source import Splits, fingerprint, parts_of
 from vitrail.errors import DataError
 from vitrail.files import dump_json, replace_file
@@ -16,16 +17,36 @@ from vitrail.reports.wording import plural
 from vitrail.runs.folder import RunFolder
 from vitrail.runs.history import joined_records, speed
 from vitrail.runtime.machine import describe, versions
-from vitrail.training.state import Training
+from vitrail.training.data import RunData
+from vitrail.training.network import Kept
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run came to its end: the command that started it and the seconds it took; ``quiet`` shows no progress."""
+
+    command: str
+    seconds: float
+    quiet: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run gives: its report, the figures of its model, these in words, and what to be warned of."""
+
+    report: Path
+    figures: dict[str, float]
+    summary: str
+    warning: str | None = None
 
 
 def record_split(folder: RunFolder, splits: Splits) -> None:
-    """Writes which images there are and which were held out, by key, to ``split.json``.
+    """Writes the fingerprints of the images, and the keys of those that were held out, to ``split.json``.
 
-    Raises `DataError` where the run began with others: their order, and so every batch, would be another one.
+    Raises `DataError` where the run began with other images: their order, and so every batch, would be another one.
     """
     path = folder.path / "split.json"
-    held = [str(key) for key in splits.val.keys] if splits.held_out and splits.val is not None else []
+    held_out = [str(key) for key in splits.val.keys] if splits.held_out and splits.val is not None else []
     images = {name: fingerprint(part) for name, part in parts_of(splits).items() if name != "test"}
     before = json.loads(path.read_text()).get("images", images) if path.exists() else images
     if before != images:
@@ -33,57 +54,59 @@ def record_split(folder: RunFolder, splits: Splits) -> None:
             f"the images for {' and '.join(images)} are not those with which the run {folder.path} began",
             "put them back as they were, or start a new run with another --out (--init takes this one's weights)",
         )
-    replace_file(path, dump_json({"seed": splits.seed, "images": images, "held_out": held}))
+    replace_file(path, dump_json({"seed": splits.seed, "images": images, "held_out": held_out}))
 
 
-def provenance(training: Training, splits: Splits) -> dict[str, Any]:
+def provenance(run: Run, steps: int, splits: Splits) -> dict[str, Any]:
     """Where the weights come from: data, split, recipe, versions."""
-    run = training.run
-    held = fingerprint(splits.val) if splits.val is not None else None
+    held_out = fingerprint(splits.val) if splits.val is not None else None
     return {
         "data": run.data.source,
         "layout": splits.layout,
-        "split": {"held_out": splits.held_out, "seed": run.seed, "validation": run.data.validation, "sha256": held},
+        "split": {"held_out": splits.held_out, "seed": run.seed, "validation": run.data.validation, "sha256": held_out},
         "recipe": run.recipe,
         "init": run.model.init,
         "objective": run.objective.name,
         "teacher": run.objective.teacher,
         "tokenizer": run.objective.tokenizer,
-        "steps": training.steps,
+        "steps": steps,
         "date": date.today().isoformat(),
         "versions": versions(),
     }
 
 
-def run_facts(training: Training, splits: Splits, bad: BadImages, command: str, seconds: float) -> dict[str, Any]:
-    """What any run has to say, of `RunFacts`, but for its network."""
-    run = training.run
+def run_facts(run: Run, steps: int, folder: RunFolder, kept: Kept, data: RunData, ending: Ending) -> dict[str, Any]:
+    """The fields of `RunFacts`: what the report and the card of every run say."""
+    today = date.today().isoformat()
     return {
-        "title": training.folder.path.name,
-        "command": command,
+        "title": folder.path.name,
+        "command": ending.command,
         "config": plain(run),
         "data": run.data.source,
-        "layout": splits.layout,
-        "images": {name: len(part) for name, part in parts_of(splits).items()},
+        "layout": data.splits.layout,
+        "images": {name: len(part) for name, part in parts_of(data.splits).items()},
+        "model": kept.about,
+        "parameters": kept.parameters,
+        "multiply_adds": kept.multiply_adds,
+        "image_size": kept.preprocessing.size,
+        "preprocessing": kept.preprocessing.to_dict(),
         "recipe": run.recipe,
-        "records": joined_records(training.folder),
-        "seconds": seconds,
-        "images_per_second": speed(training.folder),
+        "recipe_settings": plain(run.optim) | plain(run.schedule),
+        "base": run.model.init or "",
+        "records": joined_records(folder),
+        "seconds": ending.seconds,
+        "images_per_second": speed(folder),
         "machine": describe(),
         "versions": versions(),
-        "date": date.today().isoformat(),
-        "notes": unread(len(bad)),
+        "date": today,
+        "provenance": versions() | {"seed": run.seed, "steps": steps, "date": today},
+        "location": str(folder.path),
+        "notes": unread(len(data.bad)),
     }
-
-
-def model_name(training: Training) -> str:
-    """The network in a word: its name, or where its weights came from."""
-    model = training.run.model
-    return model.name or (Path(model.init).stem if model.init else "vit")
 
 
 def unread(count: int) -> list[str]:
-    """What a report notes of images that were passed over."""
+    """What a report notes of images that were skipped."""
     if not count:
         return []
     return [

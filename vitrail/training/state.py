@@ -1,9 +1,10 @@
-"""A training between two steps: everything it works with, and everything a checkpoint must remember of it."""
+"""The state of a training between two steps: everything it works with, and everything that a checkpoint holds of it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,11 +13,12 @@ import torch
 from torch import Tensor
 
 from vitrail.config.schema import Run
-from vitrail.data.loader import Batch
 from vitrail.objectives.objective import Objective
 from vitrail.runs.checkpoint import Checkpoint
 from vitrail.runs.folder import RunFolder
-from vitrail.training.inputs import Feed
+from vitrail.training.data import TrainingBatches
+from vitrail.training.inputs import Inputs
+from vitrail.training.monitors import Monitor
 from vitrail.training.optimizer import Average, Optimiser
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -24,7 +26,7 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass
 class Progress:
-    """What a checkpoint must remember beside tensors; all of it is a function of the run and the step."""
+    """What a checkpoint holds beside tensors; all of it is a function of the run and the step."""
 
     step: int = 0
     images: int = 0
@@ -34,12 +36,12 @@ class Progress:
     metrics_bytes: int = 0
 
     def add(self, measured: Mapping[str, float]) -> None:
-        """Counts what one step measured."""
+        """Adds the measurements of one step."""
         self.sums = {name: self.sums.get(name, 0.0) + value for name, value in measured.items()}
         self.count += 1
 
     def means(self) -> dict[str, float]:
-        """The means over the steps since they were last asked for."""
+        """The means over the steps since the last call."""
         means = {name: total / self.count for name, total in self.sums.items()}
         self.sums, self.count = {}, 0
         return means
@@ -47,20 +49,23 @@ class Progress:
 
 @dataclass
 class Training:
-    """Everything a run works with, made by `training.prepare`."""
+    """Everything a run works with, made by `training.prepare`.
 
-    run: Run  # every automatic choice is made
+    ``run`` is resolved. It is the only copy of the settings: what reads them between steps reads them here, for running out of
+    memory makes the micro-batch smaller.
+    """
+
+    run: Run
     steps: int
-    steps_an_epoch: float
+    images: int  # of the training split
     objective: Objective
-    feed: Feed
+    inputs: Inputs
     optimiser: Optimiser
     average: Average | None
-    batches: Callable[[int, int], Generator[Batch, None, None]]  # (start, stop) -> the batches of those steps
-    evaluate: Callable[[Callable[[], bool]], dict[str, float] | None]  # None if it was told to stop
+    batches: TrainingBatches
+    monitor: Monitor
     folder: RunFolder
     device: torch.device
-    evaluate_every: int
     evaluate_first: bool = False  # before the first step too
     scaler: torch.amp.GradScaler | None = None
     progress: Progress = field(default_factory=Progress)
@@ -70,6 +75,19 @@ class Training:
         # the working copy computes in bf16; the optimiser, the average and the checkpoints see the fp32 weights
         self.working = copy.deepcopy(self.objective).to(torch.bfloat16) if weights else self.objective
         self.step_module = torch.compile(self.working) if self.run.compute.compile else self.working
+
+    @property
+    def steps_an_epoch(self) -> float:
+        return self.images / self.run.data.batch
+
+    @property
+    def evaluate_every(self) -> int:
+        """Steps between evaluations, which are spread evenly; the last one falls on the last step."""
+        return max(math.ceil(self.steps / self.run.save.evaluations), 1)
+
+    def evaluate(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
+        """The figures of the monitor; None if it was stopped."""
+        return self.monitor(self.run, stopped)
 
     @property
     def autocast(self) -> AbstractContextManager:
@@ -111,7 +129,7 @@ def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str
     if training.average is not None:
         groups["average"] = training.average.tensors
     tensors = {
-        group: {name: each.detach().to("cpu", copy=True) for name, each in named.items()}
+        group: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
         for group, named in groups.items()
     }
     scaler = training.scaler.state_dict() if training.scaler is not None else None

@@ -24,7 +24,7 @@ from vitrail.training.state import Training
 def take_step(training: Training, batch: Batch) -> float:
     """One update from one batch; returns its loss. Progress is counted, the average follows."""
     run, progress = training.run, training.progress
-    inputs = training.feed(batch.to(training.device))
+    inputs = training.inputs(batch.to(training.device))
     rate = learning_rate(run.schedule, run.optim.lr, progress.step, training.steps)
     training.optimiser.set_rate(rate)
     measured = backward(training, inputs)
@@ -39,7 +39,7 @@ def take_step(training: Training, batch: Batch) -> float:
     if scaler is None:
         training.optimiser.step()
     else:
-        # one part's overflow, clipped, has spoilt the gradients of all: none of them takes this step
+        # clipping spreads one part's overflow to the gradients of all parts: none of them takes this step
         for part in training.optimiser.parts if math.isfinite(norm) else ():
             scaler.step(part)
         scaler.update()
@@ -72,16 +72,16 @@ def backward(training: Training, inputs: tuple[Tensor, ...]) -> dict[str, Tensor
 
 def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dict[str, Tensor]:
     training.optimiser.zero_grad()
-    training.working.zero_grad(set_to_none=True)  # what is left of a try that ran out of memory
+    training.working.zero_grad(set_to_none=True)  # what an attempt that ran out of memory left
     images = len(inputs[0])
     if isinstance(training.working, ContrastiveObjective) and micro < images:
-        return _compare(training, training.working, inputs, micro)
+        return _backward_contrastive(training, training.working, inputs, micro)
     totals: dict[str, Tensor] = {}
-    for count, some in enumerate(zip(*(each.split(micro) for each in inputs))):
+    for count, chunk in enumerate(zip(*(tensor.split(micro) for tensor in inputs))):
         seed(training, count)
         with training.autocast:
-            loss, measured = training.step_module(*some)
-        share = len(some[0]) / images
+            loss, measured = training.step_module(*chunk)
+        share = len(chunk[0]) / images
         scaled(training, loss * share).backward()
         for name, value in {"loss": loss, **measured}.items():
             totals[name] = totals.get(name, 0) + value.detach() * share
@@ -89,7 +89,7 @@ def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dic
     return totals
 
 
-def _compare(
+def _backward_contrastive(
     training: Training, objective: ContrastiveObjective, inputs: tuple[Tensor, ...], micro: int
 ) -> dict[str, Tensor]:
     """The same where images are compared with one another: the gradient of the whole batch, in the memory of a micro-step."""
@@ -102,7 +102,7 @@ def _compare(
 
 
 def seed(training: Training, count: int) -> None:
-    """Decides what chance does in micro-step number ``count``."""
+    """Seeds torch's generator for micro-step number ``count``."""
     torch.manual_seed(_mixed(training.run.seed, training.progress.step, count))
 
 

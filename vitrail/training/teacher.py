@@ -15,7 +15,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import device_of
 from vitrail.runtime.device import default_precision, in_precision
 from vitrail.tasks.classification import Classifier
-from vitrail.training.inputs import handed_over
+from vitrail.training.inputs import renormalise
 
 
 class Teacher:
@@ -63,7 +63,7 @@ class Teacher:
     def __call__(self, images: Tensor) -> Tensor:
         """(B, C, h, w) as the student takes them to logits (B, K)."""
         own = self.classifier.preprocessing
-        seen = handed_over(images, self.given, own, own.size)
+        seen = renormalise(images, self.given, own, own.size)
         with in_precision(self.precision, images.device):
             logits = self.classifier(seen)
         return logits.float()[:, self.columns]

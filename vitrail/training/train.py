@@ -1,4 +1,4 @@
-"""Training from the first word to the report: `train` is what the command line and Python users call."""
+"""Training from a run that was asked for to its report: `train` is what the command line and Python users call."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vitrail.config.recipes import RECIPES
-from vitrail.config.reconcile import without_what_was_left_out
-from vitrail.config.schema import LENGTH, Run, differences
+from vitrail.config.reconcile import continue_run
+from vitrail.config.schema import Run
 from vitrail.errors import ConfigError
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder, default_folder, why_stopped
-from vitrail.runtime.progress import ProgressBar
+from vitrail.runtime import fault_injection
+from vitrail.runtime.progress import ProgressBar, Say, duration
 from vitrail.runtime.signals import StopRequests
-from vitrail.training.goals.classifier import finish, prepare
-from vitrail.training.goals.encoder import finish_pretraining, prepare_pretraining
+from vitrail.training.data import Transform
 from vitrail.training.loop import fit
-from vitrail.training.provenance import record_split
+from vitrail.training.prepare import Prepared, prepare
+from vitrail.training.provenance import Ending, Outcome, record_split
 from vitrail.training.schedule import learning_rate
-from vitrail.training.state import Training, restore
-from vitrail.training.time_budget import fix_evaluations, fix_length
+from vitrail.training.state import Training, averaged, restore
 from vitrail.weights.resolve import find
 
 
@@ -48,11 +47,11 @@ def train(
     *,
     out: Path | None = None,
     data: Any = None,
-    transform: Callable | None = None,
+    transform: Transform | None = None,
     quiet: bool = False,
     command: str = "",
 ) -> Result:
-    """Trains ``run`` in the folder ``out``, or goes on there with the same run that was stopped.
+    """Trains ``run`` in the folder ``out``, or resumes the same run, which was stopped there.
 
     Args:
         run: the settings; automatic ones are decided before the first step and written to ``config.yaml``.
@@ -60,21 +59,29 @@ def train(
         data: anything `vitrail.data.open_data` takes, in place of the path in ``run.data.source``.
         transform: a callable or module from a decoded picture to a (C, h, w) tensor in [0, 1], in place of the recipe's crops.
         quiet: no progress on stderr.
-        command: the words that started this, for the report.
+        command: the command that started this, for the report.
 
     Raises the classes of `vitrail.errors`; `Preempted` and `Interrupted` come once the state is saved.
     """
-    run = with_full_paths(run)
+    run, extended = with_full_paths(run), False
     folder = RunFolder(out or default_folder(run, run.model.name or Path(run.model.init or run.recipe).stem))
     finished = folder.status().get("state") == "finished"
-    run, extended = _continued(run, folder)
+    if folder.config.exists():
+        run, extended = continue_run(run, folder.read_config(), folder.path)
     if finished and not extended:
         return Result(folder.path, folder.report, folder.status().get("figures", {}))
     folder.open()
-    say = _teller(folder, quiet)
+    say = _log_and_print(folder, quiet)
+    started = time.perf_counter()
     try:
         with StopRequests() as stop:
-            return _train(run, folder, data, transform, quiet, command, say, stop)
+            if run.recipe in RECIPES:
+                recipe = RECIPES[run.recipe]
+                say(f"recipe   {run.recipe}: {recipe.source}\nexpect   {recipe.expect}")
+            prepared = prepare(run, folder, data=data, transform=transform, say=say)
+            _run_steps(prepared, stop, quiet, say)
+            outcome = _finish(prepared, Ending(command, time.perf_counter() - started, quiet), say)
+            return Result(folder.path, outcome.report, outcome.figures)
     except BaseException as error:
         if folder.path.is_dir() and folder.status().get("state") != "finished":
             folder.write_status(why_stopped(error), error=str(error))
@@ -84,97 +91,61 @@ def train(
 
 
 def with_full_paths(run: Run) -> Run:
-    """The run with its teacher and its tokenizer by their paths in full: `latest` may change until it is resumed.
+    """The run with full paths to its teacher and its tokenizer: `latest` may be another one when the run is resumed.
 
     Raises `CheckpointError` where there is no such model.
     """
-    asked = run.objective
-    teacher, tokenizer = (path and str(find(path).path.resolve()) for path in (asked.teacher, asked.tokenizer))
-    return replace(run, objective=replace(asked, teacher=teacher, tokenizer=tokenizer))
+    objective = run.objective
+    teacher, tokenizer = (path and str(find(path).path.resolve()) for path in (objective.teacher, objective.tokenizer))
+    return replace(run, objective=replace(objective, teacher=teacher, tokenizer=tokenizer))
 
 
-def _continued(run: Run, folder: RunFolder) -> tuple[Run, bool]:
-    """The run as its folder has it, where it has one; and whether it was made longer.
-
-    Raises `ConfigError` with the difference where the settings are of another run.
-    """
-    if not folder.config.exists():
-        return run, False
-    stored = folder.read_config()
-    found = differences(without_what_was_left_out(run, stored), stored)
-    longer = {path: both for path, both in found.items() if path in LENGTH}
-    wrong = {path: both for path, both in found.items() if path not in LENGTH and path != "recipe"}
-    if wrong:
-        raise ConfigError(
-            f"{folder.path} holds a run with other settings",
-            "choose another --out, or the same settings",
-            value="\n".join(f"{path}: {before!r} there, {now!r} asked" for path, (before, now) in wrong.items()),
-        )
-    asked = run.data
-    data = replace(
-        stored.data,
-        source=asked.source or stored.data.source,
-        workers=stored.data.workers if asked.workers is None else asked.workers,
-    )
-    save = replace(run.save, log_every=stored.save.log_every, evaluations=stored.save.evaluations)
-    schedule = run.schedule if longer else stored.schedule
-    model = replace(stored.model, init=run.model.init or stored.model.init)
-    return replace(stored, model=model, data=data, save=save, schedule=schedule), bool(longer)
-
-
-def _teller(folder: RunFolder, quiet: bool) -> Callable[[str], None]:
-    def say(line: str) -> None:
-        for each in line.splitlines():
-            folder.log(each)
+def _log_and_print(folder: RunFolder, quiet: bool) -> Say:
+    def say(text: str) -> None:
+        for line in text.splitlines():
+            folder.log(line)
             if not quiet:
-                print(each, file=sys.stderr, flush=True)
+                print(line, file=sys.stderr, flush=True)
 
     return say
 
 
-def _train(
-    run: Run,
-    folder: RunFolder,
-    data: Any,
-    transform: Callable | None,
-    quiet: bool,
-    command: str,
-    say: Callable[[str], None],
-    stop: StopRequests,
-) -> Result:
-    started = time.perf_counter()
-    if run.recipe in RECIPES:
-        recipe = RECIPES[run.recipe]
-        say(f"recipe   {run.recipe}: {recipe.source}\nexpect   {recipe.expect}")
-    if run.objective.name == "supervised":
-        prepared = prepare(run, folder, data=data, transform=transform, say=say)
-        end = partial(finish, prepared)
-    else:
-        prepared = prepare_pretraining(run, folder, data=data, transform=transform, say=say)
-        end = partial(finish_pretraining, prepared)
+def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say) -> None:
+    """Trains from the newest checkpoint, where there is one, to the last step."""
     training = prepared.training
+    folder, progress = training.folder, training.progress
     saved = checkpoint.load_newest(folder.checkpoints)
-    fix_length(training, say)
-    fix_evaluations(training)
-    record_split(folder, prepared.splits)
+    record_split(folder, prepared.data.splits)
     if saved is not None:
         resume(training, saved, say)
+        progress = training.progress
     folder.write_config(training.run)
     folder.write_status("running", steps=training.steps)
-    progress = training.progress
     folder.start_metrics(progress.metrics_bytes, step=progress.step, tensorboard=training.run.save.tensorboard)
     say(f"training {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs; run {folder.path}")
     with ProgressBar("training", training.steps, quiet=quiet) as show:
         fit(training, stop, show)
-    seconds = time.perf_counter() - started
-    report, figures = end(command=command, seconds=seconds, quiet=quiet, say=say)
-    return Result(folder.path, report, figures)
+
+
+def _finish(prepared: Prepared, ending: Ending, say: Say) -> Outcome:
+    """Judges the averaged weights, and writes the model, the report and the card."""
+    training = prepared.training
+    fault_injection.hit("run.before_model")
+    with averaged(training):
+        outcome = prepared.goal.finish(training, prepared.kept, prepared.data, ending)
+    fault_injection.hit("run.before_finished")
+    seconds = round(ending.seconds, 1)
+    training.folder.write_status("finished", steps=training.steps, seconds=seconds, figures=outcome.figures)
+    if outcome.warning:
+        say(f"warning  {outcome.warning}")
+    say(f"done     {outcome.summary} after {duration(ending.seconds)}")
+    return outcome
 
 
 def resume(training: Training, saved: checkpoint.Checkpoint, say: Callable[[str], None]) -> None:
-    """Goes on from a checkpoint, saying what was passed over and what a longer schedule changes."""
+    """Continues from a checkpoint; says which damaged ones were skipped and what a longer schedule changes."""
     for line in saved.refused:
-        say(f"passed over a damaged checkpoint: {line}")
+        say(f"skipped a damaged checkpoint: {line}")
     restore(training, saved)
     run, step = training.run, saved.step
     before = saved.state.get("steps", training.steps)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError, nearest
 from vitrail.files import disk_errors, dump_json, replace_folder, sync_folder, written_aside
+from vitrail.models.config import INITIALISATION_FIELDS, TRAINING_FIELDS
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
 from vitrail.weights.adapt import adapted
@@ -40,9 +41,7 @@ ROUNDINGS = {
     "preprocessing.rounding",
     "preprocessing.crop_rounding",
 }  # of halves: they move a picture by a pixel at most
-# fields of a config that only training heeds
-TRAINING_ONLY = {"initial", "head_bias", "layer_scale", "checkpoint"}
-TRAINING_ONLY |= {"drop_path", "dropout", "attention_dropout", "patch_dropout"}
+NOT_ANSWERS = INITIALISATION_FIELDS | TRAINING_FIELDS  # fields of a config that leave the outputs as they are
 
 
 @dataclass(frozen=True)
@@ -290,7 +289,7 @@ def _read_alone(classifier: Task, copy: ResolvedModel) -> tuple[tuple[str, ...],
 def _facts(classifier: Task) -> dict[str, Any]:
     """All of a description that matters once a model is trained, flat."""
     told = facts_of(describe(classifier))
-    return {name: value for name, value in told.items() if name.removeprefix("config.") not in TRAINING_ONLY}
+    return {name: value for name, value in told.items() if name.removeprefix("config.") not in NOT_ANSWERS}
 
 
 @torch.inference_mode()

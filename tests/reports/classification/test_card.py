@@ -5,21 +5,24 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from vitrail.errors import DiskError
-from vitrail.reports.classification.card import CardFacts, card, escape, write_card
+from vitrail.reports.card import escape
+from vitrail.reports.classification.card import card, write_card
+from vitrail.reports.facts import ClassificationFacts
 
 
-def facts(**more: object) -> CardFacts:
+def facts(**more: object) -> ClassificationFacts:
     given: dict = {
         "title": "bees", "classes": ["ant", "bee"], "model": "vit-ti16", "parameters": 5_717_416, "image_size": (224, 192),
         "images": {"train": 245, "val": 153}, "figures": {"top1": 0.95, "top1_low": 0.92, "top1_high": 0.98, "nll": 0.14},
         "preprocessing": {"size": (224, 192), "mean": (0.5, 0.5, 0.5)}, "recipe": "finetune", "data": "photographs",
         "provenance": {"seed": 3, "place": Path("runs"), "versions": {"torch": "2.13.0"}},
     }  # fmt: skip
-    return CardFacts(**{**given, **more})
+    return ClassificationFacts(**{**given, **more})
 
 
 def section(text: str, title: str) -> str:
@@ -86,7 +89,7 @@ def test_the_licence_of_the_weights_it_started_from_is_unknown_unless_given():
 def test_only_a_single_label_model_always_answers():
     title = "What it was not tested on"
     assert "always answers with one of its classes" in section(card(facts()), title)
-    several = card(facts(multi_label=True, figures={"map": 0.5}))
+    several = card(facts(targets=np.zeros((0, 2)), figures={"map": 0.5}))
     assert "always answers" not in section(several, title)
     assert "| mean average precision | 50.0% |" in section(several, "How good it is")
 

@@ -21,7 +21,8 @@ from tests.reports.reading import PAYLOAD, Page
 from vitrail.errors import DiskError
 from vitrail.reports.charts import Axis, Series, line_chart, smoothed, standalone, thin
 from vitrail.reports.classification import sections
-from vitrail.reports.classification.page import Mistake, ReportFacts, worst_mistakes, write_report
+from vitrail.reports.classification.page import worst_mistakes, write_report
+from vitrail.reports.facts import ClassificationFacts, Mistake
 from vitrail.reports.html import Markup, data_uri, join, tag
 from vitrail.reports.wording import large, listing, percent, plural, scientific, whole
 from vitrail.tasks.metrics import reliability
@@ -40,7 +41,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(1, keepdims=True)
 
 
-def facts(count: int = 60, classes: Sequence[str] = ("ant", "bee", "cat"), **more: object) -> ReportFacts:
+def facts(count: int = 60, classes: Sequence[str] = ("ant", "bee", "cat"), **more: object) -> ClassificationFacts:
     """A run with everything in it, on ``count`` random answers."""
     draw = np.random.default_rng(0)
     targets = draw.integers(0, len(classes), count)
@@ -55,10 +56,10 @@ def facts(count: int = 60, classes: Sequence[str] = ("ant", "bee", "cat"), **mor
         "figures": {"top1": 0.7, "top1_low": 0.6, "top1_high": 0.8, "ece": 0.1}, "targets": targets,
         "probabilities": softmax(logits), "mistakes": (mistake, lit), "notes": ["one image was bad"],
     }  # fmt: skip
-    return ReportFacts(**{**given, **more})
+    return ClassificationFacts(**{**given, **more})
 
 
-def written(folder: Path, given: ReportFacts) -> Page:
+def written(folder: Path, given: ClassificationFacts) -> Page:
     path = write_report(folder, given)
     assert path == folder / "report.html"
     for drawing in (folder / "plots").iterdir():
@@ -143,7 +144,7 @@ def test_figures_of_the_training_images_come_with_a_warning(tmp_path):
 
 
 def test_a_run_without_judged_images_says_that_nothing_is_known(tmp_path):
-    page = written(tmp_path, ReportFacts(title="bare", classes=["only"], records=[{"step": 1, "loss": 1.25}]))
+    page = written(tmp_path, ClassificationFacts(title="bare", classes=["only"], records=[{"step": 1, "loss": 1.25}]))
     assert "nothing is known about the accuracy" in page.words
     assert "1.2500" in page.words
     assert page.sections == ["curves", "what-was-run"]

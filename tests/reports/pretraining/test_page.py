@@ -19,9 +19,9 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import DiskError
 from vitrail.evaluation.feature_health import Health
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
-from vitrail.reports.facts import PretrainFacts
+from vitrail.reports.facts import Panel, PretrainingFacts
 from vitrail.reports.pretraining.card import card, write_pretrain_card
-from vitrail.reports.pretraining.page import Panel, write_pretrain_report
+from vitrail.reports.pretraining.page import write_pretrain_report
 from vitrail.weights.tokenizers import save_tokenizer
 
 RECORDS = [
@@ -35,7 +35,7 @@ RECORDS = [
 COLLAPSE = "Dimensional collapse: the features differ in few of their 192 dimensions. Their effective rank is 1.9."
 
 
-def facts(**more: object) -> PretrainFacts:
+def facts(**more: object) -> PretrainingFacts:
     """A run with everything in it, on four small images."""
     pictures = np.random.default_rng(0).integers(0, 256, (4, 3, 8, 12), dtype=np.uint8)
     given: dict = {
@@ -47,14 +47,14 @@ def facts(**more: object) -> PretrainFacts:
         "model": "vit-ti16", "parameters": 5_717_416, "image_size": (8, 12), "data": "my bees", "location": "runs/bees",
         "preprocessing": {"size": (8, 12)}, "provenance": {"seed": 3},
     }  # fmt: skip
-    return PretrainFacts(**{**given, **more})
+    return PretrainingFacts(**{**given, **more})
 
 
 def without(*columns: str) -> list[dict]:
     return [{key: value for key, value in each.items() if key not in columns} for each in RECORDS]
 
 
-def written(folder: Path, given: PretrainFacts) -> Page:
+def written(folder: Path, given: PretrainingFacts) -> Page:
     path = write_pretrain_report(folder, given)
     assert path == folder / "report.html"
     for drawing in (folder / "plots").iterdir():
@@ -149,7 +149,7 @@ def test_a_zero_is_a_figure_and_no_gap(tmp_path):
 
 
 def test_a_bare_run_has_what_was_run_and_what_comes_next(tmp_path):
-    page = written(tmp_path, PretrainFacts(title="bare", objective="Contrastive"))
+    page = written(tmp_path, PretrainingFacts(title="bare", objective="Contrastive"))
     assert page.sections == ["what-was-run", "what-next"]
     assert "vitrail train LABELLED-IMAGES --init path/to/this/folder" in page.said
 

@@ -11,15 +11,15 @@ from vitrail.reports import curves
 from vitrail.reports.classification import sections
 from vitrail.reports.classification.sections import worst_mistakes as worst_mistakes
 from vitrail.reports.components import notes
-from vitrail.reports.facts import Mistake as Mistake
-from vitrail.reports.facts import ReportFacts as ReportFacts
+from vitrail.reports.facts import ClassificationFacts
 from vitrail.reports.html import Markup, join
+from vitrail.reports.metric_names import METRICS, short_percent
 from vitrail.reports.page import frame, write_page
 
 MATRIX_MOST = 32  # classes; beyond, the pairs say more than a matrix whose panes are pixels
 
 
-def write_report(folder: Path, facts: ReportFacts) -> Path:
+def write_report(folder: Path, facts: ClassificationFacts) -> Path:
     """Writes ``report.html`` and its drawings as ``plots/*.svg`` into ``folder``; returns the page's path.
 
     Raises `DiskError` where the folder cannot be written.
@@ -28,7 +28,7 @@ def write_report(folder: Path, facts: ReportFacts) -> Path:
     return write_page(folder, page(facts, plots), plots)
 
 
-def drawings(facts: ReportFacts) -> dict[str, Markup]:
+def drawings(facts: ClassificationFacts) -> dict[str, Markup]:
     """Every drawing that the facts allow, by the name of its file."""
     plots = plot_curves(facts.records)
     if facts.judged:
@@ -44,20 +44,20 @@ def plot_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Markup]:
     def marked(column: str, label: str) -> list[draw.Series]:
         return curves.series(records, column, label, "amber", marked=True)
 
-    share: dict[str, Any] = {"words": curves.short_percent, "least": None, "most": 1.0}
+    share: dict[str, Any] = {"words": short_percent, "least": None, "most": 1.0}
     validation = marked("val_loss", "validation") or marked("val_nll", "validation")
     return curves.drawn(
         {
             "loss": curves.loss(records, validation),
             "accuracy": ("Validation accuracy", marked("val_top1", "top-1"), share),
-            "average-precision": ("Validation mean average precision", marked("val_map", "mAP"), share),
+            "average-precision": (f"Validation {METRICS['map'].label}", marked("val_map", "mAP"), share),
             "learning-rate": curves.learning_rate(records),
             "speed": curves.speed(records),
         }
     )
 
 
-def page(facts: ReportFacts, plots: Mapping[str, Markup]) -> str:
+def page(facts: ClassificationFacts, plots: Mapping[str, Markup]) -> str:
     """The whole document."""
     parts = {
         "Curves": sections.training_curves(facts, plots),

@@ -10,27 +10,20 @@ import numpy as np
 from vitrail.reports import charts as draw
 from vitrail.reports import components, curves
 from vitrail.reports.components import charts, further, header, lead, lit, opened, photograph, scrolled
-from vitrail.reports.facts import Mistake, ReportFacts
+from vitrail.reports.facts import ClassificationFacts, Mistake
 from vitrail.reports.html import Markup, data_uri, join, tag
+from vitrail.reports.metric_names import METRICS
 from vitrail.reports.wording import decimal, listing, percent, plural, shorten
 from vitrail.tasks import metrics
 
 CURVES = ("loss", "accuracy", "average-precision", "learning-rate", "speed")
-GLOSSES = {
-    "top5": ("Top-5", "the right class is among the five likeliest"),
-    "f1_macro": ("Macro F1", "precision and recall in one, every class weighing the same"),
-    "f1_micro": ("Micro F1", "precision and recall in one, every label weighing the same"),
-    "nll": ("NLL", "negative log-likelihood; 0 is perfect"),
-    "ece": ("ECE", "how far confidence is from accuracy, on average"),
-    "brier": ("Brier", "squared error of the probabilities; 0 is perfect"),
-}
-SHARES = {"top5", "f1_macro", "f1_micro", "ece"}
+OTHERS = ("top5", "f1_macro", "f1_micro", "nll", "ece", "brier")
 
 
-def headline(facts: ReportFacts) -> Markup:
+def headline(facts: ClassificationFacts) -> Markup:
     """The one figure, its interval, and what it means in a sentence."""
-    key, name = ("map", "mean average precision") if facts.multi_label else ("top1", "top-1 accuracy")
-    value, low, high = (facts.figures.get(each, math.nan) for each in (key, f"{key}_low", f"{key}_high"))
+    key = "map" if facts.multi_label else "top1"
+    value, low, high = (facts.figures.get(name, math.nan) for name in (key, f"{key}_low", f"{key}_high"))
     if not math.isfinite(value):
         return tag("div", unjudged(facts), class_="headline bare")
     words = [explanation(facts)]
@@ -38,17 +31,17 @@ def headline(facts: ReportFacts) -> Markup:
         ends = f"{percent(low)} to {percent(high)} ({percent(0.95, 0)} interval)"
         strip = draw.interval_strip(value, low, high, commonest_share(facts))
         words += [lead(f"On other images of the same kind, expect {ends}."), tag("div", strip, class_="strip")]
-    return join(opened(percent(value), name, *words), further(other_figures(facts)))
+    return join(opened(percent(value), METRICS[key].label, *words), further(other_figures(facts)))
 
 
-def unjudged(facts: ReportFacts) -> Markup:
+def unjudged(facts: ClassificationFacts) -> Markup:
     """What can be said where no figure was measured."""
-    losses = [each["loss"] for each in facts.records if "loss" in each]
+    losses = [record["loss"] for record in facts.records if "loss" in record]
     last = f" The training loss ended at {decimal(float(losses[-1]), 4)}." if losses else None
     return tag("p", "No labelled images were held out, so nothing is known about the accuracy on new images.", last)
 
 
-def explanation(facts: ReportFacts) -> Markup:
+def explanation(facts: ClassificationFacts) -> Markup:
     """The figure in plain words."""
     where = f"{facts.split_name} image"
     if not facts.judged:
@@ -67,31 +60,31 @@ def explanation(facts: ReportFacts) -> Markup:
     return tag("p", names, tag("strong", f"{right:,} correctly"), f"; {wrong}{warning}")
 
 
-def commonest_share(facts: ReportFacts) -> float | None:
+def commonest_share(facts: ClassificationFacts) -> float | None:
     """What always answering the most frequent class of the judged images would reach."""
     if facts.multi_label or not facts.judged:
         return None
     return float(np.bincount(facts.targets).max() / len(facts.targets))
 
 
-def other_figures(facts: ReportFacts) -> list[tuple[str, str, str]]:
+def other_figures(facts: ClassificationFacts) -> list[tuple[str, str, str]]:
     """The other figures, each with its meaning; top-5 only where it says something."""
     rows = []
-    for key, (name, gloss) in GLOSSES.items():
+    for key in OTHERS:
         if key in facts.figures and not (key == "top5" and len(facts.classes) <= 5):
-            value = percent(facts.figures[key]) if key in SHARES else decimal(facts.figures[key])
-            rows.append((name, value, gloss))
+            metric = METRICS[key]
+            rows.append((metric.heading, metric.format(facts.figures[key]), metric.gloss))
     return rows
 
 
-def training_curves(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
+def training_curves(facts: ClassificationFacts, plots: Mapping[str, Markup]) -> Markup | None:
     """The charts over the training step."""
-    key, name = ("val_map", "mean average precision") if facts.multi_label else ("val_top1", "validation accuracy")
+    key, name = ("val_map", METRICS["map"].label) if facts.multi_label else ("val_top1", "validation accuracy")
     words = [*curves.best(facts.records, key, name), *curves.troubles(facts.records)]
     return charts(words, [plots[name] for name in CURVES if name in plots])
 
 
-def confusion(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
+def confusion(facts: ClassificationFacts, plots: Mapping[str, Markup]) -> Markup | None:
     """The matrix beside the most frequent mistakes; only those where there are too many classes for a matrix."""
     if not facts.judged or facts.multi_label or len(facts.classes) < 2:
         return None
@@ -113,19 +106,19 @@ def confusion(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
     return join(title, tag("div", drawn, tag("div", listed), class_="beside") if drawn else listed)
 
 
-def classes(facts: ReportFacts) -> Markup | None:
+def classes(facts: ClassificationFacts) -> Markup | None:
     """A row for each class, the weakest first."""
     if not facts.judged:
         return None
     shares, at = {}, ""
     if facts.multi_label:
-        found = metrics.per_label(facts.probabilities - 0.5, facts.targets)
+        scores = metrics.per_label(facts.probabilities - 0.5, facts.targets)
         shares["AP"] = metrics.average_precision(facts.probabilities, facts.targets)
         at = f" Here a label counts as given from a probability of {percent(0.5, 0)} on."
     else:
-        found = metrics.per_class(facts.confusion)
-    shares |= {"precision": found.precision, "recall": found.recall, "F1": found.f1}
-    counts = {f"{facts.split_name} images": found.support}
+        scores = metrics.per_class(facts.confusion)
+    shares |= {"precision": scores.precision, "recall": scores.recall, "F1": scores.f1}
+    counts = {f"{facts.split_name} images": scores.support}
     if "train" in facts.class_counts and facts.split != "train":
         counts["training images"] = np.asarray(facts.class_counts["train"])
     first = next(iter(shares)) if facts.multi_label else "F1"
@@ -140,7 +133,12 @@ def classes(facts: ReportFacts) -> Markup | None:
 
 
 def class_row(
-    facts: ReportFacts, index: int, shares: Mapping[str, np.ndarray], counts: Mapping[str, np.ndarray], *, barred: str
+    facts: ClassificationFacts,
+    index: int,
+    shares: Mapping[str, np.ndarray],
+    counts: Mapping[str, np.ndarray],
+    *,
+    barred: str,
 ) -> Markup:
     cells = [tag("th", facts.classes[index], scope="row", data_value=facts.classes[index])]
     for key, values in shares.items():
@@ -152,32 +150,32 @@ def class_row(
     return tag("tr", *cells)
 
 
-def mistakes(facts: ReportFacts) -> Markup | None:
+def mistakes(facts: ClassificationFacts) -> Markup | None:
     """The images that the model is most sure and most wrong about."""
     if not facts.mistakes:
         return None
-    lit = any(each.attention is not None for each in facts.mistakes)
+    with_attention = any(shown.attention is not None for shown in facts.mistakes)
     words = "The images it is most confidently wrong about. Some of them may be wrong in the data."
-    looked = " Beside each, where the last layer looks: light is attention." if lit else ""
-    items = (mistake(each, multi_label=facts.multi_label) for each in facts.mistakes)
-    pictures = tag("ul", *items, class_="mistakes" if lit else "mistakes single")
-    return join(tag("h2", "The worst mistakes"), lead(words, looked), pictures)
+    attention = " Beside each, where the last layer looks: light is attention." if with_attention else ""
+    items = (mistake(shown, multi_label=facts.multi_label) for shown in facts.mistakes)
+    pictures = tag("ul", *items, class_="mistakes" if with_attention else "mistakes single")
+    return join(tag("h2", "The worst mistakes"), lead(words, attention), pictures)
 
 
-def mistake(each: Mistake, *, multi_label: bool) -> Markup:
+def mistake(shown: Mistake, *, multi_label: bool) -> Markup:
     """One picture, beside it where the model looked, and the two names."""
-    panes = [photograph(each.picture, f"An image of {each.true}, taken for {each.predicted}")]
-    if each.attention is not None:
-        looked = lit(each.picture, each.attention, each.reach)
-        panes.append(tag("img", src=data_uri(looked), alt="The same image, light where the model looks"))
-    true, predicted = tag("span", each.true, class_="right"), tag("span", each.predicted, class_="wrong")
-    words = (true, " taken for ", predicted, f", {percent(each.confidence)} sure")
+    panes = [photograph(shown.picture, f"An image of {shown.true}, taken for {shown.predicted}")]
+    if shown.attention is not None:
+        attention = lit(shown.picture, shown.attention, shown.reach)
+        panes.append(tag("img", src=data_uri(attention), alt="The same image, light where the model looks"))
+    true, predicted = tag("span", shown.true, class_="right"), tag("span", shown.predicted, class_="wrong")
+    words = (true, " taken for ", predicted, f", {percent(shown.confidence)} sure")
     if multi_label:
         words = ("has ", true, ", named ", predicted)
-    return tag("li", tag("div", *panes, class_="panes"), tag("p", *words), tag("p", each.key, class_="key"))
+    return tag("li", tag("div", *panes, class_="panes"), tag("p", *words), tag("p", shown.key, class_="key"))
 
 
-def calibration(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | None:
+def calibration(facts: ClassificationFacts, plots: Mapping[str, Markup]) -> Markup | None:
     """Whether a confidence can be taken at its word."""
     if "reliability" not in plots:
         return None
@@ -202,7 +200,7 @@ def calibration(facts: ReportFacts, plots: Mapping[str, Markup]) -> Markup | Non
     return join(tag("h2", "Can its confidence be trusted?"), both)
 
 
-def run(facts: ReportFacts) -> Markup:
+def run(facts: ClassificationFacts) -> Markup:
     """What to repeat to get the same, and what it was measured on."""
     named = listing([shorten(name, 40) for name in facts.classes])
     return components.run(facts, {"Classes": f"{len(facts.classes):,}: {named}"})

@@ -5,29 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from vitrail.reports.classification import card as model_card
-from vitrail.reports.classification.card import (
-    bullets,
-    escape,
-    fenced,
-    front_matter,
-    known,
-    put_together,
-    settings,
-    started,
-)
-from vitrail.reports.facts import PretrainFacts
-from vitrail.reports.pretraining.sections import (
-    NEIGHBOURS,
-    RANK,
-    RANK_WORDS,
-    SPREAD,
-    SPREAD_WORDS,
-    measure_of,
-    measured,
-    told,
-)
-from vitrail.reports.wording import decimal, percent
+from vitrail.reports import card as card_parts
+from vitrail.reports.card import bullets, escape, fenced, front_matter, known, put_together, settings, started
+from vitrail.reports.facts import PretrainingFacts
+from vitrail.reports.metric_names import METRICS, metric_of
+from vitrail.reports.pretraining.sections import format_known, measurements
 
 NO_CLASSES = "It names nothing: it has no classes until a head is trained on labelled images."
 ELSEWHERE = (
@@ -55,56 +37,58 @@ pictures = torch.rand(1, preprocessing.channels, *preprocessing.size)  # yours, 
 codes = tokenizer.encode(preprocessing.normalise(pictures))"""
 
 
-def write_pretrain_card(folder: Path, facts: PretrainFacts) -> Path:
+def write_pretrain_card(folder: Path, facts: PretrainingFacts) -> Path:
     """Writes ``card.md`` into ``folder`` and returns its path. Raises `DiskError` where it cannot be written."""
-    return model_card.write(folder, card(facts))
+    return card_parts.write(folder, card(facts))
 
 
-def card(facts: PretrainFacts) -> str:
+def card(facts: PretrainingFacts) -> str:
     """The whole card, Markdown with YAML front matter."""
     parts = {
         "Objective": objective(facts),
         "How well it rebuilds images" if facts.tokenizes else "How good its features are": results(facts),
         "How to use it": use(facts),
-        "Data": model_card.data(facts),
+        "Data": card_parts.data(facts),
         "What the model expects": settings(facts.preprocessing),
-        "How it was trained": model_card.training(facts),
+        "How it was trained": card_parts.training(facts),
         "What it was not tested on": bullets(
             *([REBUILT] if facts.tokenizes else [NO_CLASSES, ELSEWHERE, UNCHOSEN, COMPARABLE])
         ),
         "Where it comes from": settings(facts.provenance),
-        "Licence": model_card.licence(facts),
+        "Licence": card_parts.licence(facts),
     }
     matter = front_matter(facts.license, "image-feature-extraction", "self-supervised")
     return put_together(matter, facts.title, opening(facts), parts)
 
 
-def opening(facts: PretrainFacts) -> str:
+def opening(facts: PretrainingFacts) -> str:
     if facts.tokenizes:
         return f"A tokenizer that turns an image into one discrete code a patch{known(facts)}. {started(facts.base)}"
     learned = f"learned without labels by {escape(facts.objective)}"
     return f"A vision encoder that turns an image into features{known(facts)}, {learned}. {started(facts.base)}"
 
 
-def objective(facts: PretrainFacts) -> str:
+def objective(facts: PretrainingFacts) -> str:
     words = f": {escape(facts.about_objective)}" if facts.about_objective else ""
     return f"{escape(facts.objective)}{words}"
 
 
-def results(facts: PretrainFacts) -> str:
+def results(facts: PretrainingFacts) -> str:
     """The figures as a table, before and after training; a collapse comes before them."""
     rows = []
+    knn, rank, spread = METRICS["knn"], METRICS["effective_rank"], METRICS["spread"]
     if (accuracy := facts.last("knn")) is not None:
-        rows.append(("kNN accuracy", told(facts.untrained("knn"), percent), percent(accuracy), NEIGHBOURS))
+        rows.append((knn.label, format_known(facts.untrained("knn"), knn), knn.format(accuracy), knn.gloss))
     if (now := facts.after) is not None:
-        rank, spread = (None, None) if facts.before is None else (facts.before.rank, facts.before.spread)
-        rows.append(("effective rank", told(rank, RANK_WORDS), RANK_WORDS(now.rank), f"{RANK}, of {now.width:,}"))
-        rows.append(("spread", told(spread, SPREAD_WORDS), SPREAD_WORDS(now.spread), SPREAD))
+        old_rank, old_spread = (None, None) if facts.before is None else (facts.before.rank, facts.before.spread)
+        gloss = f"{rank.gloss}, of {now.width:,}"
+        rows.append((rank.label, format_known(old_rank, rank), rank.format(now.rank), gloss))
+        rows.append((spread.label, format_known(old_spread, spread), spread.format(now.spread), spread.gloss))
     if (loss := facts.last("loss")) is not None:
-        rows.append(("loss", "–", decimal(loss), "of the training images"))
-    for column in measured(facts):
-        measure = measure_of(column)
-        rows.append((escape(measure.name), "–", told(facts.last(column), measure.words), measure.gloss))
+        rows.append((METRICS["loss"].label, "–", METRICS["loss"].format(loss), METRICS["loss"].gloss))
+    for column in measurements(facts):
+        metric = metric_of(column)
+        rows.append((escape(metric.heading), "–", format_known(facts.last(column), metric), metric.gloss))
     if not rows:
         return "They were not measured: nothing is known about them."
     lines = (f"| {' | '.join(row)} |" for row in rows)
@@ -112,7 +96,7 @@ def results(facts: PretrainFacts) -> str:
     return f"**{escape(facts.diagnosis)}**\n\n{table}" if facts.diagnosis else table
 
 
-def use(facts: PretrainFacts) -> str:
+def use(facts: PretrainingFacts) -> str:
     """The commands and the Python lines."""
     place = shlex.quote(facts.location)
     if facts.tokenizes:

@@ -9,15 +9,15 @@ from pathlib import Path
 from vitrail.reports import curves
 from vitrail.reports.charts import Series
 from vitrail.reports.components import notes
-from vitrail.reports.curves import Curve, short_percent
-from vitrail.reports.facts import Panel as Panel
-from vitrail.reports.facts import PretrainFacts as PretrainFacts
+from vitrail.reports.curves import Curve
+from vitrail.reports.facts import PretrainingFacts
 from vitrail.reports.html import Markup, join
+from vitrail.reports.metric_names import METRICS, metric_of, short_percent
 from vitrail.reports.page import frame, write_page
-from vitrail.reports.pretraining import sections as sections
+from vitrail.reports.pretraining import sections
 
 
-def write_pretrain_report(folder: Path, facts: PretrainFacts) -> Path:
+def write_pretrain_report(folder: Path, facts: PretrainingFacts) -> Path:
     """Writes ``report.html`` and its drawings as ``plots/*.svg`` into ``folder``; returns the page's path.
 
     Raises `DiskError` where the folder cannot be written.
@@ -26,7 +26,7 @@ def write_pretrain_report(folder: Path, facts: PretrainFacts) -> Path:
     return write_page(folder, page(facts, plots), plots)
 
 
-def drawings(facts: PretrainFacts) -> dict[str, Markup]:
+def drawings(facts: PretrainingFacts) -> dict[str, Markup]:
     """The charts over the training step in reading order, each from whichever of its columns were recorded."""
 
     def marked(column: str, label: str, colour: str = "amber") -> list[Series]:
@@ -40,27 +40,32 @@ def drawings(facts: PretrainFacts) -> dict[str, Markup]:
     rank = marked("effective_rank", "rank", "emerald")
     plotted: dict[str, Curve] = {
         "loss": curves.loss(facts.records),
-        "knn": ("kNN accuracy", [*answers, *chance] if answers else [], {"words": short_percent, "most": most("knn")}),
+        "knn": (
+            METRICS["knn"].label,
+            [*answers, *chance] if answers else [],
+            {"words": short_percent, "most": most("knn")},
+        ),
         "effective-rank": ("Effective rank of the features", rank, {"most": most("effective_rank")}),
         "spread": ("Spread of the features", marked("spread", "spread", "emerald"), {"most": 1.0}),
-        **{file_name(column): measurement(facts, column) for column in sections.measured(facts)},
+        **{file_name(column): measurement(facts, column) for column in sections.measurements(facts)},
         "learning-rate": curves.learning_rate(facts.records),
         "speed": curves.speed(facts.records),
     }
     return curves.drawn(plotted)
 
 
-def measurement(facts: PretrainFacts, column: str) -> Curve:
+def measurement(facts: PretrainingFacts, column: str) -> Curve:
     """What the objective measured on its way."""
-    known = sections.measure_of(column)
-    return known.name, curves.series(facts.records, column, known.name, "violet", smooth=True), {"words": known.words}
+    metric = metric_of(column)
+    line = curves.series(facts.records, column, metric.heading, "violet", smooth=True)
+    return metric.heading, line, {"words": metric.format}
 
 
 def file_name(column: str) -> str:
     return "measured-" + re.sub(r"[\W_]+", "-", column)
 
 
-def page(facts: PretrainFacts, plots: Mapping[str, Markup]) -> str:
+def page(facts: PretrainingFacts, plots: Mapping[str, Markup]) -> str:
     """The whole document."""
     parts = {
         "Curves": sections.training_curves(facts, plots),

@@ -3,82 +3,45 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from vitrail.analysis.pictures import thumbnail
 from vitrail.reports import charts as draw
 from vitrail.reports import components, curves
 from vitrail.reports.components import charts, further, header, lead, opened, pane, photograph, scrolled, typed
-from vitrail.reports.curves import short_percent
-from vitrail.reports.facts import PretrainFacts
+from vitrail.reports.facts import PretrainingFacts
 from vitrail.reports.html import SHORT_SIDE_OF_A_DRAWING, Markup, join, tag
-from vitrail.reports.wording import THIN, decimal, percent, sentence
+from vitrail.reports.metric_names import DECIBELS, METRICS, Metric, metric_of
+from vitrail.reports.wording import decimal, percent, sentence
 
 # of the records; all others are measurements of the objective
 OWN_COLUMNS = {"step", "epoch", "images", "loss", "lr", "seconds", "images_per_second", "data_wait"}
 OWN_COLUMNS |= {"knn", "chance", "effective_rank", "spread"}
 
 
-class Measure(NamedTuple):
-    """How a measurement of an objective is told."""
-
-    name: str
-    gloss: str
-    words: Callable[[float], str]
-
-
-DECIBELS = f"{{:.3g}}{THIN}dB".format
-MEASURES = {
-    "accuracy": Measure("Accuracy", "of the answers to the objective’s own question", short_percent),
-    "explained": Measure("Explained", "of what hidden patches vary by inside; 0 is their mean colour", short_percent),
-    "rmse": Measure("Error of colours", "of corrupted patches, on the scale from 0 to 1", "{:.3g}".format),
-    "batch_spread": Measure(
-        "Spread in the batch", "of the features that are compared; 0 is one point", "{:.2g}".format
-    ),
-    "psnr": Measure("PSNR", "how near the images it learns from are rebuilt", DECIBELS),
-    "psnr_held_out": Measure(
-        "PSNR, held out", "how near images it did not learn from are rebuilt; more is nearer", DECIBELS
-    ),
-    "psnr_mean_colour": Measure("PSNR of mean colours", "of telling each patch by its mean colour alone", DECIBELS),
-    "perplexity": Measure("Codes in a batch", "how many are in use, were all used equally often", "{:.4g}".format),
-    "codes_in_use": Measure(
-        "Codes in use", "on images it did not learn from, were all used equally often", "{:.4g}".format
-    ),
-}
 UNASKED = "No labels were asked, so it is not known what the features are good for: the loss compares runs of one objective only."
-RANK = "how many directions the features use"
-SPREAD = "about 1 is all over the sphere, 0 is one point"
-NEIGHBOURS = "the class that most of an image’s nearest neighbours have, by their features"
-RANK_WORDS, SPREAD_WORDS = "{:.1f}".format, "{:.2g}".format
 
 
-def measured(facts: PretrainFacts) -> list[str]:
+def measurements(facts: PretrainingFacts) -> list[str]:
     """The columns of numbers that are measurements of the objective, in the order of their first record."""
-    found = {
-        key: None
+    columns = {
+        name: None
         for record in facts.records
-        for key, value in record.items()
-        if key not in OWN_COLUMNS and isinstance(value, int | float)
+        for name, value in record.items()
+        if name not in OWN_COLUMNS and isinstance(value, int | float)
     }
-    return list(found)
+    return list(columns)
 
 
-def measure_of(column: str) -> Measure:
-    return MEASURES.get(
-        column, Measure(sentence(column.replace("_", " ")), "as the objective measures it", "{:.4g}".format)
-    )
-
-
-def headline(facts: PretrainFacts) -> Markup:
+def headline(facts: PretrainingFacts) -> Markup:
     """The accuracy of nearest neighbours where there are labels to ask, else the loss; below it the other figures."""
     about = tag("p", tag("strong", facts.objective), f": {facts.about_objective}" if facts.about_objective else None)
     accuracy, loss, nearness = facts.last("knn"), facts.last("loss"), facts.last("psnr_held_out")
     if facts.tokenizes and nearness is not None:
-        head = opened(DECIBELS(nearness), "PSNR, held out", tag("p", rebuilt(facts, nearness)), about)
+        head = opened(DECIBELS(nearness), METRICS["psnr_held_out"].heading, tag("p", rebuilt(facts, nearness)), about)
     elif accuracy is not None:
         drawn = tag("div", draw.gain_strip(accuracy, facts.untrained("knn"), facts.last("chance")), class_="strip")
-        head = opened(percent(accuracy), "kNN accuracy", tag("p", gained(facts, accuracy)), about, drawn)
+        head = opened(percent(accuracy), METRICS["knn"].label, tag("p", gained(facts, accuracy)), about, drawn)
     elif loss is not None:
         head = opened(decimal(loss, 4), "loss", about, None if facts.tokenizes else lead(UNASKED))
     else:
@@ -86,7 +49,7 @@ def headline(facts: PretrainFacts) -> Markup:
     return join(head, further(other_figures(facts)))
 
 
-def gained(facts: PretrainFacts, accuracy: float) -> str:
+def gained(facts: PretrainingFacts, accuracy: float) -> str:
     """What training brought, in plain words."""
     named = f"By the nearest neighbours of their features, {percent(accuracy)} of the images get their class. "
     before = facts.untrained("knn")
@@ -97,7 +60,7 @@ def gained(facts: PretrainFacts, accuracy: float) -> str:
     return f"{named}Before training it was {percent(before)}: {change}."
 
 
-def rebuilt(facts: PretrainFacts, nearness: float) -> str:
+def rebuilt(facts: PretrainingFacts, nearness: float) -> str:
     """What the codes of a tokenizer tell of an image, in plain words."""
     plain = facts.last("psnr_mean_colour")
     if plain is None:
@@ -108,28 +71,30 @@ def rebuilt(facts: PretrainFacts, nearness: float) -> str:
     return f"Telling each patch by its mean colour alone gives {DECIBELS(plain)}: {verdict}."
 
 
-def other_figures(facts: PretrainFacts) -> list[tuple[str, str, str]]:
+def other_figures(facts: PretrainingFacts) -> list[tuple[str, str, str]]:
     """The loss, the health of the features and what the objective measured, each with its meaning."""
     rows = []
     losses = [value for value, _ in curves.finite(facts.records, "loss")]
     if losses and (facts.tokenizes or facts.last("knn") is not None):
         rows.append(("Loss", decimal(losses[-1]), f"began at {decimal(losses[0])}"))
     if (now := facts.after) is not None:
-        ranked, spread = RANK, SPREAD
+        rank, spread = METRICS["effective_rank"], METRICS["spread"]
+        rank_gloss, spread_gloss = rank.gloss, spread.gloss
         if (before := facts.before) is not None:
-            ranked += f"; {RANK_WORDS(before.rank)} before training"
-            spread += f"; {SPREAD_WORDS(before.spread)} before training"
-        rows.append(("Effective rank", f"{RANK_WORDS(now.rank)} of {now.width:,}", ranked))
-        rows.append(("Spread", SPREAD_WORDS(now.spread), spread))
-    for column in measured(facts):
+            rank_gloss += f"; {rank.format(before.rank)} before training"
+            spread_gloss += f"; {spread.format(before.spread)} before training"
+        rows.append((rank.heading, f"{rank.format(now.rank)} of {now.width:,}", rank_gloss))
+        rows.append((spread.heading, spread.format(now.spread), spread_gloss))
+    for column in measurements(facts):
         if facts.tokenizes and column == "psnr_held_out":  # the head of the page
             continue
-        name, gloss, words = measure_of(column)
-        rows += [(name, words(value), gloss) for value in [facts.last(column)] if value is not None]
+        metric, value = metric_of(column), facts.last(column)
+        if value is not None:
+            rows.append((metric.heading, metric.format(value), metric.gloss))
     return rows
 
 
-def alarm(facts: PretrainFacts) -> Markup | None:
+def alarm(facts: PretrainingFacts) -> Markup | None:
     """A collapse, said before all else."""
     if facts.diagnosis is None:
         return None
@@ -140,24 +105,26 @@ def alarm(facts: PretrainFacts) -> Markup | None:
     return tag("aside", tag("h2", title), tag("p", sentence(figures)), lead(words), class_="notes alarm", role="alert")
 
 
-def training_curves(facts: PretrainFacts, plots: Mapping[str, Markup]) -> Markup | None:
+def training_curves(facts: PretrainingFacts, plots: Mapping[str, Markup]) -> Markup | None:
     """The charts over the training step."""
-    words = [*curves.best(facts.records, "knn", "kNN accuracy"), *curves.troubles(facts.records)]
+    words = [*curves.best(facts.records, "knn", METRICS["knn"].label), *curves.troubles(facts.records)]
     return charts(words, list(plots.values()))
 
 
-def pictures(facts: PretrainFacts) -> Markup | None:
+def pictures(facts: PretrainingFacts) -> Markup | None:
     """A row for each image: what the objective sees of it and what it answers."""
     if not facts.panels or not len(facts.panels[0].pictures):
         return None
     count = len(facts.panels[0].pictures)
-    assert all(len(each.pictures) == count for each in facts.panels), "panels of different images"
-    meanings = [join(tag("dt", sentence(each.name)), tag("dd", each.caption)) for each in facts.panels if each.caption]
+    assert all(len(panel.pictures) == count for panel in facts.panels), "panels of different images"
+    meanings = [
+        join(tag("dt", sentence(panel.name)), tag("dd", panel.caption)) for panel in facts.panels if panel.caption
+    ]
     rows = []
     for image in range(count):
         shown = (
-            pane(photograph(thumbnail(each.pictures[image]), f"Image {image + 1}, {each.name}"), each.name)
-            for each in facts.panels
+            pane(photograph(thumbnail(panel.pictures[image]), f"Image {image + 1}, {panel.name}"), panel.name)
+            for panel in facts.panels
         )
         rows.append(tag("li", *shown))
     small = max(facts.panels[0].pictures.shape[2:]) <= SHORT_SIDE_OF_A_DRAWING
@@ -166,35 +133,36 @@ def pictures(facts: PretrainFacts) -> Markup | None:
     return join(tag("h2", "What the objective sees and answers"), explained, grid)
 
 
-def health(facts: PretrainFacts) -> Markup | None:
+def health(facts: PretrainingFacts) -> Markup | None:
     """Each figure of the features before and after training, and what it means."""
     now, before = facts.after, facts.before
     if now is None:
         return None
-    about_rank = f"{RANK}, of {now.width:,}; a low one is a dimensional collapse"
-    about_spread = f"how far apart they lie: {SPREAD}, which is a complete collapse"
-    rank, spread = (None, None) if before is None else (before.rank, before.spread)
+    rank, spread, knn = METRICS["effective_rank"], METRICS["spread"], METRICS["knn"]
+    about_rank = f"{rank.gloss}, of {now.width:,}; a low one is a dimensional collapse"
+    about_spread = f"how far apart they lie: {spread.gloss}, which is a complete collapse"
+    old_rank, old_spread = (None, None) if before is None else (before.rank, before.spread)
     lines = [
-        health_row("Effective rank", about_rank, rank, now.rank, RANK_WORDS),
-        health_row("Spread", about_spread, spread, now.spread, SPREAD_WORDS),
+        health_row(rank, about_rank, old_rank, now.rank),
+        health_row(spread, about_spread, old_spread, now.spread),
     ]
     if (accuracy := facts.last("knn")) is not None:
-        lines.append(health_row("kNN accuracy", NEIGHBOURS, facts.untrained("knn"), accuracy, percent))
+        lines.append(health_row(knn, knn.gloss, facts.untrained("knn"), accuracy))
     table = tag("table", header(("of the features", "before training", "now")), tag("tbody", *lines))
     verdict = "Nothing points to a collapse." if facts.diagnosis is None else facts.diagnosis
     return join(tag("h2", "Are the features in good health?"), lead(verdict), scrolled(table, "Health of the features"))
 
 
-def health_row(name: str, gloss: str, before: float | None, now: float, words: Callable[[float], str]) -> Markup:
-    named = tag("th", name, tag("span", sentence(gloss), class_="gloss"), scope="row")
-    return tag("tr", named, tag("td", told(before, words)), tag("td", tag("strong", words(now))))
+def health_row(metric: Metric, gloss: str, before: float | None, now: float) -> Markup:
+    name = tag("th", metric.heading, tag("span", sentence(gloss), class_="gloss"), scope="row")
+    return tag("tr", name, tag("td", format_known(before, metric)), tag("td", tag("strong", metric.format(now))))
 
 
-def told(value: float | None, words: Callable[[float], str]) -> str:
-    return "–" if value is None else words(value)
+def format_known(value: float | None, metric: Metric) -> str:
+    return "–" if value is None else metric.format(value)
 
 
-def following(facts: PretrainFacts) -> Markup:
+def following(facts: PretrainingFacts) -> Markup:
     """The commands that make something of the encoder, or the tokenizer."""
     # images that were not asked for labels may have none
     data = facts.data if facts.data and (facts.tokenizes or facts.last("knn") is not None) else "LABELLED-IMAGES"
@@ -212,6 +180,6 @@ def following(facts: PretrainFacts) -> Markup:
     return join(tag("h2", title), tag("div", *steps, class_="steps"))
 
 
-def run(facts: PretrainFacts) -> Markup:
+def run(facts: PretrainingFacts) -> Markup:
     """What to repeat to get the same, and what it was measured on."""
     return components.run(facts, {"Objective": facts.objective})

@@ -1,0 +1,90 @@
+"""What model cards are put together from: Markdown with YAML front matter, safe against text from outside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitrail.files import disk_errors, replace_file
+from vitrail.reports.facts import RunFacts
+from vitrail.reports.html import safe
+from vitrail.reports.wording import as_yaml, large
+
+
+def write(folder: Path, words: str) -> Path:
+    path = folder / "card.md"
+    with disk_errors(path):
+        folder.mkdir(parents=True, exist_ok=True)
+    replace_file(path, words)
+    return path
+
+
+def put_together(matter: str, title: str, first: str, parts: Mapping[str, str]) -> str:
+    """The front matter, the title and the first words, then the parts that have any."""
+    sections = "\n\n".join(f"## {name}\n\n{body}" for name, body in parts.items() if body)
+    return f"---\n{matter}---\n\n# {escape(title)}\n\n{first}\n\n{sections}\n"
+
+
+def escape(words: str) -> str:
+    """Text from outside, without the characters that Markdown or HTML would act on, on one line."""
+    return re.sub(r"([\\`*_\[\]|#~$!])", r"\\\1", safe(" ".join(words.split()), quote=False))
+
+
+def settings(tree: Mapping[str, Any]) -> str:
+    return fenced(as_yaml(tree), "yaml") if tree else ""
+
+
+def fenced(words: str, language: str) -> str:
+    """A block of code; its fence is longer than any run of backticks in it."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", words)), default=0))
+    return f"{fence}{language}\n{words.rstrip()}\n{fence}"
+
+
+def front_matter(license: str, task: str, kind: str) -> str:
+    fields = {"license": license or "unknown", "library_name": "vitrail", "pipeline_tag": task}
+    return yaml.safe_dump({**fields, "tags": ["vision-transformer", kind]}, sort_keys=False, allow_unicode=True)
+
+
+def known(facts: RunFacts) -> str:
+    """The model's name and size, in brackets."""
+    numbers = (
+        f"{large(facts.parameters)} parameters" if facts.parameters else "",
+        f"{large(facts.multiply_adds)} multiply-adds an image" if facts.multiply_adds else "",
+        f"images of {' × '.join(map(str, facts.image_size))} pixels" if facts.image_size else "",
+    )
+    words = ", ".join(filter(None, (escape(facts.model), *numbers)))
+    return f" ({words})" if words else ""
+
+
+def started(base: str) -> str:
+    return f"Training started from {escape(base)}." if base else "It was trained from scratch."
+
+
+def data(facts: RunFacts) -> str:
+    counts = ", ".join(f"{count:,} {escape(name)}" for name, count in facts.images.items())
+    rows = {"Source": escape(facts.data), "Layout": escape(facts.layout), "Images": counts}
+    return bullets(*(f"{name}: {words}." for name, words in rows.items() if words))
+
+
+def bullets(*lines: str) -> str:
+    return "\n".join(f"- {line}" for line in lines if line)
+
+
+def training(facts: RunFacts) -> str:
+    words = f"Recipe `{facts.recipe}`." if facts.recipe else ""
+    return "\n\n".join(filter(None, (words, settings(facts.recipe_settings))))
+
+
+def licence(facts: RunFacts) -> str:
+    own = (
+        f"This model: {escape(facts.license)}."
+        if facts.license
+        else "This model: unknown; whoever publishes it decides."
+    )
+    if not facts.base:
+        return own
+    return f"{own} The weights it started from ({escape(facts.base)}): {escape(facts.base_license) or 'unknown'}."

@@ -1,0 +1,61 @@
+"""A goal: what kind of run it is, and so what data it needs, what it trains, and what it writes at its end."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from vitrail.config.schema import Run
+from vitrail.data.sources.source import Source
+from vitrail.objectives.objective import Objective
+from vitrail.runs.folder import RunFolder
+from vitrail.runtime.progress import Say
+from vitrail.tasks.classification import Classifier
+from vitrail.training.data import RunData, Transform
+from vitrail.training.inputs import Inputs
+from vitrail.training.monitors import Monitor
+from vitrail.training.network import Kept, NetworkPlan
+from vitrail.training.provenance import Ending, Outcome
+from vitrail.training.state import Training
+
+
+class Goal(Protocol):
+    """The verbs that differ between kinds of runs, in the order in which a run needs them.
+
+    A goal has no state. ``run`` is what was asked for until `plan` is called, and resolved from `build` on.
+    """
+
+    evaluate_first: bool  # before the first step too, to compare with what was not trained
+
+    def check(self, run: Run) -> None:
+        """Raises `ConfigError` for what is impossible whatever the data are."""
+        ...
+
+    def start(self, run: Run, say: Say) -> Classifier | None:
+        """The weights to start from, where the run names some. Raises `CheckpointError`."""
+        ...
+
+    def open(
+        self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, start: Classifier | None
+    ) -> RunData:
+        """The images, with as many training images as this goal needs. Raises `DataError`."""
+        ...
+
+    def plan(self, run: Run, train: Source, start: Classifier | None, say: Say) -> NetworkPlan:
+        """The network that these images call for."""
+        ...
+
+    def build(self, run: Run, data: RunData, start: Classifier | None, say: Say) -> Kept:
+        """What is trained in order to be kept, on the CPU."""
+        ...
+
+    def objective(self, run: Run, kept: Kept, data: RunData, say: Say) -> tuple[Objective, Inputs]:
+        """What is minimised, and what makes its inputs from a batch."""
+        ...
+
+    def monitor(self, run: Run, kept: Kept, data: RunData) -> Monitor:
+        """The figures of an evaluation between steps."""
+        ...
+
+    def finish(self, training: Training, kept: Kept, data: RunData, ending: Ending) -> Outcome:
+        """Judges what was trained and writes ``model/``, ``report.html`` and ``card.md``."""
+        ...
