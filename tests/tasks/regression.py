@@ -1,4 +1,4 @@
-"""A task that the project does not have: where in a picture the bright spot is, as one number. Nothing but this is written for it."""
+"""A task that the project does not have: where in a picture the bright spot is, as one number."""
 
 from __future__ import annotations
 

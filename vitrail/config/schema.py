@@ -189,6 +189,7 @@ class Run:
 
     recipe: str = "custom"
     seed: int = 0
+    task: str = "classification"  # a name of `vitrail.tasks.TASKS`
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     objective: ObjectiveSettings = ObjectiveSettings()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from vitrail.objectives.objective import Objective
-from vitrail.tasks.task import Targets, Task
+from vitrail.tasks.task import Task
 
 
 class Supervised(Objective):
@@ -29,13 +29,13 @@ class Supervised(Objective):
         # in a tuple, so that its parameters keep the names that checkpoints know: encoder.* and own.*
         self._task = (task,)
 
-    def forward(self, images: Tensor, targets: Targets) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, images: Tensor, *targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss of the batch in fp32, and what the task measured on the way, detached.
 
         Args:
             images: normalised (B, C, H, W).
-            targets: as `Task.collate` and `Task.mix` make them.
+            targets: as `Task.mix` gives them, the parts of a tuple one after the other.
         """
         (task,) = self._task
-        outputs = task(images)
-        return task.loss(outputs, targets, **self.options), task.measure(outputs.detach(), targets)
+        outputs, given = task(images), targets[0] if len(targets) == 1 else targets
+        return task.loss(outputs, given, **self.options), task.measure(outputs.detach(), given)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from vitrail.data.sources.source import Source, Splits
 from vitrail.evaluation.feature_health import Health
-from vitrail.tasks import metrics
+from vitrail.evaluation.judgement import Judgement
+from vitrail.tasks.task import Task
 
 SPLITS = {"val": "validation", "train": "training"}
 
@@ -74,7 +75,7 @@ class RunFacts:
 class ClassificationFacts(RunFacts):
     """What is said of a classifier; beside the title only ``classes`` are needed.
 
-    ``probabilities`` (N, K) and ``targets`` (N,), or (N, K) for several labels an image, are those of ``split``.
+    ``metric`` is what judging ``split`` gathered; None where nothing was judged.
     ``figures`` has ``top1`` (or ``map``) with its ends ``top1_low`` and ``top1_high``, and whichever of
     ``top5 nll ece brier f1_macro f1_micro`` are known, shares as fractions. ``class_counts`` are the images of each class
     (K,) in each split.
@@ -84,33 +85,31 @@ class ClassificationFacts(RunFacts):
     class_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     split: str = "val"
     figures: Mapping[str, float] = field(default_factory=dict)
-    probabilities: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
-    targets: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    multi_label: bool = False
+    metric: Any = None  # a `ClassMetric`, with several labels an image a `LabelMetric`
     mistakes: Sequence[Mistake] = ()
 
     @property
     def judged(self) -> bool:
-        return len(self.targets) > 0
-
-    @property
-    def multi_label(self) -> bool:
-        return self.targets.ndim == 2
+        return self.metric is not None and len(self.metric.keys) > 0
 
     @property
     def split_name(self) -> str:
         return SPLITS.get(self.split, self.split)
 
-    @cached_property
-    def confusion(self) -> np.ndarray:
-        """(K, K), rows true; only for one label an image."""
-        return metrics.confusion(self.probabilities.argmax(1), self.targets, len(self.classes))
 
-    @cached_property
-    def calibration(self) -> metrics.Bins:
-        """Of the predicted class; for several labels an image, of every label's own probability."""
-        if self.multi_label:
-            return metrics.reliability(self.probabilities.ravel(), (self.targets > 0.5).ravel())
-        return metrics.reliability(self.probabilities.max(1), self.probabilities.argmax(1) == self.targets)
+@dataclass(frozen=True, kw_only=True)
+class JudgedRun:
+    """A finished run that was judged, as the documents of its task are written from it.
+
+    ``facts`` are the fields of `RunFacts`; ``source`` are the images of ``splits`` that ``judgement`` is on.
+    """
+
+    facts: Mapping[str, Any]
+    model: Task
+    splits: Splits
+    source: Source
+    judgement: Judgement
 
 
 @dataclass(frozen=True, kw_only=True)

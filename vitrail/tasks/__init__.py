@@ -1,9 +1,18 @@
 """Tasks: what an answer is; its head, loss, decoding and figures."""
 
+from vitrail.errors import ConfigError, nearest
 from vitrail.tasks.classification import Classifier as Classifier
 from vitrail.tasks.classification import Prediction as Prediction
 from vitrail.tasks.classification import create_model as create_model
 from vitrail.tasks.task import Metric as Metric
 from vitrail.tasks.task import Task as Task
+from vitrail.tasks.task import create_task as create_task
 
 TASKS: dict[str, type[Task]] = {"classification": Classifier}
+
+
+def find_task(name: str) -> type[Task]:
+    """The task of that name. Raises `ConfigError` with the nearest ones."""
+    if name not in TASKS:
+        raise ConfigError(f"there is no task {name!r}", nearest(name, TASKS))
+    return TASKS[name]

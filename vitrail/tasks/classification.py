@@ -22,9 +22,9 @@ from vitrail.data.augment.policy import Augment
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, nearest
-from vitrail.models import Backbone, Config, create_backbone
+from vitrail.models import Backbone, Config
 from vitrail.tasks.classification_metric import ClassMetric, LabelMetric
-from vitrail.tasks.task import Answer, Task
+from vitrail.tasks.task import Answer, Loss, Task, create_task
 
 
 def softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -144,6 +144,10 @@ class Classifier(Task):
             )
         return {"classes": train.classes, "multi_label": train.multi_label}
 
+    @classmethod
+    def default_loss(cls, train: Source) -> Loss:
+        return "sigmoid" if train.multi_label else "softmax"
+
     def describe(self) -> dict[str, Any]:
         return {"multi_label": self.multi_label, "temperature": self.temperature}
 
@@ -241,7 +245,5 @@ def create_model(
         ConfigError: an unknown model or field, with the nearest names; a value that cannot be meant.
     """
     names = tuple(map(str, range(classes))) if isinstance(classes, int) else classes
-    backbone = create_backbone(name, classes=len(names), **changes)
-    if preprocessing is None:
-        preprocessing = Preprocessing.paper(backbone.config.image_size, channels=backbone.config.in_channels)
-    return Classifier(backbone, names, preprocessing, multi_label=multi_label)
+    arguments = {"classes": names, "multi_label": multi_label}
+    return create_task(Classifier, name, arguments, preprocessing=preprocessing, **changes)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from vitrail.data.pictures import size_of
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
-from vitrail.models import Backbone, device_of
+from vitrail.models import Backbone, Config, create_backbone, device_of
 from vitrail.tasks.pictures import Picture, list_pictures, to_pixels
 
 REMEDY = (
@@ -43,6 +43,8 @@ BACKBONE_VERBS = {
 }
 Targets = Any  # a task's own: a tensor with the images first, or a tuple of such
 Figures = dict[str, float]
+Loss = Literal["softmax", "sigmoid"]
+Kind = TypeVar("Kind", bound="Task")
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,11 @@ class Task(nn.Module, ABC):
         """Whether a model with these ``classes`` and further arguments has the same outputs as this one."""
         own = {"classes": self.classes, **self.describe()}
         return all(own.get(name) == value for name, value in arguments.items())
+
+    @classmethod
+    def default_loss(cls, train: Source) -> Loss | None:
+        """The loss where ``objective.loss`` names none, by its name; None for a task that has one."""
+        return None
 
     # Training: targets, from the source to the loss.
 
@@ -331,3 +338,29 @@ def check_classes(classes: Sequence[str], *, outputs: int | None = None) -> tupl
     if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
         raise ConfigError(f"class names repeat: {', '.join(repeated[:5])}", "give each output a name of its own")
     return names
+
+
+def create_task(
+    kind: type[Kind],
+    name: str | Config,
+    arguments: Mapping[str, Any],
+    *,
+    preprocessing: Preprocessing | None = None,
+    **changes: Any,
+) -> Kind:
+    """A freshly initialised model.
+
+    Args:
+        kind: its task.
+        name: a name of `vitrail.models.MODELS`, or a config.
+        arguments: ``classes`` and further arguments of the task.
+        preprocessing: by default the paper's, at the model's image size.
+        changes: fields of the model's config, such as ``image_size=384`` or ``in_channels=5``.
+
+    Raises:
+        ConfigError: an unknown model or field, with the nearest names; a value that cannot be meant.
+    """
+    backbone = create_backbone(name, classes=kind.head_outputs(arguments["classes"]), **changes)
+    if preprocessing is None:
+        preprocessing = Preprocessing.paper(backbone.config.image_size, channels=backbone.config.in_channels)
+    return kind(backbone, preprocessing=preprocessing, **arguments)

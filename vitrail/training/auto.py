@@ -15,6 +15,7 @@ from vitrail.reports.wording import plural
 from vitrail.runtime.device import default_precision
 from vitrail.runtime.machine import cores
 from vitrail.runtime.progress import Say
+from vitrail.tasks import find_task
 from vitrail.training.network import NetworkPlan
 
 
@@ -41,7 +42,7 @@ def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, sa
     )
     steps = length_in_steps(run, len(train))
     save = replace(run.save, log_every=run.save.log_every or (max(1, min(50, steps // 100)) if steps else 10))
-    loss = run.objective.loss or ("sigmoid" if train.multi_label else "softmax")
+    loss = run.objective.loss or find_task(run.task).default_loss(train)
     objective = replace(run.objective, loss=loss)
     run = replace(run, model=plan.model, compute=compute, data=data, save=save, objective=objective)
     say(

@@ -11,7 +11,7 @@ import torch
 from vitrail.config.schema import Run
 from vitrail.data.augment.policy import Augment
 from vitrail.data.decoded_cache import keep_decoded
-from vitrail.data.loader import Batch, train_batches
+from vitrail.data.loader import Batch, Collate, train_batches
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, parts_of
@@ -74,12 +74,13 @@ class TrainingBatches:
     repeats: int
     views: int
     transform: Transform | None
+    collate: Collate
     bad: BadImages
     device: torch.device
 
     @classmethod
-    def of(cls, run: Run, data: RunData, device: torch.device, *, views: int) -> TrainingBatches:
-        """Those of a resolved run, each image in ``views`` views."""
+    def of(cls, run: Run, data: RunData, device: torch.device, *, views: int, collate: Collate) -> TrainingBatches:
+        """Those of a resolved run, each image in ``views`` views, the targets as ``collate`` makes them."""
         assert run.model.size is not None and run.data.channels is not None, "the run is not resolved"
         return cls(
             source=data.train,
@@ -92,6 +93,7 @@ class TrainingBatches:
             repeats=run.data.repeats,
             views=views,
             transform=data.transform,
+            collate=collate,
             bad=data.bad,
             device=device,
         )
@@ -110,6 +112,7 @@ class TrainingBatches:
             views=self.views,
             channels=self.channels,
             transform=self.transform,
+            collate=self.collate,
             bad=self.bad,
             device=self.device,
         )

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitrail.data.augment.apply import augment
-from vitrail.data.augment.mixing import mix, smooth
+from vitrail.data.augment.apply import augment_and_place
+from vitrail.data.augment.placement import Placement, place
 from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.objectives.objective import Objective
+from vitrail.tasks.task import Task
 
 Inputs = Callable[[Batch], tuple[Tensor, ...]]
 FrozenNetwork = Callable[[Tensor], Tensor]
@@ -33,27 +34,32 @@ class Augmented:
     cropped: bool  # they come in the size that the network takes
 
     def __call__(self, batch: Batch) -> Tensor:
-        size = self.preprocessing.size
-        images = augment(batch.images, batch.ids, self.policy, size=size, seed=self.seed, cropped=self.cropped)
-        return self.preprocessing.normalise(images)
+        return self.place(batch)[0]
+
+    def place(self, batch: Batch) -> tuple[Tensor, Placement]:
+        """The images, and where their pixels come from."""
+        images, size = batch.images, self.preprocessing.size
+        read = images.shape[-2], images.shape[-1]
+        made, matrices = augment_and_place(
+            images, batch.ids, self.policy, size=size, seed=self.seed, cropped=self.cropped
+        )
+        return self.preprocessing.normalise(made), place(batch.frames, read, matrices, size)
 
 
 @dataclass(frozen=True)
-class LabelledInputs:
-    """Images (B, C, h, w) and targets, (B,) or (B, K): mixed, and the targets softened, where the policy asks for it."""
+class TaskInputs:
+    """Images (B, C, h, w) and their targets: moved with the pixels, and mixed and softened where the policy asks for it."""
 
     augmented: Augmented
-    classes: int
+    task: Task
 
     def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
-        policy, images, targets = self.augmented.policy, self.augmented(batch), batch.targets
-        if targets.ndim == 1 and (policy.mixes or policy.smoothing):
-            targets = nn.functional.one_hot(targets, self.classes).float()
-        if policy.smoothing:
-            targets = smooth(targets, policy.smoothing)
-        if policy.mixes:
-            images, targets = mix(images, targets, batch.ids, policy, seed=self.augmented.seed)
-        return images, targets
+        images, placement = self.augmented.place(batch)
+        targets = self.task.move(batch.targets, placement)
+        policy, seed = self.augmented.policy, self.augmented.seed
+        images, targets = self.task.mix(images, targets, batch.ids, policy, seed=seed)
+        parts = targets if isinstance(targets, tuple) else (targets,)
+        return images, *(part.to(images.device) for part in parts)
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,14 @@ from vitrail.config.schema import Run
 from vitrail.data.loader import Bad, eval_batches
 from vitrail.data.rng import permutation
 from vitrail.data.sources.source import Source, Splits
-from vitrail.evaluation.feature_health import measure
+from vitrail.evaluation.feature_health import measure as measure_health
 from vitrail.evaluation.probes import knn
-from vitrail.inference.outputs import features_of_batches, quick_figures
+from vitrail.inference.options import InferenceOptions
+from vitrail.inference.outputs import measure, outputs
 from vitrail.models.backbone import at_rest
 from vitrail.models.tokenizer import Tokenizer
 from vitrail.objectives.tokenizer import perplexity, psnr
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 
 NEIGHBOURS = 20
 FEWEST = 30  # images to classify by their neighbours
@@ -33,16 +34,17 @@ Monitor = Callable[[Run, Stopped], dict[str, float] | None]
 
 @dataclass(frozen=True)
 class ValidationMonitor:
-    """The first figures of a classifier on the validation split, named ``val_...``; none where there is no such split."""
+    """The first figures of a model on the validation split, named ``val_...``; none where there is no such split."""
 
-    classifier: Classifier
+    model: Task
     source: Source | None
     bad: Bad
 
     def __call__(self, run: Run, stopped: Stopped) -> dict[str, float] | None:
         if self.source is None:
             return {}
-        return quick_figures(self.classifier, self.source, run, bad=self.bad, stopped=stopped)
+        metric = measure(self.model, self.source, read_options(run), bad=self.bad, stopped=stopped)
+        return None if metric is None else {f"val_{name}": value for name, value in metric.summarize().items()}
 
 
 class FeatureMonitor:
@@ -55,10 +57,10 @@ class FeatureMonitor:
 
     FIGURES: ClassVar[tuple[str, ...]] = ("knn", "chance", "effective_rank", "spread")
 
-    def __init__(self, classifier: Classifier, splits: Splits, run: Run, bad: Bad) -> None:
+    def __init__(self, model: Task, splits: Splits, run: Run, bad: Bad) -> None:
         train = splits.train
         assert train is not None, "there are no training images"
-        self.classifier, self.bad = classifier, bad
+        self.model, self.bad = model, bad
         known, asked = 2 * run.save.watched // 3, run.save.watched // 3
         order = permutation(run.seed, 0, len(train))
         self.known = train.subset(order[:known])
@@ -74,7 +76,7 @@ class FeatureMonitor:
         known, asked = (self._features(part, run, stopped) for part in (self.known, self.asked))
         if known is None or asked is None:
             return None
-        health = measure(np.concatenate([known[0], asked[0]]))
+        health = measure_health(np.concatenate([known[0], asked[0]]))
         figures = {"effective_rank": health.rank, "spread": health.spread}
         if not self.known.labelled or not self.asked.labelled or self.known.multi_label:
             return figures
@@ -87,12 +89,12 @@ class FeatureMonitor:
     def _features(self, source: Source, run: Run, stopped: Stopped) -> tuple[np.ndarray, np.ndarray] | None:
         """The features (N, D) of a source and its targets (N,), without bad images."""
         features, targets = [], []
-        options = {"precision": run.compute.precision or "fp32", **read_options(run, self.bad)}
-        with at_rest(self.classifier):
-            for batch, batch_features in features_of_batches(self.classifier, source, **options):
+        model = self.model
+        with at_rest(model):
+            for batch, found in outputs(model, source, model.features, read_options(run), bad=self.bad):
                 if stopped():
                     return None
-                features.append(batch_features)
+                features.append(found.cpu().numpy())
                 targets.append(batch.targets.numpy())
         return np.concatenate(features), np.concatenate(targets)
 
@@ -115,7 +117,9 @@ class CodeMonitor:
         patch = self.tokenizer.config.patch_size
         codes, errors, flat = [], [], []
         with at_rest(self.tokenizer) as device:
-            for batch in eval_batches(self.asked, self.preprocessing, **read_options(run, self.bad)):
+            options = read_options(run)
+            reading = {"batch": options.batch, "workers": options.workers, "bad": self.bad}
+            for batch in eval_batches(self.asked, self.preprocessing, **reading):
                 if stopped():
                     return None
                 images = self.preprocessing.normalise(batch.images.to(device))  # (B, C, H, W)
@@ -138,6 +142,10 @@ def _root_mean_square(errors: torch.Tensor) -> torch.Tensor:
     return errors.square().mean((1, 2, 3)).sqrt()
 
 
-def read_options(run: Run, bad: Bad) -> dict[str, Any]:
+def read_options(run: Run) -> InferenceOptions:
     """How images are read between steps: what training has memory for, evaluation has too."""
-    return {"batch": min(run.data.micro_batch or 128, 128), "workers": run.data.workers or 0, "bad": bad}
+    return InferenceOptions(
+        batch=min(run.data.micro_batch or 128, 128),
+        workers=run.data.workers or 0,
+        precision=run.compute.precision or "fp32",
+    )

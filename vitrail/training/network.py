@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
 from vitrail.models import activation_bytes, configure, cost_of, sketch
 from vitrail.runtime.progress import Say
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks import Task, create_task, find_task
 from vitrail.weights.resolve import find
 
 
@@ -41,7 +41,7 @@ class NetworkPlan:
 class Kept:
     """What a run trains in order to keep it: a model, how its images are made, and its size in figures."""
 
-    model: Any  # a Classifier, without a head where it learns without labels, or a Tokenizer
+    model: Any  # a Task, without a head where it learns without labels, or a Tokenizer
     preprocessing: Preprocessing
     about: str
     parameters: int
@@ -59,12 +59,12 @@ def check_model(run: Run) -> None:
         )
 
 
-def load_start(run: Run, say: Say) -> Classifier | None:
+def load_start(run: Run, say: Say) -> Task | None:
     """The weights to start from, where the run names some."""
     return None if run.model.init is None else weights.load(find(run.model.init).path.resolve(), log=say)
 
 
-def plan_network(run: Run, train: Source, start: Classifier | None, say: Say, *, classes: int) -> NetworkPlan:
+def plan_network(run: Run, train: Source, start: Task | None, say: Say, *, arguments: Mapping[str, Any]) -> NetworkPlan:
     """The network that the run names or starts from, or one that follows the size and number of the images."""
     own_size, own_channels = size_and_channels(train)
     name, defaults, init = run.model.name, {}, None
@@ -80,24 +80,26 @@ def plan_network(run: Run, train: Source, start: Classifier | None, say: Say, *,
         size, base = run.model.size or start.preprocessing.size, start.config
         init = str(find(run.model.init).path.resolve())  # `latest` may be another one when the run is resumed
     changes = {**defaults, **changes_for(run, base, say, from_weights=start is not None)}
+    classes = find_task(run.task).head_outputs(arguments["classes"])
     config = configure(base, **{**changes, "classes": classes, "image_size": size, "in_channels": channels})
     model = replace(run.model, name=name, init=init, changes=changes, size=config.image_size)
     return NetworkPlan(model=model, channels=channels, width=sketch(config).width, image_bytes=activation_bytes(config))
 
 
-def build_network(
-    run: Run, start: Classifier | None, say: Say, *, classes: Sequence[str] = (), multi_label: bool = False
-) -> Kept:
-    """The network of a resolved run, fresh or from ``start`` with a zero head. Without classes it has no head."""
-    size, channels = run.model.size, run.data.channels
+def build_network(run: Run, start: Task | None, say: Say, *, arguments: Mapping[str, Any]) -> Kept:
+    """The network of a resolved run, fresh or from ``start`` with a zero head.
+
+    ``arguments`` are those of the task, as `Task.read_source` gives them; without classes it has no head.
+    """
+    size, channels, kind = run.model.size, run.data.channels, find_task(run.task)
     assert size is not None and channels is not None, "the run is not resolved"
     if start is None:
         assert run.model.name is not None
         torch.manual_seed(run.seed)
-        classifier = create_model(
+        model = create_task(
+            kind,
             run.model.name,
-            classes=classes,
-            multi_label=multi_label,
+            arguments,
             preprocessing=Preprocessing.paper(size, channels=channels).stated(**run.model.preprocessing),
             image_size=size,
             in_channels=channels,
@@ -107,19 +109,13 @@ def build_network(
         before = start.config.in_channels
         if channels != before:
             say(f"channels {channels}; the first layer of the weights, which has {before}, is adapted to them")
-        classifier = weights.adapt(
-            start,
-            classes=classes,
-            image_size=size,
-            in_channels=channels,
-            multi_label=multi_label,
-            **run.model.changes,
-        )
-        classifier.preprocessing = classifier.preprocessing.stated(**run.model.preprocessing)
-    cost = cost_of(classifier.config)
+        fitted = {"image_size": size, "in_channels": channels}
+        model = weights.adapt(start, task=kind, arguments=arguments, **fitted, **run.model.changes)  # type: ignore[bad-argument-type]
+        model.preprocessing = model.preprocessing.stated(**run.model.preprocessing)
+    cost = cost_of(model.config)
     return Kept(
-        model=classifier,
-        preprocessing=classifier.preprocessing,
+        model=model,
+        preprocessing=model.preprocessing,
         about=run.model.name or (Path(run.model.init).stem if run.model.init else "vit"),
         parameters=cost.parameters,
         multiply_adds=cost.multiply_adds,

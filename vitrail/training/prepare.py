@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vitrail.config.schema import Run
+from vitrail.data.loader import collate_labels
 from vitrail.data.sources.source import describe_data
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import find_device
@@ -75,7 +76,9 @@ def assemble(
         inputs=inputs,
         optimiser=Optimiser(objective, run.optim, parameters),
         average=Average(parameters, run.optim.ema) if run.optim.ema else None,
-        batches=TrainingBatches.of(run, data, device, views=objective.views),
+        batches=TrainingBatches.of(
+            run, data, device, views=objective.views, collate=getattr(kept.model, "collate", collate_labels)
+        ),
         monitor=goal.monitor(run, kept, data),
         folder=folder,
         device=device,

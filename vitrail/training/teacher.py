@@ -14,7 +14,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import device_of
 from vitrail.runtime.device import default_precision, in_precision
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 from vitrail.training.inputs import renormalise
 
 
@@ -33,7 +33,7 @@ class Teacher:
         ConfigError: the teacher has no head, does not know a class, gives several labels an image, or takes other channels.
     """
 
-    def __init__(self, classifier: Classifier, classes: Sequence[str], preprocessing: Preprocessing) -> None:
+    def __init__(self, classifier: Task, classes: Sequence[str], preprocessing: Preprocessing) -> None:
         remedy = "train it on these data first: vitrail train DATA --init TEACHER"
         if not classifier.classes:
             raise ConfigError("the teacher has no head, so it knows no classes", remedy)

@@ -21,10 +21,11 @@ from tests.reports.reading import PAYLOAD, Page
 from vitrail.errors import DiskError
 from vitrail.reports.charts import Axis, Series, line_chart, smoothed, standalone, thin
 from vitrail.reports.classification import sections
-from vitrail.reports.classification.page import worst_mistakes, write_report
+from vitrail.reports.classification.page import write_report
 from vitrail.reports.facts import ClassificationFacts, Mistake
 from vitrail.reports.html import Markup, data_uri, join, tag
 from vitrail.reports.wording import large, listing, percent, plural, scientific, whole
+from vitrail.tasks.classification_metric import ClassMetric, LabelMetric
 from vitrail.tasks.metrics import reliability
 
 RECORDS = [
@@ -34,6 +35,18 @@ RECORDS = [
     ),
     {"step": 3, "val_loss": 0.5, "val_top1": 0.75},
 ]
+
+
+def judged(
+    probabilities: np.ndarray, targets: np.ndarray, classes: Sequence[str] = "abcdef"
+) -> ClassMetric | LabelMetric:
+    """What judging would have kept of these answers."""
+    probabilities = probabilities.clip(1e-9, 1 - 1e-9)
+    several = targets.ndim == 2
+    metric = (LabelMetric if several else ClassMetric)(classes[: probabilities.shape[1]])
+    logits = np.log(probabilities / (1 - probabilities)) if several else np.log(probabilities)
+    metric.update(logits, targets, [f"{row}.jpg" for row in range(len(targets))])
+    return metric
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -53,8 +66,8 @@ def facts(count: int = 60, classes: Sequence[str] = ("ant", "bee", "cat"), **mor
     given: dict = {
         "title": "bees", "classes": classes, "command": "vitrail train bees", "config": {"optim": {"lr": 0.001}},
         "images": {"train": 9, "val": count}, "class_counts": {"train": [3] * len(classes)}, "records": RECORDS,
-        "figures": {"top1": 0.7, "top1_low": 0.6, "top1_high": 0.8, "ece": 0.1}, "targets": targets,
-        "probabilities": softmax(logits), "mistakes": (mistake, lit), "notes": ["one image was bad"],
+        "figures": {"top1": 0.7, "top1_low": 0.6, "top1_high": 0.8, "ece": 0.1},
+        "metric": judged(softmax(logits), targets, classes), "mistakes": (mistake, lit), "notes": ["one image was bad"],
     }  # fmt: skip
     return ClassificationFacts(**{**given, **more})
 
@@ -103,7 +116,8 @@ def test_text_from_the_data_is_never_markup(tmp_path, several):
         mistakes=(wrong, hostile.mistakes[1]), split=PAYLOAD,
     )  # fmt: skip
     if several:
-        plain, hostile = (replace(each, targets=np.eye(3)[each.targets]) for each in (plain, hostile))
+        labels = judged(np.full((60, 3), 0.3), np.eye(3)[plain.metric.targets])
+        plain, hostile = (replace(each, multi_label=True, metric=labels) for each in (plain, hostile))
     before, after = written(tmp_path / "plain", plain), written(tmp_path / "hostile", hostile)
     assert len(after.scripts) == 1
     assert len(after.all("img")) == len(before.all("img"))
@@ -128,7 +142,7 @@ def test_markup_is_kept_and_all_else_is_escaped():
 def test_the_headline_says_the_figure_its_interval_and_the_count_of_mistakes(tmp_path):
     targets = np.array([0] * 30 + [1] * 10)
     predicted = np.where(np.arange(40) < 4, 1 - targets, targets)
-    page = written(tmp_path, facts(classes=("a", "b"), targets=targets, probabilities=np.eye(2)[predicted] * 0.8 + 0.1))
+    page = written(tmp_path, facts(classes=("a", "b"), metric=judged(np.eye(2)[predicted] * 0.8 + 0.1, targets)))
     words = " ".join(page.words.replace("\u202f", "").split())
     assert "70.0% top-1 accuracy" in words
     assert (
@@ -152,7 +166,8 @@ def test_a_run_without_judged_images_says_that_nothing_is_known(tmp_path):
 
 def test_a_run_without_records_and_without_mistakes_leaves_those_sections_out(tmp_path):
     given = facts()
-    right = replace(given, probabilities=np.eye(3)[given.targets], records=(), mistakes=())
+    targets = given.metric.targets
+    right = replace(given, metric=judged(np.eye(3)[targets], targets), records=(), mistakes=())
     page = written(tmp_path, right)
     assert page.sections == ["confusion", "classes", "calibration", "what-was-run"]
     assert "it is never wrong" in page.words
@@ -171,7 +186,7 @@ def test_any_number_of_classes_has_a_row_each_and_a_matrix_while_it_can_be_read(
 
 def test_classes_come_weakest_first_and_what_is_undefined_last(tmp_path):
     targets, predicted = np.array([0, 0, 1, 1, 1, 2, 2]), np.array([0, 0, 1, 1, 0, 0, 0])
-    page = written(tmp_path, facts(classes=tuple("abcd"), targets=targets, probabilities=np.eye(4)[predicted]))
+    page = written(tmp_path, facts(classes=tuple("abcd"), metric=judged(np.eye(4)[predicted], targets)))
     rows = [each["data-value"] for each in page.all("th") if each.get("scope") == "row"]
     assert rows == ["c", "a", "b", "d"]  # F1: 0, 4/7, 4/5, undefined
     assert [each["data-value"] for each in page.all("td") if "data-value" in each][-5:-2] == ["", "", ""]
@@ -181,7 +196,9 @@ def test_several_labels_an_image_are_told_by_average_precision(tmp_path):
     draw = np.random.default_rng(1)
     targets = (draw.random((50, 3)) < 0.4).astype(np.float32)
     given = facts(
-        targets=targets, probabilities=draw.random((50, 3)), figures={"map": 0.5, "map_low": 0.4, "map_high": 0.6}
+        multi_label=True,
+        metric=judged(draw.random((50, 3)), targets),
+        figures={"map": 0.5, "map_low": 0.4, "map_high": 0.6},
     )
     page = written(tmp_path, given)
     assert "confusion" not in page.sections
@@ -256,15 +273,15 @@ def test_confused_pairs_come_most_frequent_first_without_the_diagonal():
 def test_the_worst_mistakes_are_the_most_confident_ones():
     probabilities = np.array([[0.6, 0.4, 0], [0.1, 0.9, 0], [0.2, 0.7, 0.1], [0.2, 0.1, 0.7], [0.9, 0.1, 0]])
     targets = np.array([1, 0, 0, 1, 0])
-    assert worst_mistakes(probabilities, targets).tolist() == [1, 3, 2, 0]
-    assert worst_mistakes(probabilities, targets, most=2).tolist() == [1, 3]
-    assert worst_mistakes(probabilities[4:], targets[4:]).tolist() == []
+    assert judged(probabilities, targets).worst(12).tolist() == [1, 3, 2, 0]
+    assert judged(probabilities, targets).worst(2).tolist() == [1, 3]
+    assert judged(probabilities[4:], targets[4:]).worst(12).tolist() == []
 
 
 def test_the_worst_mistakes_of_several_labels_are_by_the_label_furthest_off():
     probabilities = np.array([[0.6, 0.1], [0.9, 0.1], [0.4, 0.95]])
     targets = np.array([[0, 0], [1, 0], [1, 0]])
-    assert worst_mistakes(probabilities, targets).tolist() == [2, 0]
+    assert judged(probabilities, targets).worst(12).tolist() == [2, 0]
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

@@ -61,7 +61,9 @@ class Source:
     def read(self, index: int) -> Item:
         """One item. Raises `BadImage` where it cannot be read; decoding comes later."""
         index = range(len(self))[index]
-        target = None if not self.labelled else self.targets[index] if self.multi_label else int(self.targets[index])
+        target = self.targets[index] if self.labelled else None
+        if isinstance(target, np.integer):
+            target = int(target)
         return Item(self.contents[index], target, self.keys[index])
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> Source:
@@ -105,18 +107,6 @@ def parts_of(splits: Splits) -> dict[str, Source]:
     """The splits that are there, by name."""
     parts = {"train": splits.train, "val": splits.val, "test": splits.test}
     return {name: part for name, part in parts.items() if part is not None}
-
-
-def check_data(splits: Splits) -> Source:
-    """The training images; refuses data that cannot train a classifier. Raises `DataError`."""
-    if splits.train is None or not len(splits.train):
-        raise DataError("the data hold no training images", "see `vitrail data check`")
-    if len(splits.classes) < 2:
-        raise DataError(
-            f"the data have {len(splits.classes)} class: {', '.join(splits.classes) or 'none'}",
-            "put the images of each class in a folder of its own, or give a manifest with labels",
-        )
-    return splits.train
 
 
 def describe_data(splits: Splits) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 from vitrail.reports import charts as draw
 from vitrail.reports import curves
 from vitrail.reports.classification import sections
-from vitrail.reports.classification.sections import worst_mistakes as worst_mistakes
 from vitrail.reports.components import notes
 from vitrail.reports.facts import ClassificationFacts
 from vitrail.reports.html import Markup, join
@@ -32,9 +31,9 @@ def drawings(facts: ClassificationFacts) -> dict[str, Markup]:
     """Every drawing that the facts allow, by the name of its file."""
     plots = plot_curves(facts.records)
     if facts.judged:
-        plots["reliability"] = draw.reliability_chart(facts.calibration)
+        plots["reliability"] = draw.reliability_chart(facts.metric.calibration)
         if not facts.multi_label and 2 <= len(facts.classes) <= MATRIX_MOST:
-            plots["confusion"] = draw.confusion_chart(facts.confusion, facts.classes)
+            plots["confusion"] = draw.confusion_chart(facts.metric.confusion, facts.classes)
     return plots
 
 

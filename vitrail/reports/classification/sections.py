@@ -14,7 +14,6 @@ from vitrail.reports.facts import ClassificationFacts, Mistake
 from vitrail.reports.html import Markup, data_uri, join, tag
 from vitrail.reports.metric_names import METRICS
 from vitrail.reports.wording import decimal, listing, percent, plural, shorten
-from vitrail.tasks import metrics
 
 CURVES = ("loss", "accuracy", "average-precision", "learning-rate", "speed")
 OTHERS = ("top5", "f1_macro", "f1_micro", "nll", "ece", "brier")
@@ -46,11 +45,11 @@ def explanation(facts: ClassificationFacts) -> Markup:
     where = f"{facts.split_name} image"
     if not facts.judged:
         return tag("p", f"Measured on the {where}s.")
-    count, of = len(facts.targets), plural(len(facts.classes), "class", "classes")
+    count, of = len(facts.metric.keys), plural(len(facts.classes), "class", "classes")
     if facts.multi_label:
         means = f"For each label the images are ranked by its probability; {percent(1)} puts all that have it first."
         return tag("p", f"Measured on {plural(count, where)} with labels of {of}. {means}")
-    right = int(np.trace(facts.confusion))
+    right = int(np.trace(facts.metric.confusion))
     wrong = "it is never wrong."
     if right < count:
         odds = count / (count - right)
@@ -64,7 +63,7 @@ def commonest_share(facts: ClassificationFacts) -> float | None:
     """What always answering the most frequent class of the judged images would reach."""
     if facts.multi_label or not facts.judged:
         return None
-    return float(np.bincount(facts.targets).max() / len(facts.targets))
+    return float(np.bincount(facts.metric.targets).max() / len(facts.metric.keys))
 
 
 def other_figures(facts: ClassificationFacts) -> list[tuple[str, str, str]]:
@@ -89,16 +88,17 @@ def confusion(facts: ClassificationFacts, plots: Mapping[str, Markup]) -> Markup
     if not facts.judged or facts.multi_label or len(facts.classes) < 2:
         return None
     drawn = tag("figure", plots["confusion"]) if "confusion" in plots else None
-    pairs = confused_pairs(facts.confusion)
+    counts = facts.metric.confusion
+    pairs = confused_pairs(counts)
     title = tag("h2", "What is taken for what")
     if not pairs:
         return join(title, lead("Nothing is taken for anything else: no image was given a wrong class."), drawn)
-    support, rows = facts.confusion.sum(1), []
+    support, rows = counts.sum(1), []
     for true, named, images in pairs:
         names = (tag("td", facts.classes[index], class_="text") for index in (true, named))
         rows.append(tag("tr", *names, tag("td", f"{images:,}"), tag("td", percent(images / support[true]))))
     table = tag("table", header(("true", "taken for", "images", "of the class"), text=2), tag("tbody", *rows))
-    wrong, shown = int(facts.confusion.sum() - np.trace(facts.confusion)), sum(images for *_, images in pairs)
+    wrong, shown = int(counts.sum() - np.trace(counts)), sum(images for *_, images in pairs)
     words = (
         f"The commonest {shown:,} of {plural(wrong, 'mistake')}:" if shown < wrong else f"{plural(wrong, 'mistake')}:"
     )
@@ -111,12 +111,10 @@ def classes(facts: ClassificationFacts) -> Markup | None:
     if not facts.judged:
         return None
     shares, at = {}, ""
+    scores = facts.metric.per_class()
     if facts.multi_label:
-        scores = metrics.per_label(facts.probabilities - 0.5, facts.targets)
-        shares["AP"] = metrics.average_precision(facts.probabilities, facts.targets)
+        shares["AP"] = facts.metric.average_precision
         at = f" Here a label counts as given from a probability of {percent(0.5, 0)} on."
-    else:
-        scores = metrics.per_class(facts.confusion)
     shares |= {"precision": scores.precision, "recall": scores.recall, "F1": scores.f1}
     counts = {f"{facts.split_name} images": scores.support}
     if "train" in facts.class_counts and facts.split != "train":
@@ -179,7 +177,7 @@ def calibration(facts: ClassificationFacts, plots: Mapping[str, Markup]) -> Mark
     """Whether a confidence can be taken at its word."""
     if "reliability" not in plots:
         return None
-    bins = facts.calibration
+    bins = facts.metric.calibration
     error, lean = facts.figures.get("ece", bins.error), bins.lean
     kind = "about as sure as it is right"
     if abs(lean) > 0.005:
@@ -212,25 +210,3 @@ def confused_pairs(counts: np.ndarray, most: int = 12) -> list[tuple[int, int, i
     rows, columns = np.nonzero(wrong)
     order = np.argsort(-wrong[rows, columns], kind="stable")[:most]
     return [(int(row), int(column), int(wrong[row, column])) for row, column in zip(rows[order], columns[order])]
-
-
-def worst_mistakes(probabilities: np.ndarray, targets: np.ndarray, most: int = 12) -> np.ndarray:
-    """The images that the model is most confidently wrong about, worst first.
-
-    Args:
-        probabilities: (N, K), softmax for one label an image, sigmoid for several.
-        targets: (N,) class indices, or (N, K) of 0 and 1 for several labels an image.
-        most: how many at most; fewer come where the model is wrong less often.
-
-    Returns:
-        Indices into N, int64: by the confidence in the wrong class, then by the little that was left for the true one;
-        for several labels an image, by the single label that is furthest off.
-    """
-    if targets.ndim == 2:
-        offset = np.abs(probabilities - targets).max(1, initial=0)
-        wrong = np.flatnonzero(((probabilities >= 0.5) != (targets > 0.5)).any(1))
-        return wrong[np.argsort(-offset[wrong], kind="stable")][:most]
-    predicted = probabilities.argmax(1)
-    wrong = np.flatnonzero(predicted != targets)
-    confidence, left = probabilities[wrong, predicted[wrong]], probabilities[wrong, targets[wrong]]
-    return wrong[np.lexsort((left, -confidence))][:most]

@@ -14,7 +14,7 @@ from vitrail.reports.facts import PretrainingFacts
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime import fault_injection
 from vitrail.runtime.progress import Say
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 from vitrail.training.data import RunData, Transform
 from vitrail.training.goals.pretraining import (
     check_pretraining,
@@ -34,7 +34,7 @@ from vitrail.weights.native import save_model
 
 
 class EncoderGoal:
-    """See `Goal`. What is kept is a classifier without a head."""
+    """See `Goal`. What is kept is a model without a head."""
 
     evaluate_first = True
 
@@ -42,20 +42,18 @@ class EncoderGoal:
         check_pretraining(run)
         check_model(run)
 
-    def start(self, run: Run, say: Say) -> Classifier | None:
+    def start(self, run: Run, say: Say) -> Task | None:
         return load_start(run, say)
 
-    def open(
-        self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, start: Classifier | None
-    ) -> RunData:
+    def open(self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, start: Task | None) -> RunData:
         return open_unlabelled(run, data, folder, transform, channels=start.config.in_channels if start else None)
 
-    def plan(self, run: Run, train: Source, start: Classifier | None, say: Say) -> NetworkPlan:
-        plan = plan_network(run, train, start, say, classes=0)
+    def plan(self, run: Run, train: Source, start: Task | None, say: Say) -> NetworkPlan:
+        plan = plan_network(run, train, start, say, arguments={"classes": ()})
         return replace(plan, image_bytes=plan.image_bytes * OBJECTIVES[run.objective.name].kind.views)
 
-    def build(self, run: Run, data: RunData, start: Classifier | None, say: Say) -> Kept:
-        return build_network(run, start, say)
+    def build(self, run: Run, data: RunData, start: Task | None, say: Say) -> Kept:
+        return build_network(run, start, say, arguments={"classes": ()})
 
     def objective(self, run: Run, kept: Kept, data: RunData, say: Say) -> tuple[Objective, Inputs]:
         return pretraining_objective(run, kept.model.backbone, kept, data, say)

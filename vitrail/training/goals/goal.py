@@ -9,7 +9,7 @@ from vitrail.data.sources.source import Source
 from vitrail.objectives.objective import Objective
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.progress import Say
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 from vitrail.training.data import RunData, Transform
 from vitrail.training.inputs import Inputs
 from vitrail.training.monitors import Monitor
@@ -30,21 +30,19 @@ class Goal(Protocol):
         """Raises `ConfigError` for what is impossible whatever the data are."""
         ...
 
-    def start(self, run: Run, say: Say) -> Classifier | None:
+    def start(self, run: Run, say: Say) -> Task | None:
         """The weights to start from, where the run names some. Raises `CheckpointError`."""
         ...
 
-    def open(
-        self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, start: Classifier | None
-    ) -> RunData:
+    def open(self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, start: Task | None) -> RunData:
         """The images, with as many training images as this goal needs. Raises `DataError`."""
         ...
 
-    def plan(self, run: Run, train: Source, start: Classifier | None, say: Say) -> NetworkPlan:
+    def plan(self, run: Run, train: Source, start: Task | None, say: Say) -> NetworkPlan:
         """The network that these images call for."""
         ...
 
-    def build(self, run: Run, data: RunData, start: Classifier | None, say: Say) -> Kept:
+    def build(self, run: Run, data: RunData, start: Task | None, say: Say) -> Kept:
         """What is trained in order to be kept, on the CPU."""
         ...
 

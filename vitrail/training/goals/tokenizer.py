@@ -18,7 +18,7 @@ from vitrail.reports.facts import PretrainingFacts
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime import fault_injection
 from vitrail.runtime.progress import Say
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 from vitrail.training.data import RunData, Transform
 from vitrail.training.goals.pretraining import (
     check_pretraining,
@@ -47,15 +47,13 @@ class TokenizerGoal:
         if run.model.init is not None or run.model.name is not None:
             raise ConfigError("a tokenizer has no names and starts from nothing", "leave --model and --init out")
 
-    def start(self, run: Run, say: Say) -> Classifier | None:
+    def start(self, run: Run, say: Say) -> Task | None:
         return None
 
-    def open(
-        self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, start: Classifier | None
-    ) -> RunData:
+    def open(self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, start: Task | None) -> RunData:
         return open_unlabelled(run, data, folder, transform, channels=None)
 
-    def plan(self, run: Run, train: Source, start: Classifier | None, say: Say) -> NetworkPlan:
+    def plan(self, run: Run, train: Source, start: Task | None, say: Say) -> NetworkPlan:
         """For the size and channels of the data, its patch that of `small-data` for small images."""
         own_size, own_channels = size_and_channels(train)
         size, channels = run.model.size or own_size or (224, 224), run.data.channels or own_channels or 3
@@ -69,7 +67,7 @@ class TokenizerGoal:
             image_bytes=tokenizer_bytes(config, size) * OBJECTIVES[run.objective.name].kind.views,
         )
 
-    def build(self, run: Run, data: RunData, start: Classifier | None, say: Say) -> Kept:
+    def build(self, run: Run, data: RunData, start: Task | None, say: Say) -> Kept:
         size, channels = run.model.size, run.data.channels
         assert size is not None and channels is not None, "the run is not resolved"
         torch.manual_seed(run.seed)

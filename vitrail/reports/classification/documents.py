@@ -1,0 +1,68 @@
+"""What a finished run of classification writes for people: its report and its card, and what they show of mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitrail.analysis.attention import attention_map, reach_of
+from vitrail.analysis.pictures import thumbnail
+from vitrail.data.sources.source import Source, parts_of
+from vitrail.evaluation.judgement import Judgement
+from vitrail.models import device_of
+from vitrail.reports.classification.card import write_card
+from vitrail.reports.classification.page import write_report
+from vitrail.reports.facts import ClassificationFacts, JudgedRun, Mistake
+from vitrail.tasks.task import Task
+
+
+def write_documents(folder: Path, run: JudgedRun) -> Path:
+    """Writes ``report.html`` and ``card.md`` into ``folder``; returns the report's path."""
+    judgement = run.judgement
+    facts = ClassificationFacts(
+        **run.facts,
+        classes=judgement.classes,
+        class_counts={name: part.counts().tolist() for name, part in parts_of(run.splits).items()},
+        split=judgement.split,
+        figures=judgement.figures,
+        multi_label=run.model.multi_label,
+        metric=judgement.metric,
+        mistakes=find_mistakes(run.model, run.source, judgement),
+    )
+    write_card(folder, facts)
+    return write_report(folder, facts)
+
+
+def find_mistakes(model: Task, source: Source, judgement: Judgement, most: int = 12) -> tuple[Mistake, ...]:
+    """The images that the model is most sure and most wrong about, with the attention of its last layer."""
+    rows = {key: row for row, key in enumerate(map(str, source.keys))}
+    mistakes = []
+    for index in judgement.metric.worst(most):  # type: ignore[missing-attribute]
+        key = judgement.keys[index]
+        picture = model.picture(source.read(rows[key]).content)  # (C, h, w)
+        attention, reach = last_attention(model, picture)
+        true, predicted, confidence = judgement.metric.describe(index)  # type: ignore[missing-attribute]
+        mistakes.append(
+            Mistake(
+                key=key,
+                true=true,
+                predicted=predicted,
+                confidence=confidence,
+                picture=thumbnail(picture),
+                attention=attention,
+                reach=reach,
+            )
+        )
+    return tuple(mistakes)
+
+
+def last_attention(model: Task, picture: np.ndarray) -> tuple[np.ndarray | None, tuple[float, float]]:
+    """The attention of the last layer, (h, w), and its `reach_of` the picture; None for an architecture without attention."""
+    size = picture.shape[1], picture.shape[2]
+    if not (grids := model.attention_grids(size)):
+        return None, (1.0, 1.0)
+    images = model.preprocessing.normalise(torch.from_numpy(picture)[None].to(device_of(model)))
+    attention = attention_map(model, images)[0].cpu().numpy()
+    return attention, reach_of(attention.shape, grids[-1].cell, size)

@@ -1,0 +1,71 @@
+"""The report and the card of a task that has none of its own: its figures, its curves and what was run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from vitrail.reports import card, curves
+from vitrail.reports.components import charts, further, lead, notes, opened, run
+from vitrail.reports.facts import SPLITS, JudgedRun, RunFacts
+from vitrail.reports.html import Markup, join
+from vitrail.reports.metric_names import metric_of
+from vitrail.reports.page import frame, write_page
+from vitrail.reports.wording import plural
+
+
+def write_documents(folder: Path, judged: JudgedRun) -> Path:
+    """Writes ``report.html`` and ``card.md`` into ``folder``; returns the report's path."""
+    facts = RunFacts(**judged.facts)
+    card.write(folder, card_of(judged, facts))
+    plots = drawings(facts)
+    parts = {
+        "Curves": charts(curves.troubles(facts.records), list(plots.values())),
+        "What was run": run(facts, {"Task": judged.model.name}),
+    }
+    opening = join(headline(judged), notes(facts.notes))
+    return write_page(folder, frame("vitrail report", facts.title, facts.date, opening, parts), plots)
+
+
+def drawings(facts: RunFacts) -> dict[str, Markup]:
+    """The charts over the training step: the loss, every metric of the validation split, rate and speed."""
+    columns = dict.fromkeys(name for record in facts.records for name in record if name.startswith("val_"))
+    plotted: dict[str, curves.Curve] = {"loss": curves.loss(facts.records)}
+    for column in columns:
+        metric = metric_of(column)
+        line = curves.series(facts.records, column, "validation", "amber", marked=True)
+        plotted[column.removeprefix("val_").replace("_", "-")] = metric.heading, line, {"words": metric.format}
+    return curves.drawn(
+        {**plotted, "learning-rate": curves.learning_rate(facts.records), "speed": curves.speed(facts.records)}
+    )
+
+
+def headline(judged: JudgedRun) -> Markup:
+    """The most important figure with its interval, and the others."""
+    figures, where = judged.judgement.figures, SPLITS.get(judged.judgement.split, judged.judgement.split)
+    first = next(iter(figures))
+    metric = metric_of(first)
+    words = [lead(f"Measured on {plural(len(judged.judgement.keys), f'{where} image')}.")]
+    if f"{first}_low" in figures:
+        ends = " to ".join(metric.format(figures[f"{first}_{end}"]) for end in ("low", "high"))
+        words.append(lead(f"On other images of the same kind, expect {ends} (95 % interval)."))
+    hidden = {first, f"{first}_low", f"{first}_high", "images"}
+    others = [(metric_of(name), value) for name, value in figures.items() if name not in hidden]
+    rows = [(other.heading, other.format(value), other.gloss) for other, value in others]
+    return join(opened(metric.format(figures[first]), metric.label, *words), further(rows))
+
+
+def card_of(judged: JudgedRun, facts: RunFacts) -> str:
+    figures: Mapping[str, float] = judged.judgement.figures
+    measured = (f"{metric_of(name).heading}: {metric_of(name).format(value)}" for name, value in figures.items())
+    parts = {
+        "How good it is": card.bullets(*measured),
+        "Data": card.data(facts),
+        "What the model expects": card.settings(facts.preprocessing),
+        "How it was trained": card.training(facts),
+        "Where it comes from": card.settings(facts.provenance),
+        "Licence": card.licence(facts),
+    }
+    name = judged.model.name
+    opening = f"A vision model for the task {card.escape(name)}{card.known(facts)}. {card.started(facts.base)}"
+    return card.put_together(card.front_matter(facts.license, name, name), facts.title, opening, parts)

@@ -1,0 +1,101 @@
+"""Supervised learning of any task: trained on images with targets, judged on those that were held out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitrail import weights
+from vitrail.config.schema import Run
+from vitrail.data.sources.source import Source, choose_split
+from vitrail.errors import ConfigError, DataError
+from vitrail.inference.options import InferenceOptions
+from vitrail.inference.outputs import judge
+from vitrail.models import device_of
+from vitrail.objectives.distillation import Distillation
+from vitrail.objectives.objective import Objective, configured
+from vitrail.objectives.supervised import Supervised
+from vitrail.reports.documents import write_documents
+from vitrail.reports.facts import JudgedRun
+from vitrail.runs.folder import RunFolder
+from vitrail.runtime import fault_injection
+from vitrail.runtime.progress import ProgressBar, Say
+from vitrail.tasks import Task, find_task
+from vitrail.training.data import RunData, Transform, open_run_data
+from vitrail.training.inputs import Augmented, Inputs, TaskInputs, TaughtInputs
+from vitrail.training.monitors import ValidationMonitor
+from vitrail.training.network import Kept, NetworkPlan, build_network, check_model, load_start, plan_network
+from vitrail.training.provenance import Ending, Outcome, provenance, run_facts
+from vitrail.training.state import Training
+from vitrail.training.teacher import Teacher
+from vitrail.weights.native import save_model
+
+
+class SupervisedGoal:
+    """See `Goal`."""
+
+    evaluate_first = False
+
+    def check(self, run: Run) -> None:
+        find_task(run.task).check_policy(run.augment)
+        check_model(run)
+
+    def start(self, run: Run, say: Say) -> Task | None:
+        return load_start(run, say)
+
+    def open(self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, start: Task | None) -> RunData:
+        channels = start.config.in_channels if start else None
+        opened = open_run_data(run, data, folder, transform, channels=channels, labels=True)
+        if opened.splits.train is None or not len(opened.splits.train):
+            raise DataError("the data hold no training images", "see `vitrail data check`")
+        find_task(run.task).read_source(opened.train)
+        return opened
+
+    def plan(self, run: Run, train: Source, start: Task | None, say: Say) -> NetworkPlan:
+        return plan_network(run, train, start, say, arguments=find_task(run.task).read_source(train))
+
+    def build(self, run: Run, data: RunData, start: Task | None, say: Say) -> Kept:
+        return build_network(run, start, say, arguments=find_task(run.task).read_source(data.train))
+
+    def objective(self, run: Run, kept: Kept, data: RunData, say: Say) -> tuple[Objective, Inputs]:
+        """The targets alone, or also a teacher's outputs.
+
+        Raises `ConfigError` for arguments that the objective does not have, or a teacher that cannot teach this.
+        """
+        settings, model = run.objective, kept.model
+        augmented = Augmented(policy=run.augment, preprocessing=kept.preprocessing, seed=run.seed, cropped=data.cropped)
+        inputs = TaskInputs(augmented, model)
+        arguments = {"loss": settings.loss, "binarise": settings.binarise, **settings.changes}
+        if settings.teacher is None:
+            return configured(Supervised, model, arguments), inputs
+        teacher = load_teacher(settings.teacher, model, say)
+        arguments |= model.loss_options(settings.loss, binarise=settings.binarise)
+        return configured(Distillation, model.backbone, arguments), TaughtInputs(inputs, teacher)
+
+    def monitor(self, run: Run, kept: Kept, data: RunData) -> ValidationMonitor:
+        return ValidationMonitor(kept.model, data.splits.val, data.bad)
+
+    def finish(self, training: Training, kept: Kept, data: RunData, ending: Ending) -> Outcome:
+        run, folder, model = training.run, training.folder, kept.model
+        split, source = choose_split(data.splits)
+        options = InferenceOptions(workers=run.data.workers or 0)
+        with ProgressBar(f"judging on {split}", len(source), quiet=ending.quiet) as progress:
+            judgement = judge(model, source, options, split=split, seed=run.seed, bad=data.bad, progress=progress)
+        figures, origin = judgement.figures, provenance(run, training.steps, data.splits)
+        save_model(folder.model, model, metrics=figures, provenance=origin)
+        fault_injection.hit("run.after_model")
+        facts = run_facts(run, training.steps, folder, kept, data, ending)
+        judged = JudgedRun(facts=facts, model=model, splits=data.splits, source=source, judgement=judgement)
+        report = write_documents(folder.path, judged)
+        name, value = next(iter(figures.items()))
+        return Outcome(report, figures, f"{name} {value:.4f} on {split} ({len(judgement.keys):,} images)")
+
+
+def load_teacher(path: str, model: Task, say: Say) -> Teacher:
+    """The model at ``path`` as a teacher of ``model``, on its device."""
+    if not model.learns_from_teacher:
+        what = "the images have several labels each, and a teacher gives one" if model.multi_label else ""
+        raise ConfigError(what or f"the task {model.name} has no use for a teacher", "train without --teacher")
+    teacher = weights.load(path, log=say).to(device_of(model))
+    size = "{} x {}".format(*teacher.preprocessing.size)
+    say(f"teacher  {teacher.config.about}, {len(teacher.classes)} classes, images of {size}: {path}")
+    return Teacher(teacher, model.classes, model.preprocessing)
