@@ -80,7 +80,7 @@ def writer(sabotage: Sabotage = lambda weight, bias: None, *, size: tuple = DYNA
 @pytest.fixture(autouse=True)
 def honest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "to_onnx", writer())
-    monkeypatch.setattr("vitrail.export.parity.SECONDS", 0.01)
+    monkeypatch.setattr("vitrail.exports.parity.SECONDS", 0.01)
 
 
 @pytest.fixture
