@@ -1,26 +1,15 @@
-"""The options of every verb, once: name, type, default, help text, and the setting of a `Run` that an option stands for.
+"""The options of every verb that uses a model, once: name, type, default and help text; `flags_training` has those that train.
 
 `vitrail.train(batch=64)` and `vitrail train --batch 64` are both read from these tables. A table is a ``TypedDict``, so that
-editors complete the options of a function that takes ``**flags: Unpack[TrainFlags]``; `takes` checks them when it is called.
+editors complete the options of a function that takes ``**flags: Unpack[TrainFlags]``; `vitrail.config.keywords` checks them.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import types
-import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from numbers import Integral, Real
-from os import PathLike
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast
-
-from vitrail.config.schema import Precision, Unlabelled
-from vitrail.errors import ConfigError, nearest
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+from typing import Annotated, Any, Literal, TypedDict
 
 
 @dataclass(frozen=True)
@@ -33,7 +22,7 @@ class Flag:
         setting: the setting of a `Run` that it stands for, as ``optim.lr``.
         word: its type on the command line, where a program may give more kinds of values.
         alias: the option that this is another name of; the command line does not have it.
-        type: its type for a program; `flags_of` fills it in.
+        type: its type for a program; `keywords.flags_of` fills it in.
     """
 
     help: str
@@ -47,7 +36,8 @@ class Flag:
 # options that several verbs have
 Pixels = int | str | Sequence[int]
 Classes = Annotated[
-    str | Path | None, Flag("A text file that names the outputs, one a line, for weights that carry no names.", word=Path)
+    str | Path | None,
+    Flag("A text file that names the outputs, one a line, for weights that carry no names.", word=Path),
 ]
 Device = Annotated[str | None, Flag("cuda, mps or cpu.", setting="compute.device")]
 ResizedTo = Annotated[
@@ -57,97 +47,11 @@ Neighbours = Annotated[int, Flag("Neighbours that vote.", 20)]
 Shots = Annotated[str | Sequence[int], Flag("Images of each class, with commas between.", "1,5,10,25", word=str)]
 Cache = Annotated[
     bool | str | Path,
-    Flag("Keep the features in VITRAIL_CACHE, or ~/.cache/vitrail/features, and take them from there.", True, word=bool),
+    Flag(
+        "Keep the features in VITRAIL_CACHE, or ~/.cache/vitrail/features, and take them from there.", True, word=bool
+    ),
 ]
 Quiet = Annotated[bool, Flag("No progress.", False)]
-
-
-class TrainingFlags(TypedDict, total=False):
-    """Which network is trained, for how long, and where."""
-
-    model: Annotated[
-        str | None,
-        Flag("A name from `vitrail models`; by default one that follows the recipe and the images' size.",
-             setting="model.name"),
-    ]  # fmt: skip
-    init: Annotated[
-        str | Path | None,
-        Flag("Weights to start from: a run, a model folder, or a .safetensors file.", setting="model.init", word=str),
-    ]
-    size: Annotated[
-        Pixels | None, Flag("Pixels, as 384 or 384x256 (height x width).", setting="model.size", word=str)
-    ]
-    epochs: Annotated[float | None, Flag("How often every image is seen.", setting="schedule.epochs")]
-    steps: Annotated[int | None, Flag("How many updates.", setting="schedule.steps")]
-    time: Annotated[
-        str | float | None, Flag("Train for this long: 90s, 10m, 1h30m.", setting="schedule.time", word=str)
-    ]
-    batch: Annotated[int | None, Flag("Images in one update.", setting="data.batch")]
-    lr: Annotated[float | None, Flag("Peak learning rate.", setting="optim.lr")]
-    seed: Annotated[int | None, Flag("Decides everything random.", setting="seed")]
-    out: Annotated[str | Path | None, Flag("The run directory; a new one under runs/ by default.", word=Path)]
-    resume: Annotated[
-        str | Path | None, Flag("Resume the run in this directory, with its own settings.", word=Path)
-    ]
-    config: Annotated[
-        str | Path | None,
-        Flag("A YAML file of settings, laid over the recipe; flags are laid over it.", word=Path),
-    ]
-    set: Annotated[
-        Sequence[str] | None, Flag("One setting of the config, e.g. --set optim.clip=1.", word=list[str])
-    ]
-    settings: Annotated[Sequence[str] | None, Flag("", alias="set")]
-    workers: Annotated[int | None, Flag("Processes that read images.", setting="data.workers")]
-    device: Device
-    precision: Annotated[
-        Precision | None,
-        Flag("fp32, bf16 (autocast), bf16-weights, or fp16 with loss scaling.", setting="compute.precision"),
-    ]
-    max_bad: Annotated[
-        str | float | None,
-        Flag("Stop when more of the images are bad than this, e.g. 1%.", setting="data.max_bad", word=str),
-    ]
-    quiet: Quiet
-
-
-class DryRunFlags(TypedDict, total=False):
-    """Of the verbs that train."""
-
-    dry_run: Annotated[
-        bool, Flag("Say what would be done, how long it takes and what it needs, from a few measured steps.", False)
-    ]
-
-
-class TrainFlags(TrainingFlags, total=False):
-    """`vitrail train`."""
-
-    recipe: Annotated[
-        str | None, Flag("The starting point for every other setting; `finetune` with --init, else `small-data`.")
-    ]
-    teacher: Annotated[
-        str | Path | None,
-        Flag("A model that knows the classes: the labels are learnt beside its answers (DeiT).",
-             setting="objective.teacher", word=str),
-    ]  # fmt: skip
-    head_only: Annotated[
-        bool, Flag("Freeze all but the classification head.", False, setting="model.head_only")
-    ]
-
-
-class PretrainFlags(TrainingFlags, total=False):
-    """`vitrail pretrain`."""
-
-    objective: Annotated[
-        Unlabelled | None,
-        Flag("How to learn: masked-patch (the ViT paper's), mae, beit, moco, simclr; or tokenizer, the codes that beit "
-             "predicts.", setting="objective.name"),
-    ]  # fmt: skip
-    tokenizer: Annotated[
-        str | Path | None, Flag("For beit: the run of a tokenizer.", setting="objective.tokenizer", word=str)
-    ]
-    recipe: Annotated[
-        str | None, Flag("The starting point for every other setting; by default that of the objective's name.")
-    ]
 
 
 class ModelFlags(TypedDict, total=False):
@@ -209,9 +113,7 @@ class ProbeFlags(ImageFlags, total=False):
     k: Neighbours
     shots: Shots
     seeds: Annotated[int, Flag("How often the shots are drawn.", 5)]
-    against: Annotated[
-        Any, Flag("Another model, to say by how much the first is better on the same images.", word=str)
-    ]
+    against: Annotated[Any, Flag("Another model, to say by how much the first is better on the same images.", word=str)]
     cache: Cache
 
 
@@ -245,49 +147,27 @@ class TransferOutFlags(TypedDict, total=False):
     ]
 
 
-class BadListFlags(ImageFlags, total=False):
-    """Of the verbs that answer for images."""
-
-    bad_list: Annotated[
-        str | Path | None, Flag("A CSV of the images that could not be read, with the reason.", word=Path)
-    ]
-
-
-class PredictOutFlags(TypedDict, total=False):
-    """Of `vitrail predict`."""
+class PredictFlags(ImageFlags, total=False):
+    """`vitrail predict`."""
 
     out: Annotated[
         str | Path | None,
         Flag("The table; its ending chooses CSV, JSON lines or Parquet. Without it, CSV on stdout.", word=Path),
     ]
-
-
-class PredictFlags(BadListFlags, total=False):
-    """`vitrail predict`."""
-
     top: Annotated[int, Flag("How many labels an image.", 5)]
     fast: Annotated[bool, Flag("Decode large JPEGs at a reduced scale.", False)]
     format: Annotated[
         Literal["csv", "jsonl", "parquet"] | None, Flag("csv, jsonl or parquet, whatever the file is called.")
     ]
+    bad_list: Annotated[
+        str | Path | None, Flag("A CSV of the images that could not be read, with the reason.", word=Path)
+    ]
 
 
-class EmbedOutFlags(TypedDict, total=False):
-    """Of `vitrail embed`."""
-
-    out: Annotated[str | Path | None, Flag("Where the features go; its ending chooses the format.", word=Path)]
-
-
-class EmbedFlags(BadListFlags, total=False):
+class EmbedFlags(ImageFlags, total=False):
     """`vitrail embed`."""
 
-
-class FaithfulnessFlags(TypedDict, total=False):
-    """Of `vitrail explain`."""
-
-    faithfulness: Annotated[
-        bool, Flag("Judge all methods by deletion and insertion instead, and print the table.", False)
-    ]
+    out: Annotated[str | Path | None, Flag("Where the features go; its ending chooses the format.", word=Path)]
 
 
 class ExplainFlags(ImageFlags, total=False):
@@ -298,7 +178,9 @@ class ExplainFlags(ImageFlags, total=False):
     ]
     method: Annotated[
         Literal["attention", "rollout", "gradient", "occlusion"],
-        Flag("attention of one layer; rollout through all layers; gradient-weighted relevance; occlusion.", "attention"),
+        Flag(
+            "attention of one layer; rollout through all layers; gradient-weighted relevance; occlusion.", "attention"
+        ),
     ]
     layer: Annotated[
         int,
@@ -309,6 +191,9 @@ class ExplainFlags(ImageFlags, total=False):
         Flag("With --method attention: a number from 0, mean, or all for an overlay of each.", "mean", word=str),
     ]
     target: Annotated[str | None, Flag("The class to explain, by name; by default what the model answers.")]
+    faithfulness: Annotated[
+        bool, Flag("Judge all methods by deletion and insertion instead, and print the table.", False)
+    ]
 
 
 class InspectFlags(ImageFlags, total=False):
@@ -323,15 +208,6 @@ class InspectFlags(ImageFlags, total=False):
     cost: Annotated[bool, Flag("Measure time and memory at larger images too.", False)]
 
 
-class DiffFlags(TypedDict, total=False):
-    """Of `vitrail convert`."""
-
-    diff: Annotated[
-        bool,
-        Flag("Compare the two, tensor by tensor; the exit code is 0 where they are equal and 1 where not.", False),
-    ]
-
-
 class LayoutFlags(TypedDict, total=False):
     """Of `vitrail convert`."""
 
@@ -344,6 +220,10 @@ class LayoutFlags(TypedDict, total=False):
 class ConvertFlags(TypedDict, total=False):
     """`vitrail convert`."""
 
+    diff: Annotated[
+        bool,
+        Flag("Compare the two, tensor by tensor; the exit code is 0 where they are equal and 1 where not.", False),
+    ]
     force: Annotated[bool, Flag("Write it though the layout has no words for some numerics.", False)]
     classes: Classes
     size: ResizedTo
@@ -357,9 +237,7 @@ class ConvertFlags(TypedDict, total=False):
 class ExportToFlags(TypedDict, total=False):
     """Of `vitrail export`."""
 
-    out: Annotated[
-        str | Path | None, Flag("The file; by default one in this folder with the model's name.", word=Path)
-    ]
+    out: Annotated[str | Path | None, Flag("The file; by default one in this folder with the model's name.", word=Path)]
     to: Annotated[
         Literal["onnx", "program", "huggingface", "timm", "google"],
         Flag("onnx; program (.pt2, of torch.export); or a layout of weights, as `vitrail convert` writes it.", "onnx"),
@@ -372,7 +250,9 @@ class ExportFlags(TypedDict, total=False):
     int8: Annotated[bool, Flag("8-bit weights: a third of the size, and faster on a CPU (ONNX).", False)]
     pictures: Annotated[
         bool,
-        Flag("The graph takes pictures of any size, uint8, and resizes, crops and normalises them itself (ONNX).", False),
+        Flag(
+            "The graph takes pictures of any size, uint8, and resizes, crops and normalises them itself (ONNX).", False
+        ),
     ]
     check: Annotated[
         Any,
@@ -387,9 +267,7 @@ class ExportFlags(TypedDict, total=False):
     ]  # fmt: skip
     size: ResizedTo
     classes: Classes
-    max_bad: Annotated[
-        str | float, Flag("Stop when more of the images are bad than this.", "1%", word=str)
-    ]
+    max_bad: Annotated[str | float, Flag("Stop when more of the images are bad than this.", "1%", word=str)]
     force: Annotated[
         bool,
         Flag("Write over a file that is no export; to a layout of weights, though it has no words for some numerics.",
@@ -404,13 +282,9 @@ class ServeFlags(ModelFlags, total=False):
     runs: Annotated[
         str | Path | None, Flag("A folder of run directories that the page lists, with their curves.", word=Path)
     ]
-    host: Annotated[
-        str, Flag("The address to listen at. Beyond this machine a token is required.", "127.0.0.1")
-    ]
+    host: Annotated[str, Flag("The address to listen at. Beyond this machine a token is required.", "127.0.0.1")]
     port: Annotated[int, Flag("0 takes a free one; the address is printed.", 8000)]
-    name: Annotated[
-        str | None, Flag("What clients call the model; by default the name of its run, folder or file.")
-    ]
+    name: Annotated[str | None, Flag("What clients call the model; by default the name of its run, folder or file.")]
     token_file: Annotated[
         str | Path | None,
         Flag("A file with the token that clients must show; or the environment's VITRAIL_TOKEN.", word=Path),

@@ -64,12 +64,13 @@ def embed(
     model: str | Path | Classifier,
     inputs: Sequence[str],
     *,
+    classes: Path | None = None,
     options: InferenceOptions = InferenceOptions(),
     bad_list: Path | None = None,
     say: Say = to_stderr,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """(key, features (D,) float32) of every input: what the network's pooling gives to its head."""
-    classifier = options.load(model, None, say)
+    classifier = options.load(model, classes, say)
     for keys, features in _answers(classifier, classifier.features, find_inputs(inputs), options, bad_list):
         yield from zip(keys, features.cpu().numpy())
 
