@@ -19,7 +19,6 @@ from pretraining import ENCODER, TUNED, Study, interval
 
 import vitrail
 from vitrail.data.sources.source import Splits
-from vitrail.inference.options import InferenceOptions
 
 STUDENT = {
     **ENCODER,
@@ -58,7 +57,7 @@ def taught(study: Study, kind: str, seed: int, steps: int, teacher: Path) -> np.
 
 def judged(study: Study, model: Path) -> np.ndarray:
     data = Splits(test=study.test, classes=study.test.classes)
-    found = vitrail.evaluate(model, data, options=InferenceOptions(batch=250, quiet=True), say=lambda line: None)
+    found = vitrail.evaluate(model, data, batch=250, quiet=True, log=lambda line: None)
     return found.logits.argmax(1) == found.targets
 
 

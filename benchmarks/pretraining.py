@@ -30,7 +30,6 @@ from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import DataError
 from vitrail.evaluation.intervals import crossed
-from vitrail.inference.options import InferenceOptions
 from vitrail.models import configure, sketch
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.objectives.objective import Objective, configured
@@ -159,9 +158,7 @@ class Study:
         """By its frozen features."""
         model = self.encoder(objective, seed)
         data = Splits(train=self.train, test=self.test, classes=self.train.classes)
-        return vitrail.probe(model, data, protocol, options=InferenceOptions(batch=250, quiet=True), say=_silent).right[
-            0
-        ]
+        return vitrail.probe(model, data, protocol, batch=250, cache=False, quiet=True, log=_silent).right[0]
 
     def tuned(self, objective: str, labels: int, seed: int) -> np.ndarray:
         """Fine-tuned from an encoder, or trained from scratch for the FLOPs of both."""
@@ -181,7 +178,7 @@ class Study:
             **start,
         )
         data = Splits(test=self.test, classes=self.test.classes)
-        judged = vitrail.evaluate(run.folder, data, options=InferenceOptions(batch=250, quiet=True), say=_silent)
+        judged = vitrail.evaluate(run.folder, data, batch=250, quiet=True, log=_silent)
         return judged.logits.argmax(1) == judged.targets
 
     def run(self, seeds: list[int], objectives: list[str], labels: tuple[int, ...]) -> None:

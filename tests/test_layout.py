@@ -22,7 +22,7 @@ FLOOR = {
     "files": 1,
     "models": 2, "data": 2, "runtime": 2,
     "tasks": 3, "config": 3,
-    "objectives": 4, "evaluation": 4, "analysis": 4, "weights": 4, "export": 4, "runs": 4,
+    "objectives": 4, "evaluation": 4, "analysis": 4, "weights": 4, "exports": 4, "runs": 4,
     "inference": 5, "reports": 5,
     "training": 6, "serving": 6,
     "workflows": 7,

@@ -95,6 +95,7 @@ def desk(tmp_path, monkeypatch) -> Path:
             Image.fromarray(pixels).save(folder / f"{number:02}.png")
     (tmp_path / "photos/cat/00.png").rename(tmp_path / "cat.png")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     return tmp_path
 
 

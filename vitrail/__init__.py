@@ -1,6 +1,7 @@
 """vitrail: the Vision Transformer workbench.
 
-The public names are imported when they are first used, so ``import vitrail`` costs nothing and loads no torch.
+The public names are imported when they are first used, so ``import vitrail`` costs nothing and loads no torch. Every verb of
+the command line is a function here, with the same name and the same options (`vitrail.workflows.api`).
 """
 
 from __future__ import annotations
@@ -14,38 +15,63 @@ if TYPE_CHECKING:
     from vitrail.tasks.classification import Classifier as Classifier
     from vitrail.tasks.classification import create_model as create_model
     from vitrail.weights import load as load
-    from vitrail.weights.convert import convert as convert
-    from vitrail.workflows.api import pretrain as pretrain
-    from vitrail.workflows.api import train as train
-    from vitrail.workflows.evaluate import evaluate as evaluate
-    from vitrail.workflows.export import export_model as export_model
-    from vitrail.workflows.probe import probe as probe
-    from vitrail.workflows.transfer import transfer as transfer
+    from vitrail.workflows.api import check_data as check_data
+    from vitrail.workflows.api import convert as convert
+    from vitrail.workflows.api import doctor as doctor
+    from vitrail.workflows.api import embed as embed
+    from vitrail.workflows.api import evaluate as evaluate
+    from vitrail.workflows.api import explain as explain
+    from vitrail.workflows.api import export as export
+    from vitrail.workflows.api import inspect as inspect
+    from vitrail.workflows.api import list_models as list_models
+    from vitrail.workflows.api import predict as predict
+    from vitrail.workflows.api import probe as probe
+    from vitrail.workflows.api import serve as serve
+    from vitrail.workflows.api import transfer as transfer
+    from vitrail.workflows.train import pretrain as pretrain
+    from vitrail.workflows.train import train as train
 
 _HOMES = {
-    "Classifier": "vitrail.tasks.classification",
     "MODELS": "vitrail.models",
-    "convert": "vitrail.weights.convert",
+    "Classifier": "vitrail.tasks.classification",
+    "check_data": "vitrail.workflows.api",
+    "convert": "vitrail.workflows.api",
     "create_model": "vitrail.tasks.classification",
-    "evaluate": "vitrail.workflows.evaluate",
-    "export_model": "vitrail.workflows.export",
+    "doctor": "vitrail.workflows.api",
+    "embed": "vitrail.workflows.api",
+    "evaluate": "vitrail.workflows.api",
+    "explain": "vitrail.workflows.api",
+    "export": "vitrail.workflows.api",
+    "inspect": "vitrail.workflows.api",
+    "list_models": "vitrail.workflows.api",
     "load": "vitrail.weights",
-    "pretrain": "vitrail.workflows.api",
-    "probe": "vitrail.workflows.probe",
-    "train": "vitrail.workflows.api",
-    "transfer": "vitrail.workflows.transfer",
+    "predict": "vitrail.workflows.api",
+    "pretrain": "vitrail.workflows.train",
+    "probe": "vitrail.workflows.api",
+    "serve": "vitrail.workflows.api",
+    "train": "vitrail.workflows.train",
+    "transfer": "vitrail.workflows.api",
     "visualize_attention": "vitrail.analysis.visualize",
 }
+_ALIASES = {"export_model": "export"}
 __all__ = [
     "MODELS",
     "Classifier",
+    "check_data",
     "convert",
     "create_model",
+    "doctor",
+    "embed",
     "evaluate",
-    "export_model",
+    "explain",
+    "export",
+    "inspect",
+    "list_models",
     "load",
+    "predict",
     "pretrain",
     "probe",
+    "serve",
     "train",
     "transfer",
     "visualize_attention",
@@ -53,6 +79,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    name = _ALIASES.get(name, name)
     if name not in _HOMES:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -18,7 +18,7 @@ from vitrail.tasks.classification import Classifier, create_model
 from vitrail.training.inputs import CHUNK, TaughtInputs
 from vitrail.training.teacher import Teacher
 from vitrail.weights.native import save_model
-from vitrail.workflows.api import train
+from vitrail.workflows.train import train
 
 NAMES = ("ant", "bee", "cat")
 STUDENT = Preprocessing.paper((32, 32))

@@ -12,6 +12,7 @@ from vitrail.cli import (
     convert,
     data,
     doctor,
+    embed,
     evaluate,
     explain,
     export,
@@ -41,7 +42,7 @@ def build_app() -> App:
     app.command(probe.probe)
     app.command(transfer.transfer)
     app.command(predict.predict)
-    app.command(predict.embed)
+    app.command(embed.embed)
     app.command(explain.explain)
     app.command(inspect.inspect)
     app.command(convert.convert)

@@ -7,16 +7,15 @@ from typing import Annotated
 from cyclopts import Parameter
 
 
-def doctor(*, json: Annotated[bool, Parameter(negative="")] = False) -> None:
-    """Say what this machine has: versions, devices, optional packages, disk, and a numeric self-check.
-
-    Parameters
-    ----------
-    json
-        One JSON object on the last line of stdout, for a bug report.
-    """
+def doctor(
+    *,
+    json: Annotated[
+        bool, Parameter(negative="", help="One JSON object on the last line of stdout, for a bug report.")
+    ] = False,
+) -> None:
+    """Say what this machine has: versions, devices, optional packages, disk, and a numeric self-check."""
     from vitrail.cli.output import columns, one_line
-    from vitrail.runtime.machine import examine
+    from vitrail.workflows.api import doctor as examine
 
     facts = examine()
     print(one_line(facts) if json else columns(facts.items()))

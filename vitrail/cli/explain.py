@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from vitrail.cli.inference_flags import InferenceFlags
+from vitrail.cli.flags import takes_flags
+from vitrail.config.flags import ExplainFlags
+
+if TYPE_CHECKING:
+    from vitrail.workflows.explain_faithfulness import MethodScore
+
+Json = Annotated[
+    bool, Parameter(negative="", help="JSON lines on stdout; with --faithfulness one JSON object on the last line.")
+]
 
 
-def explain(
-    model: str,
-    /,
-    *inputs: str,
-    out: Path | None = None,
-    method: Literal["attention", "rollout", "gradient", "occlusion"] = "attention",
-    layer: int = -1,
-    head: str = "mean",
-    target: str | None = None,
-    faithfulness: Annotated[bool, Parameter(negative="")] = False,
-    json: Annotated[bool, Parameter(negative="")] = False,
-    using: InferenceFlags = InferenceFlags(),
-) -> None:
+@takes_flags(ExplainFlags)
+def explain(model: str, /, *inputs: str, json: Json = False, **flags: Any) -> None:
     """Show what the answers for images rest on: overlays, contact sheets of heads, and the numbers.
 
     Parameters
@@ -31,66 +27,26 @@ def explain(
         A run directory, `latest`, a model folder, or a .safetensors file.
     inputs
         Files, folders, globs, a manifest, or - for paths on standard input.
-    out
-        The folder for overlays (.png), heads (.png), numbers (.npz and .json).
-    method
-        attention of one layer; rollout through all layers; gradient-weighted relevance; occlusion.
-    layer
-        Whose attention, from 0, or from the end: -1 is the last; of other methods only the sheet of heads.
-    head
-        With --method attention: a number from 0, mean, or all for an overlay of each.
-    target
-        The class to explain, by name; by default what the model answers.
-    faithfulness
-        Judge all methods by deletion and insertion instead, and print the table.
-    json
-        JSON lines on stdout; with --faithfulness one JSON object on the last line.
     """
-    from vitrail.analysis.explanation import ExplainOptions
-
-    options = using.reading_images(max_bad="100%")
-    how = ExplainOptions(
-        method=method, layer=layer, head=int(head) if head.removeprefix("-").isdecimal() else head, target=target
-    )
-    if faithfulness:
-        _judge(model, inputs, how=how, json=json, classes=using.classes, options=options)
-        return
-    from vitrail.errors import ConfigError
     from vitrail.reports.tables import open_table
-    from vitrail.workflows.explain import explain as explained
+    from vitrail.workflows.api import explain as answer
 
-    if out is None:
-        raise ConfigError("there is no folder for the pictures", "give --out FOLDER")
-    answers = explained(model, inputs or ("-",), out, how=how, classes=using.classes, options=options)
-    with open_table(None, "jsonl" if json else "csv") as table:
-        for answer in answers:
-            table.write(answer.row())
-
-
-def _judge(model: str, inputs: tuple[str, ...], *, json: bool, **how) -> None:
-    from vitrail.cli.output import columns, one_line
-    from vitrail.workflows.explain_faithfulness import faithfulness
-
-    images, scores = faithfulness(model, inputs or ("-",), **how)
-    if json:
-        print(
-            one_line({"images": images, **{name: value for each in scores for name, value in each.figures().items()}})
-        )
+    result: Any = answer(model, inputs or ("-",), **flags)
+    if flags.get("faithfulness"):
+        _print_scores(*result, json=json)
         return
+    with open_table(None, "jsonl" if json else "csv") as table:
+        for explanation in result:
+            table.write(explanation.row())
 
-    def gain(of: tuple[float, float, float] | None) -> str:
-        return "" if of is None else "{:+.4f} [{:+.4f}, {:+.4f}]".format(*of)
 
-    rows = (
-        (
-            each.method,
-            f"{each.deletion:.4f}",
-            gain(each.deletion_gain),
-            f"{each.insertion:.4f}",
-            gain(each.insertion_gain),
-        )
-        for each in scores
-    )
-    print(columns(rows, ("method", "deletion", "against random", "insertion", "against random")))
+def _print_scores(images: int, scores: list[MethodScore], *, json: bool) -> None:
+    from vitrail.cli.output import columns, one_line
+
+    if json:
+        figures = {name: value for score in scores for name, value in score.figures().items()}
+        print(one_line({"images": images, **figures}))
+        return
+    print(columns((score.row() for score in scores), scores[0].HEAD))
     over, brackets = ("1 image", "") if images == 1 else (f"{images:,} images", "; in brackets 95 % intervals")
     print(f"over {over}; of deletion less is better, of insertion more{brackets}")

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from vitrail.errors import ConfigError
+from cyclopts import Parameter
+
+AsJson = Annotated[bool, Parameter(negative="", help="One JSON object on the last line of stdout.")]
+
+
+def command_line() -> str:
+    """The words that started this process, for a report."""
+    return shlex.join(["vitrail", *sys.argv[1:]])
 
 
 def one_line(figures: Mapping[str, Any]) -> str:
@@ -26,12 +35,14 @@ def columns(rows: Iterable[Sequence[Any]], head: Sequence[str] = ()) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def whole_numbers(text: str) -> tuple[int, ...]:
-    """``"1,5,10"`` as numbers."""
-    try:
-        return tuple(int(each) for each in text.split(","))
-    except ValueError:
-        raise ConfigError(f"{text!r} are not whole numbers", "write them with commas between: 1,5,10,25") from None
+def print_result(result: Any, *, json: bool) -> None:
+    """Prints what a training came to: the path of its report, and with ``json`` its figures; or the plan of a dry run."""
+    if isinstance(result, str):
+        print(result)
+        return
+    print(f"report: {result.report}")
+    if json:
+        print(one_line(result.figures))
 
 
 def _is_number(cell: str) -> bool:

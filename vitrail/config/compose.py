@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from vitrail.config.flags_training import PretrainFlags, TrainFlags
+from vitrail.config.keywords import flags_of
 from vitrail.config.parse import assignment, build, overlay, plain, read_yaml
 from vitrail.config.recipes import find_recipe
 from vitrail.config.schema import Run, Unlabelled
@@ -13,25 +15,8 @@ from vitrail.config.units import part, seconds, size_in_pixels
 from vitrail.errors import ConfigError
 
 LENGTHS = ("epochs", "steps", "time")
-FLAGS = {  # of everything that trains, and the setting that each stands for
-    "seed": "seed",
-    "model": "model.name",
-    "init": "model.init",
-    "size": "model.size",
-    "head_only": "model.head_only",
-    "batch": "data.batch",
-    "workers": "data.workers",
-    "max_bad": "data.max_bad",
-    "objective": "objective.name",
-    "teacher": "objective.teacher",
-    "tokenizer": "objective.tokenizer",
-    "lr": "optim.lr",
-    "epochs": "schedule.epochs",
-    "steps": "schedule.steps",
-    "time": "schedule.time",
-    "device": "compute.device",
-    "precision": "compute.precision",
-}
+# options of everything that trains, and the setting that each stands for
+FLAGS = {name: flag.setting for name, flag in flags_of(TrainFlags, PretrainFlags).items() if flag.setting}
 # what built-in data need of any recipe: a mirrored digit is no digit, and 1,500 of them are learnt by heart unless mixed
 BUILT_IN: dict[str, dict[str, Any]] = {"digits": {"augment": {"flip": 0.0}}}
 BUILT_IN_LABELS: dict[str, dict[str, Any]] = {"digits": {"augment": {"mixup": 0.4, "mix_major": True}}}

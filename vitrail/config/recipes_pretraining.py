@@ -71,41 +71,41 @@ def _paper(
     )
 
 
-PRETRAINING: dict[str, Recipe] = {
-    "masked-patch": _small(
+_RECIPES = (
+    _small(
         "masked-patch",
         POLICIES["mae"],
         "ours, on the objective of Dosovitskiy et al. 2021, appendix B.1.2: 3-bit mean colours of half of the patches",
         "colours are soon learnt; features better than those of an untrained network, below those of the others",
     ),
-    "mae": _small(
+    _small(
         "mae",
         POLICIES["mae"],
         "ours, on the objective of He et al. 2022; a decoder of two blocks of width 64",
         "the cheapest step of all: a quarter of the patches is encoded; worth most when fine-tuned",
         changes=DECODER,
     ),
-    "beit": _small(
+    _small(
         "beit",
         POLICIES["mae"],
         "ours, on the objective of Bao et al. 2022; codes of a tokenizer of your own (--tokenizer)",
         "train the tokenizer first: vitrail pretrain DATA --objective tokenizer",
     ),
-    "moco": _small(
+    _small(
         "moco",
         POLICIES["moco"],
         "ours, on the objective of Chen, Xie and He 2021 (MoCo v3); heads of 1024",
         "features that serve nearest neighbours and linear classifiers best, at four encodings an image",
         changes=HEADS,
     ),
-    "simclr": _small(
+    _small(
         "simclr",
         POLICIES["simclr"],
         "ours, on the objective of Chen et al. 2020 with Adam; heads of 1024",
         "features that serve nearest neighbours and linear classifiers best, at two encodings an image",
         changes=HEADS,
     ),
-    "tokenizer": _small(
+    _small(
         "tokenizer",
         POLICIES["mae"],
         "ours: finite scalar quantisation (Mentzer et al. 2024), one of 512 codes a patch",
@@ -113,7 +113,7 @@ PRETRAINING: dict[str, Recipe] = {
         lr=2e-3,
         model={},
     ),
-    "paper-masked-patch": Recipe(
+    Recipe(
         source="Dosovitskiy et al. 2021, appendix B.1.2: 1M steps, 14 epochs of JFT",
         expect="ViT-B/16: 79.9 % top-1 on ImageNet after fine-tuning",
         run=_paper(
@@ -125,7 +125,7 @@ PRETRAINING: dict[str, Recipe] = {
             warmup=0.01,
         ),
     ),
-    "paper-mae": Recipe(
+    Recipe(
         source="He et al. 2022, appendix A.1: 1.5e-4 a batch of 256, on ImageNet-1k",
         expect="ViT-B/16: 83.6 % top-1 on ImageNet-1k after 1600 epochs and fine-tuning",
         run=_paper(
@@ -138,7 +138,7 @@ PRETRAINING: dict[str, Recipe] = {
             model=ModelSettings(name="vit-b16", size=(224, 224), changes={"positions": "sincos2d", "gelu": "exact"}),
         ),
     ),
-    "paper-beit": Recipe(
+    Recipe(
         source="Bao et al. 2022, appendix; with a tokenizer of your own (--tokenizer) in place of DALL-E's",
         expect="BEiT-B/16: 83.2 % top-1 on ImageNet-1k after 800 epochs and fine-tuning, with DALL-E's",
         run=_paper(
@@ -155,7 +155,7 @@ PRETRAINING: dict[str, Recipe] = {
             ),
         ),
     ),
-    "paper-moco": Recipe(
+    Recipe(
         source="Chen, Xie and He 2021 (MoCo v3): 1.5e-4 a batch of 256, on ImageNet-1k",
         expect="ViT-B/16: 76.5 % top-1 on ImageNet-1k with a linear classifier after 300 epochs",
         run=_paper(
@@ -168,4 +168,5 @@ PRETRAINING: dict[str, Recipe] = {
             model=ModelSettings(name="vit-b16", size=(224, 224), changes={"positions": "sincos2d", "gelu": "exact"}),
         ),
     ),
-}
+)
+PRETRAINING: dict[str, Recipe] = {recipe.run.recipe: recipe for recipe in _RECIPES}

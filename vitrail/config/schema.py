@@ -14,6 +14,7 @@ from vitrail.data.augment.policy import Augment
 from vitrail.errors import ConfigError, nearest
 
 Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "tokenizer"]  # objectives that need no labels
+Precision = Literal["fp32", "bf16", "bf16-weights", "fp16"]
 
 
 def _demand(holds: bool, what: str, remedy: str) -> None:
@@ -156,7 +157,7 @@ class ComputeSettings:
     """Where and how precisely it runs."""
 
     device: str | None = None
-    precision: Literal["fp32", "bf16", "bf16-weights", "fp16"] | None = None
+    precision: Precision | None = None
     compile: bool | None = None
     threads: int | None = None
 

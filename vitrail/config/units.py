@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from vitrail.errors import ConfigError
 
@@ -32,12 +33,25 @@ def part(text: str | float) -> float:
         raise ConfigError(f"{text!r} is not a part of a whole", "write 1% or 0.01") from None
 
 
-def numbers(text: str) -> tuple[float, ...]:
-    """``"0.485, 0.456, 0.406"`` as floats."""
+def numbers(text: str | Sequence[float]) -> tuple[float, ...]:
+    """``"0.485, 0.456, 0.406"``, or a list of numbers, as floats."""
     try:
-        return tuple(float(each) for each in text.split(","))
+        return tuple(float(number) for number in split_commas(text))
     except ValueError:
         raise ConfigError(f"{text!r} are not numbers", "write them with commas between: 0.485,0.456,0.406") from None
+
+
+def whole_numbers(text: str | Sequence[int]) -> tuple[int, ...]:
+    """``"1,5,10"``, or a list of numbers, as integers."""
+    try:
+        return tuple(int(number) for number in split_commas(text))
+    except ValueError:
+        raise ConfigError(f"{text!r} are not whole numbers", "write them with commas between: 1,5,10,25") from None
+
+
+def split_commas(text: str | Sequence[Any]) -> Sequence[Any]:
+    """``"knn, linear"`` as a list of words; a list stays as it is."""
+    return [word.strip() for word in text.split(",")] if isinstance(text, str) else text
 
 
 def size_in_pixels(text: str | int | Sequence[int]) -> tuple[int, int]:

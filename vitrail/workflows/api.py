@@ -1,164 +1,398 @@
-"""`vitrail.train` and `vitrail.pretrain` for Python: the verbs of the command line, on any data that a program can hold."""
+"""The verbs for Python: every verb of the command line is a function of `vitrail` with the same name and the same options.
+
+Those that train stand in `vitrail.workflows.train`.
+Two have another name, as `vitrail.models` and `vitrail.data` are packages: `list_models` is ``vitrail models``, and
+`check_data` is ``vitrail data check``. The options and their help texts stand in `vitrail.config.flags`.
+
+Each function imports what it needs when it is called, and raises the classes of `vitrail.errors`. A ``log`` is called with
+each line of what is assumed and found.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from vitrail.config.compose import check_objective, request, settings_of
-from vitrail.config.schema import Unlabelled
-from vitrail.data.workers import refuse_in_worker
-from vitrail.training.train import Result
-from vitrail.training.train import train as run_training
+from vitrail.config.flags import (
+    ConvertFlags,
+    EmbedFlags,
+    EvaluateFlags,
+    ExplainFlags,
+    ExportFlags,
+    ExportToFlags,
+    InspectFlags,
+    LayoutFlags,
+    ModelFlags,
+    ModelsFlags,
+    PredictFlags,
+    ProbeFlags,
+    ProtocolFlags,
+    ServeFlags,
+    TransferFlags,
+    TransferOutFlags,
+)
+from vitrail.config.keywords import takes
+from vitrail.config.units import numbers, part, size_in_pixels, split_commas, whole_numbers
+from vitrail.errors import ConfigError
+from vitrail.runtime.progress import Say, to_stderr
 
+if TYPE_CHECKING:
+    import numpy as np
 
-def train(
-    data: Any,
-    *,
-    model: str | None = None,
-    init: str | Path | None = None,
-    teacher: str | Path | None = None,
-    recipe: str | None = None,
-    size: int | tuple[int, int] | None = None,
-    epochs: float | None = None,
-    steps: int | None = None,
-    time: str | float | None = None,
-    batch: int | None = None,
-    lr: float | None = None,
-    seed: int | None = None,
-    out: str | Path | None = None,
-    config: str | Path | None = None,
-    settings: Sequence[str] = (),
-    workers: int | None = None,
-    device: str | None = None,
-    precision: str | None = None,
-    head_only: bool = False,
-    transform: Callable[[Any], Any] | None = None,
-    quiet: bool = False,
-) -> Result:
-    """Trains a ViT; the same function as ``vitrail train``.
+    from vitrail.analysis.explanation import Explanation
+    from vitrail.data.sources.check import CheckResult
+    from vitrail.evaluation.judgement import Judgement
+    from vitrail.reports.transfer import Transfer
+    from vitrail.tasks.classification import Classifier
+    from vitrail.weights.convert import Converted
+    from vitrail.workflows.export import Exported
+    from vitrail.workflows.models import ModelFacts
+    from vitrail.workflows.predict import Answer
+    from vitrail.workflows.probe import Probe
 
-    Args:
-        data: a path or built-in name as on the command line, ``(images, labels)`` arrays, a mapping of splits, a
-            `vitrail.data.sources.source.Source`, or a torch ``Dataset`` of (picture, label) pairs.
-        transform: a callable or ``nn.Module`` from a decoded picture to a tensor (C, h, w), uint8 or floats in [0, 1], in
-            place of the recipe's crops. It runs where images are read, so with workers it must pickle. Normalising is the
-            model's: ``settings=["model.preprocessing={mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}"]``.
-        settings: ``"group.key=value"`` words, as ``--set`` takes them.
+    Model = str | Path | Classifier
+    Inputs = str | Path | Sequence[str | Path]
 
-    The other arguments are the flags of the same name; with an existing ``out`` the run there goes on.
-
-    Returns:
-        The finished run: its folder, report and figures; ``.load()`` gives the `Classifier`.
-
-    Raises:
-        ConfigError, DataError, CheckpointError, DivergedError, DiskError: of `vitrail.errors`.
-    """
-    return _start(
-        data,
-        "vitrail.train",
-        {
-            "seed": seed,
-            "model": model,
-            "init": init,
-            "size": size,
-            "head_only": head_only or None,
-            "batch": batch,
-            "workers": workers,
-            "teacher": teacher,
-            "lr": lr,
-            "epochs": epochs,
-            "steps": steps,
-            "time": time,
-            "device": device,
-            "precision": precision,
-        },
-        {"recipe": recipe, "out": out and Path(out), "config": config and Path(config), "settings": settings},
-        transform=transform,
-        quiet=quiet,
-    )
+ONE_PERCENT, ALL = "1%", "100%"  # of the images may be bad; all of them where images are only named
 
 
-def pretrain(
-    data: Any,
-    *,
-    objective: Unlabelled | None = None,
-    tokenizer: str | Path | None = None,
-    model: str | None = None,
-    init: str | Path | None = None,
-    recipe: str | None = None,
-    size: int | tuple[int, int] | None = None,
-    epochs: float | None = None,
-    steps: int | None = None,
-    time: str | float | None = None,
-    batch: int | None = None,
-    lr: float | None = None,
-    seed: int | None = None,
-    out: str | Path | None = None,
-    config: str | Path | None = None,
-    settings: Sequence[str] = (),
-    workers: int | None = None,
-    device: str | None = None,
-    precision: str | None = None,
-    transform: Callable[[Any], Any] | None = None,
-    quiet: bool = False,
-) -> Result:
-    """Trains an encoder without labels; the same function as ``vitrail pretrain``.
+@takes(EvaluateFlags)
+def evaluate(model: Model, data: Any, *, log: Say = to_stderr, **flags: Unpack[EvaluateFlags]) -> Judgement:
+    """Judges a model on labelled images it was not trained on.
 
     Args:
-        data: what `train` takes; labels, where there are some, only judge the features on the way.
-        objective: how to learn; needed where neither ``recipe`` nor ``config`` names it.
-        tokenizer: for ``beit``, the run of a tokenizer.
+        model: anything `vitrail.load` takes, or a `Classifier`.
+        data: anything that `train` takes.
+    """
+    from vitrail.workflows.evaluate import evaluate as judge
 
-    The other arguments are those of `train`.
+    own: dict[str, Any] = {name: flags[name] for name in ("split", "calibrate", "corruptions")}
+    return judge(model, data, **_reading(flags), say=log, **own)
+
+
+@takes(ProtocolFlags, ProbeFlags)
+def probe(
+    model: Model,
+    data: Any,
+    protocol: Literal["linear", "knn", "fewshot"] = "linear",
+    *,
+    log: Say = to_stderr,
+    **flags: Unpack[ProbeFlags],
+) -> Probe:
+    """Judges what a model has learned by its frozen features, on labelled images of any classes.
+
+    Args:
+        model: anything `vitrail.load` takes, or a `Classifier`. It needs no head.
+        data: anything that `train` takes. It learns from the split train and is judged on test, else val, else a part that is
+            held out of train.
+    """
+    from vitrail.workflows.probe import probe as judge
+
+    return judge(
+        model,
+        data,
+        protocol,
+        k=flags["k"],
+        shots=whole_numbers(flags["shots"]),
+        seeds=flags["seeds"],
+        against=flags["against"],
+        **_reading(flags),
+        cache=_cache(flags["cache"]),
+        say=log,
+    )
+
+
+@takes(TransferOutFlags, TransferFlags)
+def transfer(
+    model: str | Path,
+    data: Inputs,
+    out: str | Path,
+    *,
+    command: str = "vitrail.transfer",
+    log: Say = to_stderr,
+    **flags: Unpack[TransferFlags],
+) -> Transfer:
+    """Judges a model on several data sets, by its frozen features and by fine-tuning; the same ``out`` is resumed.
+
+    Args:
+        model: what `vitrail.load` takes.
+        data: one or several paths or built-in names.
+        command: how the report names the call.
+    """
+    from vitrail.workflows.transfer import Tuning
+    from vitrail.workflows.transfer import transfer as judge
+
+    settings = tuple(flags["set"] or ())
+    return judge(
+        model,
+        data,
+        Path(out),
+        protocols=split_commas(flags["protocols"]),
+        k=flags["k"],
+        shots=whole_numbers(flags["shots"]),
+        tuning=Tuning(epochs=flags["epochs"], steps=flags["steps"], settings=settings, seeds=flags["seeds"]),
+        **_reading(flags),
+        cache=_cache(flags["cache"]),
+        command=command,
+        say=log,
+    )
+
+
+@takes(PredictFlags)
+def predict(
+    model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[PredictFlags]
+) -> Iterator[Answer] | Any:
+    """Says what is on images, in the order of the inputs.
+
+    Args:
+        model: anything `vitrail.load` takes, or a `Classifier`.
+        inputs: files, folders, globs or a manifest.
 
     Returns:
-        The finished run; ``.load()`` gives a `Classifier` without a head, and ``train(data, init=run.folder)`` goes on from it.
-
-    Raises:
-        ConfigError, DataError, CheckpointError, DivergedError, DiskError: of `vitrail.errors`.
+        An iterator, which answers batch by batch as it is read; with ``out`` the path of the finished table.
     """
-    return _start(
-        data,
-        "vitrail.pretrain",
-        {
-            "seed": seed,
-            "model": model,
-            "init": init,
-            "size": size,
-            "batch": batch,
-            "workers": workers,
-            "objective": objective,
-            "tokenizer": tokenizer,
-            "lr": lr,
-            "epochs": epochs,
-            "steps": steps,
-            "time": time,
-            "device": device,
-            "precision": precision,
-        },
-        {"recipe": recipe, "out": out and Path(out), "config": config and Path(config), "settings": settings},
-        transform=transform,
-        quiet=quiet,
+    from vitrail.workflows.predict import predict as answer
+    from vitrail.workflows.predict import rows
+
+    answers = answer(
+        model,
+        _inputs(inputs),
+        top=flags["top"],
+        fast=flags["fast"],
+        **_reading(flags, max_bad=ALL),
+        bad_list=_path(flags["bad_list"]),
+        say=log,
     )
+    if (out := _path(flags["out"])) is None:
+        return answers
+    from vitrail.reports.tables import open_table
+
+    with open_table(out, flags["format"]) as table:
+        for row in rows(answers):
+            table.write(row)
+    return out
 
 
-def _start(
-    data: Any,
-    command: str,
-    flags: dict[str, Any],
-    asked: dict[str, Any],
+@takes(EmbedFlags)
+def embed(
+    model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[EmbedFlags]
+) -> Iterator[tuple[str, np.ndarray]] | Any:
+    """The features of images: what the network's pooling gives to its head.
+
+    Args:
+        model: anything `vitrail.load` takes, or a `Classifier`.
+        inputs: files, folders, globs or a manifest.
+
+    Returns:
+        An iterator of (path, features (D,) float32), computed batch by batch as it is read; with ``out`` the features are
+        written, and a line says what was written where.
+    """
+    from vitrail.workflows.predict import embed as compute
+
+    features = compute(model, _inputs(inputs), **_reading(flags), say=log)
+    if (out := _path(flags["out"])) is None:
+        return features
+    from vitrail.reports.tables import write_features
+
+    return write_features(out, features)
+
+
+@takes(ExplainFlags)
+def explain(
+    model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[ExplainFlags]
+) -> Iterator[Explanation] | Any:
+    """Shows what the answers for images rest on, as maps and, in the folder ``out``, as pictures and numbers.
+
+    Args:
+        model: anything `vitrail.load` takes, or a `Classifier`.
+        inputs: files, folders, globs or a manifest.
+
+    Returns:
+        An iterator, which explains one image after another, and writes its files, as it is read: take a ``list`` of it. With
+        ``faithfulness`` the number of images and the scores of every method.
+    """
+    from vitrail.analysis.explanation import ExplainOptions
+
+    head = flags["head"]
+    if isinstance(head, str) and head.removeprefix("-").isdecimal():
+        head = int(head)
+    question = ExplainOptions(method=flags["method"], layer=flags["layer"], head=head, target=flags["target"])
+    reading = _reading(flags, max_bad=ALL)
+    if flags["faithfulness"]:
+        from vitrail.workflows.explain_faithfulness import faithfulness as judge
+
+        return judge(model, _inputs(inputs), how=question, **reading, say=log)
+    from vitrail.workflows.explain import explain as compute
+
+    if flags["out"] is None:
+        raise ConfigError("there is no folder for the pictures", "give --out FOLDER")
+    return compute(model, _inputs(inputs), Path(flags["out"]), how=question, **reading, say=log)
+
+
+@takes(InspectFlags)
+def inspect(
+    model: Model, *, command: str = "vitrail.inspect", log: Say = to_stderr, **flags: Unpack[InspectFlags]
+) -> tuple[Path, dict[str, Any]]:
+    """Looks inside a model: the paper's figures of its filters, positions and heads, on one page and as numbers.
+
+    Args:
+        model: anything `vitrail.load` takes, or a `Classifier`.
+        command: how the report names the call.
+
+    Returns:
+        The path of the report, and the numbers.
+    """
+    from vitrail.workflows.inspect import inspect as look
+
+    own: dict[str, Any] = {name: flags[name] for name in ("most", "cost")}
+    return look(model, Path(flags["out"]), flags["data"], **_reading(flags), command=command, say=log, **own)
+
+
+@takes(LayoutFlags, ConvertFlags)
+def convert(
+    source: str | Path,
+    destination: str | Path,
+    to: Literal["native", "google", "timm", "huggingface"] | None = None,
     *,
-    transform: Callable[[Any], Any] | None,
-    quiet: bool,
-) -> Result:
-    """Runs what the flags ask for on data by their path or name, or on what a program holds."""
-    refuse_in_worker()
-    named = isinstance(data, (str, Path))
-    source = str(data) if named else type(data).__name__
-    run, folder = request(flags=settings_of(flags, source), **asked)
-    check_objective(run, labels=command == "vitrail.train")
-    return run_training(
-        run, out=folder, data=None if named else data, transform=transform, quiet=quiet, command=command
+    log: Say = to_stderr,
+    **flags: Unpack[ConvertFlags],
+) -> Converted | Any:
+    """Writes a model in another layout, proved by its outputs; or compares two.
+
+    Args:
+        source: what `vitrail.load` takes.
+        destination: a new folder, or a file; with ``diff`` the other model.
+
+    Returns:
+        What was written and how it was proved; with ``diff`` the difference.
+    """
+    if flags.pop("diff"):
+        from vitrail.weights.compare import compare
+
+        if to or any(flags.values()):
+            raise ConfigError("--diff compares two models as they are", "leave the other flags out, except --json")
+        return compare(source, destination, log=log)
+    if to is None:
+        raise ConfigError(
+            "no layout was named", "--to native, google, timm or huggingface; or --diff to compare two models"
+        )
+    from vitrail.weights.adapt import read_classes
+    from vitrail.weights.convert import convert as write
+
+    head, size = flags["head"], flags["size"]
+    return write(
+        source,
+        destination,
+        to,
+        force=flags["force"],
+        classes_file=flags["classes"],
+        image_size=None if size is None else size_in_pixels(size),
+        in_channels=flags["channels"],
+        classes=read_classes(Path(head)) if isinstance(head, str | Path) else head,
+        log=log,
     )
+
+
+@takes(ExportToFlags, ExportFlags)
+def export(
+    model: Model,
+    out: str | Path | None = None,
+    to: Literal["onnx", "program", "huggingface", "timm", "google"] = "onnx",
+    *,
+    log: Say = to_stderr,
+    **flags: Unpack[ExportFlags],
+) -> Exported | Any:
+    """Writes a model as a file that runs without vitrail, compared with the model on images before it is put in its place.
+
+    Args:
+        model: anything `vitrail.load` takes, or a `Classifier`.
+
+    Returns:
+        What was written and how it was proved; of layouts of weights what `convert` returns.
+    """
+    from vitrail.inference.options import InferenceOptions
+    from vitrail.workflows.export import export_model
+
+    size = flags["size"]
+    own: dict[str, Any] = {name: flags[name] for name in ("int8", "pictures", "check", "images", "tolerance", "force")}
+    options = InferenceOptions(
+        size=None if size is None else size_in_pixels(size), max_bad=part(flags["max_bad"]), quiet=flags["quiet"]
+    )
+    return export_model(model, out, to, classes=_path(flags["classes"]), options=options, say=log, **own)
+
+
+@takes(ServeFlags)
+def serve(model: str | Path | None = None, **flags: Unpack[ServeFlags]) -> None:
+    """Answers over HTTP until the process is told to stop; as it listens to signals it runs in the main thread only.
+
+    Args:
+        model: what `vitrail.load` takes; with ``runs`` it may be left out.
+    """
+    from vitrail.workflows.serve import serve as run
+
+    own: dict[str, Any] = {name: value for name, value in flags.items() if name not in ModelFlags.__annotations__}
+    run(model, **_reading(flags), **own)
+
+
+@takes(ModelsFlags)
+def list_models(name: str | None = None, **flags: Unpack[ModelsFlags]) -> dict[str, ModelFacts]:
+    """What is known of every model, or of one: its config, its cost, its paper and published accuracy."""
+    from vitrail.workflows.models import list_models as describe
+
+    return describe(name, **flags)
+
+
+def check_data(data: Any) -> CheckResult:
+    """Reads every image of a data set and says what was found: layout, counts, sizes, bad files, duplicates, leaks.
+
+    Args:
+        data: anything that `train` takes; labels may be missing.
+    """
+    from vitrail.data.sources.check import check
+
+    return check(data)
+
+
+def doctor() -> Mapping[str, object]:
+    """What this machine has: versions, devices, optional packages, disk, and a numeric self-check."""
+    from vitrail.runtime.machine import examine
+
+    return examine()
+
+
+def _reading(flags: Mapping[str, Any], *, max_bad: str = ONE_PERCENT) -> dict[str, Any]:
+    """``classes`` and ``options`` of a workflow from `ModelFlags` or `ImageFlags`; ``max_bad`` holds where it is not given."""
+    from vitrail.inference.options import InferenceOptions
+
+    preprocessing: dict[str, Any] = {}
+    if (resize := flags["resize"]) is not None:
+        preprocessing["resize"] = int(resize) if str(resize).isdigit() else resize
+    preprocessing |= {name: numbers(flags[name]) for name in ("mean", "std") if flags[name] is not None}
+    images: dict[str, Any] = {}
+    if "batch" in flags:
+        share = max_bad if flags["max_bad"] is None else flags["max_bad"]
+        images = {**{name: flags[name] for name in ("batch", "workers", "quiet")}, "max_bad": part(share)}
+    options = InferenceOptions(
+        size=None if flags["crop"] is None else size_in_pixels(flags["crop"]),
+        preprocessing=preprocessing,
+        device=flags["device"],
+        precision=flags["precision"],
+        **images,
+    )
+    return {"classes": _path(flags["classes"]), "options": options}
+
+
+def _path(value: str | Path | None) -> Path | None:
+    return None if value is None else Path(value)
+
+
+def _inputs(inputs: Inputs) -> list[str]:
+    return [str(inputs)] if isinstance(inputs, str | Path) else [str(path) for path in inputs]
+
+
+def _cache(cache: bool | str | Path) -> Path | None:
+    """The folder where features are kept, None for none."""
+    from vitrail.inference.features import default_cache
+
+    return default_cache() if cache is True else Path(cache) if cache else None

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -32,11 +33,21 @@ class MethodScore:
     image has no interval, and the random maps no difference.
     """
 
+    HEAD: ClassVar = ("method", "deletion", "against random", "insertion", "against random")
+
     method: str
     deletion: float
     insertion: float
     deletion_gain: tuple[float, float, float] | None
     insertion_gain: tuple[float, float, float] | None
+
+    def row(self) -> tuple[str, ...]:
+        """The cells of a table below `HEAD`."""
+        gains = (
+            "" if gain is None else "{:+.4f} [{:+.4f}, {:+.4f}]".format(*gain)
+            for gain in (self.deletion_gain, self.insertion_gain)
+        )
+        return self.method, f"{self.deletion:.4f}", next(gains), f"{self.insertion:.4f}", next(gains)
 
     def figures(self) -> dict[str, float]:
         """Flat, for JSON: ``rollout_deletion``, ``rollout_deletion_gain``, its ends ``..._low`` and ``..._high``, and so on."""

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, nearest
-from vitrail.export.onnx import to_onnx
-from vitrail.export.parity import Verb
-from vitrail.export.program import to_program
-from vitrail.export.quantise import to_int8
+from vitrail.exports.onnx import to_onnx
+from vitrail.exports.parity import Verb
+from vitrail.exports.program import to_program
+from vitrail.exports.quantise import to_int8
 from vitrail.files import disk_errors, free_bytes, sync_folder, written_aside
 from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.machine import cores, keep_large_buffers, versions
@@ -46,7 +46,7 @@ class ExportOptions:
 
     Args:
         to: ``onnx``, ``program`` (a .pt2 of torch.export), or a layout of weights as `convert` writes it.
-        int8: 8-bit weights (`vitrail.export.quantise`).
+        int8: 8-bit weights (`vitrail.exports.quantise`).
         pictures: the graph takes pictures of any size, uint8 (B, C, H, W), and prepares them itself.
 
     Raises:

@@ -49,12 +49,13 @@ def embed(
     model: str | Path | Task,
     inputs: Sequence[str],
     *,
+    classes: Path | None = None,
     options: InferenceOptions = InferenceOptions(),
     bad_list: Path | None = None,
     say: Say = to_stderr,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """(key, features (D,) float32) of every input: what the network's pooling gives to its head."""
-    task = options.load(model, None, say)
+    task = options.load(model, classes, say)
     for batch, features in _outputs(task, task.features, find_inputs(inputs), options, bad_list):
         yield from zip(batch.keys, features.cpu().numpy())
 

@@ -6,7 +6,6 @@ What is done is kept, so the same command goes on where it stopped.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +24,13 @@ from vitrail.data.sources.arrays import BUILT_IN
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import CheckpointError, ConfigError, DataError, DivergedError, VitrailError, nearest
-from vitrail.files import disk_errors, dump_json, make_folder, replace_file
+from vitrail.files import make_folder
 from vitrail.inference.features import Features, digest_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
 from vitrail.reports.transfer import Cell, Transfer, write_transfer
 from vitrail.reports.wording import plural
+from vitrail.runs.cells import Cells
 from vitrail.runtime.machine import cores, describe, keep_large_buffers, versions
 from vitrail.runtime.progress import to_stderr
 from vitrail.tasks.classification import Classifier
@@ -117,8 +117,10 @@ def transfer(
         ConfigError: settings that cannot be meant, or not those that ``out`` was begun with.
         CheckpointError, DiskError, Preempted, Interrupted: whatever concerns all data sets.
     """
-    hows = {
-        name: ProbeProtocol(protocol=name, k=k, shots=tuple(shots)) for name in checked(protocols) if name != FINETUNE
+    probes = {
+        name: ProbeProtocol(protocol=name, k=k, shots=tuple(shots))
+        for name in check_protocols(protocols)
+        if name != FINETUNE
     }
     names = names_of(data)
     init = find(model).path.resolve()
@@ -127,17 +129,18 @@ def transfer(
         tuning.run(init, next(iter(names.values())), options, seed=0)
     classifier = options.load(init, classes, say)
     make_folder(out)
-    settle(out, settings_of(classifier, k, shots, tuning, options))
+    cells = Cells(out, "transfer")
+    cells.begin(settings_of(classifier, k, shots, tuning, options))
     rows: dict[str, dict[str, Cell]] = {}
     for name, source in names.items():
         say(f"data     {name}")
-        task = DataSet(source, init, classifier, out, options, cache, command, say)
-        rows[name] = task.cells({each: hows.get(each) for each in protocols}, tuning)
+        data_set = DataSet(source, init, classifier, cells, options, cache, command, say)
+        rows[name] = data_set.compute({protocol: probes.get(protocol) for protocol in protocols}, tuning)
     found = Transfer(
         model=Path(str(model)).name,
         protocols=tuple(protocols),
         rows=rows,
-        settings=in_words(hows, tuning if FINETUNE in protocols else None),
+        settings=describe_settings(probes, tuning if FINETUNE in protocols else None),
         command=command,
         machine=describe(),
         versions=versions(),
@@ -147,7 +150,7 @@ def transfer(
     return found
 
 
-def checked(protocols: Sequence[str]) -> Sequence[str]:
+def check_protocols(protocols: Sequence[str]) -> Sequence[str]:
     """The protocols. Raises `ConfigError` for one that is not there or stands twice, and for none."""
     for each, count in Counter(protocols).items():
         if each not in ALL:
@@ -177,30 +180,11 @@ def settings_of(
     return plain({"weights": weights, "k": k, "shots": shots, FINETUNE: tuning, "precision": options.precision})
 
 
-def settle(out: Path, settings: Mapping[str, Any]) -> None:
-    """Writes the settings into a new folder. Raises `ConfigError` with the difference where it was begun with others."""
-    place = out / "settings.json"
-    if not place.exists():
-        replace_file(place, dump_json(settings))
-        return
-    before = _read(place) or {}
-    wrong = {name: (before.get(name), now) for name, now in settings.items() if before.get(name) != now}
-    if wrong:
-        raise ConfigError(
-            f"{out} holds a transfer with other settings",
-            "choose another --out, or the same model and settings",
-            value="\n".join(
-                "weights: those of another model" if name == "weights" else f"{name}: {there!r} there, {now!r} asked"
-                for name, (there, now) in wrong.items()
-            ),
-        )
-
-
-def in_words(hows: Mapping[str, ProbeProtocol], tuning: Tuning | None) -> dict[str, str]:
+def describe_settings(probes: Mapping[str, ProbeProtocol], tuning: Tuning | None) -> dict[str, str]:
     """The settings for the page."""
     words = {
-        "Neighbours": str(hows["knn"].k) if "knn" in hows else "",
-        "Shots": ", ".join(map(str, hows["fewshot"].shots)) if "fewshot" in hows else "",
+        "Neighbours": str(probes["knn"].k) if "knn" in probes else "",
+        "Shots": ", ".join(map(str, probes["fewshot"].shots)) if "fewshot" in probes else "",
     }
     if tuning is not None:
         length = f"{tuning.epochs:g} epochs" if tuning.epochs else f"{tuning.steps} steps" if tuning.steps else ""
@@ -215,7 +199,7 @@ class DataSet:
     data: str
     init: Path
     classifier: Classifier
-    out: Path
+    kept: Cells
     options: InferenceOptions
     cache: Path | None
     command: str
@@ -242,51 +226,49 @@ class DataSet:
         keep_large_buffers()
         torch.set_num_threads(cores())
         learnt, split, judged = self.parts
-        both, how = {"train": learnt, split: judged}, {"options": self.options, "cache": self.cache, "say": self.say}
-        return features_by_split(self.classifier, both, **how)
+        both = {"train": learnt, split: judged}
+        return features_by_split(self.classifier, both, options=self.options, cache=self.cache, say=self.say)
 
-    def cells(self, hows: Mapping[str, ProbeProtocol | None], tuning: Tuning) -> dict[str, Cell]:
-        """The figures by protocol: those that are kept, and new ones, which are kept then; or what went wrong."""
-        kept = {each: Cell(found["figures"]) for each in hows if (found := _read(self.place(each))) is not None}
-        if len(kept) == len(hows):
+    def compute(self, probes: Mapping[str, ProbeProtocol | None], tuning: Tuning) -> dict[str, Cell]:
+        """The figures by protocol, None for fine-tuning: those that are kept, and new ones, which are kept then; or what went
+        wrong.
+        """
+        stored = {name: self.kept.read(f"{self.slug}.{name}") for name in probes}
+        kept = {name: Cell(content["figures"]) for name, content in stored.items() if content is not None}
+        if len(kept) == len(probes):
             return kept
         try:
             learnt, split, judged = self.parts
         except OF_ONE_DATA_SET as error:
-            lost = failed(error, self.say)
-            return {each: kept.get(each, lost) for each in hows}
+            failure = report_failure(error, self.say)
+            return {name: kept.get(name, failure) for name in probes}
         self.say(f"split    learns from train: {len(learnt):,} images; judged on {split}: {len(judged):,}")
         warn_of_seen(self.classifier, self.data, self.splits, self.say)
-        return {each: kept.get(each) or self.cell(each, how, tuning) for each, how in hows.items()}
+        return {name: kept.get(name) or self.compute_cell(name, probe, tuning) for name, probe in probes.items()}
 
-    def place(self, protocol: str) -> Path:
-        """Where a figure is kept."""
-        return self.out / "cells" / f"{self.slug}.{protocol}.json"
-
-    def cell(self, protocol: str, how: ProbeProtocol | None, tuning: Tuning) -> Cell:
+    def compute_cell(self, name: str, probe: ProbeProtocol | None, tuning: Tuning) -> Cell:
         try:
-            figures = self.fine_tuned(tuning) if how is None else self.probed(how)
+            figures = self.fine_tune(tuning) if probe is None else self.probe(probe)
         except OF_ONE_DATA_SET as error:
-            return failed(error, self.say, protocol)
-        self.say(f"done     {protocol} {figures['accuracy']:.4f}")
-        with disk_errors(self.out):
-            self.place(protocol).parent.mkdir(exist_ok=True)
-        replace_file(self.place(protocol), dump_json({"data": self.data, "protocol": protocol, "figures": figures}))
+            return report_failure(error, self.say, name)
+        self.say(f"done     {name} {figures['accuracy']:.4f}")
+        self.kept.write(f"{self.slug}.{name}", {"data": self.data, "protocol": name, "figures": figures})
         return Cell(figures)
 
-    def probed(self, how: ProbeProtocol) -> dict[str, float]:
-        how.check(self.parts[0].targets)
+    def probe(self, protocol: ProbeProtocol) -> dict[str, float]:
+        """The figures of a protocol on frozen features."""
+        protocol.check(self.parts[0].targets)
         learnt, judged = self.features
-        return judge_features(how, self.parts[1], [learnt], [judged], say=self.say).figures
+        return judge_features(protocol, self.parts[1], [learnt], [judged], say=self.say).figures
 
-    def fine_tuned(self, tuning: Tuning) -> dict[str, float]:
+    def fine_tune(self, tuning: Tuning) -> dict[str, float]:
         """The accuracy after fine-tuning, the mean over seeds, on the images that the probes are judged on."""
         learnt, split, judged = self.parts
         how = {"batch": self.options.batch, "workers": self.options.workers, "precision": self.options.precision}
         right = []
         for seed in range(tuning.seeds):
             run = tuning.run(self.init, self.data, self.options, seed=seed)
-            folder = self.out / FINETUNE / f"{self.slug}-seed{seed}"
+            folder = self.kept.folder / FINETUNE / f"{self.slug}-seed{seed}"
             result = train(run, out=folder, data=self.splits, quiet=self.options.quiet, command=self.command)
             tuned = InferenceOptions(device=self.options.device).load(result.folder, None, self.say)
             bad = BadImages(self.options.on_bad, self.options.max_bad, None, total=len(judged))
@@ -295,15 +277,7 @@ class DataSet:
         return {**figures_of(np.stack(right)), "images": len(right[0]), "train_images": len(learnt)}
 
 
-def failed(error: VitrailError, say: Say, protocol: str = "") -> Cell:
-    """The cell of what went wrong, said aloud."""
+def report_failure(error: VitrailError, say: Say, protocol: str = "") -> Cell:
+    """The cell of what went wrong, which is printed."""
     say(f"failed   {protocol + ': ' if protocol else ''}{error}")
     return Cell(error=str(error), code=error.code)
-
-
-def _read(place: Path) -> dict[str, Any] | None:
-    """What a file of JSON holds; None where it is not there or damaged."""
-    try:
-        return json.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None

@@ -25,7 +25,7 @@ from vitrail.training.train import Result
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 from vitrail.weights.tokenizers import load_tokenizer
-from vitrail.workflows.api import pretrain, train
+from vitrail.workflows.train import pretrain, train
 
 NAMES = {config.architecture: name for name, config in reversed(MODELS.items())}  # the first of each
 DERIVED = {"image_size", "classes", "in_channels"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from vitrail.errors import ConfigError
-from vitrail.export.graph import AXES, dynamic_size, quietly, traced
+from vitrail.exports.graph import AXES, dynamic_size, quietly, traced
 from vitrail.files import disk_errors, replace_file
 from vitrail.tasks.task import Task
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from vitrail.errors import ConfigError
-from vitrail.export.quantise import to_int8
+from vitrail.exports.quantise import to_int8
 
 WIDTH, HIDDEN = 64, 256
 ERF = (  # GELU as an older opset has it

@@ -10,10 +10,10 @@ import onnxruntime
 import pytest
 import torch
 
-from tests.export.exported import ALL, assert_same_answers, classifier_of
+from tests.exports.exported import ALL, assert_same_answers, classifier_of
 from vitrail.errors import ConfigError
-from vitrail.export.graph import dynamic_size
-from vitrail.export.onnx import to_onnx
+from vitrail.exports.graph import dynamic_size
+from vitrail.exports.onnx import to_onnx
 
 
 def session_of(path):
@@ -95,7 +95,7 @@ def test_the_stem_of_a_hybrid_refuses_them_too(tmp_path):
 
 @pytest.mark.slow
 def test_weights_too_large_for_one_file_lie_in_one_beside_it(monkeypatch, tmp_path):
-    monkeypatch.setattr("vitrail.export.onnx.LARGEST", 0)
+    monkeypatch.setattr("vitrail.exports.onnx.LARGEST", 0)
     model = classifier_of("vit, one block")
     to_onnx(model, tmp_path / "model.onnx", metadata={"version": "1"})
     assert {each.name for each in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}

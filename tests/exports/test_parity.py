@@ -9,7 +9,7 @@ import torch
 
 from tests.models.tiny import TINY
 from vitrail.errors import CheckpointError
-from vitrail.export.parity import BATCHES, agreement, at_every_shape, compare, generated, sizes_to_try, speeds
+from vitrail.exports.parity import BATCHES, agreement, at_every_shape, compare, generated, sizes_to_try, speeds
 from vitrail.models import create_backbone
 
 LOGITS = torch.tensor([[3.0, 1.0, -4.0], [0.5, 2.0, 1.0]])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from vitrail.export.graph import dynamic_size, quietly, traced
+from vitrail.exports.graph import dynamic_size, quietly, traced
 from vitrail.files import replace_file
 from vitrail.tasks.task import Task
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from vitrail.export.pictures import Preparation
+from vitrail.exports.pictures import Preparation
 from vitrail.tasks.task import Task
 
 AXES = {0: "batch", 2: "height", 3: "width"}  # of the images

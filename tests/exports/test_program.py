@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.export.exported import assert_same_answers, classifier_of
-from vitrail.export.program import to_program
+from tests.exports.exported import assert_same_answers, classifier_of
+from vitrail.exports.program import to_program
 
 # one of each: the ONNX files of all others begin as the same programs
 KINDS = ("vit", "vit, stem", "axial", "swin", "cait", "beit", "bit", "pvt", "pvt v2", "deit", "encoder")

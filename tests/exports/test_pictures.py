@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch.export import Dim
 
-from tests.export.exported import classifier_of, expected
+from tests.exports.exported import classifier_of, expected
 from vitrail.data.decode import decode
 from vitrail.data.preprocessing import INTERPOLATIONS, WHOLE_PIXELS, Preprocessing
-from vitrail.export.graph import quietly
-from vitrail.export.onnx import to_onnx
-from vitrail.export.pictures import Preparation
-from vitrail.export.quantise import to_int8
+from vitrail.exports.graph import quietly
+from vitrail.exports.onnx import to_onnx
+from vitrail.exports.pictures import Preparation
+from vitrail.exports.quantise import to_int8
 from vitrail.tasks.classification import Classifier
 
 # one pixel, the model's own size, smaller and larger on either side, strips of which no more than the crop is scaled

@@ -1,0 +1,173 @@
+"""The verbs for Python are those of the command line: the same names, options, types and defaults, checked alike."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitrail
+from tests.looked_at import picture, shaken
+from vitrail.cli import build_app
+from vitrail.config.flags_training import TrainFlags
+from vitrail.config.keywords import fits, flags_of
+from vitrail.errors import ConfigError
+from vitrail.weights.native import save_model
+
+OTHER_NAMES = {"models": "list_models", "check": "check_data"}  # `vitrail.models` and `vitrail.data` are packages
+OF_THE_TERMINAL = {"json", "per_class"}  # how results are printed
+OF_PYTHON = {"log", "transform", "command"}  # what no shell can say
+
+
+def silent(line: str) -> None: ...
+
+
+def commands() -> dict[str, Callable[..., Any]]:
+    app = build_app()
+    verbs = {name: app[name] for name in app if not name.startswith("-")}
+    group = verbs.pop("data")
+    verbs |= {name: group[name] for name in group if not name.startswith("-")}
+    return {name: verb.default_command for name, verb in verbs.items()}
+
+
+def options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)}
+
+
+@pytest.mark.parametrize("verb", commands())
+def test_a_verb_of_the_command_line_is_a_public_function_with_the_same_options_and_defaults(verb: str) -> None:
+    name = OTHER_NAMES.get(verb, verb)
+    assert name in vitrail.__all__
+    ours = options(getattr(vitrail, name))
+    shell = {name: option for name, option in options(commands()[verb]).items() if name not in OF_THE_TERMINAL}
+    arguments = inspect.signature(commands()[verb]).parameters.keys() - options(commands()[verb]).keys()
+    assert ours.keys() - OF_PYTHON - arguments == shell.keys()
+    required = {"out"} if verb == "embed" else set()  # a program may take the features as they come
+    for option, parameter in shell.items():
+        assert option in required or parameter.default == ours[option].default, option
+
+
+def test_nothing_of_a_help_text_stands_twice() -> None:
+    documented = inspect.getdoc(vitrail.predict)
+    assert documented is not None
+    assert "top: How many labels an image." in documented
+    assert documented.splitlines()[0] == "Says what is on images, in the order of the inputs."
+
+
+WRONG = {
+    "a mistyped option": ({"tpo": 3}, "there is no option 'tpo'", "did you mean 'top'"),
+    "a word for a number": ({"top": "3"}, "top is '3'", "give a whole number"),
+    "a switch that is none": ({"fast": 1}, "fast is 1", "True or False"),
+    "a mistyped choice": ({"precision": "bf61"}, "precision is 'bf61'", "did you mean 'bf16'"),
+    "a list of words for numbers": ({"mean": ["a"]}, "mean is ['a']", "each a number"),
+    "an option of no verb": ({"zzz": True}, "there is no option 'zzz'", "choose one of"),
+}
+
+
+@pytest.mark.parametrize(("given", "what", "remedy"), WRONG.values(), ids=WRONG)
+def test_a_wrong_option_is_refused_with_the_value_and_the_remedy(given: dict, what: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        vitrail.predict("nowhere", "nothing.png", **given)
+    assert what in refused.value.what
+    assert remedy in refused.value.remedy
+
+
+def test_what_must_be_given_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match="the option 'out' is not given"):
+        vitrail.inspect("nowhere")
+    with pytest.raises(ConfigError, match="given twice"):
+        vitrail.train("digits", set=["optim.lr=1"], settings=["optim.lr=2"])
+
+
+FLAGS = flags_of(TrainFlags)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "holds"),
+    [
+        ("steps", np.int64(3), True),
+        ("steps", True, False),
+        ("steps", 3.5, False),
+        ("epochs", 3, True),
+        ("size", (48, 64), True),
+        ("size", "48x64", True),
+        ("size", 48.5, False),
+        ("init", Path("a"), True),
+        ("init", None, True),
+        ("init", 3, False),
+        ("set", "optim.lr=1", False),
+    ],
+)
+def test_values_are_checked_by_the_types_of_the_table(name: str, value: Any, holds: bool) -> None:
+    assert fits(value, FLAGS[name].type) is holds
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("api")
+    save_model(folder / "model", shaken())
+    for name in ("a", "b"):
+        picture(30, 40, seed=ord(name)).save(folder / f"{name}.png")
+    return folder
+
+
+def test_predictions_are_an_iterator_or_a_table(place: Path, tmp_path: Path) -> None:
+    files = sorted(place.glob("*.png"))
+    answers = list(vitrail.predict(place / "model", files, top=2, quiet=True, log=silent))
+    assert [Path(answer.key).name for answer in answers] == ["a.png", "b.png"]
+    table = vitrail.predict(place / "model", files, top=2, out=tmp_path / "table.jsonl", quiet=True, log=silent)
+    rows = [json.loads(line) for line in table.read_text().splitlines()]
+    assert [row["label"] for row in rows] == [answer.label for answer in answers]
+
+
+def test_options_of_reading_are_those_of_the_command_line(place: Path) -> None:
+    def features(**options: Any) -> np.ndarray:
+        ((_, values),) = vitrail.embed(place / "model", place / "a.png", quiet=True, log=silent, **options)
+        return values
+
+    usual = features()
+    assert not np.allclose(usual, features(mean=(0.1, 0.1, 0.1)))
+    assert np.array_equal(features(mean="0.1,0.1,0.1", std="0.5,0.5,0.5"), features(mean=(0.1,) * 3, std=(0.5,) * 3))
+    assert np.array_equal(features(crop="16x16"), features(crop=16))
+
+
+def test_a_training_takes_the_same_settings_by_both_names(tmp_path: Path) -> None:
+    for name in ("set", "settings"):
+        plan = vitrail.train("digits", steps=1, batch=8, dry_run=True, **{name: ["optim.lr=0.125"]})
+        assert "lr: 0.125" in plan
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_switch_that_is_off_leaves_the_file_of_settings_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text("model: {head_only: true}\n")
+    save_model(tmp_path / "model", shaken())
+    options: dict[str, Any] = {"init": tmp_path / "model", "steps": 1, "batch": 8, "dry_run": True}
+    assert "head_only: true" in vitrail.train("digits", config=tmp_path / "settings.yaml", **options)
+    assert "head_only: false" in vitrail.train("digits", **options)
+
+
+def test_the_old_name_of_export_is_still_there() -> None:
+    assert vitrail.export_model is vitrail.export
+
+
+def test_models_are_listed_with_what_is_known_of_them() -> None:
+    facts = vitrail.list_models("vit-ti16", size=96)["vit-ti16"]
+    assert (facts.image_size, facts.cost.tokens, facts.published.top1) == ((96, 96), 37, 78.22)
+    everything = vitrail.list_models(size=96)
+    assert everything.keys() == vitrail.MODELS.keys()
+    assert everything["vit-s14"].cost is None
+
+
+def test_a_data_set_is_checked(tmp_path: Path) -> None:
+    for name in ("ant", "bee"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (8, 8), (name == "ant" and "red") or "blue").save(tmp_path / name / "1.png")
+    assert vitrail.check_data(tmp_path).images == 2
+    assert vitrail.doctor()["self-check"] == "passed"

@@ -1,0 +1,24 @@
+"""`vitrail embed`."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from vitrail.cli.flags import takes_flags
+from vitrail.config.flags import EmbedFlags
+
+
+@takes_flags(EmbedFlags, required=("out",))
+def embed(model: str, /, *inputs: str, **flags: Unpack[EmbedFlags]) -> None:
+    """Write the features of images: .npy (with the paths beside it), .jsonl, .csv or .parquet.
+
+    Parameters
+    ----------
+    model
+        A run directory, `latest`, a model folder, a .safetensors file, or an .onnx of `vitrail export`.
+    inputs
+        Files, folders, globs, a manifest, or - for paths on standard input.
+    """
+    from vitrail.workflows.api import embed as write
+
+    print(write(model, inputs or ("-",), **flags))

@@ -1,0 +1,46 @@
+"""Commands whose flags are the options of `vitrail.config.flags`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
+
+from cyclopts import Parameter
+
+from vitrail.config.flags import Flag
+from vitrail.config.keywords import flags_of
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def takes_flags(*tables: type, required: Sequence[str] = ()) -> Callable[[Command], Command]:
+    """A command that has the options of ``tables`` as flags, beside the parameters of its own.
+
+    It is called with those flags that were given. ``required`` are flags that only the command line cannot do without.
+    """
+    flags = flags_of(*tables)
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        added = [_parameter(name, flag, name in required) for name, flag in flags.items() if not flag.alias]
+        by_name = [each for each in own if each.kind is each.KEYWORD_ONLY]
+        positional = [each for each in own if each.kind is not each.KEYWORD_ONLY]
+        command.__signature__ = signature.replace(parameters=[*positional, *added, *by_name])  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _parameter(name: str, flag: Flag, required: bool) -> inspect.Parameter:
+    default = inspect.Parameter.empty if required or flag.default is ... else flag.default
+    # a switch has no --no-... but where it is on, and a list no --empty-...
+    help = Parameter(help=flag.help, negative=None if default is True else "")
+    kind = flag.word or flag.type
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind | None if default is None else kind, help],
+    )

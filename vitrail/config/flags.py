@@ -1,0 +1,309 @@
+"""The options of every verb that uses a model, once: name, type, default and help text; `flags_training` has those that train.
+
+`vitrail.train(batch=64)` and `vitrail train --batch 64` are both read from these tables. A table is a ``TypedDict``, so that
+editors complete the options of a function that takes ``**flags: Unpack[TrainFlags]``; `vitrail.config.keywords` checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One option.
+
+    Args:
+        help: what it means, for ``--help`` and the docstring.
+        default: what holds where it is not given; ``...`` where it must be given.
+        setting: the setting of a `Run` that it stands for, as ``optim.lr``.
+        word: its type on the command line, where a program may give more kinds of values.
+        alias: the option that this is another name of; the command line does not have it.
+        type: its type for a program; `keywords.flags_of` fills it in.
+    """
+
+    help: str
+    default: Any = None
+    setting: str = ""
+    word: Any = None
+    alias: str = ""
+    type: Any = None
+
+
+# options that several verbs have
+Pixels = int | str | Sequence[int]
+Classes = Annotated[
+    str | Path | None,
+    Flag("A text file that names the outputs, one a line, for weights that carry no names.", word=Path),
+]
+Device = Annotated[str | None, Flag("cuda, mps or cpu.", setting="compute.device")]
+ResizedTo = Annotated[
+    Pixels | None, Flag("Pixels, as 384 or 384x256 (height x width); positions are resized.", word=str)
+]
+Neighbours = Annotated[int, Flag("Neighbours that vote.", 20)]
+Shots = Annotated[str | Sequence[int], Flag("Images of each class, with commas between.", "1,5,10,25", word=str)]
+Cache = Annotated[
+    bool | str | Path,
+    Flag(
+        "Keep the features in VITRAIL_CACHE, or ~/.cache/vitrail/features, and take them from there.", True, word=bool
+    ),
+]
+Quiet = Annotated[bool, Flag("No progress.", False)]
+
+
+class ModelFlags(TypedDict, total=False):
+    """How a model is read."""
+
+    classes: Classes
+    crop: Annotated[
+        Pixels | None,
+        Flag("Pixels the network sees, as 384 or 384x256 (height x width); positions are resized.", word=str),
+    ]
+    resize: Annotated[
+        int | str | None, Flag("Pixels of the shorter side before the crop, or squash or none.", word=str)
+    ]
+    mean: Annotated[
+        str | Sequence[float] | None,
+        Flag("Mean of the channels, of values in [0, 1]: 0.485,0.456,0.406.", word=str),
+    ]
+    std: Annotated[str | Sequence[float] | None, Flag("Their standard deviation, likewise.", word=str)]
+    device: Device
+    precision: Annotated[Literal["fp32", "bf16"], Flag("fp32 or bf16.", "fp32")]
+
+
+class ImageFlags(ModelFlags, total=False):
+    """How a model and its images are read."""
+
+    batch: Annotated[int, Flag("Images at a time; the answers do not depend on it.", 64)]
+    workers: Annotated[int, Flag("Processes that read images.", 0)]
+    max_bad: Annotated[
+        str | float | None,
+        Flag("Stop when more of the images are bad than this; 1%, but 100% where images are only named.", word=str),
+    ]
+    quiet: Quiet
+
+
+class EvaluateFlags(ImageFlags, total=False):
+    """`vitrail evaluate`."""
+
+    split: Annotated[
+        Literal["train", "val", "test"] | None,
+        Flag("Which part; by default test, else val, else the part that was held out when the model was trained."),
+    ]
+    calibrate: Annotated[bool, Flag("Fit a temperature on this part and store it with the model.", False)]
+    corruptions: Annotated[bool, Flag("Judge eight kinds of damage at five levels too.", False)]
+
+
+class ProtocolFlags(TypedDict, total=False):
+    """Of `vitrail probe`."""
+
+    protocol: Annotated[
+        Literal["linear", "knn", "fewshot"],
+        Flag("linear (logistic regression), knn (nearest neighbours) or fewshot (least squares on a few images of each "
+             "class).", "linear"),
+    ]  # fmt: skip
+
+
+class ProbeFlags(ImageFlags, total=False):
+    """`vitrail probe`."""
+
+    k: Neighbours
+    shots: Shots
+    seeds: Annotated[int, Flag("How often the shots are drawn.", 5)]
+    against: Annotated[Any, Flag("Another model, to say by how much the first is better on the same images.", word=str)]
+    cache: Cache
+
+
+class TransferFlags(ImageFlags, total=False):
+    """`vitrail transfer`."""
+
+    protocols: Annotated[
+        str | Sequence[str],
+        Flag("Some of knn, linear, fewshot, finetune.", "knn,linear,fewshot,finetune", word=str),
+    ]
+    k: Neighbours
+    shots: Shots
+    epochs: Annotated[
+        float | None,
+        Flag("How often every image is seen in fine-tuning; by default as the recipe finetune has it."),
+    ]
+    steps: Annotated[int | None, Flag("How many updates fine-tuning makes.")]
+    seeds: Annotated[int, Flag("How often each data set is fine-tuned; the figure is the mean.", 1)]
+    set: Annotated[
+        Sequence[str] | None, Flag("One setting of the fine-tuning, e.g. --set optim.lr=1e-4.", word=list[str])
+    ]
+    cache: Cache
+
+
+class TransferOutFlags(TypedDict, total=False):
+    """Of `vitrail transfer`."""
+
+    out: Annotated[
+        str | Path,
+        Flag("The folder for transfer.csv, transfer.md, report.html and the runs of the fine-tuning.", ..., word=Path),
+    ]
+
+
+class PredictFlags(ImageFlags, total=False):
+    """`vitrail predict`."""
+
+    out: Annotated[
+        str | Path | None,
+        Flag("The table; its ending chooses CSV, JSON lines or Parquet. Without it, CSV on stdout.", word=Path),
+    ]
+    top: Annotated[int, Flag("How many labels an image.", 5)]
+    fast: Annotated[bool, Flag("Decode large JPEGs at a reduced scale.", False)]
+    format: Annotated[
+        Literal["csv", "jsonl", "parquet"] | None, Flag("csv, jsonl or parquet, whatever the file is called.")
+    ]
+    bad_list: Annotated[
+        str | Path | None, Flag("A CSV of the images that could not be read, with the reason.", word=Path)
+    ]
+
+
+class EmbedFlags(ImageFlags, total=False):
+    """`vitrail embed`."""
+
+    out: Annotated[str | Path | None, Flag("Where the features go; its ending chooses the format.", word=Path)]
+
+
+class ExplainFlags(ImageFlags, total=False):
+    """`vitrail explain`."""
+
+    out: Annotated[
+        str | Path | None, Flag("The folder for overlays (.png), heads (.png), numbers (.npz and .json).", word=Path)
+    ]
+    method: Annotated[
+        Literal["attention", "rollout", "gradient", "occlusion"],
+        Flag(
+            "attention of one layer; rollout through all layers; gradient-weighted relevance; occlusion.", "attention"
+        ),
+    ]
+    layer: Annotated[
+        int,
+        Flag("Whose attention, from 0, or from the end: -1 is the last; of other methods only the sheet of heads.", -1),
+    ]
+    head: Annotated[
+        int | str,
+        Flag("With --method attention: a number from 0, mean, or all for an overlay of each.", "mean", word=str),
+    ]
+    target: Annotated[str | None, Flag("The class to explain, by name; by default what the model answers.")]
+    faithfulness: Annotated[
+        bool, Flag("Judge all methods by deletion and insertion instead, and print the table.", False)
+    ]
+
+
+class InspectFlags(ImageFlags, total=False):
+    """`vitrail inspect`."""
+
+    out: Annotated[str | Path, Flag("The folder for report.html, numbers.json and the pictures.", ..., word=Path)]
+    data: Annotated[
+        Any,
+        Flag("Images to look at, labelled or not: what `vitrail train` takes, or a folder of images.", word=str),
+    ]
+    most: Annotated[int, Flag("Images at most, spread evenly over the data.", 512)]
+    cost: Annotated[bool, Flag("Measure time and memory at larger images too.", False)]
+
+
+class LayoutFlags(TypedDict, total=False):
+    """Of `vitrail convert`."""
+
+    to: Annotated[
+        Literal["native", "google", "timm", "huggingface"] | None,
+        Flag("The layout: vitrail's own, Google's, timm's, or that of Hugging Face transformers."),
+    ]
+
+
+class ConvertFlags(TypedDict, total=False):
+    """`vitrail convert`."""
+
+    diff: Annotated[
+        bool,
+        Flag("Compare the two, tensor by tensor; the exit code is 0 where they are equal and 1 where not.", False),
+    ]
+    force: Annotated[bool, Flag("Write it though the layout has no words for some numerics.", False)]
+    classes: Classes
+    size: ResizedTo
+    channels: Annotated[int | None, Flag("Of the images; the first layer follows.")]
+    head: Annotated[
+        str | Path | Sequence[str] | None,
+        Flag("A text file of other classes, one a line: the head becomes one of zeros for these.", word=Path),
+    ]
+
+
+class ExportToFlags(TypedDict, total=False):
+    """Of `vitrail export`."""
+
+    out: Annotated[str | Path | None, Flag("The file; by default one in this folder with the model's name.", word=Path)]
+    to: Annotated[
+        Literal["onnx", "program", "huggingface", "timm", "google"],
+        Flag("onnx; program (.pt2, of torch.export); or a layout of weights, as `vitrail convert` writes it.", "onnx"),
+    ]
+
+
+class ExportFlags(TypedDict, total=False):
+    """`vitrail export`."""
+
+    int8: Annotated[bool, Flag("8-bit weights: a third of the size, and faster on a CPU (ONNX).", False)]
+    pictures: Annotated[
+        bool,
+        Flag(
+            "The graph takes pictures of any size, uint8, and resizes, crops and normalises them itself (ONNX).", False
+        ),
+    ]
+    check: Annotated[
+        Any,
+        Flag("Images to compare on, as `vitrail train` takes them; labelled ones tell the accuracy before and after. By "
+             "default some are generated.", word=str),
+    ]  # fmt: skip
+    images: Annotated[int | None, Flag("How many at most, spread evenly; 300 by default.")]
+    tolerance: Annotated[
+        float | None,
+        Flag("How far it may be off: the largest difference of an output as a share of the largest, 0.0001; with --int8 or "
+             "--pictures the accuracy that it loses, 0.02, or without labels the share of other answers, 0.05."),
+    ]  # fmt: skip
+    size: ResizedTo
+    classes: Classes
+    max_bad: Annotated[str | float, Flag("Stop when more of the images are bad than this.", "1%", word=str)]
+    force: Annotated[
+        bool,
+        Flag("Write over a file that is no export; to a layout of weights, though it has no words for some numerics.",
+             False),
+    ]  # fmt: skip
+    quiet: Quiet
+
+
+class ServeFlags(ModelFlags, total=False):
+    """`vitrail serve`."""
+
+    runs: Annotated[
+        str | Path | None, Flag("A folder of run directories that the page lists, with their curves.", word=Path)
+    ]
+    host: Annotated[str, Flag("The address to listen at. Beyond this machine a token is required.", "127.0.0.1")]
+    port: Annotated[int, Flag("0 takes a free one; the address is printed.", 8000)]
+    name: Annotated[str | None, Flag("What clients call the model; by default the name of its run, folder or file.")]
+    token_file: Annotated[
+        str | Path | None,
+        Flag("A file with the token that clients must show; or the environment's VITRAIL_TOKEN.", word=Path),
+    ]
+    allow_host: Annotated[
+        Sequence[str] | None,
+        Flag("A name by which the server may be called, and no other; behind a proxy its public name. Repeat it for more.",
+             word=list[str]),
+    ]  # fmt: skip
+    max_batch: Annotated[int, Flag("Images that the network sees at one time.", 16)]
+    queue: Annotated[int, Flag("Images that may wait; one more request is answered with 503.", 64)]
+    deadline: Annotated[float, Flag("Seconds until a request is answered with 504.", 10.0)]
+    max_body: Annotated[int, Flag("MiB of one request.", 32)]
+    drain: Annotated[float, Flag("Seconds from the signal to stop until the process leaves at the latest.", 25.0)]
+    access_log: Annotated[bool, Flag("A line on stderr for every request.", False)]
+
+
+class ModelsFlags(TypedDict, total=False):
+    """`vitrail models`."""
+
+    size: Annotated[int | None, Flag("Side of the image in pixels; by default each model's own.")]
+    classes: Annotated[int, Flag("Outputs of the head that is counted.", 1000)]

@@ -1,0 +1,85 @@
+"""The options of the verbs that train, once: name, type, help text, and the setting of a `Run` that each stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, TypedDict
+
+from vitrail.config.flags import Device, Flag, Pixels, Quiet
+from vitrail.config.schema import Precision, Unlabelled
+
+
+class TrainingFlags(TypedDict, total=False):
+    """Which network is trained, for how long, and where."""
+
+    model: Annotated[
+        str | None,
+        Flag("A name from `vitrail models`; by default one that follows the recipe and the images' size.",
+             setting="model.name"),
+    ]  # fmt: skip
+    init: Annotated[
+        str | Path | None,
+        Flag("Weights to start from: a run, a model folder, or a .safetensors file.", setting="model.init", word=str),
+    ]
+    size: Annotated[Pixels | None, Flag("Pixels, as 384 or 384x256 (height x width).", setting="model.size", word=str)]
+    epochs: Annotated[float | None, Flag("How often every image is seen.", setting="schedule.epochs")]
+    steps: Annotated[int | None, Flag("How many updates.", setting="schedule.steps")]
+    time: Annotated[
+        str | float | None, Flag("Train for this long: 90s, 10m, 1h30m.", setting="schedule.time", word=str)
+    ]
+    batch: Annotated[int | None, Flag("Images in one update.", setting="data.batch")]
+    lr: Annotated[float | None, Flag("Peak learning rate.", setting="optim.lr")]
+    seed: Annotated[int | None, Flag("Decides everything random.", setting="seed")]
+    out: Annotated[str | Path | None, Flag("The run directory; a new one under runs/ by default.", word=Path)]
+    resume: Annotated[str | Path | None, Flag("Resume the run in this directory, with its own settings.", word=Path)]
+    config: Annotated[
+        str | Path | None,
+        Flag("A YAML file of settings, laid over the recipe; flags are laid over it.", word=Path),
+    ]
+    set: Annotated[Sequence[str] | None, Flag("One setting of the config, e.g. --set optim.clip=1.", word=list[str])]
+    settings: Annotated[Sequence[str] | None, Flag("", alias="set")]
+    workers: Annotated[int | None, Flag("Processes that read images.", setting="data.workers")]
+    device: Device
+    precision: Annotated[
+        Precision | None,
+        Flag("fp32, bf16 (autocast), bf16-weights, or fp16 with loss scaling.", setting="compute.precision"),
+    ]
+    max_bad: Annotated[
+        str | float | None,
+        Flag("Stop when more of the images are bad than this, e.g. 1%.", setting="data.max_bad", word=str),
+    ]
+    dry_run: Annotated[
+        bool, Flag("Say what would be done, how long it takes and what it needs, from a few measured steps.", False)
+    ]
+    quiet: Quiet
+
+
+class TrainFlags(TrainingFlags, total=False):
+    """`vitrail train`."""
+
+    recipe: Annotated[
+        str | None, Flag("The starting point for every other setting; `finetune` with --init, else `small-data`.")
+    ]
+    teacher: Annotated[
+        str | Path | None,
+        Flag("A model that knows the classes: the labels are learnt beside its answers (DeiT).",
+             setting="objective.teacher", word=str),
+    ]  # fmt: skip
+    head_only: Annotated[bool, Flag("Freeze all but the classification head.", False, setting="model.head_only")]
+
+
+class PretrainFlags(TrainingFlags, total=False):
+    """`vitrail pretrain`."""
+
+    objective: Annotated[
+        Unlabelled | None,
+        Flag("How to learn: masked-patch (the ViT paper's), mae, beit, moco, simclr; or tokenizer, the codes that beit "
+             "predicts.", setting="objective.name"),
+    ]  # fmt: skip
+    tokenizer: Annotated[
+        str | Path | None, Flag("For beit: the run of a tokenizer.", setting="objective.tokenizer", word=str)
+    ]
+    recipe: Annotated[
+        str | None, Flag("The starting point for every other setting; by default that of the objective's name.")
+    ]

@@ -1,0 +1,66 @@
+"""A grid of results that is computed cell by cell and kept in a folder, so that the same call resumes where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import ConfigError
+from vitrail.files import disk_errors, dump_json, replace_file
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells in ``folder``, each a JSON file by its name, and the settings that they all share.
+
+    Args:
+        folder: a folder that exists.
+        about: what the grid is, for messages, as "transfer".
+    """
+
+    folder: Path
+    about: str
+
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Writes the settings into a new folder. Raises `ConfigError` with the difference where it was begun with others."""
+        place = self.folder / "settings.json"
+        if not place.exists():
+            replace_file(place, dump_json(settings))
+            return
+        before = read_json(place) or {}
+        wrong = {name: (before.get(name), now) for name, now in settings.items() if before.get(name) != now}
+        if wrong:
+            raise ConfigError(
+                f"{self.folder} holds a {self.about} with other settings",
+                "choose another --out, or the same model and settings",
+                value="\n".join(
+                    "weights: those of another model"
+                    if name == "weights"
+                    else f"{name}: {there!r} there, {now!r} asked"
+                    for name, (there, now) in wrong.items()
+                ),
+            )
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A cell that is kept; None where it is still to be computed, or damaged."""
+        return read_json(self._place(name))
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Keeps a cell. Raises `DiskError`."""
+        with disk_errors(self.folder):
+            self._place(name).parent.mkdir(exist_ok=True)
+        replace_file(self._place(name), dump_json(content))
+
+    def _place(self, name: str) -> Path:
+        return self.folder / "cells" / f"{name}.json"
+
+
+def read_json(place: Path) -> dict[str, Any] | None:
+    """What a file of JSON holds; None where it is not there or damaged."""
+    try:
+        return json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,78 @@
+"""`vitrail train` and `vitrail pretrain`: from options to a run, on data by their name or as a program holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+from vitrail.config.compose import FLAGS, check_objective, request, settings_of
+from vitrail.config.flags_training import PretrainFlags, TrainFlags
+from vitrail.config.keywords import takes
+from vitrail.data.workers import refuse_in_worker
+from vitrail.training.dry_run import dry_run
+from vitrail.training.train import Result
+from vitrail.training.train import train as run_training
+
+Transform = Callable[[Any], Any]
+
+
+@takes(TrainFlags)
+def train(
+    data: Any = None, *, transform: Transform | None = None, command: str = "vitrail.train", **flags: Unpack[TrainFlags]
+) -> Result | Any:
+    """Trains a ViT; with an existing ``out`` the run there is resumed.
+
+    Args:
+        data: a path or built-in name as on the command line, ``(images, labels)`` arrays, a mapping of splits, a
+            `vitrail.data.sources.source.Source`, or a torch ``Dataset`` of (picture, label) pairs.
+        transform: a callable or ``nn.Module`` from a decoded picture to a tensor (C, h, w), uint8 or floats in [0, 1], in
+            place of the recipe's crops. It runs where images are read, so with workers it must pickle. Normalising is the
+            model's: ``set=["model.preprocessing={mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}"]``.
+        command: how the report names the call.
+
+    Returns:
+        The finished run: its folder, report and figures; ``.load()`` gives the `Classifier`. With ``dry_run`` the plan.
+    """
+    return _start(data, flags, labels=True, transform=transform, command=command)
+
+
+@takes(PretrainFlags)
+def pretrain(
+    data: Any = None,
+    *,
+    transform: Transform | None = None,
+    command: str = "vitrail.pretrain",
+    **flags: Unpack[PretrainFlags],
+) -> Result | Any:
+    """Trains an encoder without labels; with an existing ``out`` the run there is resumed.
+
+    Args:
+        data: what `train` takes; labels, where there are some, only judge the features on the way.
+        transform: as of `train`.
+        command: how the report names the call.
+
+    Returns:
+        The finished run; ``.load()`` gives a `Classifier` without a head, and ``train(data, init=run.folder)`` fine-tunes it.
+        With ``dry_run`` the plan.
+    """
+    return _start(data, flags, labels=False, transform=transform, command=command)
+
+
+def _start(
+    data: Any, flags: Mapping[str, Any], *, labels: bool, transform: Transform | None, command: str
+) -> Result | str:
+    """Trains what the options ask for, with or without ``labels``; with the option ``dry_run`` returns the plan."""
+    refuse_in_worker()
+    is_named = data is None or isinstance(data, str | Path)
+    source = type(data).__name__ if not is_named else None if data is None else str(data)
+    # a switch that is off is not given: the recipe or the file of settings may turn it on
+    given = {name: value for name, value in flags.items() if name in FLAGS and value is not False}
+    paths = {name: None if flags[name] is None else Path(flags[name]) for name in ("out", "resume", "config")}
+    settings = settings_of(given, source)
+    run, folder = request(recipe=flags["recipe"], flags=settings, settings=flags["set"] or (), **paths)
+    check_objective(run, labels=labels)
+    held = None if is_named else data
+    if flags["dry_run"]:
+        return dry_run(run, data=held)
+    return run_training(run, out=folder, data=held, transform=transform, quiet=flags["quiet"], command=command)
