@@ -9,15 +9,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from vitrail.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 64_000_000

@@ -55,10 +55,6 @@ class TrainStream:
         """The steps nearest to a number of epochs, at least one."""
         return max(round(epochs * self.images / self.batch), 1)
 
-    def epoch_at(self, step: int) -> float:
-        """Epochs behind the first position of a step, e.g. 1.5."""
-        return step * self.batch / self.images
-
 
 @lru_cache(maxsize=2)  # a batch lies in one epoch or across two; sorting a million numbers takes a tenth of a second
 def _order(seed: int, epoch: int, images: int) -> np.ndarray:

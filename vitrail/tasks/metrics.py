@@ -125,11 +125,6 @@ def _grade(logits: np.ndarray, targets: np.ndarray, temperature: float) -> tuple
     return ahead.sum(1), p.max(1), -log_p[rows, targets], brier
 
 
-def top_k_accuracy(logits: Values, targets: Values, k: int = 1) -> float:
-    """The part of the images whose class is among the k best."""
-    return float((grade(logits, targets).rank < k).mean())
-
-
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """(N, K) -> (N, K)."""
     shifted = logits - logits.max(1, keepdims=True)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.data.augment.geometry import GEOMETRY, resample, stored, visible
+from vitrail.data.augment.geometry import stored
 
 LUMA = (0.299, 0.587, 0.114)
 PART = 2**18  # numbers that a processor works on at once, so that a core's cache holds them and what is made of them
@@ -222,23 +222,3 @@ def parts(images: Tensor, rows: Tensor, *arguments: Tensor) -> Iterator[tuple[Te
     count = max(PART // max(images[0].numel(), 1), 1) if images.device.type == "cpu" else len(rows)
     for some, *rest in zip(*(each.split(count) for each in (rows, *arguments))):
         yield some, images.index_select(0, some), *rest
-
-
-def operate(images: Tensor, name: str, values: NDArray[np.float64], *, fill: int = 128) -> Tensor:
-    """One operation alone, on every picture.
-
-    Args:
-        images: (B, C, H, W), uint8, or floats as levels.
-        name: of `GEOMETRY`, `TABLES` or `PASSES`.
-        values: (B,).
-        fill: the level of what a geometric operation uncovers.
-    """
-    height, width = images.shape[-2:]
-    if name in GEOMETRY:
-        matrices = GEOMETRY[name](values, height, width)
-        seen = visible(matrices, np.array([[0.0, 0.0, width, height]]), (height, width))
-        return resample(images, torch.from_numpy(matrices), seen, size=(height, width), fill=fill)
-    amounts = torch.from_numpy(values).float().to(images.device)
-    if name in PASSES:
-        return PASSES[name](images, amounts)
-    return look_up(images, TABLES[name](images, amounts).expand(*images.shape[:2], 256))
