@@ -14,7 +14,7 @@ from vitrail.data.loader import Batch, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, Splits, parts_of
+from vitrail.data.sources.source import Source, Splits, list_splits
 from vitrail.runs.folder import RunFolder
 from vitrail.tasks.classification import Classifier
 
@@ -30,7 +30,7 @@ def opened(
     channels = run.data.channels or (start.config.in_channels if start else None)
     source = run.data.source if data is None else data
     splits = open_data(source, seed=run.seed, validation=run.data.validation, channels=channels, labelled=labels)
-    parts = parts_of(splits)
+    parts = list_splits(splits)
     total = sum(map(len, parts.values()))
     bad = BadImages(run.data.on_bad, run.data.max_bad, folder.path / "bad_images.csv", total=total)
     kept: dict[str, Any] = {name: keep_decoded(part, channels=channels, bad=bad) for name, part in parts.items()}

@@ -102,11 +102,11 @@ class CodeWatch:
                     return None
                 images = self.preprocessing.normalise(some.images.to(device))  # (B, C, H, W)
                 made, found = self.tokenizer(images)
-                pictures = self.preprocessing.restored(images)
+                pictures = self.preprocessing.denormalise(images)
                 means = nn.functional.avg_pool2d(pictures, patch)  # (B, C, h, w)
                 mean_colours = means.repeat_interleave(patch[0], 2).repeat_interleave(patch[1], 3)
                 codes.append(found)
-                errors.append(_size(self.preprocessing.restored(made) - pictures))
+                errors.append(_size(self.preprocessing.denormalise(made) - pictures))
                 flat.append(_size(mean_colours - pictures))
         return {
             "psnr_held_out": psnr(torch.cat(errors)).item(),

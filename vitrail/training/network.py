@@ -74,7 +74,7 @@ def build(
             multi_label=multi_label,
             **run.model.changes,
         )
-        adapted.preprocessing = adapted.preprocessing.stated(**run.model.preprocessing)
+        adapted.preprocessing = adapted.preprocessing.override(**run.model.preprocessing)
         return run, adapted
     size, channels = run.model.size or native or (224, 224), run.data.channels or own or 3
     run = choose_model(run, size, len(train))
@@ -84,7 +84,7 @@ def build(
         run.model.name,
         classes=classes,
         multi_label=multi_label,
-        preprocessing=Preprocessing.paper(size, channels=channels).stated(**run.model.preprocessing),
+        preprocessing=Preprocessing.paper(size, channels=channels).override(**run.model.preprocessing),
         image_size=size,
         in_channels=channels,
         **run.model.changes,

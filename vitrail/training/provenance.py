@@ -9,7 +9,7 @@ from typing import Any
 
 from vitrail.config.parse import plain
 from vitrail.data.sources.bad_images import BadImages
-from vitrail.data.sources.source import Splits, fingerprint, parts_of
+from vitrail.data.sources.source import Splits, fingerprint, list_splits
 from vitrail.errors import DataError
 from vitrail.files import dump_json, replace_file
 from vitrail.reports.wording import plural
@@ -26,7 +26,7 @@ def record_split(folder: RunFolder, splits: Splits) -> None:
     """
     path = folder.path / "split.json"
     held = [str(key) for key in splits.val.keys] if splits.held_out and splits.val is not None else []
-    images = {name: fingerprint(part) for name, part in parts_of(splits).items() if name != "test"}
+    images = {name: fingerprint(part) for name, part in list_splits(splits).items() if name != "test"}
     before = json.loads(path.read_text()).get("images", images) if path.exists() else images
     if before != images:
         raise DataError(
@@ -64,7 +64,7 @@ def run_facts(training: Training, splits: Splits, bad: BadImages, command: str, 
         "config": plain(run),
         "data": run.data.source,
         "layout": splits.layout,
-        "images": {name: len(part) for name, part in parts_of(splits).items()},
+        "images": {name: len(part) for name, part in list_splits(splits).items()},
         "recipe": run.recipe,
         "records": joined_records(training.folder),
         "seconds": seconds,

@@ -17,13 +17,13 @@ from vitrail.analysis.pictures import thumbnail
 from vitrail.config.parse import plain
 from vitrail.config.schema import Run
 from vitrail.data.sources.bad_images import BadImages
-from vitrail.data.sources.source import Source, Splits, check_data, choose_split, describe_data, parts_of
+from vitrail.data.sources.source import Source, Splits, check_data, choose_split, describe_data, list_splits
 from vitrail.errors import ConfigError
 from vitrail.evaluation.judgement import Judgement
 from vitrail.inference.outputs import judge, quick_figures
 from vitrail.models import activation_bytes, cost_of, device_of
 from vitrail.objectives.distillation import Distillation
-from vitrail.objectives.objective import Objective, configured
+from vitrail.objectives.objective import Objective, configure_objective
 from vitrail.objectives.supervised import Supervised
 from vitrail.reports.classification.card import CardFacts, write_card
 from vitrail.reports.classification.page import Mistake, ReportFacts, worst_mistakes, write_report
@@ -105,7 +105,7 @@ def objective_of(run: Run, classifier: Classifier, feed: Feed, say: Say) -> tupl
     asked, encoder = run.objective, classifier.backbone
     on_labels = {"loss": asked.loss or "softmax", "binarise": asked.binarise}
     if asked.teacher is None:
-        return configured(Supervised, encoder, {**on_labels, **asked.changes}), feed
+        return configure_objective(Supervised, encoder, {**on_labels, **asked.changes}), feed
     if classifier.multi_label:
         raise ConfigError("the images have several labels each, and a teacher says one", "train without --teacher")
     device = device_of(classifier)
@@ -113,7 +113,7 @@ def objective_of(run: Run, classifier: Classifier, feed: Feed, say: Say) -> tupl
     teacher = Teacher(teaching, classifier.classes, classifier.preprocessing)
     size = "{} x {}".format(*teaching.preprocessing.size)
     say(f"teacher  {teaching.config.about}, {len(teaching.classes)} classes, images of {size}: {asked.teacher}")
-    return configured(Distillation, encoder, {**on_labels, **asked.changes}), taught(feed, teacher)
+    return configure_objective(Distillation, encoder, {**on_labels, **asked.changes}), taught(feed, teacher)
 
 
 def finish(
@@ -205,7 +205,7 @@ def report_facts(
     return ReportFacts(
         **run_facts(prepared.training, prepared.splits, prepared.bad, command, seconds),
         classes=judgement.classes,
-        class_counts={name: part.counts().tolist() for name, part in parts_of(prepared.splits).items()},
+        class_counts={name: part.counts().tolist() for name, part in list_splits(prepared.splits).items()},
         model=model_name(prepared.training),
         parameters=cost.parameters,
         multiply_adds=cost.multiply_adds,
@@ -233,7 +233,7 @@ def card_facts(prepared: Prepared, judgement: Judgement) -> CardFacts:
         image_size=config.image_size,
         data=run.data.source,
         layout=splits.layout,
-        images={name: len(part) for name, part in parts_of(splits).items()},
+        images={name: len(part) for name, part in list_splits(splits).items()},
         split=judgement.split,
         figures=judgement.figures,
         preprocessing=prepared.classifier.preprocessing.to_dict(),

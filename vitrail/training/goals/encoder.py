@@ -199,7 +199,7 @@ def panels(pretraining: Pretraining) -> tuple[Panel, ...]:
         captions["reconstructed"] += "; the mean and the contrast of each hidden patch are the image's own"
     pictures: dict[str, Tensor] = {**dict(zip(names, inputs[:views])), **answers}
     return tuple(
-        Panel(name=name, caption=captions.get(name, ""), pictures=shown(preprocessing.restored(images)))
+        Panel(name=name, caption=captions.get(name, ""), pictures=shown(preprocessing.denormalise(images)))
         for name, images in pictures.items()
     )
 

@@ -21,7 +21,7 @@ def build_tokenizer(run: Run, train: Source) -> tuple[Run, Tokenizer, Preprocess
         raise ConfigError("a tokenizer has no names and starts from nothing", "leave --model and --init out")
     native, own = size_and_channels(train)
     size, channels = run.model.size or native or (224, 224), run.data.channels or own or 3
-    preprocessing = Preprocessing.paper(size, channels=channels).stated(**run.model.preprocessing)
+    preprocessing = Preprocessing.paper(size, channels=channels).override(**run.model.preprocessing)
     patch = 16 if min(size) > 96 else 8 if min(size) > 40 else 4 if min(size) > 16 else 2
     changes = {"patch_size": (patch, patch), **run.model.changes}
     torch.manual_seed(run.seed)
