@@ -29,10 +29,10 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import DataError
-from vitrail.evaluation.intervals import crossed
+from vitrail.evaluation.intervals import crossed_bootstrap
 from vitrail.models import configure, sketch
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
-from vitrail.objectives.objective import Objective, configured
+from vitrail.objectives.objective import Objective, configure_objective
 from vitrail.objectives.supervised import Supervised
 from vitrail.training.objective import OBJECTIVES
 
@@ -74,7 +74,7 @@ def of_objective(name: str) -> float:
     extra = {"masked-patch": {"preprocessing": preprocessing}, "beit": {"vocabulary": 512}}.get(name, {})
 
     def make() -> tuple[Objective, list[Tensor]]:
-        objective = configured(kind, sketch(network(classes=0)), changes, **extra)
+        objective = configure_objective(kind, sketch(network(classes=0)), changes, **extra)
         drawn = [each.to("meta") for each in objective.draw(ids, (32, 32), 0)]
         codes = [torch.empty(COUNTED, 64, dtype=torch.int64)] if name == "beit" else []
         return objective, [*(meta_images() for _ in range(objective.views)), *drawn, *codes]
@@ -199,7 +199,7 @@ class Study:
 
 def interval(values: np.ndarray) -> list[float]:
     """The mean of (S, M) in points and the ends of its 95 % interval, over seeds and images."""
-    return [round(100 * each, 2) for each in (float(values.mean()), *crossed(values))]
+    return [round(100 * each, 2) for each in (float(values.mean()), *crossed_bootstrap(values))]
 
 
 def table(study: Study) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""What can go wrong for a user: one class for each exit code, one message of three parts.
+"""Errors that a user can fix: one class per exit code, each message in three parts.
 
 A message says *what* is wrong, shows the *value*, and gives the *remedy*. The command line prints it
-without a traceback and leaves with the class's ``code``; a Python caller catches the class.
+without a traceback and exits with the ``code`` of the class; Python code catches the class.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from difflib import get_close_matches
 
 
 class VitrailError(Exception):
-    """Base of every error that a user can mend.
+    """Base class of all errors that a user can fix.
 
     Args:
-        what: the fact, with the offending value in it, without a full stop at the end.
-        remedy: what to do about it; empty only where nothing helps.
-        value: further lines that show the case (a table, a difference); printed between the two.
+        what: the problem, including the offending value, without a full stop at the end.
+        remedy: what to do about it; empty only if nothing helps.
+        value: more lines with details (a table, a difference), printed between the two.
     """
 
     code = 1
@@ -31,19 +31,19 @@ class VitrailError(Exception):
 
 
 class ConfigError(VitrailError, ValueError):
-    """A flag, a key, a name or a combination of them that cannot be meant. Exit 2."""
+    """An invalid flag, key, name or combination. Exit 2."""
 
     code = 2
 
 
 class DataError(VitrailError):
-    """A data set, a manifest or an image that cannot be used as it is. Exit 3."""
+    """A data set, a manifest or an image that cannot be used. Exit 3."""
 
     code = 3
 
 
 class CheckpointError(VitrailError):
-    """Weights or a checkpoint that are refused: damaged, foreign, or of another run. Exit 4."""
+    """Weights or a checkpoint that cannot be used: damaged, in an unknown format, or from another run. Exit 4."""
 
     code = 4
 
@@ -61,30 +61,30 @@ class DiskError(VitrailError):
 
 
 class Preempted(VitrailError):
-    """SIGTERM came; the state is saved and the same command goes on. Exit 75."""
+    """Stopped by SIGTERM; the state is saved and the same command resumes. Exit 75."""
 
     code = 75
 
 
 class Interrupted(VitrailError):
-    """Ctrl-C came; the state is saved and the same command goes on. Exit 130."""
+    """Stopped by Ctrl-C; the state is saved and the same command resumes. Exit 130."""
 
     code = 130
 
 
-LISTED, BEGINNING = 100, 12  # names at most in a list, and of a longer one
+LISTED, BEGINNING = 100, 12  # longest list of names that is shown in full; names shown of a longer one
 
 
 def nearest(name: str, known: Iterable[str], *, most: int = 3) -> str:
-    """The known names closest to ``name``, as words for a remedy: ``"did you mean 'size'?"``.
+    """The known names closest to ``name``, as a remedy: ``"did you mean 'size'?"``.
 
-    Falls back to the whole list where nothing is close, or to its beginning where it is too long to read.
+    Falls back to the whole list if no name is close, or to its beginning if the list is long.
     """
-    known = [str(each) for each in known]
-    lowered = {each.lower(): each for each in known}
-    close = [lowered[each] for each in get_close_matches(name.lower(), lowered, n=most, cutoff=0.5)]
+    known = [str(option) for option in known]
+    lowered = {option.lower(): option for option in known}
+    close = [lowered[match] for match in get_close_matches(name.lower(), lowered, n=most, cutoff=0.5)]
     if close:
-        return "did you mean " + " or ".join(repr(each) for each in close) + "?"
+        return "did you mean " + " or ".join(map(repr, close)) + "?"
     shown = sorted(known) if len(known) <= LISTED else sorted(known)[:BEGINNING]
     more = f" and {len(known) - len(shown):,} more" if len(known) > len(shown) else ""
     return "choose one of " + ", ".join(shown) + more

@@ -1,4 +1,4 @@
-"""Writing so that a reader never sees half a file, and saying plainly when the disk will not have it."""
+"""Atomic writing of files and folders, with clear errors when the disk is full or not writable."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDI
 
 @contextmanager
 def disk_errors(place: Path, *, needed: int = 0) -> Iterator[None]:
-    """Turns what the operating system says of a disk into one `DiskError` with the bytes needed and free."""
+    """Turn the operating system's errors about a disk into a `DiskError` with the bytes needed and free."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
             raise DiskError(
                 f"the disk is full: {place} could not be written",
-                "free some space or choose another --out; what was saved before is intact, the same command goes on",
+                "free some space or choose another --out; what was saved before is intact and the same command resumes",
                 value=f"needed {_megabytes(needed)}, free {_megabytes(free_bytes(place))}" if needed else "",
             ) from error
         if error.errno in _FORBIDDEN:
@@ -37,7 +37,7 @@ def disk_errors(place: Path, *, needed: int = 0) -> Iterator[None]:
 
 
 def free_bytes(place: Path) -> int:
-    """Free bytes on the file system of ``place`` or of its nearest existing parent."""
+    """Free bytes on the file system of ``place``, or of its nearest existing parent."""
     while not place.exists() and place != place.parent:
         place = place.parent
     return shutil.disk_usage(place).free
@@ -48,7 +48,7 @@ def _megabytes(count: int) -> str:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes and syncs ``path``; not atomic by itself."""
+    """Write and sync ``path``. Not atomic by itself."""
     with open(path, "wb") as file:
         file.write(content)
         file.flush()
@@ -56,7 +56,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames inside ``folder`` survive a loss of power (where the system can sync a folder)."""
+    """Make renames inside ``folder`` survive a loss of power, if the system can sync a folder."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -70,7 +70,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Puts ``content`` at ``path`` in one step: a reader sees the old file or the new one."""
+    """Replace ``path`` atomically: a reader sees the old file or the new one."""
     beside = path.with_name(f".{path.name}.writing-{os.getpid()}")
     with disk_errors(path):
         try:
@@ -82,8 +82,8 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def written_aside(place: Path, files: Mapping[str, bytes]) -> Iterator[Path]:
-    """A new folder beside ``place`` that holds ``files`` by name, synced; afterwards it is gone, unless it was moved."""
+def stage_folder(place: Path, files: Mapping[str, bytes]) -> Iterator[Path]:
+    """A temporary folder next to ``place`` with ``files`` by name, synced. Removed on exit unless it was moved."""
     aside = place.with_name(f".{place.name}.writing-{os.getpid()}")
     with disk_errors(place):
         try:
@@ -97,7 +97,7 @@ def written_aside(place: Path, files: Mapping[str, bytes]) -> Iterator[Path]:
 
 
 def replace_folder(folder: Path, new: Path) -> None:
-    """Puts ``new``, which `written_aside` made, in the place of ``folder``: one or the other is there, whatever happens."""
+    """Replace ``folder`` by ``new``, a folder of `stage_folder`. If it fails, the old folder is restored."""
     old = folder.with_name(f".{folder.name}.replaced-{os.getpid()}")
     try:
         if folder.is_dir():
@@ -111,13 +111,13 @@ def replace_folder(folder: Path, new: Path) -> None:
 
 
 def dump_json(value: Any) -> str:
-    """JSON as this project writes it: indented, in insertion order, plain text kept readable."""
+    """JSON as this project writes it: indented, in insertion order, without escaping non-ASCII text."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def make_folder(out: Path) -> None:
-    """Raises `ConfigError` for the folder of a run, whose own report would be lost, and `DiskError`."""
+    """Create an output folder. Raises `ConfigError` for the folder of a run (its report would be lost), and `DiskError`."""
     if (out / "status.json").exists() and (out / "config.yaml").exists():
-        raise ConfigError(f"{out} is the folder of a run", f"give a folder of its own, such as {out / 'inside'}")
+        raise ConfigError(f"{out} is the folder of a run", f"give another folder, such as {out / 'inside'}")
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)

@@ -138,7 +138,7 @@ def test_a_box_beyond_the_picture_shows_the_part_of_the_map_that_lies_on_it():
     picture, heat = noise(20, 30, 3), heat_of(4, 4)
     padded = np.zeros((40, 40, 3), np.uint8)
     padded[10:30, 5:35] = picture
-    box = Preprocessing(size=(40, 40), resize="none").seen(20, 30)
+    box = Preprocessing(size=(40, 40), resize="none").visible_box(20, 30)
     assert box == (-10, -5, 30, 35)
     np.testing.assert_array_equal(overlay(picture, heat, box=box), overlay(padded, heat)[10:30, 5:35])
 
@@ -181,7 +181,7 @@ def test_pictures_of_any_number_of_channels_are_lit():
 def test_any_picture_keeps_its_size_with_any_map(size, shape):
     picture = noise(*size, 3)
     before = picture.copy()
-    for box in (None, Preprocessing.timm(224).seen(*size)):
+    for box in (None, Preprocessing.timm(224).visible_box(*size)):
         lit = overlay(picture, heat_of(*shape), box=box)
         assert lit.shape == (*size, 3) and lit.dtype == np.uint8
     np.testing.assert_array_equal(picture, before)

@@ -188,7 +188,7 @@ MISTAKES: dict[str, Mistake] = {
         PRETRAIN + "--objective mae --model swin-t --size 32",
         nothing,
         2,
-        "take an architecture that can: vit, beit, cait",
+        "choose one of these architectures: vit, beit, cait",
     ),
     "labels for what needs none": (TRAIN + "--set objective.name=mae", nothing, 2, "vitrail pretrain"),
     "a run with labels that pretrain is to resume": (

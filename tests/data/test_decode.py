@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.decode import BadImage, decode, header_size, pixels
+from vitrail.data.decode import BadImage, convert_image, decode, header_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 
@@ -81,7 +81,7 @@ def test_a_picture_that_was_turned_is_not_turned_again(kind):
     exif[0x0112] = 6
     options = {"exif": exif, **({"lossless": True} if kind == "WEBP" else {})}
     once = decode(saved(Image.fromarray(noise()), kind, **options))
-    np.testing.assert_array_equal(np.asarray(pixels(once)), np.asarray(once))
+    np.testing.assert_array_equal(np.asarray(convert_image(once)), np.asarray(once))
     np.testing.assert_array_equal(
         Preprocessing(size=(7, 5), resize="none").picture(once), np.asarray(once).transpose(2, 0, 1)
     )
@@ -93,7 +93,7 @@ def test_orientation_in_xmp_is_applied_once():
     content = saved(Image.fromarray(stored), "WEBP", lossless=True, xmp=xmp)
     upright = decode(content)
     np.testing.assert_array_equal(np.asarray(upright), stored[::-1, ::-1])
-    np.testing.assert_array_equal(np.asarray(pixels(upright)), stored[::-1, ::-1])
+    np.testing.assert_array_equal(np.asarray(convert_image(upright)), stored[::-1, ::-1])
 
 
 def test_a_jpeg_is_turned_by_its_exif():
@@ -173,11 +173,11 @@ def test_sixteen_bit_colour_keeps_the_high_byte():
 
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_a_tiff_without_a_range_of_brightness_is_refused(mode):
-    with pytest.raises(BadImage, match="range of brightness"):
+    with pytest.raises(BadImage, match="no defined range"):
         decode(saved(Image.new(mode, (3, 3)), "TIFF"))
 
 
-def on_white(colour: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+def composite_on_white(colour: np.ndarray, alpha: np.ndarray) -> np.ndarray:
     weight = alpha[..., None] / 255
     return colour * weight + 255 * (1 - weight)
 
@@ -186,13 +186,13 @@ def on_white(colour: np.ndarray, alpha: np.ndarray) -> np.ndarray:
 def test_transparency_is_laid_on_white(kind):
     array = noise(channels=4)
     decoded = np.asarray(decode(saved(Image.fromarray(array), kind)))
-    assert np.abs(decoded - on_white(array[..., :3], array[..., 3])).max() <= 1
+    assert np.abs(decoded - composite_on_white(array[..., :3], array[..., 3])).max() <= 1
 
 
 def test_grey_with_transparency_is_laid_on_white():
     array = noise(channels=2)
     decoded = np.asarray(decode(saved(Image.fromarray(array, "LA"), "PNG"), channels=1))
-    assert np.abs(decoded - on_white(array[..., :1], array[..., 1])[..., 0]).max() <= 1
+    assert np.abs(decoded - composite_on_white(array[..., :1], array[..., 1])[..., 0]).max() <= 1
 
 
 def test_a_palette_with_an_alpha_for_each_entry_is_laid_on_white():
@@ -387,7 +387,7 @@ def test_the_header_alone_gives_the_size():
 def test_a_pillow_image_in_memory_follows_the_same_rules_and_is_not_changed():
     image = Image.fromarray(noise(channels=4))
     before = image.copy()
-    np.testing.assert_array_equal(np.asarray(pixels(image)), np.asarray(decode(saved(image, "PNG"))))
+    np.testing.assert_array_equal(np.asarray(convert_image(image)), np.asarray(decode(saved(image, "PNG"))))
     assert image == before
 
 

@@ -121,7 +121,7 @@ SEEN = {
 )
 def test_what_is_seen_is_the_part_of_the_picture_that_the_input_shows(mode, size):
     declared, (height, width) = SEEN[mode], size
-    top, left, bottom, right = declared.seen(height, width)
+    top, left, bottom, right = declared.visible_box(height, width)
     picture = declared.picture(gradient(height, width))  # (3, h, w)
     rows = top + (np.arange(declared.size[0]) + 0.5) * (bottom - top) / declared.size[0]
     columns = left + (np.arange(declared.size[1]) + 0.5) * (right - left) / declared.size[1]
@@ -138,7 +138,7 @@ def test_what_is_seen_is_the_part_of_the_picture_that_the_input_shows(mode, size
 @pytest.mark.parametrize("size", [(375, 500), (501, 376), (130, 4000), (2000, 200)])
 def test_cropping_to_what_is_seen_and_resizing_gives_nearly_the_input(mode, size):
     declared, picture = SEEN[mode], gradient(*size)
-    top, left, bottom, right = (round(edge) for edge in declared.seen(*size))
+    top, left, bottom, right = (round(edge) for edge in declared.visible_box(*size))
     assert 0 <= top < bottom <= size[0] and 0 <= left < right <= size[1]
     shown = np.ascontiguousarray(picture[top:bottom, left:right])
     squashed = Preprocessing(size=declared.size, resize="squash").picture(shown)
@@ -146,19 +146,19 @@ def test_cropping_to_what_is_seen_and_resizing_gives_nearly_the_input(mode, size
 
 
 def test_what_is_seen_of_a_photograph_in_numbers():
-    assert Preprocessing.timm(224).seen(248, 330) == (12, 53, 236, 277)
-    assert Preprocessing.timm(224).seen(496, 660) == (24, 106, 472, 554)
-    assert Preprocessing.paper(224).seen(375, 500) == (0, 0, 375, 500)
+    assert Preprocessing.timm(224).visible_box(248, 330) == (12, 53, 236, 277)
+    assert Preprocessing.timm(224).visible_box(496, 660) == (24, 106, 472, 554)
+    assert Preprocessing.paper(224).visible_box(375, 500) == (0, 0, 375, 500)
 
 
 def test_around_a_small_picture_that_is_left_as_it_is_the_model_sees_beyond():
-    assert Preprocessing(size=(4, 5), resize="none").seen(2, 3) == (-1, -1, 3, 4)
+    assert Preprocessing(size=(4, 5), resize="none").visible_box(2, 3) == (-1, -1, 3, 4)
 
 
 def test_a_strip_computed_at_the_crop_alone_shows_what_is_seen(monkeypatch):
-    before = Preprocessing.timm(64).seen(30, 900)
+    before = Preprocessing.timm(64).visible_box(30, 900)
     monkeypatch.setattr(preprocessing, "WHOLE_PIXELS", 0)
-    assert Preprocessing.timm(64).seen(30, 900) == before
+    assert Preprocessing.timm(64).visible_box(30, 900) == before
     green = Preprocessing.timm(64).picture(gradient(30, 900))[1]
     assert np.abs(green.mean() - (before[1] + before[3]) / 2 / 900) < 1e-3
 
@@ -231,11 +231,11 @@ def test_normalising_is_arithmetic():
 def test_restoring_undoes_normalising_and_ends_at_black_and_white(dtype):
     declared = Preprocessing(size=(2, 2), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
     picture = torch.from_numpy(noise(2, 2).transpose(2, 0, 1)[None] / np.float32(255))
-    restored = declared.restored(declared.normalise(picture).to(dtype))
+    restored = declared.denormalise(declared.normalise(picture).to(dtype))
     assert restored.dtype == torch.float32
     torch.testing.assert_close(restored, picture, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.01)
     beyond = torch.tensor([-9.0, 9.0]).to(dtype).expand(1, 3, 2, 2)
-    assert torch.equal(declared.restored(beyond), (beyond > 0).float())
+    assert torch.equal(declared.denormalise(beyond), (beyond > 0).float())
 
 
 def test_it_survives_json():
@@ -247,7 +247,7 @@ def test_it_survives_json():
     ("values", "words"),
     [
         ({"size": [4, 4], "intrepolation": "box"}, "'interpolation'"),
-        ({"mean": [0.5]}, "without 'size'"),
+        ({"mean": [0.5]}, "has no 'size'"),
         ({"size": [4, 4], "interpolation": "bicubik"}, "'bicubic'"),
         ({"size": [4, 4], "resize": "crop"}, "resize is 'crop'"),
         ({"size": [4, 4], "rounding": "ceil"}, "rounding is 'ceil'"),
@@ -255,8 +255,8 @@ def test_it_survives_json():
         ({"size": [4]}, "size is"),
         ({"size": [0, 4]}, "size is"),
         ({"size": [4, 4], "resize": "short"}, "resize_to is None"),
-        ({"size": [4, 4], "resize": "short", "resize_to": 3}, "under the 4 pixels"),
-        ({"size": [4, 4], "resize": "squash", "resize_to": 3}, "under the 4 pixels"),
+        ({"size": [4, 4], "resize": "short", "resize_to": 3}, "below the 4 pixels"),
+        ({"size": [4, 4], "resize": "squash", "resize_to": 3}, "below the 4 pixels"),
         ({"size": [4, 4], "mean": [0.5]}, "one mean and one positive std"),
         ({"size": [4, 4], "std": [0.5, 0.5, 0.0]}, "one mean and one positive std"),
     ],
@@ -269,12 +269,12 @@ def test_what_cannot_be_meant_is_refused_with_the_right_name(values, words):
 def test_what_a_person_states_replaces_what_was_assumed():
     assumed = Preprocessing.timm(224)
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    stated = assumed.stated(mean=mean, std=std, resize=256)
+    stated = assumed.override(mean=mean, std=std, resize=256)
     assert (stated.mean, stated.std, stated.resize, stated.resize_to) == (mean, std, "short", 256)
     assert stated.resized(375, 500) == (256, 341)
-    assert assumed.stated() == assumed
-    assert assumed.stated(mean=[0]).mean == (0, 0, 0)
-    squashed = assumed.stated(resize="squash")
+    assert assumed.override() == assumed
+    assert assumed.override(mean=[0]).mean == (0, 0, 0)
+    squashed = assumed.override(resize="squash")
     assert (squashed.resized(375, 500), squashed.resize_to) == ((224, 224), None)
     image = torch.full((1, 3, 224, 224), 255, dtype=torch.uint8)
     wanted = [(1 - m) / s for m, s in zip(mean, std)]
@@ -287,10 +287,10 @@ def test_what_a_person_states_replaces_what_was_assumed():
         ({"mean": [0.1, 0.2]}, "one mean and one positive std"),
         ({"mean": [0.1] * 5, "std": [1] * 5}, "for 3 channels"),
         ({"std": [0]}, "positive"),
-        ({"resize": 100}, "under the 224 pixels"),
+        ({"resize": 100}, "below the 224 pixels"),
         ({"resize": "sqash"}, "did you mean 'squash'"),
     ],
 )
 def test_a_statement_that_cannot_be_is_refused(told, words):
     with pytest.raises(ConfigError, match=words):
-        Preprocessing.timm(224).stated(**told)
+        Preprocessing.timm(224).override(**told)

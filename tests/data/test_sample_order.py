@@ -51,12 +51,10 @@ def test_where_repeats_do_not_divide_an_epoch_the_last_sample_has_fewer_views():
     assert ids[:, 0].tolist() == [0] * 7 + [1] * 7
 
 
-def test_steps_and_epochs_are_one_division():
+def test_a_number_of_epochs_is_rounded_to_the_nearest_step():
     stream = TrainStream(images=100, batch=32, seed=0)
     assert stream.steps_for(8) == 25
     assert stream.steps_for(0.001) == 1
-    assert stream.epoch_at(25) == 8
-    assert stream.epoch_at(1) == 0.32
 
 
 def test_the_order_and_the_workers_need_no_torch():

@@ -18,4 +18,4 @@ def test_a_large_picture_is_laid_on_white_strip_by_strip_as_if_at_once(mode, mon
     seen = image.convert("RGBA")
     whole = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
     monkeypatch.setattr(decode, "ROWS", 100)
-    assert np.array_equal(np.asarray(decode.on_white(image)), np.asarray(whole))
+    assert np.array_equal(np.asarray(decode.composite_on_white(image)), np.asarray(whole))

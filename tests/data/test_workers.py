@@ -164,7 +164,7 @@ def test_a_dataset_in_the_users_own_script_reaches_the_worker(tmp_path):
 
 def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
     _, errors = run_script(tmp_path, guard="if True:").communicate(timeout=30)
-    assert "put what the script does under `if __name__ == '__main__':`" in errors
+    assert "put the code of the script under `if __name__ == '__main__':`" in errors
 
 
 def test_a_worker_leaves_when_its_parent_is_killed(tmp_path):

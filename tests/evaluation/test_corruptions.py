@@ -138,7 +138,7 @@ def test_blurs_are_those_of_scipy_inside_and_mirror_at_the_border(photographs):
     picture = photographs[0].numpy()
     kernel = np.random.default_rng(0).random((5, 5))
     expected = [ndimage.correlate(plane.astype(float), kernel / kernel.sum(), mode="reflect") for plane in picture]
-    np.testing.assert_allclose(corruptions._convolved(picture, kernel), expected, rtol=1e-12)
+    np.testing.assert_allclose(corruptions._convolve(picture, kernel), expected, rtol=1e-12)
 
 
 def test_brightness_adds_and_contrast_scales_about_the_mean(photographs):

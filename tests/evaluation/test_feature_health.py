@@ -101,8 +101,8 @@ def test_one_point_is_a_complete_collapse_and_a_line_a_dimensional_one():
     line = diagnose(measure(cloud([1.0], width=24)))
     assert point is not None
     assert line is not None
-    assert point.startswith("Complete collapse: all images have nearly one feature. Their spread is 0.00")
-    assert line.startswith("Dimensional collapse: the features differ in few of their 24 dimensions.")
+    assert point.startswith("Complete collapse: all images have nearly the same feature. The spread is 0.00")
+    assert line.startswith("Dimensional collapse: the features use few of their 24 dimensions.")
     assert "effective rank is 1.0." in line
 
 

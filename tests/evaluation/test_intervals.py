@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vitrail.evaluation.intervals import bootstrap, crossed, paired_difference, resampled_means
+from vitrail.evaluation.intervals import bootstrap, crossed_bootstrap, paired_difference, resample_means
 
 
 def test_the_interval_of_an_accuracy_is_that_of_the_binomial():
@@ -37,9 +37,9 @@ def test_the_interval_is_a_function_of_values_and_seed_whatever_their_order():
 
 def test_resampling_in_parts_is_resampling_at_once(monkeypatch):
     values = np.random.default_rng(0).normal(size=50)
-    whole = resampled_means(values, seed=0, resamples=100)
+    whole = resample_means(values, seed=0, resamples=100)
     monkeypatch.setattr("vitrail.evaluation.intervals.CELLS", 350)
-    np.testing.assert_allclose(resampled_means(values, seed=0, resamples=100), whole, rtol=1e-12)
+    np.testing.assert_allclose(resample_means(values, seed=0, resamples=100), whole, rtol=1e-12)
     assert whole.shape == (100,)
 
 
@@ -66,17 +66,19 @@ def two_way(seed: int, draws: int, images: int) -> np.ndarray:
 
 
 def test_the_interval_over_draws_and_images_holds_the_true_mean_about_as_often_as_it_says():
-    held = np.mean([low <= 0.7 <= high for low, high in (crossed(two_way(seed, 5, 60)) for seed in range(600))])
+    held = np.mean(
+        [low <= 0.7 <= high for low, high in (crossed_bootstrap(two_way(seed, 5, 60)) for seed in range(600))]
+    )
     assert 0.92 < held < 0.98
 
 
 def test_draws_that_agree_leave_the_interval_of_the_images():
     images = np.random.default_rng(0).normal(size=400)
-    np.testing.assert_allclose(crossed(np.tile(images, (5, 1))), bootstrap(images), atol=0.01)
+    np.testing.assert_allclose(crossed_bootstrap(np.tile(images, (5, 1))), bootstrap(images), atol=0.01)
 
 
 def test_one_draw_has_the_interval_of_its_images_and_equal_values_have_none():
     right = np.random.default_rng(0).random(50) < 0.8
-    assert crossed(right[None]) == bootstrap(right)
-    assert crossed(np.ones((3, 50))) == (1, 1)
-    assert np.isnan(crossed(np.zeros((2, 0)))).all()
+    assert crossed_bootstrap(right[None]) == bootstrap(right)
+    assert crossed_bootstrap(np.ones((3, 50))) == (1, 1)
+    assert np.isnan(crossed_bootstrap(np.zeros((2, 0)))).all()

@@ -93,7 +93,7 @@ def test_the_slope_at_the_minimum_is_nothing():
 
 def test_the_strength_is_the_one_that_does_best_on_the_held_out_fifth():
     train, targets = clouds(120, width=60, apart=0.3)
-    held = probes._a_part(targets, 0)
+    held = probes._hold_out(targets, 0)
     assert np.bincount(targets[held]).tolist() == [8, 8, 8]
 
     def grade(strength: float) -> tuple[float, float]:
@@ -108,7 +108,7 @@ def test_the_strength_is_the_one_that_does_best_on_the_held_out_fifth():
 
 
 def linear_on(train: np.ndarray, targets: np.ndarray, strength: float) -> probes.Linear:
-    return probes._Regression(train.astype(np.float64), targets, 3).minimum(strength)
+    return probes._Regression(train.astype(np.float64), targets, 3).fit(strength)
 
 
 def test_a_solver_that_is_cut_short_says_so(monkeypatch):

@@ -161,7 +161,7 @@ def test_onnxruntimes_pixels_are_pillows_too_but_for_one_level_in_rare_ties(way,
     for size in SIZES:
         pictures = noise(3, size, count=2)
         (found,) = session.run(None, {"pictures": planes(pictures).numpy()})
-        pixels = (preprocessing.restored(torch.from_numpy(found)) * 255).round().numpy()
+        pixels = (preprocessing.denormalise(torch.from_numpy(found)) * 255).round().numpy()
         difference = np.abs(pixels - np.stack([preprocessing.picture(picture) for picture in pictures]))
         assert difference.max() <= 1, size
         others, count = others + np.count_nonzero(difference), count + difference.size

@@ -102,7 +102,7 @@ def change_config(model: Classifier, photos: Path) -> Classifier:
 
 
 def change_preprocessing(model: Classifier, photos: Path) -> Classifier:
-    model.preprocessing = model.preprocessing.stated(mean=[0.4])
+    model.preprocessing = model.preprocessing.override(mean=[0.4])
     return model
 
 

@@ -11,7 +11,7 @@ from tests.objectives.masked import KINDS, VOCABULARY, cross_entropy, inputs_of,
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
 from vitrail.objectives import MaskedCodes
-from vitrail.objectives.masking import block_mask, cut
+from vitrail.objectives.masking import block_mask, cut_patches
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -48,9 +48,9 @@ def test_hidden_patches_are_shown_grey_and_with_the_codes_that_are_predicted():
     objective.drawn = lambda codes, size: given.append(codes) or images
     masked = objective.show(images, hidden, codes)["masked"]
     patch_size = objective.encoder.config.patch_size
-    patches = cut(masked, patch_size)
+    patches = cut_patches(masked, patch_size)
     assert (patches[hidden] == 0).all()
-    assert torch.equal(patches[~hidden], cut(images, patch_size)[~hidden])
+    assert torch.equal(patches[~hidden], cut_patches(images, patch_size)[~hidden])
     told, predicted = given
     assert torch.equal(told, codes)
     assert torch.equal(predicted[~hidden], codes[~hidden])

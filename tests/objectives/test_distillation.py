@@ -91,7 +91,7 @@ def test_every_architecture_learns_from_a_teacher(name):
     ("given", "words"),
     [
         ({"kind": "sof"}, "did you mean 'soft'"),
-        ({"weight": 1.5}, "a share, 0 to 1"),
+        ({"weight": 1.5}, "a number from 0 to 1"),
         ({"temperature": 0.0}, "above 0"),
         ({"loss": "sigmod"}, "did you mean 'sigmoid'"),
     ],

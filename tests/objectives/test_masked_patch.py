@@ -26,7 +26,7 @@ from tests.objectives.masked import (
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
 from vitrail.objectives import MaskedPatch
-from vitrail.objectives.masked_patch import TARGETS, classes_of, colours_of
+from vitrail.objectives.masked_patch import TARGETS, dequantise_colours, quantise_colours
 
 PAPERS = (224, 224)
 
@@ -92,24 +92,24 @@ def test_the_loss_is_that_of_the_twin(name, target):
 def test_classes_are_counted_as_the_twin_counts_them(channels):
     colours = torch.rand(3000, channels, generator=torch.Generator().manual_seed(0))
     colours[:100] = (colours[:100] * 9).floor() / 8  # on the borders of the levels, 1.0 included
-    found = np.bincount(classes_of(colours).numpy(), minlength=8**channels)
+    found = np.bincount(quantise_colours(colours).numpy(), minlength=8**channels)
     expected = np.bincount([class_by_hand(colour) for colour in colours.tolist()], minlength=8**channels)
     assert np.array_equal(found, expected)
     assert (found > 0).sum() > min(8**channels - 1, 400)
 
 
 def test_one_falls_in_the_highest_level_and_zero_in_the_lowest():
-    assert classes_of(torch.ones(3)) == 511
-    assert classes_of(torch.zeros(3)) == 0
-    assert classes_of(torch.tensor([1.0, 0.0, 0.124])) == 7 * 64
-    assert classes_of(torch.tensor([0.0, 0.125, 0.999])) == 8 + 7
+    assert quantise_colours(torch.ones(3)) == 511
+    assert quantise_colours(torch.zeros(3)) == 0
+    assert quantise_colours(torch.tensor([1.0, 0.0, 0.124])) == 7 * 64
+    assert quantise_colours(torch.tensor([0.0, 0.125, 0.999])) == 8 + 7
 
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
 def test_each_class_has_its_colour(channels):
     classes = torch.arange(8**channels)
-    colours = colours_of(classes, channels)
-    assert torch.equal(classes_of(colours), classes)
+    colours = dequantise_colours(classes, channels)
+    assert torch.equal(quantise_colours(colours), classes)
     assert (colours.min(), colours.max()) == (1 / 16, 15 / 16)
 
 
@@ -216,7 +216,7 @@ def test_pictures_are_grey_where_patches_are_corrupted_and_then_have_the_predict
             expected = answer.view(3, height, width).clamp(0, 1)
         else:
             side = 4 if target == "downsized" else 1
-            best = colours_of(answer.view(side, side, -1).argmax(2), 3).permute(2, 0, 1)  # (C, side, side)
+            best = dequantise_colours(answer.view(side, side, -1).argmax(2), 3).permute(2, 0, 1)  # (C, side, side)
             expected = best.repeat_interleave(height // side, 1).repeat_interleave(width // side, 2)
         assert (colours - expected).abs().max() < 1e-5
 

@@ -69,7 +69,7 @@ def test_four_dimensions_and_iterators_are_several_pictures_and_none_is_an_empty
 
 def test_an_image_has_no_five_channels():
     model = create_model("vit-ti16", classes=2, in_channels=5, image_size=32, patch_size=8, width=16, depth=1, heads=2)
-    with pytest.raises(DataError, match="picture 0 cannot be used: an image cannot give 5 channels"):
+    with pytest.raises(DataError, match="picture 0 cannot be used: images cannot have 5 channels"):
         model.preprocess(Image.new("RGB", (40, 40)))
 
 

@@ -146,7 +146,7 @@ def test_a_crop_that_transformers_would_not_make_is_said_to_be_assumed(changes):
         ({"rescale_factor": 0}, "division by zero"),
         ({"do_center_crop": True, "crop_size": {"shortest_edge": 3}}, "crop_size is 3"),
         ({"do_center_crop": True, "crop_size": 32, "size": {"height": 40, "width": 50}}, "has not the shape"),
-        ({"do_center_crop": True, "crop_size": 32, "size": 24}, "under the 32 pixels"),
+        ({"do_center_crop": True, "crop_size": 32, "size": 24}, "below the 32 pixels"),
         ({"do_center_crop": True, "crop_size": [32, 40], "size": {"shortest_edge": 48}}, "not square"),
     ],
 )

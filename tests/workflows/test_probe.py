@@ -142,7 +142,7 @@ def test_a_model_is_told_from_one_that_sees_nothing(protocol: str) -> None:
 
 def test_each_of_two_models_reads_images_its_own_way(tmp_path: Path) -> None:
     other = create_model(replace(TINY["vit"], image_size=(48, 16)), classes=("a", "b"))
-    other.preprocessing = other.preprocessing.stated(mean=[0.1], std=[0.9], resize=60)
+    other.preprocessing = other.preprocessing.override(mean=[0.1], std=[0.9], resize=60)
     save_model(tmp_path / "other", other)
     alone = ask(tmp_path / "other", tints(60), "knn")["accuracy"]
     assert ask(shaken(), tints(60), "knn", against=tmp_path / "other")["against_accuracy"] == alone

@@ -130,7 +130,7 @@ def seen_by(
     pixels = preprocessing.picture(image)
     picture = eight_bits(np.asarray(image))
     images = preprocessing.normalise(torch.from_numpy(pixels)[None].to(device))
-    return PreparedImage(rgb(picture), preprocessing.seen(*picture.shape[:2]), images)
+    return PreparedImage(rgb(picture), preprocessing.visible_box(*picture.shape[:2]), images)
 
 
 def check_can(classifier: Classifier, how: ExplainOptions) -> ExplainOptions:

@@ -17,7 +17,7 @@ from torch import Tensor
 from vitrail.analysis.attention import Place, asking_shares, check_index, head_maps, one_map
 from vitrail.analysis.attention_geometry import Lift
 from vitrail.analysis.pictures import eight_bits, rgb, thumbnail
-from vitrail.data.decode import pixels
+from vitrail.data.decode import convert_image
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import AttentionGrid, device_of
@@ -155,9 +155,9 @@ def _asking(model: Any, grid: AttentionGrid) -> str:
 
 def _seen(picture: Image.Image | np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
     """The part of a picture that the model sees, in the picture's own resolution and shape: uint8 (H, W, 3)."""
-    whole = picture if isinstance(picture, np.ndarray) else np.asarray(pixels(picture, preprocessing.channels))
+    whole = picture if isinstance(picture, np.ndarray) else np.asarray(convert_image(picture, preprocessing.channels))
     whole = eight_bits(rgb(whole))
-    top, left, bottom, right = map(round, preprocessing.seen(*whole.shape[:2]))
+    top, left, bottom, right = map(round, preprocessing.visible_box(*whole.shape[:2]))
     box = left, top, max(right, left + 1), max(bottom, top + 1)
     return np.asarray(Image.fromarray(np.ascontiguousarray(whole)).crop(box))
 
@@ -165,7 +165,7 @@ def _seen(picture: Image.Image | np.ndarray, preprocessing: Preprocessing) -> np
 def _before(model: Any, images: Tensor) -> np.ndarray:
     """A model's input (1, C, H, W) as the picture that it stands for: uint8 (H, W, 3)."""
     if isinstance(model, Classifier):
-        return thumbnail(model.preprocessing.restored(images)[0].cpu().numpy())
+        return thumbnail(model.preprocessing.denormalise(images)[0].cpu().numpy())
     values = images[0].float()  # (C, H, W)
     low, high = values.min(), values.max()
     return thumbnail(((values - low) / (high - low).clamp(min=1e-12)).cpu().numpy())

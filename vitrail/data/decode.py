@@ -1,7 +1,6 @@
-"""From the bytes of an image file to the pixels a model sees: decoding, where every legal oddity of a file ends, then
-the declared geometry and normalisation.
+"""Decoding: from the bytes of an image file to upright pixels in 8 bits with the requested number of channels.
 
-Axes: B images, C channels, H and W as the file has them, h and w as the model takes them. Sizes are (height, width).
+Axes: C channels, H and W. Sizes are (height, width).
 """
 
 from __future__ import annotations
@@ -9,21 +8,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from vitrail.errors import ConfigError
 
-if TYPE_CHECKING:
-    pass
-
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 64_000_000
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
-# the value of EXIF's Orientation tag -> what sets the picture upright
+# value of EXIF's Orientation tag -> the transpose that turns the image upright
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -37,7 +33,7 @@ ORIENTATION, BITS_PER_SAMPLE, PHOTOMETRIC = 0x0112, 258, 262  # tags of EXIF and
 
 
 class BadImage(Exception):
-    """One image that cannot be used, whatever the cause. Who reads many names it and goes on, or stops, by policy."""
+    """One image that cannot be used. Code that reads many images records it and continues or stops, by policy."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -49,44 +45,44 @@ def decode(
 ) -> Image.Image | np.ndarray:
     """The first frame of an image file, upright, in 8 bits.
 
-    Rules: the format is told from the content, never from a name; EXIF orientation is applied; transparency is laid on
-    white; 12- and 16-bit grey is scaled to 8 bits; CMYK becomes RGB without a colour profile, and profiles are left
-    alone; grey files become RGB by repetition, colour files grey by ITU-R 601 luma. Integers of 32 bits and floats have
-    no stated range of brightness and are refused, and so is a truncated file.
+    Rules: the format is detected from the content, never from a name; EXIF orientation is applied; transparency is
+    composited on white; 12- and 16-bit grey is scaled to 8 bits; CMYK is converted to RGB without a colour profile, and
+    profiles are ignored; grey becomes RGB by repetition, colour becomes grey by ITU-R 601 luma. 32-bit integers and
+    floats have no defined range and are refused, as are truncated files.
 
     Args:
         channels: 3 (mode RGB) or 1 (mode L) gives a Pillow image; 4 (RGBA) or 2 (LA) an array uint8 (H, W, C).
-        max_pixels: refused from the header, before memory is taken, above this width x height.
-        at_least: (height, width); a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, no smaller than this. That
-            is several times faster and changes pixels slightly, so only training crops and fast prediction ask for it.
+        max_pixels: images with a larger width x height are refused from the header, before memory is allocated.
+        at_least: (height, width); a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, but not smaller than this. This
+            is several times faster and changes pixels slightly, so only training crops and fast prediction use it.
 
     Raises:
-        BadImage: with the reason, for every way in which a file can be broken.
-        ConfigError: no image file has that number of channels.
+        BadImage: the file cannot be used; contains the reason.
+        ConfigError: image files cannot have that number of channels.
     """
     if channels not in MODES:
-        raise ConfigError(f"an image file cannot give {channels} channels", "give such pictures as .npy or .npz arrays")
+        raise ConfigError(f"image files cannot have {channels} channels", "use .npy or .npz arrays")
     try:
         with warnings.catch_warnings():
-            # by module: a filter that threads leave behind, out of order, hides no warnings but Pillow's
+            # by module: if threads leave this filter behind, it hides only Pillow's warnings
             warnings.filterwarnings("ignore", module=r"PIL\.|vitrail\.data\.decode")
             with Image.open(BytesIO(content), formats=FORMATS) as image:
                 _check_pixels(image, max_pixels)
                 if at_least is not None:
                     _draft(image, at_least)
                 image.load()
-                return pixels(image, channels)
+                return convert_image(image, channels)
     except BadImage:
         raise
     except Image.UnidentifiedImageError as error:
         known = "a JPEG, PNG, WebP, BMP, GIF or TIFF image"
         raise BadImage(f"not {known}" if content else "the file is empty") from error
-    except Exception as error:  # Pillow raises six kinds and more for a broken file
+    except Exception as error:  # Pillow raises many types for a broken file
         raise BadImage(f"{type(error).__name__}: {error}") from error
 
 
 def header_size(content: bytes) -> tuple[int, int] | None:
-    """(height, width) as the header of an image file says, without decoding; None where it says nothing."""
+    """(height, width) from the header of an image file, without decoding; None if the header has no size."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -96,24 +92,24 @@ def header_size(content: bytes) -> tuple[int, int] | None:
         return None
 
 
-def pixels(image: Image.Image, channels: int = 3) -> Image.Image | np.ndarray:
-    """A Pillow image upright and in the asked number of channels: the second half of `decode`, by the same rules."""
+def convert_image(image: Image.Image, channels: int = 3) -> Image.Image | np.ndarray:
+    """A Pillow image, upright and with that many channels: the second half of `decode`, by the same rules."""
     if channels not in MODES:
-        raise BadImage(f"an image cannot give {channels} channels; give such pictures as arrays")
-    image = _upright(image)
+        raise BadImage(f"images cannot have {channels} channels; use arrays")
+    image = _apply_orientation(image)
     if image.mode.startswith("I;16"):
-        image = _eight_bits(image)
+        image = _scale_to_8_bits(image)
     elif image.mode in ("I", "F"):
-        raise BadImage(f"mode {image.mode} states no range of brightness; save it with 8 or 16 bits a channel")
+        raise BadImage(f"mode {image.mode} has no defined range of values; save it with 8 or 16 bits per channel")
     if channels in (2, 4):
         return np.asarray(image.convert(MODES[channels]))
     if image.has_transparency_data:
-        image = on_white(image)
+        image = composite_on_white(image)
     return image if image.mode == MODES[channels] else image.convert(MODES[channels])
 
 
 def looks_like_image(head: bytes) -> bool:
-    """Whether the first 16 bytes of a file are those of a format that `decode` takes."""
+    """Whether the first 16 bytes of a file belong to a format that `decode` supports."""
     starts = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
     return head.startswith(starts) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
 
@@ -128,32 +124,32 @@ def _check_pixels(image: Image.Image, most: int) -> None:
 
 def _draft(image: Image.Image, at_least: tuple[int, int]) -> None:
     height, width = at_least
-    if _orientation(image) >= 5:  # the file lies on its side
+    if _read_orientation(image) >= 5:  # stored rotated by 90 degrees
         height, width = width, height
     image.draft(image.mode, (width, height))
 
 
-def _orientation(image: Image.Image) -> int:
+def _read_orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # broken EXIF says nothing about the picture, which may be sound
+    except Exception:  # with broken EXIF the image itself may still be good
         return 1
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    # Pillow turns a TIFF by itself as it loads, and takes the tag away; so this is asked after loading
+def _apply_orientation(image: Image.Image) -> Image.Image:
+    # Pillow rotates a TIFF when it loads it, and removes the tag; so the tag is read after loading
     image.load()
-    turn = UPRIGHT.get(_orientation(image))
+    turn = UPRIGHT.get(_read_orientation(image))
     if turn is None:
         return image
     turned = image.transpose(turn)
-    for place in ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"):  # what would turn it once more
+    for place in ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"):  # these would rotate it again
         turned.info.pop(place, None)
     return turned
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Mode I;16 (any byte order) scaled, not clipped, to L; TIFF's 12 bits and white-is-zero are heeded."""
+def _scale_to_8_bits(image: Image.Image) -> Image.Image:
+    """Scale mode I;16 (any byte order) to L without clipping. Handles TIFF's 12 bits and white-is-zero."""
     tags: Mapping[int, Any] = getattr(image, "tag_v2", {})
     top = 2 ** tags.get(BITS_PER_SAMPLE, (16,))[0] - 1
     grey = np.asarray(image).astype(np.uint32)  # (H, W)
@@ -165,16 +161,16 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(scaled)
 
 
-ROWS = 1 << 20  # pixels that are laid on white at one time: several copies of all of a large picture would be held else
+ROWS = 1 << 20  # pixels composited at a time: otherwise several copies of a large image would be in memory
 
 
-def on_white(image: Image.Image) -> Image.Image:
-    """A picture of any mode with transparency as RGB, what is clear of it white."""
+def composite_on_white(image: Image.Image) -> Image.Image:
+    """Composite an image of any mode with transparency on white, as RGB."""
     width, height = image.size
     opaque = Image.new("RGB", image.size)
     step = max(1, ROWS // max(width, 1))
     for top in range(0, height, step):
         box = (0, top, width, min(top + step, height))
-        seen = image.crop(box).convert("RGBA")
-        opaque.paste(Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB"), box)
+        part = image.crop(box).convert("RGBA")
+        opaque.paste(Image.alpha_composite(Image.new("RGBA", part.size, "white"), part).convert("RGB"), box)
     return opaque

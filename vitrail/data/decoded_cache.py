@@ -1,5 +1,5 @@
-"""Sets of small images, decoded once and kept: 50,000 pictures of 32 x 32 are 150 MB, and decoding each again in every
-epoch would cost more than training on it.
+"""Small images are decoded once and kept in memory: 50,000 images of 32 x 32 are 150 MB, and decoding them again in every
+epoch would take longer than training on them.
 
 Axes: n items, H, W, C.
 """
@@ -18,26 +18,26 @@ from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
 
 SMALL = 64  # pixels of a side, at most
-PROBES = 65  # images whose headers decide
+PROBES = 65  # images whose headers are read
 KEPT_BYTES = 2**32
 
 
 def keep_decoded(
     source: Source, *, channels: int | None = None, bad: Callable[[str, str], None] | None = None
 ) -> Source:
-    """A source of arrays in place of one whose files are small images, all of one size; any other source as it is.
+    """Decode a source of small images of one size into a source of arrays. Any other source is returned unchanged.
 
-    The source alone decides, never free memory: the headers of 65 images, evenly spread, all say the same size of at
-    most 64 x 64, the whole fits in 4 GiB, and every image that can be decoded then has that size. A user's Dataset is
-    left as it is, for its pictures may differ each time.
+    The decision depends only on the source, never on free memory: the headers of 65 images, evenly spaced, must have the
+    same size of at most 64 x 64, all images must fit in 4 GiB, and every image that can be decoded must have that size.
+    A user's Dataset is unchanged, because its images may differ each time.
 
     Args:
-        channels: that files are decoded to; 3 by default.
-        bad: is told (key, reason) of each image that cannot be decoded, which is then missing from the result. Without
-            it the first such image is an error.
+        channels: to which files are decoded; 3 by default.
+        bad: called with (key, reason) for each image that cannot be decoded and is missing from the result. Without it
+            the first such image is an error.
 
     Raises:
-        DataError: a bad image, where ``bad`` is not given, or what ``bad`` raises.
+        DataError: a bad image if ``bad`` is None, or what ``bad`` raises.
     """
     channels = channels or 3
     size = None if source.kind == "arrays" or isinstance(source.contents, UserDataset) else _common_size(source)
@@ -45,7 +45,7 @@ def keep_decoded(
         return source
     images = np.zeros((len(source), *size, channels), np.uint8)  # (n, H, W, C)
     reasons: dict[int, str] = {}
-    # one after the other: Pillow holds the interpreter for most of a small image, and threads measure slower
+    # sequentially: Pillow holds the interpreter lock for most of a small image, and threads were slower
     for row in range(len(source)):
         try:
             picture = np.asarray(decode(_read(source, row), channels=channels))  # (H, W) or (H, W, C)
@@ -57,7 +57,7 @@ def keep_decoded(
         images[row] = picture.reshape(images.shape[1:])
     for row, reason in reasons.items():
         if bad is None:
-            raise DataError(f"the image {source.keys[row]} is bad: {reason}", "mend it or take it away")
+            raise DataError(f"the image {source.keys[row]} is bad: {reason}", "repair or remove it")
         bad(source.keys[row], reason)
     good = np.array([row for row in range(len(source)) if row not in reasons], np.int64)
     kept = source.subset(good) if reasons else source
@@ -65,7 +65,7 @@ def keep_decoded(
 
 
 def _common_size(source: Source) -> tuple[int, int] | None:
-    """(H, W) if the headers that were looked at agree on it."""
+    """(H, W) if all the headers that are read agree on it."""
     sizes = set()
     for row in sorted({round(row) for row in np.linspace(0, len(source) - 1, PROBES)}) if len(source) else []:
         with suppress(BadImage):

@@ -76,7 +76,7 @@ def collate_labels(rows: np.ndarray) -> Tensor:
 
 def stop_at_bad(key: str, reason: str) -> None:
     """Raises `DataError` for a bad image: what is done with one where no policy is given."""
-    raise DataError(f"the image {key} is bad: {reason}", "mend it or take it away")
+    raise DataError(f"the image {key} is bad: {reason}", "repair or remove it")
 
 
 def train_batches(

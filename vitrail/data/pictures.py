@@ -139,7 +139,7 @@ class Evaluated:
         return self._prepare(image, full or size_of(image))
 
     def _prepare(self, image: Image.Image | np.ndarray, full: tuple[int, int]) -> Picture:
-        top, left, bottom, right = self.preprocessing.seen(*full)
+        top, left, bottom, right = self.preprocessing.visible_box(*full)
         return Picture(self.preprocessing.picture(image), (left, top, right, bottom), full)
 
 

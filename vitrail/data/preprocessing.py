@@ -1,4 +1,4 @@
-"""How a picture becomes the input of a network: resize, crop, normalise."""
+"""Preprocessing: resize, crop and normalise an image for a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image
 
-from vitrail.data.decode import BadImage, pixels
+from vitrail.data.decode import BadImage, convert_image
 from vitrail.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -25,29 +25,29 @@ INTERPOLATIONS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-MOST_SIDE = 16_384  # pixels of a model's input: no model sees more, but weights from strangers may say so
-# only a long thin strip has more pixels than this once resized; of it no more than the crop is computed
+MOST_SIDE = 16_384  # pixels of a model's input; guards against absurd values in untrusted weights
+# an extreme aspect ratio can exceed this many pixels after resizing; then only the crop is computed
 WHOLE_PIXELS = 16_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How a picture becomes the input of a model when it is judged or used; stored with every checkpoint.
+    """How images are prepared for a model in evaluation and inference; stored with every checkpoint.
 
     Args:
-        size: (height, width) that the model takes.
-        resize: `short` scales the shorter side to `resize_to` and keeps the shape (where `size` is not square: to the
-            smallest picture that covers `size` x `resize_to` / its shorter side); `squash` scales whatever the shape, to
-            `size` or, where `resize_to` is given, to that larger picture; `none` leaves the picture.
+        size: (height, width) of the model's input.
+        resize: `short` scales the shorter side to `resize_to` and keeps the aspect ratio (if `size` is not square: to the
+            smallest image that covers `size` x `resize_to` / its shorter side); `squash` ignores the aspect ratio and
+            scales to `size` or, if `resize_to` is given, to that larger image; `none` does not resize.
         resize_to: pixels of the shorter side before the centre crop; at least the shorter side of `size`.
         rounding: of the longer side after `short`: `floor` (timm, torchvision) or `round` (big_vision).
-        crop_rounding: of the centre crop's corner (W - w) / 2: `even`, a half goes to the even neighbour (timm,
-            torchvision), or `floor` (TensorFlow). A picture smaller than the crop gets a black border.
-        interpolation: Pillow's filter; each of them averages where it shrinks, except `nearest`.
-        mean, std: one for each channel, of values in [0, 1].
+        crop_rounding: of the centre crop's corner (W - w) / 2: `even`, half to even (timm, torchvision), or `floor`
+            (TensorFlow). An image smaller than the crop gets a black border.
+        interpolation: Pillow's filter; all of them antialias when shrinking, except `nearest`.
+        mean, std: one per channel, for values in [0, 1].
 
     Raises:
-        ConfigError: a value or a combination that cannot be meant.
+        ConfigError: an invalid value or combination.
     """
 
     size: tuple[int, int]
@@ -71,12 +71,12 @@ class Preprocessing:
             raise ConfigError(fact, f"give (height, width) in pixels, whole numbers up to {MOST_SIDE:,}")
         scaled = self.resize == "short" or (self.resize == "squash" and self.resize_to is not None)
         if scaled and (self.resize_to or 0) < min(self.size):
-            fact = f"resize_to is {self.resize_to}, under the {min(self.size)} pixels of the crop"
+            fact = f"resize_to is {self.resize_to}, below the {min(self.size)} pixels of the crop"
             raise ConfigError(fact, f"set it to {min(self.size)} or more")
         finite = all(map(math.isfinite, (*self.mean, *self.std)))
         if len(self.mean) != len(self.std) or not finite or min(self.std, default=0) <= 0:
             fact = f"mean {self.mean} and std {self.std}"
-            raise ConfigError(fact, "give one mean and one positive std for each channel")
+            raise ConfigError(fact, "give one mean and one positive std per channel")
 
     @classmethod
     def timm(
@@ -90,7 +90,7 @@ class Preprocessing:
     ) -> Preprocessing:
         """timm's evaluation transform (timm/data/transforms_factory.py): for 224, shorter side 248, centre crop 224.
 
-        Where ``size`` is no square it resizes with a function of its own, which rounds.
+        For a ``size`` that is not square timm resizes with another function, which rounds.
         """
         size = (size, size) if isinstance(size, int) else size
         to = math.floor(min(size) / crop_fraction)
@@ -101,9 +101,9 @@ class Preprocessing:
 
     @classmethod
     def paper(cls, size: int | tuple[int, int] = 224, *, channels: int = 3) -> Preprocessing:
-        """What the paper's code evaluates with (vit_jax/input_pipeline.py): squashed to size, bilinear, into [-1, 1].
+        """The evaluation transform of the paper's code (vit_jax/input_pipeline.py): squash to size, bilinear, [-1, 1].
 
-        TensorFlow's bilinear takes four pixels even where it shrinks a picture; Pillow's averages all it covers.
+        When shrinking, TensorFlow's bilinear reads four pixels; Pillow's antialiases.
         """
         size = (size, size) if isinstance(size, int) else size
         return cls(size=size, interpolation="bilinear", mean=(0.5,) * channels, std=(0.5,) * channels)
@@ -113,67 +113,69 @@ class Preprocessing:
         return len(self.mean)
 
     def at(self, size: tuple[int, int]) -> Preprocessing:
-        """The same for another input size: what `short` scales to keeps its proportion to the crop."""
+        """The same for another input size; `resize_to` keeps its ratio to the crop."""
         to = None if self.resize_to is None else math.floor(min(size) * self.resize_to / min(self.size))
         return replace(self, size=size, resize_to=to)
 
-    def stated(
+    def override(
         self,
         *,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         resize: int | str | None = None,
     ) -> Preprocessing:
-        """The same with what a person knows better than a file of weights, which does not say how it was trained.
+        """The same with some values replaced, for weights that do not say how they were trained.
 
         Args:
-            mean, std: of values in [0, 1], one number for each channel or one for all.
+            mean, std: for values in [0, 1], one number per channel or one for all.
             resize: pixels of the shorter side before the crop, or "squash" or "none".
 
         Raises:
-            ConfigError: as on construction.
+            ConfigError: as in the constructor.
         """
-        told: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         if resize is not None:
             scaled = isinstance(resize, int)
-            told |= {"resize": "short" if scaled else resize, "resize_to": resize if scaled else None}
+            changes |= {"resize": "short" if scaled else resize, "resize_to": resize if scaled else None}
         for name, numbers in (("mean", mean), ("std", std)):
             if numbers is not None:
-                told[name] = tuple(numbers) * (self.channels if len(numbers) == 1 else 1)
-        changed = replace(self, **told)
+                changes[name] = tuple(numbers) * (self.channels if len(numbers) == 1 else 1)
+        changed = replace(self, **changes)
         if changed.channels != self.channels:
             fact = f"mean {changed.mean} and std {changed.std} for {self.channels} channels"
-            raise ConfigError(fact, "give one number for each channel, or one for all")
+            raise ConfigError(fact, "give one number per channel, or one for all")
         return changed
 
     def picture(self, image: Image.Image | np.ndarray) -> np.ndarray:
-        """The model's input before normalisation: uint8 (C, h, w), or float32 in [0, 1] where the array was float.
+        """The model's input before normalisation: uint8 (C, h, w), or float32 in [0, 1] for a float array.
 
         Args:
             image: a Pillow image of any mode, or an array (H, W, C) or (H, W), uint8 or float32 in [0, 1].
 
         Raises:
-            BadImage: an array of another shape or number of channels.
+            BadImage: an array of a wrong shape or number of channels.
         """
-        planes = [np.asarray(self._framed(part)) for part in self._parts(image)]  # each (h, w) or (h, w, 3)
+        planes = [
+            np.asarray(self._resize_and_crop(part)) for part in self._split_planes(image)
+        ]  # each (h, w) or (h, w, 3)
         picture = np.concatenate([plane.reshape(*self.size, -1) for plane in planes], axis=2)  # (h, w, C)
         picture = np.ascontiguousarray(picture.transpose(2, 0, 1))  # (C, h, w)
         return picture if picture.dtype == np.uint8 else picture.clip(0, 1)  # cubic filters overshoot
 
     def normalise(self, images: Tensor) -> Tensor:
-        """(x / 255 - mean) / std of uint8 images (B, C, H, W), in fp32; floats are taken as already in [0, 1]."""
+        """(x / 255 - mean) / std of uint8 images (B, C, H, W), in fp32; floats must be in [0, 1] already."""
         scaled = images.float() if images.is_floating_point() else images.float() / 255
-        mean, std = (scaled.new_tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))  # (C, 1, 1)
+        mean, std = (scaled.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))  # (C, 1, 1)
         return (scaled - mean) / std
 
-    def restored(self, images: Tensor) -> Tensor:
-        """What `normalise` made these images (B, C, H, W) from: fp32 in [0, 1]."""
+    def denormalise(self, images: Tensor) -> Tensor:
+        """The inverse of `normalise`: images (B, C, H, W) in fp32, clamped to [0, 1]."""
         images = images.float()
-        mean, std = (images.new_tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))  # (C, 1, 1)
+        mean, std = (images.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))  # (C, 1, 1)
         return (images * std + mean).clamp(0, 1)
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) to which a picture of that size is scaled before the crop."""
+        """(height, width) to which an image of that size is scaled before the crop."""
         if self.resize == "none":
             return height, width
         shorter = min(self.size) if self.resize_to is None else self.resize_to
@@ -185,12 +187,12 @@ class Preprocessing:
             return rounded(cover_width * height / width), cover_width
         return cover_height, rounded(cover_height * width / height)
 
-    def seen(self, height: int, width: int) -> tuple[float, float, float, float]:
-        """(top, left, bottom, right) of what the model sees of a picture of that size, in its own pixels.
+    def visible_box(self, height: int, width: int) -> tuple[float, float, float, float]:
+        """(top, left, bottom, right) of the part of an image of that size that the model sees, in pixels of the image.
 
-        Where `none` puts a black border around a small picture, that lies beyond its edges.
+        If a small image gets a black border, the box extends beyond the image.
         """
-        tall, wide, top, left = self._cropped(height, width)
+        tall, wide, top, left = self._crop_geometry(height, width)
         down, across = height / tall, width / wide
         return top * down, left * across, (top + self.size[0]) * down, (left + self.size[1]) * across
 
@@ -199,46 +201,46 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
-        """The inverse of `to_dict`; a key it does not know is a ConfigError."""
+        """The inverse of `to_dict`. Raises `ConfigError` for an unknown key."""
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                raise ConfigError(f"preprocessing has no {name!r}", nearest(name, known))
+                raise ConfigError(f"unknown preprocessing setting {name!r}", nearest(name, known))
         if "size" not in values:
-            raise ConfigError("preprocessing without 'size'", "give size: [height, width]")
+            raise ConfigError("preprocessing has no 'size'", "give size: [height, width]")
         arguments: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
         return cls(**arguments)
 
-    def _parts(self, image: Image.Image | np.ndarray) -> list[Image.Image]:
-        """Pillow images to resize alike: the picture itself where Pillow has a mode for it, else its planes."""
+    def _split_planes(self, image: Image.Image | np.ndarray) -> list[Image.Image]:
+        """The Pillow images to resize: the image itself if Pillow has a mode for it, otherwise one per channel."""
         if not isinstance(image, np.ndarray):
-            image = pixels(image, self.channels)
+            image = convert_image(image, self.channels)
         if not isinstance(image, np.ndarray):
             return [image]
         array = image[..., None] if image.ndim == 2 else image  # (H, W, C)
         if array.ndim != 3 or array.shape[2] != self.channels:
-            raise BadImage(f"an array of shape {image.shape}, where (H, W, {self.channels}) is needed")
+            raise BadImage(f"an array of shape {image.shape}; (H, W, {self.channels}) is required")
         if array.dtype not in (np.uint8, np.float32):
-            raise BadImage(f"an array of {array.dtype}, where uint8 or float32 in [0, 1] is needed")
+            raise BadImage(f"an array of {array.dtype}; uint8 or float32 in [0, 1] is required")
         if array.dtype == np.uint8 and self.channels == 3:
             return [Image.fromarray(array)]
         return [Image.fromarray(np.ascontiguousarray(array[..., channel])) for channel in range(self.channels)]
 
-    def _cropped(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """(height, width) of the scaled picture, and where the crop begins on it: top and left."""
+    def _crop_geometry(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """(height, width) of the scaled image, and top and left of the crop in it."""
         tall, wide = self.resized(height, width)
         corner = round if self.crop_rounding == "even" else math.floor
         return tall, wide, corner((tall - self.size[0]) / 2), corner((wide - self.size[1]) / 2)
 
-    def _framed(self, image: Image.Image) -> Image.Image:
+    def _resize_and_crop(self, image: Image.Image) -> Image.Image:
         """Scaled and cropped to `size`."""
         height, width = self.size
-        tall, wide, top, left = self._cropped(image.height, image.width)
+        tall, wide, top, left = self._crop_geometry(image.height, image.width)
         resample = INTERPOLATIONS[self.interpolation]
         if self.resize != "none" and tall * wide > WHOLE_PIXELS:
-            top, left, bottom, right = self.seen(image.height, image.width)
+            top, left, bottom, right = self.visible_box(image.height, image.width)
             box = (left, top, min(right, image.width), min(bottom, image.height))
             return image.resize((width, height), resample, box)
         if (tall, wide) != (image.height, image.width):

@@ -1,11 +1,11 @@
-"""Random numbers without a state: every draw is a function of (seed, stream, epoch, sample, view, position).
+"""Stateless random numbers: every draw is a function of (seed, stream, epoch, sample, view, position).
 
-A draw's five keys are hashed into the state of a splitmix64 generator (Steele, Lea & Flood 2014), and the draws are that
-generator's first outputs. So any batch, in any order, on any worker, draws what it would have drawn alone. The words,
-uniforms, integers and permutations are the same bits on every machine; normals and betas go through the machine's
-logarithm and so agree to rounding.
+The first five keys are hashed into the state of a splitmix64 generator (Steele, Lea & Flood 2014), and the draws are the
+first outputs of that generator. So the draws of a sample do not depend on the batch, the order or the worker. Words,
+uniforms, integers and permutations have the same bits on every machine; normals and betas use the logarithm of the
+platform and agree up to rounding.
 
-Legend: ``...`` is the common (broadcast) shape of ``epoch``, ``sample`` and ``view``, each an integer or an array of them.
+Axes: ``...`` is the broadcast shape of ``epoch``, ``sample`` and ``view``, each an integer or an array of integers.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd: splitmix64 walks through all words in steps of it
+GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: the increment of splitmix64
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # the multipliers of its finaliser
 
 
 def keys(seed: int, stream: str, epoch: ArrayLike, sample: ArrayLike, view: ArrayLike) -> NDArray[np.uint64]:
-    """The generator state that belongs to each (seed, stream, epoch, sample, view).  # -> (...)
+    """The generator state of each (seed, stream, epoch, sample, view).  # -> (...)
 
-    A stream is the name of one use of chance ("flip", "mask"), so that two uses never share their numbers.
+    A stream is the name of one use of random numbers ("flip", "mask"), so that two uses never share their numbers.
     """
     name = int.from_bytes(blake2b(stream.encode(), digest_size=8).digest(), "little")
     parts = (seed % 2**64, name, epoch, sample, view)
-    with np.errstate(over="ignore"):  # wrapping around is the arithmetic meant here
+    with np.errstate(over="ignore"):  # integer overflow is intended
         state = np.zeros((), np.uint64)
         for part in parts:
             state = _finalise((state ^ _as_words(part)) + np.uint64(GOLDEN))
@@ -36,7 +36,7 @@ def keys(seed: int, stream: str, epoch: ArrayLike, sample: ArrayLike, view: Arra
 def words(
     seed: int, stream: str, epoch: ArrayLike, sample: ArrayLike, view: ArrayLike, count: int
 ) -> NDArray[np.uint64]:
-    """``count`` words of 64 random bits for each key.  # -> (..., count)"""
+    """``count`` words of 64 random bits per key.  # -> (..., count)"""
     steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN)  # (count,)
     with np.errstate(over="ignore"):
         return _finalise(keys(seed, stream, epoch, sample, view)[..., None] + steps)
@@ -45,7 +45,7 @@ def words(
 def uniforms(
     seed: int, stream: str, epoch: ArrayLike, sample: ArrayLike, view: ArrayLike, count: int
 ) -> NDArray[np.float64]:
-    """``count`` numbers in [0, 1), multiples of 2**-53, for each key.  # -> (..., count)
+    """``count`` numbers in [0, 1), multiples of 2**-53, per key.  # -> (..., count)
 
     The first numbers do not depend on ``count``.
     """
@@ -55,7 +55,7 @@ def uniforms(
 def integers(
     seed: int, stream: str, epoch: ArrayLike, sample: ArrayLike, view: ArrayLike, count: int, *, below: int
 ) -> NDArray[np.int64]:
-    """``count`` whole numbers in [0, below) for each key; ``below`` is at most 2**31.  # -> (..., count)"""
+    """``count`` integers in [0, below) per key; ``below`` is at most 2**31.  # -> (..., count)"""
     assert 0 < below <= 2**31, below
     return (uniforms(seed, stream, epoch, sample, view, count) * below).astype(np.int64)
 
@@ -63,7 +63,7 @@ def integers(
 def normals(
     seed: int, stream: str, epoch: ArrayLike, sample: ArrayLike, view: ArrayLike, count: int
 ) -> NDArray[np.float64]:
-    """``count`` standard normal numbers for each key, by Box and Muller (1958).  # -> (..., count)"""
+    """``count`` standard normal numbers per key, by Box and Muller (1958).  # -> (..., count)"""
     pairs = uniforms(seed, stream, epoch, sample, view, 2 * count)
     radius = np.sqrt(-2 * np.log1p(-pairs[..., 0::2]))
     return radius * np.cos(2 * np.pi * pairs[..., 1::2])
@@ -80,17 +80,17 @@ def betas(
     alpha: float,
     beta: float,
 ) -> NDArray[np.float64]:
-    """``count`` numbers of the Beta(alpha, beta) distribution for each key, by its inverse.  # -> (..., count)"""
+    """``count`` numbers of the Beta(alpha, beta) distribution per key, by its inverse CDF.  # -> (..., count)"""
     assert alpha > 0 and beta > 0, (alpha, beta)
-    from scipy.special import betaincinv  # scikit-learn brings scipy; loading it takes longer than this whole module
+    from scipy.special import betaincinv  # a dependency of scikit-learn; imported here because that is slow
 
     return betaincinv(alpha, beta, uniforms(seed, stream, epoch, sample, view, count))
 
 
 def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
-    """The order in which an epoch sees its ``n`` samples.  # -> (n,)
+    """The order of the ``n`` samples in an epoch.  # -> (n,)
 
-    The index of each sample is written under its random word, and the words are sorted: equal words cannot swap.
+    The index of each sample is the low bits of its random word, and the words are sorted, so there are no ties.
     """
     below = np.uint64(max(n - 1, 0).bit_length())
     random = words(seed, "order", epoch, 0, 0, n) >> below << below

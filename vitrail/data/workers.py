@@ -1,12 +1,12 @@
-"""Worker processes that make pictures: plain Pythons which know numpy, Pillow and this room, and answer through a pipe.
+"""Worker processes that prepare images: Python processes with numpy, Pillow and this package, connected by pipes.
 
-A worker does not import the user's script (unless something in it has to be unpickled) nor torch, so it starts in a
-third of a second; it is asked for the rows of a batch and sends one picture after the other, so that its death has the
-name of an image. It holds nothing worth saving: closing kills it, and when its parent is gone, however that went, it
-reads the end of its pipe and leaves.
+A worker imports neither torch nor the user's script (unless something in the script has to be unpickled), so it starts in
+a third of a second. It receives the rows of a batch and sends one image after the other, so if it dies, the image is
+known. It has no state to save: closing kills it, and if the parent process ends in any way, the worker reads the end of
+its pipe and exits.
 
-The parent pickles what is to be made; all else is lines of JSON, and the bytes of pictures. So nothing that comes from
-the side that opens strange files is ever unpickled.
+The parent sends one pickle, of the function to call; everything else is lines of JSON and the bytes of images. So nothing
+from the process that opens untrusted files is ever unpickled.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Made = Picture | str  # a picture, or the reason why there is none
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-MARK = "VITRAIL_DATA_WORKER"  # in the environment of workers
-PIPE_BYTES = 2**20  # a few pictures: a worker goes on while the parent is busy
+MARK = "VITRAIL_DATA_WORKER"  # environment variable that is set in workers
+PIPE_BYTES = 2**20  # a few images, so that a worker continues while the parent is busy
 START = "from vitrail.data.workers import serve; serve()"
 
 
 def make_all(make: Make, rows: Iterable[Row]) -> list[Made]:
-    """Every picture of a batch, or why it is missing."""
+    """Every image of a batch, or the reason why it is missing."""
     return [_attempt(make, row) for row in rows]
 
 
@@ -63,11 +63,11 @@ def in_order(
     threads: int,
     close: Callable[[], None] = lambda: None,
 ) -> Generator[Result, None, None]:
-    """``work(job)`` of each job, in order, done in threads while the caller uses the last one.
+    """Yield ``work(job)`` for each job, in order. Threads run ahead while the caller uses a result.
 
     Args:
-        threads: jobs under way at a time; as many more may lie finished.
-        close: called at the end, however it comes; makes what the threads wait for return.
+        threads: number of jobs that run at a time; as many more may be finished and waiting.
+        close: called at the end, also after an error; must unblock the threads.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="vitrail-data")
     pending: deque[Future[Result]] = deque()
@@ -85,24 +85,24 @@ def in_order(
 
 
 class Workers:
-    """Processes that all make the same; any of them may be asked for any rows, from any thread.
+    """A pool of identical worker processes. Any worker can prepare any rows; calls are thread-safe.
 
     Args:
-        make: gives the picture of (epoch, sample, view), or raises `BadImage`; is pickled once for each worker.
-        count: of processes.
+        make: returns the image of (epoch, sample, view), or raises `BadImage`; sent to each worker as a pickle.
+        count: number of processes.
         keys: names of the samples, for messages.
 
     Raises:
-        ConfigError: ``make`` cannot be pickled, or this process is a worker itself.
+        ConfigError: ``make`` cannot be pickled, or this process is itself a worker.
     """
 
     def __init__(self, make: Make, count: int, keys: Sequence[str]) -> None:
         refuse_in_worker()
         self.keys = keys
         self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
-        content = _pickled(make)
-        # of the parent, only what the worker has to unpickle from the user's own script
-        script = _script() if b"__main__" in content else {}
+        content = _pickle(make)
+        # the worker imports the user's script only if the pickle refers to it
+        script = _describe_script() if b"__main__" in content else {}
         self.processes: list[subprocess.Popen[bytes]] = []
         try:
             for _ in range(count):
@@ -112,19 +112,19 @@ class Workers:
             raise
         for process in self.processes:
             assert process.stdin is not None
-            with suppress(BrokenPipeError):  # it died at once; the first request says so
-                process.stdin.write(_line(script))
+            with suppress(BrokenPipeError):  # it died at once; the first request reports it
+                process.stdin.write(_encode_line(script))
                 process.stdin.write(content)
                 process.stdin.flush()
             self._idle.put(process)
 
     def __call__(self, rows: np.ndarray) -> list[Made]:
-        """The pictures of rows (B, 3), from the next worker that is free.
+        """The images of rows (B, 3), from the next free worker.
 
         Raises:
             DataError: the worker died.
-            ConfigError, DataError: as ``make`` raised them there.
-            RuntimeError: anything else that it raised but `BadImage`, with the worker's traceback.
+            ConfigError, DataError: raised by ``make`` in the worker.
+            RuntimeError: any other exception of ``make`` except `BadImage`, with the traceback of the worker.
         """
         process = self._idle.get()
         try:
@@ -135,47 +135,47 @@ class Workers:
     def _ask(self, process: subprocess.Popen[bytes], rows: list[list[int]]) -> list[Made]:
         assert process.stdin is not None
         assert isinstance(process.stdout, BufferedReader)
-        with suppress(BrokenPipeError):  # then its last words may still be read
-            process.stdin.write(_line(rows))
+        with suppress(BrokenPipeError):  # the worker died; its last reply can still be read
+            process.stdin.write(_encode_line(rows))
             process.stdin.flush()
         made: list[Made] = []
         for row in rows:
             try:
                 answer = _receive(process.stdout)
             except (EOFError, OSError, ValueError):
-                raise self._death(process, self.keys[row[1]]) from None
+                raise self._describe_death(process, self.keys[row[1]]) from None
             if isinstance(answer, Exception):
                 raise answer
             made.append(answer)
         return made
 
-    def _death(self, process: subprocess.Popen[bytes], key: str) -> DataError:
+    def _describe_death(self, process: subprocess.Popen[bytes], key: str) -> DataError:
         try:
             code = process.wait(timeout=1)
-        except subprocess.TimeoutExpired:  # alive, and talking nonsense
+        except subprocess.TimeoutExpired:  # alive, but it sent an invalid reply
             process.kill()
             code = process.wait()
         cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        remedy = "use fewer workers if memory ran out (SIGKILL); if it always dies there, take that image away"
+        remedy = "use fewer workers if memory ran out (SIGKILL); if it always dies at this image, remove the image"
         return DataError(f"the data worker {process.pid} died ({cause}) at the image {key}", remedy)
 
     def close(self) -> None:
-        """Ends them all, whatever they do."""
+        """Kill all workers."""
         for process in self.processes:
             process.kill()
         for process in self.processes:
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
-                with suppress(OSError):  # what was not read any more
+                with suppress(OSError):  # unread data
                     pipe.close()
 
 
 def refuse_in_worker() -> None:
-    """Raises `ConfigError` in a worker: it has imported the user's script, and the script has begun again."""
+    """Raises `ConfigError` in a worker: it imported the user's script, and the script started training again."""
     if os.environ.get(MARK):
-        fact = "a data worker imported the script that started it, and the script began again"
-        raise ConfigError(fact, "put what the script does under `if __name__ == '__main__':`, or use workers=0")
+        fact = "a data worker imported the script that started it, and the script ran again"
+        raise ConfigError(fact, "put the code of the script under `if __name__ == '__main__':`, or use workers=0")
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -184,12 +184,12 @@ def _start() -> subprocess.Popen[bytes]:
         [sys.executable, "-P", "-c", START],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        # one thread a worker, also in what numpy or a transform brings
+        # one thread per worker, also in numpy and transforms
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", MARK: "1"},
-        start_new_session=True,  # a Ctrl-C in the terminal is the parent's affair
+        start_new_session=True,  # Ctrl-C is handled by the parent
     )
     assert process.stdout is not None
-    # a user's pipes may hold so much in all, and other systems than Linux have nothing to ask
+    # Linux limits the pipe memory of a user; other systems cannot set it
     with suppress(OSError, AttributeError, ImportError):
         import fcntl
 
@@ -197,16 +197,16 @@ def _start() -> subprocess.Popen[bytes]:
     return process
 
 
-def _pickled(make: Make) -> bytes:
+def _pickle(make: Make) -> bytes:
     try:
         return pickle.dumps(make, protocol=5)
-    except Exception as error:  # pickle raises four kinds
+    except Exception as error:  # pickle raises several types
         remedy = "define it at the top of a module, or use workers=0"
         raise ConfigError(f"the dataset or transform cannot be sent to worker processes: {error}", remedy) from error
 
 
-def _script() -> dict[str, str]:
-    """How a worker finds the user's script, in the words of `multiprocessing.spawn.prepare`."""
+def _describe_script() -> dict[str, str]:
+    """How a worker finds the user's script, as arguments of `multiprocessing.spawn.prepare`."""
     main = sys.modules["__main__"]
     if (spec := getattr(main, "__spec__", None)) is not None:
         return {"init_main_from_name": spec.name}
@@ -215,12 +215,12 @@ def _script() -> dict[str, str]:
 
 
 def serve() -> None:
-    """The life of a worker: reads what to make, then rows, and writes what it made."""
+    """The main loop of a worker: read the function, then rows, and write images."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides when this ends
         signal.signal(number, signal.SIG_IGN)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what the user's code prints must not fall among the pictures
+    os.dup2(2, 1)  # output of user code must not mix with the images
     with suppress(BrokenPipeError):  # the parent is gone
         _serve(requests, replies)
     os._exit(0)
@@ -245,7 +245,7 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
                 return _send(error, replies)
 
 
-def _line(value: Any) -> bytes:
+def _encode_line(value: Any) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
 
@@ -253,15 +253,15 @@ def _send(answer: Made | Exception, replies: BinaryIO) -> None:
     if isinstance(answer, Picture):
         pixels = answer.pixels
         shown = {"crop": answer.crop, "full": answer.full}
-        replies.write(_line({"shape": pixels.shape, "type": pixels.dtype.str, **shown}))
+        replies.write(_encode_line({"shape": pixels.shape, "type": pixels.dtype.str, **shown}))
         replies.write(np.ascontiguousarray(pixels).data)
     elif isinstance(answer, VitrailError):
         words = {"what": answer.what, "remedy": answer.remedy, "value": answer.value}
-        replies.write(_line({"error": type(answer).__name__, **words}))
+        replies.write(_encode_line({"error": type(answer).__name__, **words}))
     elif isinstance(answer, Exception):
-        replies.write(_line({"error": "", "what": "".join(traceback.format_exception(answer))}))
+        replies.write(_encode_line({"error": "", "what": "".join(traceback.format_exception(answer))}))
     else:
-        replies.write(_line({"reason": answer}))
+        replies.write(_encode_line({"reason": answer}))
     replies.flush()
 
 

@@ -1,1 +1,1 @@
-"""How well a model does and how sure that is: intervals, calibration, damage."""
+"""Evaluation: probes, confidence intervals, calibration, corruptions, feature health."""

@@ -1,6 +1,6 @@
-"""Temperature scaling: the one number that makes a classifier's probabilities mean what they say.
+"""Temperature scaling: one number that calibrates the probabilities of a classifier.
 
-N images, K classes. `vitrail.tasks.metrics.reliability` has the bins that show whether they do.
+N images, K classes. `vitrail.tasks.metrics.reliability` measures the calibration.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ COLDEST, HOTTEST = 0.1, 10.0
 def fit_temperature(logits: Values, targets: Values, *, multi_label: bool = False) -> float:
     """The temperature that minimises the negative log-likelihood of held-out images (Guo et al. 2017, section 4.2).
 
-    It is convex in 1 / temperature, so Newton's method inside a bracket finds the one minimum. It is sought between
-    `COLDEST` and `HOTTEST`; answers that are all right have theirs at no temperature at all and get the coldest one.
+    The loss is convex in 1 / temperature, so Newton's method with a bracket finds the minimum between `COLDEST` and
+    `HOTTEST`. If all predictions are correct there is no minimum, and the result is `COLDEST`.
 
     Args:
-        logits: (N, K) of images that were not trained on.
+        logits: (N, K) of images that were not used in training.
         targets: (N,) indices of classes, or (N, K) of 0 and 1 with ``multi_label``.
     """
     logits, targets = as_array(logits).astype(np.float64), as_array(targets)
@@ -27,7 +27,7 @@ def fit_temperature(logits: Values, targets: Values, *, multi_label: bool = Fals
     low, high = 1 / HOTTEST, 1 / COLDEST  # of the inverse temperature
     first, second = slope(low, logits, targets)
     if first >= 0:
-        return HOTTEST if second > 0 else 1.0  # equal logits are the same at any temperature
+        return HOTTEST if second > 0 else 1.0  # equal logits do not depend on the temperature
     if slope(high, logits, targets)[0] <= 0:
         return COLDEST
     inverse = 1.0
@@ -44,7 +44,7 @@ def fit_temperature(logits: Values, targets: Values, *, multi_label: bool = Fals
 
 
 def _softmax_slope(inverse: float, logits: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
-    """The first and second derivative of the mean NLL by the inverse temperature."""
+    """The first and second derivatives of the mean NLL with respect to the inverse temperature."""
     p = np.exp(log_softmax(inverse * logits))  # (N, K)
     expected = (p * logits).sum(1)  # (N,)
     spread = (p * np.square(logits - expected[:, None])).sum(1)

@@ -1,9 +1,9 @@
-"""Eight kinds of damage at five levels, to see how a model that judges clean pictures well does on worse ones.
+"""Eight kinds of image corruption at five levels, to measure the robustness of a model.
 
-They are laid on what the model sees, 8-bit pictures after resize and crop, as in ImageNet-C (Hendrycks and Dietterich
-2019), whose kinds these resemble; the strengths are this project's own, so the figures compare only with each other.
-Lengths are parts of the shorter side, so a level means the same at any size. A random kind draws from (seed, kind,
-number of the image) and not from the level: a higher level is more of the same damage.
+They are applied to 8-bit images after resize and crop, as in ImageNet-C (Hendrycks and Dietterich 2019). The kinds are
+similar to its kinds, but the strengths are our own, so results are not comparable with published ones. Lengths are
+relative to the shorter side, so a level means the same at any size. Random kinds draw from (seed, kind, index of the
+image) and not from the level: a higher level is a stronger version of the same corruption.
 
 C channels, H and W as the model takes them.
 """
@@ -22,37 +22,39 @@ from vitrail.data.rng import normals, uniforms
 from vitrail.errors import ConfigError, nearest
 
 LEVELS = (1, 2, 3, 4, 5)
-At = tuple[int, str, int, int, int]  # (seed, stream, epoch, sample, view): where `randomness` draws
+At = tuple[int, str, int, int, int]  # (seed, stream, epoch, sample, view): the keys of `rng`
 
 
 def gaussian_noise(picture: np.ndarray, deviation: float, at: At) -> np.ndarray:
-    """Adds independent normal noise; the deviation is in 8-bit steps."""
+    """Add independent normal noise; the deviation is in 8-bit steps."""
     return picture + deviation * normals(*at, picture.size).reshape(picture.shape)
 
 
 def shot_noise(picture: np.ndarray, photons: float, at: At) -> np.ndarray:
-    """Counts photons: each value becomes Poisson with its share of the ``photons`` that full brightness sends."""
-    counts = np.arange(int(photons + 10 * photons**0.5 + 20))  # beyond it lies nothing that a double can tell from 1
+    """Poisson noise: full brightness has ``photons`` photons on average."""
+    counts = np.arange(
+        int(photons + 10 * photons**0.5 + 20)
+    )  # beyond this the distribution function is 1 in double precision
     expected = np.arange(256)[:, None] * (photons / 255)  # (256, 1)
     steps = np.cumsum(np.log(np.maximum(counts, 1)))  # log count!
     chance = np.exp(counts * np.log(np.maximum(expected, 1e-300)) - expected - steps)  # (256, M)
-    # one sorted table for all brightnesses: the distribution of brightness b lies between b and b + 1
+    # one sorted table for all brightnesses: the distribution function of brightness b is between b and b + 1
     table = (np.minimum(np.cumsum(chance, 1), 1) + np.arange(256)[:, None]).ravel()
     value = picture.astype(np.int64).ravel()
-    found = np.searchsorted(table, uniforms(*at, picture.size) + value, side="right") - value * len(counts)
-    return found.reshape(picture.shape) * (255 / photons)
+    drawn = np.searchsorted(table, uniforms(*at, picture.size) + value, side="right") - value * len(counts)
+    return drawn.reshape(picture.shape) * (255 / photons)
 
 
 def defocus_blur(picture: np.ndarray, radius: float, at: At) -> np.ndarray:
-    """Spreads each point over a disc; its radius is half a pixel and a part of the shorter side."""
+    """Convolve with a disc; its radius is half a pixel plus a fraction of the shorter side."""
     radius = 0.5 + radius * min(picture.shape[1:])
     half = int(radius + 0.5)
     y, x = np.mgrid[-half : half + 1, -half : half + 1]
-    return _convolved(picture, np.clip(radius + 0.5 - np.hypot(y, x), 0, 1))
+    return _convolve(picture, np.clip(radius + 0.5 - np.hypot(y, x), 0, 1))
 
 
 def motion_blur(picture: np.ndarray, length: float, at: At) -> np.ndarray:
-    """Spreads each point over a line of random direction; its length is a part of the shorter side."""
+    """Convolve with a line of random direction; its length is a fraction of the shorter side."""
     length = length * min(picture.shape[1:])
     angle = np.pi * float(uniforms(*at, 1)[0])
     half = int(length / 2) + 1
@@ -60,25 +62,25 @@ def motion_blur(picture: np.ndarray, length: float, at: At) -> np.ndarray:
     kernel = np.zeros((2 * half + 1, 2 * half + 1))
     y, x = along * np.sin(angle) + half, along * np.cos(angle) + half
     top, left = np.floor(y).astype(int).clip(0, 2 * half - 1), np.floor(x).astype(int).clip(0, 2 * half - 1)
-    for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):  # each point is shared by the four pixels around it
+    for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):  # bilinear weights of the four pixels around each point
         share = (1 - abs(y - top - down)) * (1 - abs(x - left - right))
         np.add.at(kernel, (top + down, left + right), share)
-    return _convolved(picture, kernel)
+    return _convolve(picture, kernel)
 
 
 def brightness(picture: np.ndarray, steps: float, at: At) -> np.ndarray:
-    """Adds 8-bit steps to every value, as an overexposed picture has."""
+    """Add 8-bit steps to every value, like overexposure."""
     return picture.astype(np.float64) + steps
 
 
 def contrast(picture: np.ndarray, kept: float, at: At) -> np.ndarray:
-    """Keeps a part of each value's distance from the picture's mean, as fog does."""
+    """Scale the distance of each value from the mean of the image, like fog."""
     mean = picture.mean(dtype=np.float64)
     return mean + kept * (picture - mean)
 
 
 def jpeg(picture: np.ndarray, quality: float, at: At) -> np.ndarray:
-    """Through Pillow's JPEG encoder; other than three channels go through one by one."""
+    """Compress with Pillow's JPEG encoder; if there are not three channels, each is compressed alone."""
     planes = [picture.transpose(1, 2, 0)] if len(picture) == 3 else list(picture)  # each (H, W, 3) or (H, W)
     again = [np.asarray(_jpeg(np.ascontiguousarray(plane), int(quality))) for plane in planes]
     return again[0].transpose(2, 0, 1) if len(picture) == 3 else np.stack(again)
@@ -91,7 +93,7 @@ def _jpeg(plane: np.ndarray, quality: int) -> Image.Image:
 
 
 def pixelate(picture: np.ndarray, kept: float, at: At) -> np.ndarray:
-    """Keeps a part of the rows and columns by averaging, and shows them as blocks."""
+    """Reduce the resolution by averaging, and enlarge the pixels to blocks."""
     height, width = picture.shape[1:]
     small = max(round(kept * width), 1), max(round(kept * height), 1)
     planes = [Image.fromarray(plane).resize(small, Image.Resampling.BOX) for plane in picture]
@@ -100,7 +102,7 @@ def pixelate(picture: np.ndarray, kept: float, at: At) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Corruption:
-    """A kind of damage, and the strength of its five levels."""
+    """A kind of corruption, and the strengths of its five levels."""
 
     apply: Callable[[np.ndarray, float, At], np.ndarray]  # uint8 (C, H, W) -> values in 8-bit steps (C, H, W)
     strengths: tuple[float, float, float, float, float]
@@ -121,27 +123,27 @@ CORRUPTIONS = {
 def corrupt(
     pictures: Tensor, kind: str, level: int, *, samples: Sequence[int] | np.ndarray | int = 0, seed: int = 0
 ) -> Tensor:
-    """Pictures with one kind of damage. What happens to one does not depend on the others.
+    """Apply one kind of corruption. The result for an image does not depend on the others.
 
     Args:
-        pictures: uint8 (B, C, H, W), or one (C, H, W), as `Preprocessing.picture` makes them.
-        kind: a name of `CORRUPTIONS`.
+        pictures: uint8 (B, C, H, W), or one (C, H, W), as returned by `Preprocessing.picture`.
+        kind: a key of `CORRUPTIONS`.
         level: 1 to 5.
-        samples: the number of each image in its source, (B,), or of the one.
+        samples: the index of each image in its source, (B,), or of the single image.
 
     Returns:
         uint8 of the same shape, on the same device.
 
     Raises:
-        ConfigError: an unknown kind or level, or pictures that are not 8-bit.
+        ConfigError: an unknown kind or level, or images that are not 8-bit.
     """
     if kind not in CORRUPTIONS:
         raise ConfigError(f"unknown corruption {kind!r}", nearest(kind, CORRUPTIONS))
     if level not in LEVELS:
-        raise ConfigError(f"corruption level {level}", "choose 1, 2, 3, 4 or 5")
+        raise ConfigError(f"unknown corruption level {level}", "choose 1, 2, 3, 4 or 5")
     given = pictures.cpu().numpy()
     if given.dtype != np.uint8 or given.ndim not in (3, 4):
-        raise ConfigError(f"pictures of type {given.dtype} and shape {given.shape}", "give uint8 (B, C, H, W)")
+        raise ConfigError(f"images of type {given.dtype} and shape {given.shape}", "give uint8 (B, C, H, W)")
     if given.ndim == 3:
         return corrupt(pictures[None], kind, level, samples=samples, seed=seed)[0]
     corruption = CORRUPTIONS[kind]
@@ -153,8 +155,8 @@ def corrupt(
     return from_numpy(out).to(pictures.device)
 
 
-def _convolved(picture: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-    """(C, H, W) with a square kernel of odd side, scaled to sum 1, mirrored at the border."""
+def _convolve(picture: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    """Convolve (C, H, W) with a square kernel of odd side, normalised to sum 1, with reflection at the border."""
     half = len(kernel) // 2
     height, width = picture.shape[1:]
     padded = np.pad(picture.astype(np.float64), ((0, 0), (half, half), (half, half)), mode="symmetric")

@@ -1,7 +1,7 @@
-"""The health of learned features: how many directions they use, how far apart they lie, and whether they have collapsed.
+"""The health of learned features: effective rank, spread, and detection of collapse.
 
-An objective without labels can fall to a trivial answer while its loss looks well: the same feature for every image, or
-features that differ in a few directions alone. N images, D dimensions of a feature.
+An objective without labels can reach a trivial solution while its loss looks good: the same feature for every image, or
+features that differ only in a few directions. N images, D dimensions of a feature.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import numpy as np
 
 from vitrail.tasks.metrics import Values, as_array
 
-# where all dimensions vary alike, the mean cosine of two images' features is 1 - spread²: here 0.9975, all but one point
+# if all dimensions vary equally, the mean cosine of two features is 1 - spread²: here 0.9975, nearly a single point
 ONE_POINT = 0.05
-FEW_DIMENSIONS = 0.05  # of the width; encoders that serve as they should use several times as many, untrained ones too
-LINE = 2.0  # features on one line have rank 1, and in a narrow encoder 5 % of the width would be less than that
+FEW_DIMENSIONS = 0.05  # of the width; healthy encoders use several times as many, also untrained ones
+LINE = 2.0  # features on a line have rank 1, and in a narrow encoder 5 % of the width could be less
 
 
 @dataclass(frozen=True)
 class Health:
-    """Of features (N, D): their `effective_rank`, their `spread`, and their width D, which both are to be read against."""
+    """The `effective_rank` and `spread` of features (N, D), and their width D, for comparison."""
 
     rank: float
     spread: float
@@ -28,19 +28,19 @@ class Health:
 
 
 def measure(features: Values) -> Health:
-    """The health of features (N, D); of at least several times D images, as no N of them have a rank above N - 1."""
+    """The health of features (N, D). N should be several times D, because the rank is at most N - 1."""
     return Health(rank=effective_rank(features), spread=spread(features), width=features.shape[1])
 
 
 def effective_rank(features: Values) -> float:
     """The exponential of the entropy of the singular values, normalised to sum to one (Roy and Vetterli 2007, section 2).
 
-    Of the features (N, D) without their mean, where RankMe (Garrido et al. 2023, section 3) leaves it in: a feature that all
-    images share tells none apart, and as the largest singular value by far it would hide what does. Singular values
-    below the rounding of fp32 count as none: otherwise a point but for rounding would have the full rank of noise.
+    The mean of the features (N, D) is subtracted first, unlike in RankMe (Garrido et al. 2023, section 3): it does not
+    distinguish images, and as by far the largest singular value it would hide the others. Singular values below the
+    rounding error of fp32 are ignored: otherwise the rounding noise of equal features would have full rank.
 
     Returns:
-        At least 1, at most the smaller of N - 1 and D, whatever the scale and the rotation; 0 where all features are equal.
+        From 1 to the smaller of N - 1 and D, independent of scale and rotation; 0 if all features are equal.
     """
     raw = as_array(features).astype(np.float64)
     values = np.linalg.svd(raw - raw.mean(0), compute_uv=False)
@@ -52,10 +52,10 @@ def effective_rank(features: Values) -> float:
 
 
 def spread(features: Values) -> float:
-    """The standard deviation of the features (N, D), scaled to length 1 each, by dimension; the mean, times √D.
+    """The standard deviation per dimension of the features (N, D) scaled to length 1, averaged, times √D.
 
-    About 1 where they lie all over the sphere, 0 where all are one point (Chen and He 2021, "Exploring Simple Siamese
-    Representation Learning", section 4.1, figure 2). A feature of length 0 stays as it is.
+    About 1 if they are uniform on the sphere, 0 if all are equal (Chen and He 2021, "Exploring Simple Siamese
+    Representation Learning", section 4.1, figure 2). Features of length 0 are not scaled.
     """
     raw = as_array(features).astype(np.float64)
     lengths = np.linalg.norm(raw, axis=1, keepdims=True)
@@ -64,23 +64,23 @@ def spread(features: Values) -> float:
 
 
 def diagnose(now: Health, before: Health | None = None) -> str | None:
-    """Names a collapse in a sentence with its figures; None where there is none.
+    """A sentence that describes a collapse, with its numbers; None if there is none.
 
     Args:
         now: of the trained encoder.
-        before: of the same encoder with the weights it began with, on the same images. What training did not lower is no
-            collapse, however low: some architectures begin with narrow features, and plain images have few directions.
+        before: of the same encoder with its initial weights, on the same images. A value that training did not lower is not
+            a collapse: some architectures start with narrow features, and simple images have few directions.
     """
     spread_was = f", {before.spread:.2g} before training" if before else ""
     if now.spread < ONE_POINT and (before is None or now.spread < before.spread):
         return (
-            f"Complete collapse: all images have nearly one feature. Their spread is {now.spread:.2g}{spread_was}; "
-            "it is about 1 for features all over the sphere and 0 for one point."
+            f"Complete collapse: all images have nearly the same feature. The spread is {now.spread:.2g}{spread_was}; "
+            "it is about 1 for features that are uniform on the sphere and 0 for equal features."
         )
     rank_was = f", {before.rank:.1f} before training" if before else ""
     if now.rank < max(LINE, FEW_DIMENSIONS * now.width) and (before is None or now.rank < before.rank):
         return (
-            f"Dimensional collapse: the features differ in few of their {now.width:,} dimensions. Their effective rank is "
+            f"Dimensional collapse: the features use few of their {now.width:,} dimensions. The effective rank is "
             f"{now.rank:.1f}{rank_was}."
         )
     return None

@@ -1,6 +1,6 @@
-"""What frozen features are worth: nearest neighbours, a linear classifier, and least squares on a few images of each class.
+"""Probes of frozen features: nearest neighbours, a linear classifier, and least squares on a few images per class.
 
-N training images, M judged ones, D features, K classes.
+N training images, M test images, D features, K classes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from vitrail.errors import ConfigError, DataError
 from vitrail.tasks.metrics import Values, as_array, log_softmax
 
-CELLS = 4_000_000  # similarities held in memory at one time
-STRENGTHS = tuple(10.0**power for power in range(3, -7, -1))  # of the L2 penalty, the strongest first
-CHOSEN_ON = 0.2  # of the training images of each class
-STEEPEST = 1e-5  # slope that may be left in a minimum
+CELLS = 4_000_000  # similarities in memory at a time
+STRENGTHS = tuple(10.0**power for power in range(3, -7, -1))  # of the L2 penalty, in decreasing order
+CHOSEN_ON = 0.2  # fraction of the training images of each class that is held out to choose the penalty
+STEEPEST = 1e-5  # largest gradient at a minimum
 ITERATIONS = 2000
-RIDGE, CONSTANT = 1024.0, 100.0  # of the least squares: the penalty, and the feature that carries the bias
+RIDGE, CONSTANT = 1024.0, 100.0  # of the least squares: the penalty, and the constant feature for the bias
 
 
 def knn(
@@ -28,7 +28,7 @@ def knn(
 ) -> np.ndarray:
     """The votes of the nearest training images (Wu et al. 2018, section 3.4; Caron et al. 2021, DINO).
 
-    Each of the ``k`` images of the highest cosine similarity s gives exp(s / ``temperature``) to its class.
+    Each of the ``k`` images with the highest cosine similarity s adds exp(s / ``temperature``) to its class.
 
     Args:
         train: features (N, D).
@@ -36,7 +36,7 @@ def knn(
         test: features (M, D).
 
     Returns:
-        (M, K) float32, relative to the vote of the nearest; the largest is the answer.
+        (M, K) float32, relative to the vote of the nearest; the largest is the prediction.
 
     Raises:
         ConfigError: ``k`` is not between 1 and N, or ``temperature`` not above 0.
@@ -44,34 +44,34 @@ def knn(
     check_neighbours(k, len(train))
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}", "give a number above 0, such as 0.07")
-    known, asked = F.normalize(_floats(train), dim=1), _floats(test)
+    known, asked = F.normalize(_to_float(train), dim=1), _to_float(test)
     labels = torch.as_tensor(targets).to(known.device, torch.int64)
-    # made whole at once: small results kept between large passing ones would break up the memory
+    # allocated at once: small results between large temporary tensors would fragment the memory
     votes = torch.zeros(len(asked), classes, device=known.device)
     rows = max(CELLS // len(known), 1)
-    for some, part in zip(asked.split(rows), votes.split(rows)):
-        similarity, nearest = (F.normalize(some.to(known.device), dim=1) @ known.T).topk(k, dim=1)  # (m, k) each
-        # relative to the nearest: the same answer, and no temperature is so small that an exponential overflows
-        part.scatter_add_(1, labels[nearest], ((similarity - similarity[:, :1]) / temperature).exp())
+    for batch, batch_votes in zip(asked.split(rows), votes.split(rows)):
+        similarity, nearest = (F.normalize(batch.to(known.device), dim=1) @ known.T).topk(k, dim=1)  # (m, k) each
+        # relative to the nearest: same prediction, and the exponential cannot overflow
+        batch_votes.scatter_add_(1, labels[nearest], ((similarity - similarity[:, :1]) / temperature).exp())
     return votes.cpu().numpy()
 
 
 def check_neighbours(k: int, images: int) -> None:
-    """Raises `ConfigError` where ``k`` is not between 1 and the number of training images."""
+    """Raises `ConfigError` if ``k`` is not between 1 and the number of training images."""
     if not 1 <= k <= images:
         raise ConfigError(f"k is {k}, for {images:,} training images", f"give a k from 1 to {images}")
 
 
-def _floats(features: Values) -> torch.Tensor:
+def _to_float(features: Values) -> torch.Tensor:
     return torch.as_tensor(features).detach().float()
 
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """A linear classifier of features (M, D), and how it was found.
+    """A linear classifier of features (M, D), and how it was fitted.
 
-    ``strength`` is the L2 penalty that was chosen among `STRENGTHS`; ``at_edge``: it is the first or the last of them;
-    ``converged``: the slope of the loss that was left is small.
+    ``strength`` is the chosen L2 penalty; ``at_edge``: it is the first or last that was tried; ``converged``: the final
+    gradient of the loss is small.
     """
 
     mean: np.ndarray  # (D,)
@@ -90,56 +90,56 @@ class Linear:
 def linear(
     train: Values, targets: Values, *, classes: int, strengths: Sequence[float] = STRENGTHS, seed: int = 0
 ) -> Linear:
-    """Multinomial logistic regression on standardised features, the minimum of a convex loss, found in fp64.
+    """Multinomial logistic regression on standardised features, fitted in fp64.
 
-    The loss is the mean cross-entropy plus strength / 2 times the squared weights, the bias left free. Each strength is tried
-    on a fifth of each class's images, drawn by ``seed``; the most accurate, and of several such the likeliest, is fitted on
-    all.
+    The loss is the mean cross-entropy plus strength / 2 times the squared weights, without a penalty on the bias. Each
+    strength is evaluated on a fifth of the images of each class, drawn by ``seed``; the most accurate (of equal ones, that
+    with the highest likelihood) is fitted on all images.
 
     Args:
         train: features (N, D).
         targets: (N,) indices of classes.
-        strengths: more than 0 each; they are tried in falling order, each from the minimum of the last.
+        strengths: above 0; tried in decreasing order, each starting at the previous minimum.
 
     Raises:
         DataError: no class has two images.
     """
     features, targets = as_array(train).astype(np.float64), as_array(targets)
     strengths = sorted(strengths, reverse=True)
-    held = _a_part(targets, seed)
+    held = _hold_out(targets, seed)
     if not held.any():
-        fact = "no class has two training images, so no strength of the penalty can be chosen"
+        fact = "no class has two training images, which the choice of the L2 penalty needs"
         raise DataError(fact, "use the protocol knn or fewshot, or give more images")
     problem = _Regression(features[~held], targets[~held], classes)
     best, most = None, (-1.0, -np.inf)
     for strength in strengths:
-        found = problem.minimum(strength)
-        logits = found(features[held])
+        classifier = problem.fit(strength)
+        logits = classifier(features[held])
         right = float((logits.argmax(1) == targets[held]).mean())
         likelihood = float(log_softmax(logits)[np.arange(len(logits)), targets[held]].mean())
         if (right, likelihood) > most:
-            best, most = found, (right, likelihood)
+            best, most = classifier, (right, likelihood)
     assert best is not None, "no strengths"
     at_edge = best.strength in (strengths[0], strengths[-1])
-    found = _Regression(features, targets, classes, start=best).minimum(best.strength)
-    return replace(found, at_edge=at_edge)
+    classifier = _Regression(features, targets, classes, start=best).fit(best.strength)
+    return replace(classifier, at_edge=at_edge)
 
 
-def _a_part(targets: np.ndarray, seed: int) -> np.ndarray:
-    """Which images the strength is chosen on: (N,) bool; of a class with two images or more at least one."""
+def _hold_out(targets: np.ndarray, seed: int) -> np.ndarray:
+    """The images on which the strength is chosen: (N,) bool; at least one of each class with two or more images."""
     generator, held = np.random.default_rng(seed), np.zeros(len(targets), bool)
-    for each in np.unique(targets):
-        rows = generator.permutation(np.flatnonzero(targets == each))
+    for label in np.unique(targets):
+        rows = generator.permutation(np.flatnonzero(targets == label))
         held[rows[: max(round(CHOSEN_ON * len(rows)), 1) if len(rows) > 1 else 0]] = True
     return held
 
 
 class _Regression:
-    """One logistic regression for several strengths, each started from the minimum of the one before."""
+    """Logistic regression for several strengths, each fit starting at the previous minimum."""
 
     def __init__(self, features: np.ndarray, targets: np.ndarray, classes: int, start: Linear | None = None) -> None:
         self.mean, deviation = features.mean(0), features.std(0)
-        # what only rounding moves is constant, and stays as it is
+        # features that vary only by rounding are constant and are not scaled
         self.scale = np.where(deviation > 1e-6 * deviation.max(), deviation, 1.0)
         standard = (features - self.mean) / self.scale  # (N, D)
         variances, self.axes = np.linalg.eigh(standard.T @ standard / len(standard))
@@ -149,13 +149,13 @@ class _Regression:
         self.weight = np.zeros((features.shape[1], classes)) if start is None else start.weight
         self.bias = np.zeros(classes) if start is None else start.bias
 
-    def minimum(self, strength: float) -> Linear:
-        """The classifier of the least loss.
+    def fit(self, strength: float) -> Linear:
+        """The classifier with the lowest loss.
 
-        The curvature of the loss is at most half the covariance plus the strength (Böhning 1992), so along the principal axes,
-        each divided by the root of that, it is nearly the same in all directions, and L-BFGS needs few steps.
+        The curvature of the loss is at most half the covariance plus the strength (Böhning 1992). In the principal axes, each
+        divided by the square root of this bound, the curvature is nearly equal in all directions, so L-BFGS needs few steps.
         """
-        from scipy.optimize import minimize  # scikit-learn brings scipy
+        from scipy.optimize import minimize  # a dependency of scikit-learn
 
         shrink = 1 / np.sqrt(self.variances[:, None] / 2 + strength)  # (D, 1)
         inputs, penalty = self.turned * shrink.T, strength * shrink**2
@@ -171,22 +171,22 @@ class _Regression:
             return float(value), np.vstack([inputs.T @ wrong + penalty * weight, wrong.sum(0)]).ravel()
 
         start = np.vstack([self.axes.T @ self.weight / shrink, self.bias])
-        how = {"maxiter": ITERATIONS, "maxfun": 2 * ITERATIONS, "gtol": STEEPEST / 10, "ftol": 0.0}
-        found = minimize(loss, start.ravel(), jac=True, method="L-BFGS-B", options=how)
-        weight, bias = np.split(found.x.reshape(shape), [-1])
+        options = {"maxiter": ITERATIONS, "maxfun": 2 * ITERATIONS, "gtol": STEEPEST / 10, "ftol": 0.0}
+        result = minimize(loss, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+        weight, bias = np.split(result.x.reshape(shape), [-1])
         self.weight, self.bias = self.axes @ (weight * shrink), bias[0]
-        converged = float(np.abs(found.jac).max()) <= STEEPEST
+        converged = float(np.abs(result.jac).max()) <= STEEPEST
         return Linear(self.mean, self.scale, self.weight, self.bias, strength, converged=converged)
 
 
 def draw_shots(targets: np.ndarray, shots: int, seed: int) -> np.ndarray:
-    """Rows of ``shots`` images of each class; of one seed, fewer shots are a part of more.
+    """Rows of ``shots`` images of each class; with the same seed, fewer shots are a subset of more.
 
-    A class without images has no rows; no other may have fewer than ``shots``.
+    A class without images has no rows; all others need at least ``shots`` images.
     """
     generator = np.random.default_rng(seed)
-    rows = [generator.permutation(np.flatnonzero(targets == each))[:shots] for each in np.unique(targets)]
-    assert all(len(each) == shots for each in rows), f"a class with fewer than {shots} images"
+    rows = [generator.permutation(np.flatnonzero(targets == label))[:shots] for label in np.unique(targets)]
+    assert all(len(chosen) == shots for chosen in rows), f"a class with fewer than {shots} images"
     return np.concatenate(rows)
 
 
@@ -200,12 +200,12 @@ def ridge(train: Values, targets: Values, test: Values, *, classes: int) -> np.n
         test: features (M, D).
 
     Returns:
-        (M, K) float64; the largest is the answer.
+        (M, K) float64; the largest is the prediction.
     """
     train, test = as_array(train).astype(np.float64), as_array(test).astype(np.float64)
     mean, scale = train.mean(0), train.std(0) + 1e-5
     inputs, asked = (
-        np.pad((each - mean) / scale, ((0, 0), (0, 1)), constant_values=CONSTANT) for each in (train, test)
+        np.pad((features - mean) / scale, ((0, 0), (0, 1)), constant_values=CONSTANT) for features in (train, test)
     )
     wanted = 2 * np.eye(classes)[as_array(targets)] - 1  # (N, K)
     images, width = inputs.shape

@@ -1,4 +1,4 @@
-"""What is minimised: each objective is a module that owns what it trains."""
+"""The training objectives: each is a module that owns everything it trains."""
 
 from vitrail.objectives.beit import MaskedCodes as MaskedCodes
 from vitrail.objectives.contrastive import MoCo as MoCo

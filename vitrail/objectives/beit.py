@@ -1,7 +1,7 @@
-"""Masked image modelling (Bao et al. 2022, "BEiT: BERT Pre-Training of Image Transformers"): the codes of hidden patches, as a
-tokenizer of images gives them, are predicted from the patches that show.
+"""Masked image modelling (Bao et al. 2022, "BEiT: BERT Pre-Training of Image Transformers"): the tokenizer's codes of hidden
+patches are predicted from the visible patches.
 
-B images, N patches, n hidden ones of the batch, K codes.
+B images, N patches, n hidden patches of the batch, K codes.
 """
 
 from __future__ import annotations
@@ -17,23 +17,30 @@ from torch import Tensor
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone
 from vitrail.models.config import is_whole
-from vitrail.objectives.masking import Grid, Masked, block_mask, cut, joined, of_patches, repeats_of
+from vitrail.objectives.masking import (
+    Grid,
+    Masked,
+    block_mask,
+    cut_patches,
+    expand_cells,
+    join_patches,
+    patches_per_cell,
+)
 
 Drawn = Callable[[Tensor, Grid], Tensor]
 
 
 class MaskedCodes(Masked):
-    """Rectangles of patches become the mask embedding; the loss is the cross-entropy of their codes, no others.
+    """Rectangles of patches are replaced by the mask embedding; the loss is the cross-entropy of the codes of these patches.
 
     Args:
         encoder: a backbone.
-        vocabulary: how many codes the tokenizer has; the paper's has 8192.
-        share: of the cells that are hidden. The authors' code hides 75 of 196, "40 %" in the paper.
-        drawn: from codes (B, N) and the size of the images to what the tokenizer makes of them, (B, C, H, W), normalised as the
-            encoder's; for the report.
+        vocabulary: number of codes of the tokenizer; the paper's has 8192.
+        share: fraction of the cells that is hidden. The authors' code hides 75 of 196, "40 %" in the paper.
+        drawn: decodes codes (B, N) for a size of the images to (B, C, H, W), normalised for the encoder; for the report.
 
     Raises:
-        ConfigError: as `Masked`, or a vocabulary that cannot be meant.
+        ConfigError: as in `Masked`, or an invalid vocabulary.
     """
 
     def __init__(
@@ -45,38 +52,38 @@ class MaskedCodes(Masked):
         self.drawn = drawn
 
     def draw(self, ids: NDArray[np.int64], size: Grid, seed: int) -> tuple[Tensor]:
-        """``hidden`` as forward takes it, as many patches for each image; see `masking.block_mask`."""
-        grid = self._cells(size)
-        hidden = block_mask(ids, grid, self._count(grid), seed)
-        return (torch.from_numpy(of_patches(hidden, grid, repeats_of(self.encoder))),)
+        """``hidden`` of `forward`, with the same number of patches per image; see `masking.block_mask`."""
+        grid = self._cell_grid(size)
+        hidden = block_mask(ids, grid, self._count_hidden(grid), seed)
+        return (torch.from_numpy(expand_cells(hidden, grid, patches_per_cell(self.encoder))),)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of the hidden patches in fp32, and what was measured, detached.
+        """The mean loss of the hidden patches in fp32, and detached measurements.
 
         Args:
             images: normalised (B, C, H, W).
-            hidden: (B, N) bool, the patches to hide and to predict, as many of each image as `draw` chooses.
+            hidden: (B, N) bool, the patches to hide and predict; `draw` chooses the same number for each image.
             codes: (B, N) of the patches, in [0, K).
 
         Returns:
-            The loss, and ``accuracy``, the part of the hidden patches whose code is right.
+            The loss, and ``accuracy``: the fraction of the hidden patches whose code is predicted correctly.
         """
         images, hidden, codes = inputs
         assert codes.shape == hidden.shape, (codes.shape, hidden.shape)
-        chosen = self._chosen(images, hidden)
+        chosen = self._chosen_patches(images, hidden)
         logits, labels = self._predict(images, hidden, chosen), codes.flatten()[chosen]  # (n, K), (n,)
         return F.cross_entropy(logits, labels), {"accuracy": (logits.detach().argmax(1) == labels).float().mean()}
 
     @torch.no_grad()
     def show(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """``masked``, the images with the hidden patches grey; where codes can be drawn also ``codes``, the images as these tell
-        them, and ``predicted``, the same with the codes that are predicted in place of the hidden ones."""
+        """``masked``: the images with the hidden patches grey. If codes can be decoded, also ``codes``: the decoded codes, and
+        ``predicted``: the same with the predicted codes of the hidden patches."""
         images, hidden, codes = inputs
         size = (images.shape[2], images.shape[3])
-        patches = cut(images, self.encoder.config.patch_size)  # (B, N, C, P, Q)
-        shown = {"masked": joined(patches.masked_fill(hidden[..., None, None, None], 0.0), size)}
+        patches = cut_patches(images, self.encoder.config.patch_size)  # (B, N, C, P, Q)
+        shown = {"masked": join_patches(patches.masked_fill(hidden[..., None, None, None], 0.0), size)}
         if self.drawn is None:
             return shown
-        chosen = self._chosen(images, hidden)
+        chosen = self._chosen_patches(images, hidden)
         answers = codes.flatten().scatter(0, chosen, self._predict(images, hidden, chosen).argmax(1)).view_as(codes)
         return {**shown, "codes": self.drawn(codes, size), "predicted": self.drawn(answers, size)}

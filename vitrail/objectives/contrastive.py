@@ -1,10 +1,10 @@
-"""Contrastive learning: two views of an image are to be alike, and unlike those of all other images of the batch.
+"""Contrastive learning: the features of two views of an image should be similar, and different from those of other images.
 
-`MoCo` is its third version (Chen, Xie & He 2021, "An Empirical Study of Training Self-Supervised Vision Transformers"),
-`SimCLR` that of Chen, Kornblith, Norouzi & Hinton 2020 ("A Simple Framework for Contrastive Learning of Visual
-Representations"). Both read what the encoder's own head would, so that every architecture carries them.
+`MoCo` is MoCo v3 (Chen, Xie & He 2021, "An Empirical Study of Training Self-Supervised Vision Transformers"), `SimCLR`
+is by Chen, Kornblith, Norouzi & Hinton 2020 ("A Simple Framework for Contrastive Learning of Visual Representations").
+Both use the pooled features, the input of the encoder's head, so they support every architecture.
 
-B images, C channels, H and W, F width of what the encoder's pooling gives, Z width of what is compared.
+B images, C channels, H and W, F width of the pooled features, Z width of the projections.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from vitrail.objectives.gradient_cache import ContrastiveObjective
 
 
 class MoCo(ContrastiveObjective):
-    """MoCo v3: the encoder's view of an image finds, among the momentum encoder's, the other view of the same image.
+    """MoCo v3: a view by the encoder has to match the other view of the same image by the momentum encoder.
 
-    The momentum encoder, and the projector after it, are moving averages of the trained ones and get no gradient; nothing
-    is dropped in them, in training neither. (In the authors' runs nothing is dropped anywhere.)
+    The momentum encoder and its projector are moving averages of the trained ones. They get no gradient and use no dropout,
+    not in training either. (The authors' runs use no dropout at all.)
 
     Args:
         encoder: a backbone.
-        hidden, out: widths of projector and predictor within and at their ends.
-        temperature: what cosines are divided by.
-        momentum: share of itself that the momentum encoder keeps in an update, at first; it grows to 1 along a cosine.
-        freeze_patches: the first linear layer on pixels, `Backbone.first_layer` with its bias, stays as it was
-            initialised, which makes training steady (section 4.2). Of a stem or a convolutional network that is the
-            first convolution.
+        hidden, out: hidden and output widths of projector and predictor.
+        temperature: divisor of the cosine similarities.
+        momentum: initial coefficient of the moving average; it increases to 1 along a cosine.
+        freeze_patches: freeze the first layer on pixels, `Backbone.first_layer` with its bias, at its initial values,
+            which makes training stable (section 4.2). In a stem or a convolutional network this is the first
+            convolution.
     """
 
     def __init__(
@@ -65,36 +65,36 @@ class MoCo(ContrastiveObjective):
         return self
 
     def features(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Of two views (B, C, H, W), each (B, F)."""
+        """The features of two views (B, C, H, W), (B, F) each."""
         return tuple(self.encoder.features(images) for images in inputs)
 
     @torch.no_grad()
     def references(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The same by the momentum encoder."""
+        """The features by the momentum encoder."""
         return tuple(self.momentum_encoder.features(images) for images in inputs)
 
     def compare(self, *features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """From `features` and `references`, (B, F) each: the loss of either view's search for the other, summed.
+        """The symmetric loss from `features` and `references`, (B, F) each: the sum over both directions.
 
-        Measured are ``accuracy``, the part of the searches that find their image, and ``batch_spread``, the `spread` of what
-        is compared.
+        Measurements: ``accuracy``, the fraction of queries whose most similar key is the right one, and ``batch_spread``,
+        the `spread` of the features.
 
         Raises:
-            ConfigError: a single image, which has none to be unlike.
+            ConfigError: the batch has only one image.
         """
-        _check_count(features[0])
+        _check_batch(features[0])
         with torch.no_grad():
-            first, second = (self.momentum_projector(each) for each in features[2:])  # (B, Z) each
+            first, second = (self.momentum_projector(reference) for reference in features[2:])  # (B, Z) each
         searches = [
-            moco_loss(self.predictor(self.projector(each)), keys, self.temperature)
-            for each, keys in zip(features[:2], (second, first))
+            moco_loss(self.predictor(self.projector(queries)), keys, self.temperature)
+            for queries, keys in zip(features[:2], (second, first))
         ]
         losses, accuracies = map(torch.stack, zip(*searches))
         return losses.sum(), {"accuracy": accuracies.mean(), "batch_spread": spread(features[0])}
 
     @torch.no_grad()
     def after_step(self, share: float) -> None:
-        """Moves the momentum encoder and its projector towards the trained ones."""
+        """Update the moving averages: the momentum encoder and its projector."""
         moves = (1 - self.momentum) * (1 + math.cos(math.pi * share)) / 2
         slow: list[Tensor] = [*self.momentum_encoder.parameters(), *self.momentum_projector.parameters()]
         trained: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
@@ -102,12 +102,12 @@ class MoCo(ContrastiveObjective):
 
 
 class SimCLR(ContrastiveObjective):
-    """SimCLR: each of 2B views finds the other view of its image among all 2B - 1 others.
+    """SimCLR: each of 2B views has to match the other view of its image among the 2B - 1 other views.
 
     Args:
         encoder: a backbone.
-        hidden, out: widths of the projector within and at its end.
-        temperature: what cosines are divided by.
+        hidden, out: hidden and output widths of the projector.
+        temperature: divisor of the cosine similarities.
     """
 
     def __init__(self, encoder: Backbone, *, hidden: int = 2048, out: int = 128, temperature: float = 0.1) -> None:
@@ -116,73 +116,73 @@ class SimCLR(ContrastiveObjective):
         self.projector = make_head(pooled_width(encoder), hidden, out)
 
     def features(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Of two views (B, C, H, W), each (B, F)."""
+        """The features of two views (B, C, H, W), (B, F) each."""
         return tuple(self.encoder.features(images) for images in inputs)
 
     def compare(self, *features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """From the features of the two views, (B, F) each: their loss; measured is the same as in `MoCo.compare`.
+        """The loss from the features of the two views, (B, F) each; measurements as in `MoCo.compare`.
 
         Raises:
-            ConfigError: a single image, which has none to be unlike.
+            ConfigError: the batch has only one image.
         """
-        _check_count(features[0])
-        first, second = self.projector(torch.cat(features)).chunk(2)  # (B, Z) each, normed over both views together
+        _check_batch(features[0])
+        first, second = self.projector(torch.cat(features)).chunk(2)  # (B, Z) each; batch norm over both views together
         loss, accuracy = nt_xent(first, second, self.temperature)
         return loss, {"accuracy": accuracy, "batch_spread": spread(features[0])}
 
 
 def moco_loss(queries: Tensor, keys: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """2 tau times the cross-entropy of each query's own key among all keys, as the paper's code has it.
+    """2 tau times the cross-entropy of each query's own key among all keys, as in the paper's code.
 
     Args:
-        queries, keys: (B, Z), of any length and precision; row i of one belongs to row i of the other.
+        queries, keys: (B, Z), of any norm and precision; row i of one belongs to row i of the other.
         temperature: tau.
 
     Returns:
-        The mean over queries, and the part of them whose own key is the most alike; in fp32 or better.
+        The mean over queries, and the fraction of queries whose own key is the most similar; in fp32 or better.
     """
-    logits = cosines(queries, keys) / temperature  # (B, B)
+    logits = cosine_similarity(queries, keys) / temperature  # (B, B)
     own = torch.arange(len(logits), device=logits.device)
-    return 2 * temperature * F.cross_entropy(logits, own), _share(logits, own)
+    return 2 * temperature * F.cross_entropy(logits, own), _accuracy(logits, own)
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """The normalised, temperature-scaled cross-entropy of SimCLR, section 2.1.
 
     Args:
-        first, second: two views (B, Z), of any length and precision.
+        first, second: two views (B, Z), of any norm and precision.
 
     Returns:
-        The mean over 2B views of the cross-entropy of the other view among all but itself, and the part of the views to
-        which the other one is the most alike; in fp32 or better.
+        The mean over 2B views of the cross-entropy of the other view among all views but itself, and the fraction of views
+        whose most similar view is the other one; in fp32 or better.
     """
     both = torch.cat([first, second])
-    logits = (cosines(both, both) / temperature).fill_diagonal_(-math.inf)  # (2B, 2B)
+    logits = (cosine_similarity(both, both) / temperature).fill_diagonal_(-math.inf)  # (2B, 2B)
     other = torch.arange(len(both), device=both.device).roll(len(first))
-    return F.cross_entropy(logits, other), _share(logits, other)
+    return F.cross_entropy(logits, other), _accuracy(logits, other)
 
 
-def cosines(some: Tensor, others: Tensor) -> Tensor:
-    """(A, Z) and (B, Z) to (A, B), in fp32 under autocast too."""
-    with by_hand(some):
-        return _directions(some) @ _directions(others).mT
+def cosine_similarity(queries: Tensor, others: Tensor) -> Tensor:
+    """(A, Z) and (B, Z) to (A, B), in fp32 also under autocast."""
+    with by_hand(queries):
+        return _unit_vectors(queries) @ _unit_vectors(others).mT
 
 
 @torch.no_grad()
 def spread(features: Tensor) -> Tensor:
-    """How far features (B, F) are from all being one: 0 there, 1 where their directions are spread evenly over the sphere.
+    """The spread of features (B, F): 0 if all are equal, 1 if their directions are uniform on the sphere.
 
-    The standard deviation of each dimension of the directions, averaged, times sqrt(F) (Chen & He 2021, SimSiam, section
-    4.1). Of what the encoder gives: a batch norm would spread out even what has collapsed.
+    The mean over dimensions of the standard deviation of the directions, times sqrt(F) (Chen & He 2021, SimSiam, section
+    4.1). It is computed on the features of the encoder, because a batch norm would spread even collapsed features.
     """
-    return _directions(features).std(0, correction=0).mean() * math.sqrt(features.shape[1])
+    return _unit_vectors(features).std(0, correction=0).mean() * math.sqrt(features.shape[1])
 
 
 def make_head(*widths: int) -> nn.Sequential:
-    """Linear layers from each width to the next, batch norm after each and ReLU between.
+    """An MLP: linear layers from each width to the next, each followed by batch norm, with ReLU in between.
 
-    No layer has a bias and the last norm neither scale nor shift (MoCo v3's; SimCLR's has a scale). There are no running
-    statistics: heads are never used on anything but whole batches. Weights begin uniform, +-sqrt(1 / inputs).
+    No layer has a bias, and the last norm has neither scale nor shift (as in MoCo v3; SimCLR's has a scale). There are no
+    running statistics, because heads always see whole batches. Weights are initialised uniformly in +-sqrt(1 / inputs).
     """
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
@@ -194,22 +194,22 @@ def make_head(*widths: int) -> nn.Sequential:
 
 @torch.no_grad()
 def pooled_width(encoder: Backbone) -> int:
-    """F, which is not `Backbone.width` where pooling puts several tokens beside one another."""
+    """F, which differs from `Backbone.width` if pooling concatenates several tokens."""
     config = encoder.config
     image = torch.empty(1, config.in_channels, *config.image_size, device="meta")
     return sketch(config).features(image).shape[1]
 
 
-def _directions(x: Tensor) -> Tensor:
+def _unit_vectors(x: Tensor) -> Tensor:
     return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=1)
 
 
-def _share(logits: Tensor, right: Tensor) -> Tensor:
+def _accuracy(logits: Tensor, right: Tensor) -> Tensor:
     return (logits.detach().argmax(1) == right).float().mean()
 
 
-def _check_count(features: Tensor) -> None:
+def _check_batch(features: Tensor) -> None:
     if len(features) < 2:
         raise ConfigError(
-            f"a contrastive loss of a batch of {len(features)}", "it compares images: give batches of two at the least"
+            f"a contrastive loss of a batch of {len(features)}", "it compares images: use a batch of two or more"
         )

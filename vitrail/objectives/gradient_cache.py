@@ -1,9 +1,10 @@
-"""Objectives that compare the images of a batch with one another, and their gradient, however the batch is split.
+"""Objectives that compare all images of a batch, and gradient caching for batches that do not fit in memory.
 
-The loss of an image depends on all others, so that losses of parts of the batch would make another objective. Gradient
-caching (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup") finds the gradient of
-the whole batch with the memory of a part: the features of all images without a graph; the loss of all features, and its
-gradient by each of them; then part by part the features again, now with a graph, which that gradient is sent through.
+The loss of an image depends on all others, so the losses of micro-batches would be a different objective. Gradient caching
+(Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup") computes the gradient of the
+whole batch with the memory of a micro-batch: first the features of all images without a graph; then the loss of all
+features and its gradient with respect to them; then for each micro-batch the features again, with a graph, and the
+backward pass with the cached gradient.
 
 B images.
 """
@@ -22,28 +23,28 @@ from vitrail.objectives.objective import Objective
 
 
 class ContrastiveObjective(Objective):
-    """An objective in two halves: features, each image's own, and the comparison of all images by their features.
+    """An objective in two parts: the features of each image, and a loss that compares the features of all images.
 
-    Backbones use no statistics of the batch, so that `features` and `references` may be computed for some images at a time.
-    Batch norm belongs to `compare`, which sees the whole batch and leaves nothing to chance.
+    Backbones use no batch statistics, so `features` and `references` can be computed for a few images at a time. Batch norm
+    belongs in `compare`, which sees the whole batch and must be deterministic.
     """
 
     views: ClassVar[int] = 2
 
     @abstractmethod
     def features(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """What the gradient reaches the encoder through; every tensor has the images first, as the inputs have."""
+        """The features through which the encoder gets its gradient; the first axis of every tensor is the batch."""
 
     def references(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Features that no gradient is sent through, such as a momentum encoder's."""
+        """Features without a gradient, such as those of a momentum encoder."""
         return ()
 
     @abstractmethod
     def compare(self, *features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and measurements, as of `forward`, from `features` and then `references` of the whole batch."""
+        """Loss and measurements, as of `forward`, from the `features` and then the `references` of the whole batch."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of the batch in fp32, and what was measured on the way, detached scalars by name."""
+        """The mean loss of the batch in fp32, and measurements: detached scalars by name."""
         return self.compare(*self.features(*inputs), *self.references(*inputs))
 
 
@@ -55,53 +56,54 @@ def cached_backward(
     seed: Callable[[int], object],
     scale: Callable[[Tensor], Tensor] = lambda loss: loss,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Adds the gradient of the whole batch's loss to ``.grad``, with the activations of ``micro`` images in memory.
+    """Add the gradient of the loss of the whole batch to ``.grad``, with the activations of ``micro`` images in memory.
 
-    Features are computed twice, references once. Autocast, where the caller has it on, holds for what goes forward.
+    Features are computed twice, references once. The caller's autocast applies to the forward passes.
 
     Args:
-        inputs: those of `ContrastiveObjective.forward`.
-        micro: images of a piece; as many as the batch has, or more, is the plain way.
-        seed: called with the number of a piece before its features, both times, so that dropout and drop path draw the
-            same numbers again.
-        scale: what of the loss the gradient is taken, such as ``GradScaler.scale``.
+        inputs: the inputs of `ContrastiveObjective.forward`.
+        micro: size of a micro-batch; if the batch is not larger, this is a plain forward and backward pass.
+        seed: called with the index of a micro-batch before each computation of its features, so that dropout and drop
+            path draw the same numbers both times.
+        scale: scales the loss before the backward pass, such as ``GradScaler.scale``.
 
     Returns:
-        The loss, detached and not scaled, and the measurements.
+        The detached, unscaled loss, and the measurements.
     """
-    pieces = list(zip(*(each.split(micro) for each in inputs)))
-    if len(pieces) == 1:
+    micro_batches = list(zip(*(tensor.split(micro) for tensor in inputs)))
+    if len(micro_batches) == 1:
         seed(0)
         loss, measurements = objective(*inputs)
         with by_hand(loss):
             scale(loss).backward()
         return loss.detach(), measurements
-    features, references = _without_graph(objective, pieces, seed)
+    features, references = _compute_without_graph(objective, micro_batches, seed)
     loss, measurements = objective.compare(*features, *references)
     with by_hand(loss):
         scale(loss).backward()
-    gradients = zip(*(_gradient(each).split(micro) for each in features))
-    for count, (some, gradient) in enumerate(zip(pieces, gradients)):
-        seed(count)
-        again = objective.features(*some)
+    gradients = zip(*(_gradient(leaf).split(micro) for leaf in features))
+    for index, (micro_batch, gradient) in enumerate(zip(micro_batches, gradients)):
+        seed(index)
+        again = objective.features(*micro_batch)
         with by_hand(loss):
             torch.autograd.backward(again, gradient)
     return loss.detach(), measurements
 
 
 @torch.no_grad()
-def _without_graph(
-    objective: ContrastiveObjective, pieces: Sequence[tuple[Tensor, ...]], seed: Callable[[int], object]
+def _compute_without_graph(
+    objective: ContrastiveObjective, micro_batches: Sequence[tuple[Tensor, ...]], seed: Callable[[int], object]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The features of all pieces as leaves of a new graph, and the references."""
+    """The features of all micro-batches as leaves of a new graph, and the references."""
     features, references = [], []
-    for count, some in enumerate(pieces):
-        seed(count)
-        features.append(objective.features(*some))
-        references.append(objective.references(*some))
-    return [torch.cat(each).requires_grad_() for each in zip(*features)], [torch.cat(each) for each in zip(*references)]
+    for index, micro_batch in enumerate(micro_batches):
+        seed(index)
+        features.append(objective.features(*micro_batch))
+        references.append(objective.references(*micro_batch))
+    leaves = [torch.cat(parts).requires_grad_() for parts in zip(*features)]
+    return leaves, [torch.cat(parts) for parts in zip(*references)]
 
 
 def _gradient(leaf: Tensor) -> Tensor:
-    assert leaf.grad is not None, "compare left a feature out"
+    assert leaf.grad is not None, "compare did not use a feature"
     return leaf.grad

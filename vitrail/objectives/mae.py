@@ -1,7 +1,7 @@
 """Masked autoencoders (He et al. 2022, "Masked Autoencoders Are Scalable Vision Learners"): most patches are hidden, and their
-pixels are told from the few that are seen.
+pixels are predicted from the few visible ones.
 
-B images, C channels, P x Q pixels a patch, h x w = N patches, K of them visible and M hidden, A = P Q C numbers a patch,
+B images, C channels, P x Q pixels per patch, h x w = N patches, K of them visible and M hidden, A = P Q C values per patch,
 D width of the encoder, E of the decoder.
 """
 
@@ -29,20 +29,20 @@ SHARED = ("image_size", "patch_size", "in_channels", "norm_eps", "pad", "checkpo
 
 
 class MAE(Objective):
-    """The encoder sees the visible patches alone; a small decoder tells the pixels of the hidden ones (section 3).
+    """The encoder sees only the visible patches; a small decoder predicts the pixels of the hidden ones (section 3).
 
-    The class token, and DeiT's second one, go through the decoder with the patches; registers, which nothing reads, do not. The
-    encoder keeps its own positions, where the paper's are fixed; one whose last norm comes after pooling hands over its tokens
-    as its last block leaves them. Pixels that ``pad`` fills up with are told as any others.
+    The class token and DeiT's distillation token go through the decoder with the patches; registers do not. The encoder keeps
+    its own position embeddings (the paper's are fixed). If the last norm of the encoder comes after pooling, the decoder gets
+    the tokens without this norm. Padding by ``pad`` is predicted like other pixels.
 
     Args:
-        encoder: a backbone that takes subsets of patches.
-        mask_ratio: share of the patches that is hidden.
-        norm_pix: pixels are told in units of their own patch, less its mean and over its standard deviation.
+        encoder: a backbone that accepts subsets of patches.
+        mask_ratio: fraction of the patches that is hidden.
+        norm_pix: normalise the target pixels by the mean and standard deviation of their patch.
         decoder_width, decoder_depth, decoder_heads: sizes of the decoder; its MLP is four times as wide.
 
     Raises:
-        ConfigError: the architecture cannot carry it, or has a stem or drops patches by itself; sizes that cannot be.
+        ConfigError: the architecture is not supported, or has a stem or patch dropout; invalid sizes.
     """
 
     carried_by = TAKE_SUBSETS
@@ -67,7 +67,7 @@ class MAE(Objective):
         self.decoder = Decoder(encoder.width, ViTConfig(**sizes, **shared, gelu="exact", positions="sincos2d"))
 
     def draw(self, ids: NDArray[np.int64], size: tuple[int, int], seed: int) -> tuple[Tensor, ...]:
-        """Noise (B, N), whose K lowest numbers are at the visible patches."""
+        """Noise (B, N); the K lowest values are at the visible patches."""
         rows, columns = grid_of(size, self.encoder.config.patch_size)
         return (torch.from_numpy(uniforms(seed, "mae", *ids.T, count=rows * columns)).float(),)
 
@@ -79,12 +79,12 @@ class MAE(Objective):
             noise: (B, N), see `draw`.
 
         Returns:
-            The loss, and ``explained``: the part of the variance inside of hidden patches that the decoder tells; 0 is what
-            each patch's mean would.
+            The loss, and ``explained``: the fraction of the variance within hidden patches that the decoder explains;
+            predicting the mean of each patch gives 0.
         """
         pixels = self._cut(images)
         predicted, hidden = self._predict(images, noise)
-        predicted, target = predicted.to(pixels.dtype), _rows(pixels, hidden)  # (B, M, A) each
+        predicted, target = predicted.to(pixels.dtype), _gather_rows(pixels, hidden)  # (B, M, A) each
         if self.norm_pix:
             target = (target - target.mean(2, keepdim=True)) / _deviation(target)
         loss = (predicted - target).square().mean()
@@ -93,12 +93,12 @@ class MAE(Objective):
 
     @torch.no_grad()
     def show(self, images: Tensor, noise: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
-        """``visible``: the hidden patches grey; ``reconstructed``: in their place what the decoder tells, in units of pixels."""
+        """``visible``: the hidden patches in grey; ``reconstructed``: the predicted pixels in their place."""
         pixels = self._cut(images)
         predicted, hidden = self._predict(images, noise)
         predicted = predicted.to(pixels.dtype)
-        if self.norm_pix:  # the decoder does not tell a patch's own mean and deviation: they are looked up
-            target = _rows(pixels, hidden)
+        if self.norm_pix:  # the decoder does not predict the mean and deviation of a patch: use the true ones
+            target = _gather_rows(pixels, hidden)
             predicted = predicted * _deviation(target) + target.mean(2, keepdim=True)
         places = hidden[..., None].expand_as(predicted)
         size = (images.shape[2], images.shape[3])
@@ -108,14 +108,14 @@ class MAE(Objective):
         }
 
     def _predict(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """What the decoder tells of hidden patches (B, M, A), and which these are (B, M)."""
+        """The predictions for hidden patches (B, M, A), and the indices of these patches (B, M)."""
         patches = self.encoder.place(self.encoder.patchify(images))
         visible, hidden = split(noise, self.mask_ratio)
-        tokens = self.encoder.encode(Patches(_rows(patches.x, visible), patches.grid, visible))
+        tokens = self.encoder.encode(Patches(_gather_rows(patches.x, visible), patches.grid, visible))
         return self.decoder(tokens, hidden, len(self.encoder.prefix)), hidden
 
     def _cut(self, images: Tensor) -> Tensor:
-        """The numbers of each patch, ordered by row, column and channel: (B, C, H, W) to (B, N, A) in fp32 or more."""
+        """The values of each patch, ordered by row, column and channel: (B, C, H, W) to (B, N, A) in fp32 or better."""
         config = self.encoder.config
         images = whole_patches(images, config.patch_size, pad=config.pad)
         (batch, channels, height, width), (p, q) = images.shape, config.patch_size
@@ -124,16 +124,16 @@ class MAE(Objective):
         return pixels.float() if pixels.dtype in (torch.float16, torch.bfloat16) else pixels
 
     def _join(self, pixels: Tensor, size: tuple[int, int]) -> Tensor:
-        """Images (B, C, H, W) of ``size`` again; what they were filled up with is cut off."""
+        """The inverse of `_cut`: images (B, C, H, W) of ``size``, without the padding."""
         p, q = self.encoder.config.patch_size
         cells = pixels.unflatten(2, (p, q, -1)).unflatten(1, grid_of(size, (p, q)))  # (B, h, w, P, Q, C)
         return cells.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)[:, :, : size[0], : size[1]]
 
 
 class Decoder(nn.Module):
-    """Blocks of a ViT over all patches, where the hidden ones are a mask token with fixed positions.
+    """ViT blocks over all patches; hidden patches are a mask token plus fixed positions.
 
-    Hidden patches come first, so that the last block and the projection work for them alone; attention minds no order.
+    Hidden patches come first, so that the last block and the projection compute only them. Attention ignores the order.
     """
 
     def __init__(self, width: int, config: ViTConfig) -> None:
@@ -148,9 +148,9 @@ class Decoder(nn.Module):
         _initialise(self)
 
     def forward(self, tokens: Tokens, hidden: Tensor, prefix: int) -> Tensor:
-        """What the encoder gives for K patches, (B, T, D), and the numbers (B, M) of the others to their pixels (B, M, A).
+        """From the encoder's tokens of K patches (B, T, D) and the indices (B, M) of the others to their pixels (B, M, A).
 
-        The first ``prefix`` tokens come along, without a position.
+        The first ``prefix`` tokens are included, without a position.
         """
         assert tokens.ids is not None
         x = self.embed(torch.cat([tokens.x[:, -tokens.ids.shape[1] :], tokens.x[:, :prefix]], 1))  # (B, K + prefix, E)
@@ -166,20 +166,20 @@ class Decoder(nn.Module):
 
 
 def split(noise: Tensor, mask_ratio: float) -> tuple[Tensor, Tensor]:
-    """Which patches are visible, (B, K), and which hidden, (B, M): where the lowest K = int(N (1 - mask_ratio)) numbers of
-    ``noise`` (B, N) stand, and the others. At least one is visible, and one hidden; raises `ConfigError` where N is 1.
+    """The indices of visible patches (B, K) and of hidden patches (B, M). Visible are those with the lowest
+    K = int(N (1 - mask_ratio)) values of ``noise`` (B, N), at least one and at most N - 1. Raises `ConfigError` if N is 1.
     """
     patches = noise.shape[1]
     if patches < 2:
-        raise ConfigError("an image of 1 patch has none to hide", "use larger images or smaller patches")
+        raise ConfigError("an image of 1 patch cannot be masked", "use larger images or smaller patches")
     kept = min(max(int(patches * (1 - mask_ratio)), 1), patches - 1)
-    order = noise.argsort(dim=1, stable=True)  # equal numbers are in one order on every device
+    order = noise.argsort(dim=1, stable=True)  # stable: the same order on every device
     return order[:, :kept], order[:, kept:]
 
 
 def sincos2d(grid: tuple[int, int], width: int, device: torch.device | None = None) -> Tensor:
-    """Fixed positions as the authors' code has them, (h w, D) in fp32: [sin x w, cos x w, sin y w, cos y w], with x the column,
-    y the row and w_i = 10000^(-4 i / D) for i < D / 4. Those of `positions.sincos2d` end at 1 / 10000, these just before.
+    """The fixed positions of the authors' code, (h w, D) in fp32: [sin x w, cos x w, sin y w, cos y w], with x the column,
+    y the row and w_i = 10000^(-4 i / D) for i < D / 4. In `positions.sincos2d` the last frequency is exactly 1 / 10000.
     """
     kind = torch.float32 if device is not None and device.type == "mps" else torch.float64
     rows, columns = (torch.arange(length, dtype=kind, device=device) for length in grid)
@@ -189,36 +189,38 @@ def sincos2d(grid: tuple[int, int], width: int, device: torch.device | None = No
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], 1).float()
 
 
-def _rows(x: Tensor, ids: Tensor) -> Tensor:
-    """Of (B, N, D) the rows that each image names in ``ids`` (B, K): (B, K, D)."""
+def _gather_rows(x: Tensor, ids: Tensor) -> Tensor:
+    """Gather the rows ``ids`` (B, K) of each image from (B, N, D): (B, K, D)."""
     return x.gather(1, ids[..., None].expand(-1, -1, x.shape[2]))
 
 
 def _deviation(pixels: Tensor) -> Tensor:
-    """sqrt(variance + `EPS`) of each patch, the variance that over A - 1: (B, M, A) to (B, M, 1)."""
+    """sqrt(variance + `EPS`) of each patch, with the unbiased variance: (B, M, A) to (B, M, 1)."""
     return (pixels.var(2, keepdim=True) + EPS).sqrt()
 
 
 def _check(encoder: Backbone, mask_ratio: float, norm_pix: bool) -> None:
-    """Raises `ConfigError` for what `MAE` cannot do with an encoder that takes subsets of patches."""
+    """Raises `ConfigError` for invalid arguments or encoders of `MAE`."""
     config = encoder.config
     if not is_number(mask_ratio) or not 0 < mask_ratio < 1:
-        raise ConfigError(f"mask_ratio is {mask_ratio!r}", "mask_ratio = a share between 0 and 1, such as 0.75")
+        raise ConfigError(f"mask_ratio is {mask_ratio!r}", "give a number between 0 and 1, such as mask_ratio=0.75")
     if config.patch_dropout:
-        what = f"patch_dropout is {config.patch_dropout} in the encoder of a masked autoencoder, which hides patches itself"
+        what = f"patch_dropout is {config.patch_dropout} in the encoder, but a masked autoencoder hides patches itself"
         raise ConfigError(what, "create the encoder with patch_dropout=0")
     if getattr(config, "stem", None) is not None:
-        what = f"the encoder has the stem {config.stem}, which sees beyond its patch: visible ones would tell of hidden ones"
-        raise ConfigError(what, "take one without a stem, such as vit-b16")
+        what = f"the encoder has the stem {config.stem}, which sees beyond its patch: visible patches would reveal hidden ones"
+        raise ConfigError(what, "choose an encoder without a stem, such as vit-b16")
     if norm_pix and config.patch_size == (1, 1) and config.in_channels == 1:
-        raise ConfigError("a patch of one number has no variance to divide by", "use larger patches, or norm_pix=False")
+        raise ConfigError(
+            "patches of one value have no variance to normalise by", "use larger patches, or norm_pix=False"
+        )
 
 
 @fills
 def _initialise(decoder: Decoder) -> None:
-    """Fills every parameter in place, as the authors' code does.
+    """Initialise every parameter in place, as in the authors' code.
 
-    | parameter | first value |
+    | parameter | initial value |
     |-|-|
     | dense layers, q, k and v as one | Xavier uniform |
     | mask token | normal, 0.02 |

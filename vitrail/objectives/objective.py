@@ -1,4 +1,4 @@
-"""What all objectives share: what is trained beside the encoder, and what chance decides for a batch."""
+"""The base class of all objectives: parameters next to the encoder, and the random tensors of a batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitrail.models.tokenizer import Tokenizer
 Kind = TypeVar("Kind", bound="Objective")
 
 
-def configured(kind: type[Kind], encoder: Any, changes: Mapping[str, Any], **given: Any) -> Kind:
+def configure_objective(kind: type[Kind], encoder: Any, changes: Mapping[str, Any], **given: Any) -> Kind:
     """The objective with arguments that a person chose. Raises `ConfigError` for one that it does not have."""
     known = [name for name in list(signature(kind).parameters)[1:] if name not in given]
     for name in changes:
@@ -27,23 +27,23 @@ def configured(kind: type[Kind], encoder: Any, changes: Mapping[str, Any], **giv
 
 
 class Objective(nn.Module):
-    """A loss that owns what it trains. Its forward is the training step; ``encoder`` is what is saved for use.
+    """A loss that owns everything it trains. Its forward is the training step; ``encoder`` is the model that is saved.
 
-    The first ``views`` inputs of `forward` are normalised images (B, C, H, W), that many augmentations of the same ones; then
-    come the tensors of `draw`, and whatever else the objective says. Every input has the images along its first axis. It gives
-    the mean loss of the batch in fp32, and what was measured on the way: detached scalars by name.
+    The first ``views`` inputs of `forward` are normalised images (B, C, H, W), different augmentations of the same images;
+    then the tensors of `draw`, then further inputs of the objective. The first axis of every input is the batch. It returns
+    the mean loss of the batch in fp32, and measurements: detached scalars by name.
 
     Args:
-        encoder: a backbone, or a tokenizer where ``carried_by`` names it.
+        encoder: a backbone, or a tokenizer if ``carried_by`` contains it.
 
     Raises:
-        ConfigError: the architecture cannot carry the objective; names those that can.
+        ConfigError: the objective does not support the architecture; the message lists those that it does.
     """
 
     views: ClassVar[int] = 1
     forward: Callable[..., tuple[Tensor, dict[str, Tensor]]]
-    carried_by: ClassVar[Collection[str] | None] = None  # architectures that can; None is every backbone
-    encoder: Any  # what ``carried_by`` says
+    carried_by: ClassVar[Collection[str] | None] = None  # supported architectures; None means every backbone
+    encoder: Any  # a model of an architecture in ``carried_by``
 
     def __init__(self, encoder: Backbone | Tokenizer) -> None:
         super().__init__()
@@ -51,35 +51,37 @@ class Objective(nn.Module):
         carriers = ARCHITECTURES if self.carried_by is None else self.carried_by
         if config.architecture not in carriers:
             raise ConfigError(
-                f"{config.about} cannot carry the objective {type(self).__name__}",
-                f"take an architecture that can: {', '.join(carriers)}",
+                f"the objective {type(self).__name__} does not support {config.about}",
+                f"choose one of these architectures: {', '.join(carriers)}",
             )
         self.encoder = encoder
 
     def draw(self, ids: NDArray[np.int64], size: tuple[int, int], seed: int) -> tuple[Tensor, ...]:
-        """What chance decides for images of ``size`` (height, width) with these ids (B, 3): masks and noise, on the CPU.
+        """The random tensors for images of ``size`` (height, width) with these ids (B, 3): masks and noise, on the CPU.
 
-        A function of each image's id and the seed, whatever else is in the batch.
+        Those of an image are a function of its id and the seed, independent of the rest of the batch.
         """
         return ()
 
     def show(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """Pictures (B, C, H, W) of what the objective sees and answers, by name, normalised as its inputs are; for the report."""
+        """Images (B, C, H, W) of the inputs and predictions by name, normalised like the inputs; for the report."""
         return {}
 
     def after_step(self, share: float) -> None:
-        """What follows an update of the weights; ``share`` of the run is done."""
+        """Called after each update of the weights; ``share`` is the completed fraction of the run."""
 
     def layers(self) -> list[dict[str, nn.Parameter]]:
-        """All parameters by depth, as `Backbone.layers` has them; those of the objective itself stand with the last."""
-        groups = [{f"encoder.{name}": each for name, each in layer.items()} for layer in self.encoder.layers()]
-        groups[-1] |= self._own()
+        """All parameters by depth, as in `Backbone.layers`; those of the objective itself are in the last group."""
+        groups = [
+            {f"encoder.{name}": parameter for name, parameter in layer.items()} for layer in self.encoder.layers()
+        ]
+        groups[-1] |= self._own_parameters()
         return groups
 
     def no_decay(self) -> set[str]:
-        """Names of all that is no kernel."""
-        own = {name for name, each in self._own().items() if each.ndim == 1 or not name.endswith(".weight")}
+        """Names of all parameters that are not kernels."""
+        own = {name for name, p in self._own_parameters().items() if p.ndim == 1 or not name.endswith(".weight")}
         return {f"encoder.{name}" for name in self.encoder.no_decay()} | own
 
-    def _own(self) -> dict[str, nn.Parameter]:
-        return {name: each for name, each in self.named_parameters() if not name.startswith("encoder.")}
+    def _own_parameters(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.named_parameters() if not name.startswith("encoder.")}

@@ -1,4 +1,4 @@
-"""What a visual tokenizer learns from: images are made again from their codes.
+"""The objective of a visual tokenizer: images are reconstructed from their codes.
 
 B images, C channels, h x w patches, V codes.
 """
@@ -16,14 +16,14 @@ from vitrail.objectives.objective import Objective
 
 
 class Reconstruction(Objective):
-    """The mean squared error of the pixels that a tokenizer makes of its codes.
+    """The mean squared error of the pixels that a tokenizer reconstructs.
 
     Args:
         encoder: a tokenizer.
-        std: by which the images were divided, one number a channel; with it errors are told on the scale of [0, 1].
+        std: of the normalisation of the images, one number per channel; the PSNR is computed on the scale of [0, 1].
 
     Raises:
-        ConfigError: ``encoder`` is a backbone, which has no codes; not one number for each channel.
+        ConfigError: ``encoder`` is a backbone; or a wrong number of channels in ``std``.
     """
 
     carried_by = ("tokenizer",)
@@ -33,15 +33,14 @@ class Reconstruction(Objective):
         super().__init__(encoder)
         if len(std) != encoder.config.in_channels:
             what = f"std has {len(std)} numbers for a tokenizer of {encoder.config.in_channels} channels"
-            raise ConfigError(what, "give one for each channel, that of the preprocessing")
+            raise ConfigError(what, "give the std of the preprocessing, one number per channel")
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
         """The mean squared error of normalised images (B, C, H, W), in fp32.
 
         Returns:
-            The loss; ``psnr``, of the batch in decibels; and ``perplexity``: how many codes are in use, were all of these used
-            equally often.
+            The loss; ``psnr`` of the batch in decibels; and ``perplexity``, the effective number of codes in use.
         """
         made, codes = self.encoder(images)
         error = made.float() - images.float()
@@ -52,17 +51,17 @@ class Reconstruction(Objective):
 
     @torch.no_grad()
     def show(self, images: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
-        """``reconstructed``: the images as their codes tell them."""
+        """``reconstructed``: the images reconstructed from their codes."""
         return {"reconstructed": self.encoder(images)[0].float()}
 
 
 def psnr(error: Tensor) -> Tensor:
-    """The peak signal-to-noise ratio, in decibels, of errors on the scale of [0, 1], any shape: a scalar."""
+    """The peak signal-to-noise ratio in decibels, a scalar, of errors of any shape on the scale of [0, 1]."""
     return -10 * error.square().mean().log10()
 
 
 def perplexity(codes: Tensor, vocabulary: int) -> Tensor:
-    """exp of the entropy of how often each of V codes is there, any shape: a scalar in fp32 from 1 to V."""
+    """exp of the entropy of the frequencies of V codes, for codes of any shape: a scalar in fp32 from 1 to V."""
     ones = torch.ones(codes.numel(), device=codes.device)
     shares = ones.new_zeros(vocabulary).index_add_(0, codes.flatten(), ones) / codes.numel()  # (V,)
     return torch.special.entr(shares).sum().exp()

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO
 
 import numpy as np
 
-from vitrail.data.sources.bad_images import quoted
+from vitrail.data.sources.bad_images import escape_formula
 from vitrail.errors import ConfigError
 from vitrail.files import disk_errors
 
@@ -85,7 +85,9 @@ class _CsvTable:
         if self.writer is None:
             self.writer = csv.DictWriter(self.file, fieldnames=list(row), lineterminator="\n")
             self.writer.writeheader()
-        self.writer.writerow({name: quoted(value) if isinstance(value, str) else value for name, value in row.items()})
+        self.writer.writerow(
+            {name: escape_formula(value) if isinstance(value, str) else value for name, value in row.items()}
+        )
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""How good answers are: figures from logits and targets, in float64, the same for any batch size.
+"""Metrics from logits and targets, in float64, independent of the batch size.
 
-N images, K classes, M bins. Arrays and tensors are both taken; a figure that is undefined (of a class that is neither
-there nor named) is NaN.
+N images, K classes, M bins. Both arrays and tensors are accepted. An undefined metric (of a class that occurs neither in
+the targets nor in the predictions) is NaN.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import numpy as np
 from torch import Tensor
 
 Values = np.ndarray | Tensor
-ROWS = 4096  # logits that are held in float64 at one time
+ROWS = 4096  # rows of logits in float64 at a time
 
 
 @dataclass(frozen=True)
 class Graded:
-    """One value an image, each (N,)."""
+    """One value per image, (N,) each."""
 
-    rank: np.ndarray  # how many classes come before the true one; 0 is a right answer
-    confidence: np.ndarray  # the probability of the best class
-    nll: np.ndarray  # minus the logarithm of the true class's probability
-    brier: np.ndarray  # the squared distance of the probabilities from the one-hot target, in [0, 2]
+    rank: np.ndarray  # number of classes ranked before the true one; 0 is correct
+    confidence: np.ndarray  # probability of the predicted class
+    nll: np.ndarray  # negative log-likelihood of the true class
+    brier: np.ndarray  # squared distance of the probabilities from the one-hot target, in [0, 2]
 
 
 @dataclass(frozen=True)
 class PerClass:
-    """One value a class, each (K,)."""
+    """One value per class, (K,) each."""
 
     precision: np.ndarray
     recall: np.ndarray
@@ -38,7 +38,7 @@ class PerClass:
 
 @dataclass(frozen=True)
 class Bins:
-    """Equal-width bins of confidence, each (M,); the means of an empty bin are NaN."""
+    """Equal-width bins of confidence, (M,) each; the means of an empty bin are NaN."""
 
     counts: np.ndarray
     confidence: np.ndarray
@@ -46,13 +46,13 @@ class Bins:
 
     @property
     def error(self) -> float:
-        """The gap between confidence and accuracy of each bin, weighted by its images (Guo et al. 2017, equation 3)."""
+        """The expected calibration error: the mean gap between confidence and accuracy (Guo et al. 2017, equation 3)."""
         gaps = np.nan_to_num(np.abs(self.confidence - self.accuracy))
         return float((gaps * self.counts).sum() / self.counts.sum()) if self.counts.any() else float("nan")
 
     @property
     def lean(self) -> float:
-        """Mean confidence less accuracy: above 0 the answers are too sure of themselves."""
+        """Mean confidence minus accuracy; above 0 the model is overconfident."""
         gaps = np.nan_to_num(self.confidence - self.accuracy)
         return float((gaps * self.counts).sum() / max(self.counts.sum(), 1))
 
@@ -60,14 +60,14 @@ class Bins:
 def summary(
     logits: Values, targets: Values, classes: Sequence[str], *, multi_label: bool = False, temperature: float = 1.0
 ) -> dict[str, float]:
-    """The flat figures of a test: fractions in [0, 1], and `nll` in nats.
+    """The metrics of a split: fractions in [0, 1], and `nll` in nats.
 
     Args:
         logits: (N, K), before the temperature.
-        targets: (N,) indices of classes, or for several labels an image (N, K) of 0 and 1.
+        targets: (N,) indices of classes, or for multi-label data (N, K) of 0 and 1.
 
     Returns:
-        `top1`, `top5`, `nll`, `ece`, `brier`; with several labels `map`, `f1_micro`, `f1_macro`, and `nll` as the mean
+        `top1`, `top5`, `nll`, `ece`, `brier`; for multi-label data `map`, `f1_micro`, `f1_macro`, and `nll` as the mean
         over images and classes.
     """
     logits, targets = as_array(logits), as_array(targets)
@@ -90,24 +90,24 @@ def summarize_grades(grades: Graded) -> dict[str, float]:
 
 
 def _label_summary(logits: np.ndarray, targets: np.ndarray, temperature: float) -> dict[str, float]:
-    each = per_label(logits, targets)
-    named, true = logits >= 0, targets > 0.5
-    hits, both = int((named & true).sum()), int(named.sum() + true.sum())
+    by_label = per_label(logits, targets)
+    predicted, true = logits >= 0, targets > 0.5
+    hits, both = int((predicted & true).sum()), int(predicted.sum() + true.sum())
     scaled = logits.astype(np.float64) / temperature
     # the binary cross-entropy without overflow: log(1 + e^x) - x y
     nll = np.logaddexp(0, scaled) - scaled * targets
     return {
         "map": _mean_of_defined(average_precision(logits, targets)),
         "f1_micro": 2 * hits / both if both else float("nan"),
-        "f1_macro": _mean_of_defined(each.f1),
+        "f1_macro": _mean_of_defined(by_label.f1),
         "nll": float(nll.mean()),
     }
 
 
 def grade(logits: Values, targets: Values, *, temperature: float = 1.0) -> Graded:
-    """Each image's rank, confidence, NLL and Brier score: (N, K), (N,) -> (N,) each.
+    """Rank, confidence, NLL and Brier score of each image: (N, K), (N,) -> (N,) each.
 
-    Equal logits rank by class index, as `argmax` does, so a constant answer does not count as right everywhere.
+    Equal logits are ranked by class index, like `argmax`, so a constant output is not correct for every image.
     """
     logits, targets = as_array(logits), as_array(targets)
     parts = [
@@ -120,18 +120,13 @@ def grade(logits: Values, targets: Values, *, temperature: float = 1.0) -> Grade
 def _grade(logits: np.ndarray, targets: np.ndarray, temperature: float) -> tuple[np.ndarray, ...]:
     rows = np.arange(len(logits))
     true = logits[rows, targets][:, None]  # (N, 1)
-    # "not at most" counts a NaN as ahead of the true class, and a true class of NaN as behind them all
+    # "not at most" ranks NaN before the true class, and a true class with NaN after all others
     ahead = ~(logits <= true) | ((logits == true) & (np.arange(logits.shape[1]) < targets[:, None]))  # (N, K)
     log_p = log_softmax(logits / temperature)  # (N, K)
     p = np.exp(log_p)
     p_true = p[rows, targets]
     brier = np.square(p).sum(1) - np.square(p_true) + np.square(1 - p_true)
     return ahead.sum(1), p.max(1), -log_p[rows, targets], brier
-
-
-def top_k_accuracy(logits: Values, targets: Values, k: int = 1) -> float:
-    """The part of the images whose class is among the k best."""
-    return float((grade(logits, targets).rank < k).mean())
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -141,13 +136,13 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def probabilities(logits: Values, *, multi_label: bool = False, temperature: float = 1.0) -> np.ndarray:
-    """(N, K) -> (N, K) float64: softmax of logits / temperature, or the sigmoid of each where labels are several."""
+    """(N, K) -> (N, K) float64: the softmax of logits / temperature, or the sigmoid for multi-label data."""
     scaled = as_array(logits).astype(np.float64) / temperature
     return np.exp(-np.logaddexp(0, -scaled)) if multi_label else np.exp(log_softmax(scaled))
 
 
 def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> Bins:
-    """Confidence against accuracy in equal-width bins, each open below and closed above: (N,) twice -> (M,)."""
+    """Confidence and accuracy in equal-width bins, open below and closed above: (N,), (N,) -> (M,)."""
     place = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)  # (N,)
     counts = np.bincount(place, minlength=bins)
     confident, correct = (np.bincount(place, weights=values, minlength=bins) for values in (confidence, right))
@@ -160,28 +155,28 @@ def expected_calibration_error(confidence: np.ndarray, right: np.ndarray, bins: 
 
 
 def confusion(predicted: Values, targets: Values, classes: int) -> np.ndarray:
-    """Counts (K, K) of (N,), (N,) indices: rows are the true class, columns the predicted one."""
+    """The confusion matrix (K, K) from indices (N,), (N,): rows are true classes, columns predictions."""
     places = as_array(targets) * classes + as_array(predicted)
     return np.bincount(places, minlength=classes**2).reshape(classes, classes)
 
 
 def per_class(counts: np.ndarray) -> PerClass:
     """Precision, recall, F1 and support from a confusion matrix (K, K)."""
-    return _per_class(np.diag(counts), named=counts.sum(0), support=counts.sum(1))
+    return _per_class(np.diag(counts), predicted=counts.sum(0), support=counts.sum(1))
 
 
 def per_label(logits: Values, targets: Values) -> PerClass:
-    """The same for several labels an image, (N, K) twice; a label is named where its probability is at least 1/2."""
-    named, true = as_array(logits) >= 0, as_array(targets) > 0.5
-    return _per_class((named & true).sum(0), named=named.sum(0), support=true.sum(0))
+    """The same for multi-label data, (N, K), (N, K); a label is predicted if its probability is at least 1/2."""
+    predicted, true = as_array(logits) >= 0, as_array(targets) > 0.5
+    return _per_class((predicted & true).sum(0), predicted=predicted.sum(0), support=true.sum(0))
 
 
-def _per_class(hits: np.ndarray, named: np.ndarray, support: np.ndarray) -> PerClass:
-    return PerClass(divide(hits, named), divide(hits, support), divide(2 * hits, named + support), support)
+def _per_class(hits: np.ndarray, predicted: np.ndarray, support: np.ndarray) -> PerClass:
+    return PerClass(divide(hits, predicted), divide(hits, support), divide(2 * hits, predicted + support), support)
 
 
 def average_precision(scores: Values, targets: Values) -> np.ndarray:
-    """Area under each label's precision-recall curve, (N, K) twice -> (K,); equal scores are one step of it."""
+    """Area under the precision-recall curve of each label, (N, K), (N, K) -> (K,); equal scores are one step."""
     scores, true = as_array(scores), as_array(targets) > 0.5
     return np.array([_average_precision(*columns) for columns in zip(scores.T, true.T)])
 
@@ -197,7 +192,7 @@ def _average_precision(scores: np.ndarray, true: np.ndarray) -> float:
 
 
 def as_array(values: Values) -> np.ndarray:
-    """A tensor of any device and precision as an array; arrays as they are."""
+    """Convert a tensor of any device and precision to an array; arrays are returned unchanged."""
     if isinstance(values, np.ndarray):
         return values
     values = values.detach().cpu()
@@ -205,7 +200,7 @@ def as_array(values: Values) -> np.ndarray:
 
 
 def divide(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
-    """The quotient, NaN where the divisor is 0."""
+    """The quotient, NaN if the divisor is 0."""
     return np.divide(top, bottom, out=np.full(bottom.shape, np.nan), where=bottom != 0)
 
 

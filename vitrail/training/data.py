@@ -14,7 +14,7 @@ from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.loader import Batch, Collate, train_batches
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, Splits, parts_of
+from vitrail.data.sources.source import Source, Splits, list_splits
 from vitrail.runs.folder import RunFolder
 
 Transform = Callable[[Any], Any]
@@ -53,7 +53,7 @@ def open_run_data(
     channels = run.data.channels or channels
     source = run.data.source if data is None else data
     splits = open_data(source, seed=run.seed, validation=run.data.validation, channels=channels, labelled=labels)
-    parts = parts_of(splits)
+    parts = list_splits(splits)
     total = sum(map(len, parts.values()))
     bad = BadImages(run.data.on_bad, run.data.max_bad, folder.path / "bad_images.csv", total=total)
     decoded: dict[str, Any] = {name: keep_decoded(part, channels=channels, bad=bad) for name, part in parts.items()}

@@ -96,7 +96,7 @@ class ViewInputs:
 
 def renormalise(images: Tensor, given: Preprocessing, wanted: Preprocessing, size: tuple[int, int]) -> Tensor:
     """Images (B, C, H, W) that were normalised as ``given`` says, scaled to ``size`` and normalised as ``wanted`` says."""
-    pictures = given.restored(images)
+    pictures = given.denormalise(images)
     if pictures.shape[2:] != size:
         pictures = nn.functional.interpolate(pictures, size, mode="bilinear", antialias=True, align_corners=False)
     return wanted.normalise(pictures)

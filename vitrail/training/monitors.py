@@ -124,11 +124,11 @@ class CodeMonitor:
                     return None
                 images = self.preprocessing.normalise(batch.images.to(device))  # (B, C, H, W)
                 rebuilt, batch_codes = self.tokenizer(images)
-                pictures = self.preprocessing.restored(images)
+                pictures = self.preprocessing.denormalise(images)
                 means = nn.functional.avg_pool2d(pictures, patch)  # (B, C, h, w)
                 mean_colours = means.repeat_interleave(patch[0], 2).repeat_interleave(patch[1], 3)
                 codes.append(batch_codes)
-                errors.append(_root_mean_square(self.preprocessing.restored(rebuilt) - pictures))
+                errors.append(_root_mean_square(self.preprocessing.denormalise(rebuilt) - pictures))
                 flat.append(_root_mean_square(mean_colours - pictures))
         return {
             "psnr_held_out": psnr(torch.cat(errors)).item(),

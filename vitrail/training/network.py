@@ -100,7 +100,7 @@ def build_network(run: Run, start: Task | None, say: Say, *, arguments: Mapping[
             kind,
             run.model.name,
             arguments,
-            preprocessing=Preprocessing.paper(size, channels=channels).stated(**run.model.preprocessing),
+            preprocessing=Preprocessing.paper(size, channels=channels).override(**run.model.preprocessing),
             image_size=size,
             in_channels=channels,
             **run.model.changes,
@@ -111,7 +111,7 @@ def build_network(run: Run, start: Task | None, say: Say, *, arguments: Mapping[
             say(f"channels {channels}; the first layer of the weights, which has {before}, is adapted to them")
         fitted = {"image_size": size, "in_channels": channels}
         model = weights.adapt(start, task=kind, arguments=arguments, **fitted, **run.model.changes)  # type: ignore[bad-argument-type]
-        model.preprocessing = model.preprocessing.stated(**run.model.preprocessing)
+        model.preprocessing = model.preprocessing.override(**run.model.preprocessing)
     cost = cost_of(model.config)
     return Kept(
         model=model,

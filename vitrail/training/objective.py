@@ -18,7 +18,7 @@ from vitrail.objectives.beit import MaskedCodes
 from vitrail.objectives.contrastive import MoCo, SimCLR
 from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patch import MaskedPatch
-from vitrail.objectives.objective import Objective, configured
+from vitrail.objectives.objective import Objective, configure_objective
 from vitrail.objectives.tokenizer import Reconstruction
 from vitrail.training.inputs import FrozenNetwork, renormalise
 from vitrail.weights.tokenizers import SavedTokenizer, load_tokenizer
@@ -75,18 +75,18 @@ def make_objective(
     """
     kind = OBJECTIVES[asked.name].kind
     if kind is MaskedPatch:
-        return configured(MaskedPatch, encoder, asked.changes, preprocessing=preprocessing), None
+        return configure_objective(MaskedPatch, encoder, asked.changes, preprocessing=preprocessing), None
     if kind is Reconstruction:
-        return configured(Reconstruction, encoder, asked.changes, std=preprocessing.std), None
+        return configure_objective(Reconstruction, encoder, asked.changes, std=preprocessing.std), None
     if kind is not MaskedCodes:
-        return configured(kind, encoder, asked.changes), None
+        return configure_objective(kind, encoder, asked.changes), None
     if asked.tokenizer is None:
         remedy = "train one first, `vitrail pretrain DATA --objective tokenizer`, and give it with --tokenizer RUN"
         raise ConfigError("beit predicts the codes of a tokenizer, and none is given", remedy)
     saved = load_tokenizer(asked.tokenizer, log)
     codes = Codes(saved, preprocessing, encoder.config.patch_size, device_of(encoder))
     vocabulary = saved.tokenizer.config.vocabulary
-    return configured(MaskedCodes, encoder, asked.changes, vocabulary=vocabulary, drawn=codes.drawn), codes
+    return configure_objective(MaskedCodes, encoder, asked.changes, vocabulary=vocabulary, drawn=codes.drawn), codes
 
 
 class Codes:

@@ -10,7 +10,7 @@ from typing import Any
 
 from vitrail.config.parse import plain
 from vitrail.config.schema import Run
-from vitrail.data.sources.source import Splits, fingerprint, parts_of
+from vitrail.data.sources.source import Splits, fingerprint, list_splits
 from vitrail.errors import DataError
 from vitrail.files import dump_json, replace_file
 from vitrail.reports.wording import plural
@@ -47,7 +47,7 @@ def record_split(folder: RunFolder, splits: Splits) -> None:
     """
     path = folder.path / "split.json"
     held_out = [str(key) for key in splits.val.keys] if splits.held_out and splits.val is not None else []
-    images = {name: fingerprint(part) for name, part in parts_of(splits).items() if name != "test"}
+    images = {name: fingerprint(part) for name, part in list_splits(splits).items() if name != "test"}
     before = json.loads(path.read_text()).get("images", images) if path.exists() else images
     if before != images:
         raise DataError(
@@ -84,7 +84,7 @@ def run_facts(run: Run, steps: int, folder: RunFolder, kept: Kept, data: RunData
         "config": plain(run),
         "data": run.data.source,
         "layout": data.splits.layout,
-        "images": {name: len(part) for name, part in parts_of(data.splits).items()},
+        "images": {name: len(part) for name, part in list_splits(data.splits).items()},
         "model": kept.about,
         "parameters": kept.parameters,
         "multiply_adds": kept.multiply_adds,

@@ -52,5 +52,5 @@ def load(
         loaded.classifier, classes_file, image_size=image_size, in_channels=in_channels, classes=classes
     )
     if preprocessing:
-        classifier.preprocessing = classifier.preprocessing.stated(**preprocessing)
+        classifier.preprocessing = classifier.preprocessing.override(**preprocessing)
     return classifier.eval()

@@ -17,7 +17,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError, nearest
-from vitrail.files import disk_errors, dump_json, replace_folder, sync_folder, written_aside
+from vitrail.files import disk_errors, dump_json, replace_folder, stage_folder, sync_folder
 from vitrail.models.config import INITIALISATION_FIELDS, TRAINING_FIELDS
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
@@ -172,7 +172,7 @@ def convert(
     written = WRITERS[to](classifier, path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with written_aside(path, written.files) as aside:
+    with stage_folder(path, written.files) as aside:
         copy = find(aside / path.name if path.name in written.files else aside)
         difference = _prove(classifier, copy)
         unsaid, notes, alone = ((), (), None) if to == "native" else _read_alone(classifier, copy)

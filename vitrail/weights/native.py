@@ -13,7 +13,7 @@ from typing import Any
 from safetensors.torch import save as to_bytes
 
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.files import disk_errors, dump_json, replace_file, replace_folder, written_aside
+from vitrail.files import disk_errors, dump_json, replace_file, replace_folder, stage_folder
 from vitrail.tasks import Task
 from vitrail.weights.description import KEY, OWN, check_version, describe, described
 from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
@@ -52,7 +52,7 @@ def save_model(
             replace_file(path, as_file(model, description))
         return path
     check_replaceable(path)
-    with written_aside(path, as_folder(model, description)) as aside:
+    with stage_folder(path, as_folder(model, description)) as aside:
         replace_folder(path, aside)
     return path
 

@@ -12,7 +12,7 @@ from safetensors.torch import save as to_bytes
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.files import dump_json, replace_folder, written_aside
+from vitrail.files import dump_json, replace_folder, stage_folder
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.runtime.progress import Say
 from vitrail.weights.description import FORMAT_VERSION, TOKENIZER, check_format, useless
@@ -61,7 +61,7 @@ def save_tokenizer(
         "provenance": dict(provenance or {}),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
-    with written_aside(path, {WHOLE: content, CONFIG: dump_json(description).encode()}) as aside:
+    with stage_folder(path, {WHOLE: content, CONFIG: dump_json(description).encode()}) as aside:
         replace_folder(path, aside)
     return path
 

@@ -20,7 +20,7 @@ from vitrail.exports.onnx import to_onnx
 from vitrail.exports.parity import Verb
 from vitrail.exports.program import to_program
 from vitrail.exports.quantise import to_int8
-from vitrail.files import disk_errors, free_bytes, sync_folder, written_aside
+from vitrail.files import disk_errors, free_bytes, stage_folder, sync_folder
 from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.machine import cores, keep_large_buffers, versions
 from vitrail.runtime.progress import to_stderr
@@ -159,7 +159,7 @@ def export_model(
         path.parent.mkdir(parents=True, exist_ok=True)
         if free_bytes(path) < ROOM * weights:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with written_aside(path, {}) as aside:
+        with stage_folder(path, {}) as aside:
             say(f"writing  {to}{', int8' if int8 else ''}")
             return _proved(classifier, aside / path.name, path, how, limits, (source, count, options))
 
@@ -197,7 +197,7 @@ def _write(classifier: Task, made: Path, how: ExportOptions) -> tuple[bool, Verb
         return dynamic, torch.export.load(made).module()
     whole = {"pictures": True} if how.pictures else {}
     if how.int8:
-        with written_aside(made, {}) as aside:
+        with stage_folder(made, {}) as aside:
             dynamic = to_onnx(classifier, aside / made.name, metadata=metadata, **whole)
             to_int8(aside / made.name, made)
     else:

@@ -214,7 +214,7 @@ def _samples(classifier: Classifier, source: Source, options: InferenceOptions, 
         with in_precision(options.precision, images.device):
             maps = {name: of(classifier, images).float().cpu().numpy() for name, of in methods.items()}
         reach = {name: reach_of(each.shape[1:], cells[name], size) for name, each in maps.items()}
-        pictures = classifier.preprocessing.restored(images).cpu().numpy()
+        pictures = classifier.preprocessing.denormalise(images).cpu().numpy()
         for place, key in enumerate(keys):
             best = int(scores[place].argmax())
             samples.append(

@@ -17,7 +17,7 @@ from vitrail import weights
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, check_data, choose_split, fingerprint
 from vitrail.errors import ConfigError, DataError, nearest
-from vitrail.evaluation.intervals import crossed, paired_difference
+from vitrail.evaluation.intervals import crossed_bootstrap, paired_difference
 from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear, ridge
 from vitrail.inference.features import Features, features_of
 from vitrail.inference.options import InferenceOptions
@@ -119,7 +119,7 @@ def probe(
         options: how ``model`` and the images are read.
         cache: a folder where features are kept for the next time (`vitrail.inference.features`).
 
-    The interval is the bootstrap's over images; over draws and images where there are draws (`intervals.crossed`).
+    The interval is the bootstrap's over images; over draws and images where there are draws (`intervals.crossed_bootstrap`).
 
     Raises:
         ConfigError: a protocol that is not there, or numbers that do not fit the data.
@@ -241,7 +241,7 @@ def judge_features(
 
 def figures_of(right: np.ndarray, end: str = "") -> dict[str, float]:
     """The accuracy of (S, N) and its interval, which no accuracy leaves."""
-    low, high = np.clip(crossed(right), 0, 1)
+    low, high = np.clip(crossed_bootstrap(right), 0, 1)
     return {
         f"accuracy{end}": float(right.mean()),
         f"accuracy{end}_low": float(low),
@@ -255,7 +255,7 @@ def compared(right: np.ndarray, other: np.ndarray, end: str) -> dict[str, float]
         mean, low, high = paired_difference(right[0], other[0])
     else:
         difference = right.astype(np.float64) - other
-        mean, (low, high) = float(difference.mean()), crossed(difference)
+        mean, (low, high) = float(difference.mean()), crossed_bootstrap(difference)
     return {
         f"against_accuracy{end}": float(other.mean()),
         f"difference{end}": mean,

@@ -10,9 +10,10 @@ import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from sklearn.datasets import load_sample_images
 
+from tests.data.augment.operate import operate
 from vitrail.data.augment import operations
 from vitrail.data.augment.geometry import GEOMETRY, box, flip, resample, rotation, shift, visible
-from vitrail.data.augment.operations import LOOKING, PASSES, TABLES, cut_boxes, inside, look_up, operate, parts, put
+from vitrail.data.augment.operations import LOOKING, PASSES, TABLES, cut_boxes, inside, look_up, parts, put
 
 HEIGHT, WIDTH = 54, 75
 AFFINE, BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR

@@ -84,7 +84,7 @@ def test_points_of_a_picture_follow_their_pixels():
 def test_what_is_judged_says_which_part_of_the_picture_it_shows(tmp_path):
     preprocessing = Preprocessing(size=(48, 48), resize="short", resize_to=64)
     (batch,) = eval_batches(files(tmp_path), preprocessing, batch=12)
-    top, left, bottom, right = preprocessing.seen(HEIGHT, WIDTH)
+    top, left, bottom, right = preprocessing.visible_box(HEIGHT, WIDTH)
     assert np.allclose(batch.frames.crops, [left, top, right, bottom])
     assert (batch.frames.pictures == [HEIGHT, WIDTH]).all()
     placement = place(batch.frames, (48, 48), np.tile(np.eye(3), (12, 1, 1)), (48, 48))

@@ -70,9 +70,9 @@ def test_a_matrix_of_labels_is_several_an_image():
         (IMAGES.astype(np.float32), LABELS, r"values from \S+ to \d+"),
         (np.full((2, 2, 2), np.nan), [0, 1], "values from nan"),
         (IMAGES, LABELS[:4], "6 images and 4 labels"),
-        (IMAGES, LABELS - 1, "hold -1"),
+        (IMAGES, LABELS - 1, "contain -1"),
         (IMAGES, LABELS + 0.5, "type float64"),
-        (IMAGES, np.full((6, 2), 2), "hold 2"),
+        (IMAGES, np.full((6, 2), 2), "contain 2"),
         (IMAGES, np.zeros((6, 2, 2)), "shape"),
     ],
 )
@@ -132,7 +132,7 @@ def test_a_pickle_in_an_array_file_is_never_read(tmp_path):
 
 def test_an_npz_without_images_names_what_it_has(tmp_path):
     np.savez(tmp_path / "x.npz", pictures=IMAGES)
-    with pytest.raises(DataError, match="has the arrays 'pictures'"):
+    with pytest.raises(DataError, match="has only the arrays 'pictures'"):
         open_data(tmp_path / "x.npz")
 
 

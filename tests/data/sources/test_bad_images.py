@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from vitrail.data.sources.bad_images import BadImages, quoted, read_bad_images
+from vitrail.data.sources.bad_images import BadImages, escape_formula, read_bad_images
 from vitrail.errors import ConfigError, DataError
 
 
@@ -62,7 +62,7 @@ def test_no_name_becomes_a_formula_and_every_name_comes_back(tmp_path, key):
     path = tmp_path / "bad.csv"
     BadImages("skip", 1.0, path, total=1)(key, "-reason")
     assert read_bad_images(path) == {key: "-reason"}
-    assert quoted(key)[0] not in "=+-@\t\r"
+    assert escape_formula(key)[0] not in "=+-@\t\r"
 
 
 def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):

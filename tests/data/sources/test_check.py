@@ -63,7 +63,7 @@ def test_the_text_says_all_of_it(faulty):
     for words in [
         "images   23", "ant      15    4", "bad images: 3", "val/ant/empty.png: the file is empty",
         "duplicates within a split: 2", "train/ant/3.png = train/ant/again.png", "images in more than one split: 1",
-        "equal images with unlike labels: 1", "classes with fewer than 10 images to train on: 2",
+        "equal images with different labels: 1", "classes with fewer than 10 training images: 2",
         "from 12 x 10 to 50 x 40",
     ]:  # fmt: skip
         assert words in text, words
@@ -91,7 +91,7 @@ def test_a_sound_set_is_called_sound():
     assert found.sound
     assert found.images == 1797
     assert found.sizes == {"1-31": 1797}
-    assert found.to_text().endswith("nothing wrong was found")
+    assert found.to_text().endswith("no problems found")
 
 
 def test_progress_is_told_after_each_image(faulty):

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from vitrail.data.decode import BadImage
-from vitrail.data.sources.contents import Arrays, Files, Strings, as_array, below_root, read_file, read_head
+from vitrail.data.sources.contents import Arrays, Files, Strings, normalise_path, read_file, read_head, to_array
 
 TEXTS = ["", "a", "Käse/é.jpg", "x" * 300, "bad\udcff.png", "\ud800", "a"]
 
@@ -44,13 +44,13 @@ def test_a_million_names_pickle_to_little_more_than_their_letters():
     [("a/b.jpg", "a/b.jpg"), ("./a/../b.jpg", "b.jpg"), ("/data/x.jpg", "/data/x.jpg"), ("..a", "..a")],
 )
 def test_a_path_below_the_root_gets_its_plain_form(path, plain):
-    assert below_root(path) == plain
+    assert normalise_path(path) == plain
 
 
 @pytest.mark.parametrize("path", ["..", "../x.jpg", "a/../../etc/passwd"])
 def test_a_path_that_leads_out_is_refused(path):
     with pytest.raises(ValueError, match="leads out"):
-        below_root(path)
+        normalise_path(path)
 
 
 def test_a_pipe_never_blocks(tmp_path):
@@ -102,10 +102,10 @@ def test_arrays_of_equal_values_have_equal_fingerprints():
 def test_pictures_arrays_and_tensors_become_arrays_alike():
     array = np.random.default_rng(0).integers(0, 256, (4, 6, 3)).astype(np.uint8)
     for image in (array, Image.fromarray(array), torch.from_numpy(array).permute(2, 0, 1)):
-        np.testing.assert_array_equal(as_array(image, 3), array)
-    assert as_array(Image.fromarray(array), 1).shape == (4, 6, 1)
-    assert as_array(array[..., 0], 3).shape == (4, 6, 1)
-    floats = as_array(torch.from_numpy(array).permute(2, 0, 1).double() / 255, 3)
+        np.testing.assert_array_equal(to_array(image, 3), array)
+    assert to_array(Image.fromarray(array), 1).shape == (4, 6, 1)
+    assert to_array(array[..., 0], 3).shape == (4, 6, 1)
+    floats = to_array(torch.from_numpy(array).permute(2, 0, 1).double() / 255, 3)
     assert floats.dtype == np.float32
     np.testing.assert_allclose(floats, array / 255, atol=1e-6)
 
@@ -113,10 +113,10 @@ def test_pictures_arrays_and_tensors_become_arrays_alike():
 @pytest.mark.parametrize("value", [-0.5, 1.5, np.nan])
 def test_floats_outside_zero_to_one_are_told_from_pictures(value):
     with pytest.raises(BadImage, match="before normalisation"):
-        as_array(np.full((2, 2, 3), value, np.float32), 3)
+        to_array(np.full((2, 2, 3), value, np.float32), 3)
 
 
 @pytest.mark.parametrize("item", [np.zeros(3, np.uint8), np.zeros((2, 2, 3), np.int64), "text"])
 def test_what_is_no_picture_is_a_bad_image(item):
     with pytest.raises(BadImage, match="not an image of uint8 or float"):
-        as_array(item, 3)
+        to_array(item, 3)

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from vitrail.data.sources.folders import found_in_folder
+from vitrail.data.sources.folders import read_folder
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
 
@@ -86,7 +86,7 @@ def test_a_class_that_validation_lacks_moves_no_number(tmp_path):
 
 def test_a_class_that_training_lacks_is_shown_in_a_table(tmp_path):
     make(tmp_path, "train/ant/1.jpg", "train/bee/1.jpg", "val/ants/1.jpg", "val/ants/2.jpg", "val/wasp/1.jpg")
-    with pytest.raises(DataError, match="2 classes not among the 2 of the training images") as error:
+    with pytest.raises(DataError, match="2 classes not among the 2 classes of the training images") as error:
         open_data(tmp_path)
     lines = error.value.value.splitlines()
     assert [line.split()[:3] for line in lines] == [["ants", "val", "2"], ["wasp", "val", "1"]]
@@ -123,7 +123,7 @@ def test_a_class_may_be_called_like_a_split(tmp_path):
 
 def test_splits_beside_classes_are_refused(tmp_path):
     make(tmp_path, "train/ant/1.jpg", "val/ant/1.jpg", "wasps/1.jpg")
-    with pytest.raises(DataError, match=r"split folders \(train, val\) and beside them 'wasps'"):
+    with pytest.raises(DataError, match=r"split folders \(train, val\) and other folders: 'wasps'"):
         open_data(tmp_path)
 
 
@@ -142,7 +142,7 @@ def test_two_folders_for_one_split_are_refused(tmp_path):
 def test_an_empty_class_is_refused_by_name(tmp_path):
     make(tmp_path, "ant/1.jpg", "bee/1.jpg")
     (tmp_path / "wasp").mkdir()
-    with pytest.raises(DataError, match="1 class has no images to train on: 'wasp'"):
+    with pytest.raises(DataError, match="1 class has no training images: 'wasp'"):
         open_data(tmp_path)
     assert open_data(tmp_path, validation=0, labelled=False).train.counts().tolist() == [1, 1, 0]
 
@@ -154,13 +154,13 @@ def test_an_empty_folder_says_what_it_wants(tmp_path):
     make(tmp_path, "a.heic", "b.txt")
     with pytest.raises(DataError, match="there are no images in") as error:
         open_data(tmp_path)
-    assert error.value.value == "it holds a.heic, b.txt"
+    assert error.value.value == "it contains a.heic, b.txt"
 
 
 def test_a_training_folder_without_images_is_refused(tmp_path):
     make(tmp_path, "val/ant/1.jpg")
     (tmp_path / "train/ant").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"the training folder of .* holds no images"):
+    with pytest.raises(DataError, match=r"the training folder of .* contains no images"):
         open_data(tmp_path)
 
 
@@ -174,7 +174,7 @@ def test_an_unlabelled_test_folder_is_left_out_aloud(tmp_path):
     make(tmp_path, "train/ant/1.jpg", "train/bee/1.jpg", "val/ant/1.jpg", "test/1.jpg", "test/2.jpg")
     splits = open_data(tmp_path)
     assert splits.test is None
-    assert splits.layout.endswith("; test has no labels and is left out")
+    assert splits.layout.endswith("; test has no labels and is not used")
     unlabelled = open_data(tmp_path, labelled=False)
     assert len(unlabelled.test) == 2
     assert not unlabelled.test.labelled
@@ -196,14 +196,14 @@ def test_a_folder_of_images_alone_is_unlabelled(tmp_path):
 def test_images_beside_class_folders_are_named_as_unused(tmp_path):
     make(tmp_path, "stray.jpg", "ant/1.jpg", "bee/1.jpg")
     splits = open_data(tmp_path, validation=0)
-    assert splits.layout == "class folders; 1 images beside the class folders not used"
+    assert splits.layout == "class folders; 1 images next to the class folders not used"
     assert list(splits.train.keys) == ["ant/1.jpg", "bee/1.jpg"]
 
 
 def test_a_manifest_beside_one_folder_of_images_is_pointed_out(tmp_path):
     make(tmp_path, "images/1.jpg")
     (tmp_path / "labels.csv").write_text("path,label\nimages/1.jpg,ant\n")
-    with pytest.raises(DataError, match=r"holds one folder of images, 'images', and labels\.csv") as error:
+    with pytest.raises(DataError, match=r"contains one folder of images, 'images', and labels\.csv") as error:
         open_data(tmp_path)
     assert error.value.remedy.endswith("labels.csv")
 
@@ -212,7 +212,7 @@ def test_nothing_is_opened_or_measured_while_scanning(tmp_path, monkeypatch):
     make(tmp_path, *(f"{name}/{number}.jpg" for name in "ab" for number in range(50)))
     opened = []
     monkeypatch.setattr(os, "open", lambda *arguments: opened.append(arguments))
-    assert len(found_in_folder(tmp_path, labelled=True)[1]["train"].contents.keys) == 100
+    assert len(read_folder(tmp_path, labelled=True)[1]["train"].contents.keys) == 100
     assert not opened
 
 

@@ -86,7 +86,7 @@ def test_a_column_of_splits(table):
 
 def test_a_class_that_only_validation_has_cannot_be_learnt(table):
     text = "path,label,split\na.jpg,cat,train\nb.jpg,ant,val\n"
-    with pytest.raises(DataError, match="1 class has no images to train on: 'ant'"):
+    with pytest.raises(DataError, match="1 class has no training images: 'ant'"):
         open_data(table(text))
 
 
@@ -102,7 +102,7 @@ def test_an_absolute_path_is_taken_as_it_is(table, tmp_path):
 def test_without_labels_it_serves_where_none_are_needed(table):
     path = table("path\na.jpg\nb.jpg\n")
     assert list(open_data(path, validation=0, labelled=False).train.keys) == ["a.jpg", "b.jpg"]
-    with pytest.raises(DataError, match="no column of labels; its columns are 'path'"):
+    with pytest.raises(DataError, match="no label column; its columns are 'path'"):
         open_data(path)
 
 
@@ -111,9 +111,9 @@ def test_without_labels_it_serves_where_none_are_needed(table):
     [
         ("x.csv", "", "has no rows"),
         ("x.csv", "path,label\n", "has no rows"),
-        ("x.csv", "img,label\na.jpg,cat\n", "no column of paths; its columns are 'img', 'label'"),
+        ("x.csv", "img,label\na.jpg,cat\n", "no path column; its columns are 'img', 'label'"),
         ("x.csv", "path,label,label\na.jpg,cat,dog\n", "two columns 'label'"),
-        ("x.csv", "path,label\na.jpg,cat,dog\n", "line 2: 3 fields, where the first line names 2"),
+        ("x.csv", "path,label\na.jpg,cat,dog\n", "line 2: 3 fields, but the header has 2"),
         ("x.csv", 'path,label\na.jpg,cat\n"b.jpg,dog\n', "line 3: broken CSV"),
         ("x.csv", 'path,label\n"a"b.jpg,cat\n', "line 2: broken CSV"),
         ("x.csv", b"path,label\na.jpg,\xff\xfe\n", "not UTF-8 text"),
@@ -121,13 +121,13 @@ def test_without_labels_it_serves_where_none_are_needed(table):
         ("x.csv", "x" * 2_000_000, "line 1 is longer than"),
         ("x.csv", "path,label\na.jpg,cat\nb.jpg,\n", "line 3: no label"),
         ("x.csv", "path,label\n,cat\n", "line 2: no path"),
-        ("x.csv", "path,label\na.jpg,cat\nb.jpg,cat\n./a.jpg,dog\n", "line 4: the path 'a.jpg' was already in line 2"),
+        ("x.csv", "path,label\na.jpg,cat\nb.jpg,cat\n./a.jpg,dog\n", "line 4: the path 'a.jpg' is already in line 2"),
         ("x.csv", "path,label\na.jpg,cat\n../../etc/passwd,dog\n", "line 3: the path '../../etc/passwd' leads out"),
         ("x.csv", "path,label,split\na.jpg,cat,trian\n", "line 2: the split is 'trian'"),
         (
             "x.csv",
             "path,label\nimages/a.jpg,cat\n",
-            "none of the files that .* names is there; looked for .*images/a.jpg",
+            "none of the files in .* exists; looked for .*images/a.jpg",
         ),
         ("x.jsonl", '{"path": "a.jpg", "label": "cat"}\n{"path": \n', "line 2, column 9: broken JSON"),
         ("x.jsonl", '{"path": "a.jpg", "label": ' + "9" * 5000 + "}\n", "line 1: broken JSON"),

@@ -32,7 +32,7 @@ RECORDS = [
     ),
     {"step": 3, "knn": 0.569, "chance": 0.1, "effective_rank": 106.0, "spread": 0.52},
 ]  # fmt: skip
-COLLAPSE = "Dimensional collapse: the features differ in few of their 192 dimensions. Their effective rank is 1.9."
+COLLAPSE = "Dimensional collapse: the features use few of their 192 dimensions. The effective rank is 1.9."
 
 
 def facts(**more: object) -> PretrainingFacts:
@@ -123,7 +123,7 @@ def test_without_labels_the_loss_stands_first_and_nothing_is_said_of_neighbours(
 def test_a_collapse_is_said_before_all_else(tmp_path):
     page = written(tmp_path, facts(diagnosis=COLLAPSE, after=Health(1.9, 0.41, 192)))
     assert [each.get("role") for each in page.all("aside")] == ["alert", None]
-    told = "Dimensional collapse The features differ in few of their 192 dimensions. Their effective rank is 1.9."
+    told = "Dimensional collapse The features use few of their 192 dimensions. The effective rank is 1.9."
     assert 0 < page.said.index(told) < page.said.index("kNN accuracy By the nearest")
     assert "Nothing points to a collapse" not in page.words
     healthy = written(tmp_path, facts(notes=()))

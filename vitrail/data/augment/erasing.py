@@ -1,6 +1,6 @@
-"""Random erasing (Zhong et al. 2020): a box of each chosen picture becomes noise or one level, on the pictures' device.
+"""Random erasing (Zhong et al. 2020): a box of each chosen image is filled with normal noise, on the device of the images.
 
-Axes: M erased pictures, C channels, P pixels in all the boxes together.
+Axes: M erased images, C channels, P pixels in all the boxes together.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.data.augment.geometry import stored
+from vitrail.data.augment.geometry import store_like
 from vitrail.data.rng import FIRST, GOLDEN, SECOND
 
-# unit noise after the usual normalisation of photographs is, before it, this
+# becomes unit noise after the usual normalisation of photographs
 NOISE_MEAN, NOISE_DEVIATION = 0.45 * 255, 0.225 * 255
 
 
 def noise_boxes(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], states: NDArray[np.uint64]) -> None:
-    """Writes normal noise, another number for each pixel and channel, into the boxes (M, 4) of ``images[rows]``.
+    """Write normal noise, independent for each pixel and channel, into the boxes (M, 4) of ``images[rows]``.
 
     Args:
         images: (B, C, H, W), levels; changed in place.
-        states: (M,) from `randomness.keys`: the noise of a box is the first words of that generator.
+        states: (M,) from `rng.keys`: the noise of a box is made from the first words of that generator.
     """
     areas = boxes[:, 2] * boxes[:, 3]
     total = int(areas.sum())
@@ -32,15 +32,15 @@ def noise_boxes(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], states: 
     pixel = torch.arange(total, device=images.device) - before
     channels = torch.arange(images.shape[1], device=images.device)
     noise = normal(state[:, None], pixel[:, None] * len(channels) + channels)  # (P, C)
-    values = stored(NOISE_MEAN + NOISE_DEVIATION * noise, images)
+    values = store_like(NOISE_MEAN + NOISE_DEVIATION * noise, images)
     images[rows[owner], :, top + pixel // wide, left + pixel % wide] = values
 
 
 def normal(states: Tensor, positions: Tensor) -> Tensor:
-    """Standard normal numbers from words of `randomness.words`: one word's halves are Box and Muller's two uniforms.
+    """Standard normal numbers from the words of `rng.words`: the halves of a word are the two uniforms of Box and Muller.
 
     Args:
-        states, positions: int64 that broadcast; a state's bits are those of the unsigned one.
+        states, positions: int64, broadcast; a state has the bits of the unsigned state.
     """
     word = _finalise(states + (positions + 1) * _signed(GOLDEN))
     high, low = (word >> 32) & 0xFFFFFFFF, word & 0xFFFFFFFF
@@ -49,7 +49,7 @@ def normal(states: Tensor, positions: Tensor) -> Tensor:
 
 
 def _finalise(word: Tensor) -> Tensor:
-    """`randomness._finalise` on signed words: they wrap alike, and only shifts to the right need their sign bits cut."""
+    """`rng._finalise` on signed words: overflow is the same, and only right shifts need the sign bits masked."""
     for shift, factor in ((30, FIRST), (27, SECOND), (31, 1)):
         word = (word ^ ((word >> shift) & (2 ** (64 - shift) - 1))) * _signed(factor)
     return word

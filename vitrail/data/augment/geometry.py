@@ -1,8 +1,8 @@
-"""Geometric operations as matrices, so that any number of them is one resampling.
+"""Geometric operations as matrices, so that any number of them needs one resampling.
 
-Axes: B pictures, C channels, H and W of the picture that is read, h and w of the one that is made. A matrix (3, 3) sends
-(x, y, 1) of the made picture to the read one; both count pixels from the upper left corner, so a pixel's centre is at
-one half. Doing A and then B is the matrix A @ B.
+Axes: B images, C channels, H and W of the input, h and w of the output. A matrix (3, 3) maps (x, y, 1) of the output to
+the input; both are in pixels from the upper left corner, so the centre of a pixel is at one half. Applying A and then B
+is the matrix A @ B.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Border = Literal["edge", "reflect", "zero"]
 
 
 def _rows(*entries: ArrayLike) -> Numbers:
-    """Matrices (B, 3, 3) from the six entries of their first two rows, each a number or (B,)."""
+    """Matrices (B, 3, 3) from the six entries of their first two rows, each a number or of shape (B,)."""
     six = np.stack(np.broadcast_arrays(*entries), -1).astype(np.float64)  # (B, 6)
     return np.concatenate([six, np.broadcast_to([0.0, 0.0, 1.0], (*six.shape[:-1], 3))], -1).reshape(-1, 3, 3)
 
 
 def rotation(degrees: Numbers, height: int, width: int) -> Numbers:
-    """Counterclockwise about the middle.  # (B,) -> (B, 3, 3)"""
+    """Counterclockwise about the centre.  # (B,) -> (B, 3, 3)"""
     cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
     x, y = width / 2, height / 2
     return _rows(cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y)
 
 
 def box(boxes: NDArray[np.int64], height: int, width: int) -> Numbers:
-    """The part (left, top, width, height) of a picture, scaled to (height, width).  # (B, 4) -> (B, 3, 3)"""
+    """The part (left, top, width, height) of an image, scaled to (height, width).  # (B, 4) -> (B, 3, 3)"""
     left, top, wide, tall = boxes.T
     return _rows(wide / width, 0, left, 0, tall / height, top)
 
 
 def flip(flipped: NDArray[np.bool_], width: int) -> Numbers:
-    """Left to right, where ``flipped``.  # (B,) -> (B, 3, 3)"""
+    """Horizontal flip where ``flipped``.  # (B,) -> (B, 3, 3)"""
     return _rows(np.where(flipped, -1, 1), 0, np.where(flipped, width, 0), 0, 1, 0)
 
 
@@ -49,7 +49,7 @@ def shift(pixels: NDArray[np.int64]) -> Numbers:
     return _rows(1, 0, -pixels[:, 0], 0, 1, -pixels[:, 1])
 
 
-# what Pillow's Image.transform is given for the same operation; translations in parts of the side
+# the coefficients of Pillow's Image.transform; translations are relative to the side
 GEOMETRY: dict[str, Callable[[Numbers, int, int], Numbers]] = {
     "rotate": rotation,
     "shear_x": lambda ratio, height, width: _rows(1, ratio, 0, 0, 1, 0),
@@ -69,23 +69,23 @@ def resample(
     border: Border = "edge",
     step: int = 1,
 ) -> Tensor:
-    """Reads every picture through its matrix, bilinearly, as Pillow does.
+    """Transform every image by its matrix with bilinear interpolation, as Pillow does.
 
     Args:
-        images: (B, C, H, W), uint8, or floats as levels 0 to 255.
-        matrices: (B, 3, 3), on the host.
-        seen: (B, 2, h) from `visible`; what is not seen becomes ``fill``.
+        images: (B, C, H, W), uint8, or floats with levels 0 to 255.
+        matrices: (B, 3, 3), on the CPU.
+        seen: (B, 2, h) from `visible`; all other pixels become ``fill``.
         size: (h, w).
-        border: what the picture is beyond its edge: its edge, its mirror image about the outermost pixels, or 0.
-        step: the pictures are first averaged over ``step`` by ``step`` pixels.
+        border: padding: the edge pixels, a reflection about them, or 0.
+        step: the images are first averaged over ``step`` by ``step`` pixels.
 
     Returns:
-        (B, C, h, w) of the same kind.
+        (B, C, h, w) of the same type.
     """
     source = images.float()
     if step > 1:
         source = F.avg_pool2d(source, step, ceil_mode=True)
-    # -1 to 1 from the first pixel's centre to the last one's, a unit in which grid_sample reflects as numpy pads
+    # -1 to 1 from the centre of the first pixel to that of the last: then grid_sample reflects as numpy pads
     scales = [2 / (step * max(side - 1, 1)) for side in source.shape[:-3:-1]]
     unit = torch.tensor(
         [[scales[0], 0, -1 - step / 2 * scales[0]], [0, scales[1], -1 - step / 2 * scales[1]]], dtype=torch.float64
@@ -97,7 +97,7 @@ def resample(
     places = x_factor * x + (y_factor * y + offset)  # (B, 2, h, w)
     padding = "reflection" if border == "reflect" else "border"
     made = F.grid_sample(source, places.permute(0, 2, 3, 1), mode="bilinear", padding_mode=padding, align_corners=True)
-    made = stored(made, images)
+    made = store_like(made, images)
     if border == "zero":
         edges = np.array([[0.0, 0.0, images.shape[-1], images.shape[-2]]])
         _cover(made, visible(matrices.numpy(), edges, size), 0)
@@ -107,24 +107,24 @@ def resample(
 
 
 def visible(matrices: Numbers, frames: Numbers, size: tuple[int, int]) -> Tensor:
-    """In each made row the first column whose place lies within the frame, and the one after the last.
+    """For each output row the first column that maps into the frame, and the one after the last.
 
-    Found on the host in double precision: in single, some pixel in a million falls on the other side of the edge.
+    Computed on the CPU in double precision: in single precision about one pixel in a million is on the wrong side.
 
     Args:
         matrices: (B, 3, 3).
-        frames: (B, 4) as left, top, right, bottom in read pixels.
+        frames: (B, 4) as left, top, right, bottom in input pixels.
         size: (h, w).
 
     Returns:
-        (B, 2, h) int16, on the host.
+        (B, 2, h) int16, on the CPU.
     """
     y = np.arange(size[0]) + 0.5
     factor = matrices[:, :2, 0, None]  # (B, x or y, 1)
     start = matrices[:, :2, 1, None] * y + matrices[:, :2, 2, None] + factor / 2  # the first column's place, (B, 2, h)
     edges = frames.reshape(-1, 2, 2, 1).swapaxes(0, 1)  # (low or high, B, x or y, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # a place that does not move along the row gives infinities, and 0 / 0 on an edge: the low one is within
+        # a position that is constant along the row gives infinities, and 0 / 0 on an edge: the low edge is inside
         columns = np.nan_to_num((edges - start) / factor, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
     ends = np.stack([columns.min(0).max(1), columns.max(0).min(1)], axis=1)  # (B, 2, h)
     return torch.from_numpy(np.ceil(ends).clip(0, size[1]).astype(np.int16))
@@ -134,14 +134,14 @@ def _cover(made: Tensor, seen: Tensor, level: int) -> None:
     first, last = seen.to(made.device)[:, :, None, :, None].unbind(1)  # each (B, 1, h, 1)
     column = torch.arange(made.shape[-1], dtype=torch.int16, device=made.device)
     inside = ((column >= first) & (column < last)).to(made.dtype)  # (B, 1, h, w)
-    # rather than a masked fill, which takes longer than all the rest of this
+    # a masked fill would take longer than everything else in this function
     made *= inside
     made += (1 - inside) * level
 
 
-def stored(values: Tensor, like: Tensor) -> Tensor:
-    """Floats as the pictures they came from: rounded to uint8, or kept, and within 0 to 255. ``values`` is used up."""
+def store_like(values: Tensor, like: Tensor) -> Tensor:
+    """Convert floats to the type of ``like``, rounded for uint8, clamped to 0 ... 255. Modifies ``values`` in place."""
     if like.dtype != torch.uint8:
         return values.clamp_(0, 255)
-    # by way of 16 bits, to which a processor converts floats many at a time
+    # via int16, because CPUs have vector instructions for that conversion
     return values.round_().clamp_(0, 255).to(torch.int16).to(torch.uint8)

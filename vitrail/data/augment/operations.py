@@ -1,12 +1,12 @@
-"""The operations on pictures, each for a whole batch with one value per picture, and each alone equal to Pillow's.
+"""The operations on images, each for a whole batch with one value per image, and each equal to Pillow's.
 
-Three kinds: geometric ones are matrices (geometry.py); tone operations are tables of 256 levels per picture and channel,
-which compose exactly; the rest are passes over the pixels. Where an operation speaks of grey, that is ITU-R 601 luma for
-three channels, and the mean of the channels for any other number.
+Three kinds: geometric operations are matrices (geometry.py); tone operations are tables of 256 levels per image and
+channel, which compose exactly; the rest are passes over the pixels. Grey means ITU-R 601 luma for three channels, and the
+mean of the channels for any other number.
 
-Axes: B pictures, C channels, H, W; V = 256 levels. Pictures are uint8, or floats as levels 0 to 255 (a table then takes
-the nearest level). A value's unit is Pillow's: ImageEnhance's factor, ImageOps's bits or threshold, degrees, a standard
-deviation in pixels; translations and cut-outs are parts of the side, a turn of hues is part of the circle.
+Axes: B images, C channels, H, W; V = 256 levels. Images are uint8, or floats with levels 0 to 255 (a table uses the
+nearest level). Values have Pillow's units: ImageEnhance's factor, ImageOps's bits or threshold, degrees, a standard
+deviation in pixels; translations and cut-outs are relative to the side, hue shifts to the colour circle.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.data.augment.geometry import GEOMETRY, resample, stored, visible
+from vitrail.data.augment.geometry import store_like
 
 LUMA = (0.299, 0.587, 0.114)
-PART = 2**18  # numbers that a processor works on at once, so that a core's cache holds them and what is made of them
+PART = 2**18  # numbers that a CPU processes at a time, so that they and the results fit in the cache of a core
 
 
 def _levels(like: Tensor) -> Tensor:
@@ -38,8 +38,8 @@ def _brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def _contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """About the picture's mean grey, rounded."""
-    # 32 bits hold the sum of 8 million levels, and are added four times faster than 64
+    """Relative to the rounded mean grey of the image."""
+    # 32 bits are enough for the sum of 8 million levels, and four times faster than 64
     of_rows = images.sum(-1, dtype=torch.int32 if images.dtype == torch.uint8 else None)  # (B, C, H)
     mean = of_rows.sum(-1)[..., None, None] / images[0, 0].numel()  # (B, C, 1, 1)
     middle = (_grey(mean) + 0.5).floor()[..., 0]  # (B, 1, 1)
@@ -66,7 +66,7 @@ def _invert(images: Tensor, _: Tensor) -> Tensor:
 
 
 def _auto_contrast(images: Tensor, _: Tensor) -> Tensor:
-    """Stretches every channel from its darkest and lightest level to 0 and 255."""
+    """Stretch every channel so that its darkest and lightest levels become 0 and 255."""
     channels, levels = images.flatten(2), _levels(images)
     low = channels.amin(-1, keepdim=True).round().long()  # (B, C, 1)
     high = channels.amax(-1, keepdim=True).round().long()
@@ -75,8 +75,8 @@ def _auto_contrast(images: Tensor, _: Tensor) -> Tensor:
 
 
 def _equalise(images: Tensor, _: Tensor) -> Tensor:
-    """The cumulative histogram of every channel, in the whole numbers of Pillow's ImageOps.equalize."""
-    counts, levels = counts_of(images), _levels(images)
+    """Equalise the histogram of every channel with the integer arithmetic of Pillow's ImageOps.equalize."""
+    counts, levels = count_levels(images), _levels(images)
     lightest = torch.where(counts > 0, levels, 0).amax(-1, keepdim=True)
     step = (counts.sum(-1, keepdim=True) - counts.gather(-1, lightest)) // 255
     below = counts.cumsum(-1) - counts
@@ -94,7 +94,7 @@ TABLES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "auto_contrast": _auto_contrast,
     "equalise": _equalise,
 }
-LOOKING = ("contrast", "auto_contrast", "equalise")  # those whose table depends on the picture
+LOOKING = ("contrast", "auto_contrast", "equalise")  # those whose table depends on the image
 
 
 def _grey(images: Tensor) -> Tensor:
@@ -105,56 +105,56 @@ def _grey(images: Tensor) -> Tensor:
     return (LUMA[0] * red).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
 
 
-def _without_colour(images: Tensor, _: Tensor) -> Tensor:
-    return stored(_grey(images), images).repeat(1, images.shape[1], 1, 1)
+def _to_grey(images: Tensor, _: Tensor) -> Tensor:
+    return store_like(_grey(images), images).repeat(1, images.shape[1], 1, 1)
 
 
 def _colour(images: Tensor, factor: Tensor) -> Tensor:
     factor = factor[:, None, None, None]
-    return stored(images.to(torch.float32, copy=True).mul_(factor).add_(_grey(images) * (1 - factor)), images)
+    return store_like(images.to(torch.float32, copy=True).mul_(factor).add_(_grey(images) * (1 - factor)), images)
 
 
 def _hue(images: Tensor, turn: Tensor) -> Tensor:
-    """Every hue of HSV moves on by ``turn`` of the circle, value and saturation stay; only three channels have a hue."""
+    """Shift the hue of HSV by ``turn`` of the circle; value and saturation stay. Needs three channels, else a no-op."""
     if images.shape[1] != 3:
         return images.clone()
     red, green, blue = images.float().unbind(1)  # (B, H, W) each
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
-    # choices by weights of 0 and 1, which a processor makes twice as fast as with `where`
+    # selection by weights of 0 and 1 is twice as fast on a CPU as `where`
     is_red, is_green = (value == red).float(), (value == green).float()
     hue = torch.lerp(red - green, blue - red, is_green).lerp_(green - blue, is_red).div_(chroma.clamp(min=1e-6))
     # in sixths of the circle: red is at 0, green at 2, blue at 4
     hue += is_green.mul_(-2).add_(4).mul_(is_red.neg_().add_(1)).add_(6 * turn[:, None, None])
-    made = torch.stack([hue + 5, hue + 3, hue + 1], 1)  # (B, 3, H, W): how far each channel is along its own wave
+    made = torch.stack([hue + 5, hue + 3, hue + 1], 1)  # (B, 3, H, W): the phase of each channel
     made.sub_((made / 6).floor_(), alpha=6).sub_(2).abs_().neg_().add_(2).clamp_(0, 1).mul_(chroma[:, None])
-    return stored(made.neg_().add_(value[:, None]), images)
+    return store_like(made.neg_().add_(value[:, None]), images)
 
 
 def _sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Away from Pillow's SMOOTH of the picture, a mean that counts the middle five times; the outermost pixels stay."""
+    """Extrapolate from Pillow's SMOOTH, a 3 x 3 mean with weight 5 in the middle; border pixels do not change."""
     # the sum of nine levels is exact in 16 bits
     wide = images.to(torch.int16) if images.dtype == torch.uint8 else images
     rows = wide[..., :-2, :] + wide[..., 1:-1, :] + wide[..., 2:, :]
     around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
-    share = ((1 - factor) / 13)[:, None, None, None]  # of each neighbour
+    share = ((1 - factor) / 13)[:, None, None, None]  # weight of each neighbour
     sharper = around.float().mul_(share).addcmul_(wide[..., 1:-1, 1:-1].float(), 1 - 9 * share)
     made = images.clone()
-    made[..., 1:-1, 1:-1] = stored(sharper, images)
+    made[..., 1:-1, 1:-1] = store_like(sharper, images)
     return made
 
 
 def _blur(images: Tensor, deviation: Tensor) -> Tensor:
-    """Gaussian blur as Pillow has it: three box blurs of the same variance, with a part of a pixel at both ends."""
+    """Pillow's Gaussian blur: three box blurs with the same variance, with fractional pixels at both ends."""
     variance = deviation.square() / 3
-    whole = ((torch.sqrt(12 * variance + 1) - 1) / 2).floor()  # pixels on either side that count in full
+    whole = ((torch.sqrt(12 * variance + 1) - 1) / 2).floor()  # pixels on either side with full weight
     part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
     reach = int(whole.max()) + 1
     distances = torch.arange(reach + 1, device=images.device)[:, None]
     weights = (whole + part + 1 - distances).clamp(0, 1) / (2 * (whole + part) + 1)  # (reach + 1, B)
     weights = weights[..., None, None, None]
     blurred = images.float()
-    for _ in range(2):  # along the columns of the transposed picture, which are its rows, then along its own
+    for _ in range(2):  # along the rows of the image (columns of its transpose), then along the columns
         blurred = blurred.mT.contiguous()
         side = blurred.shape[-2]
         for _ in range(3):
@@ -163,14 +163,14 @@ def _blur(images: Tensor, deviation: Tensor) -> Tensor:
             for away in range(1, reach + 1):
                 both = wide.narrow(-2, reach - away, side) + wide.narrow(-2, reach + away, side)
                 blurred.addcmul_(both, weights[away])
-            if images.dtype == torch.uint8:  # Pillow keeps 8 bits from one blur to the next
+            if images.dtype == torch.uint8:  # Pillow rounds to 8 bits after each blur
                 blurred.round_()
-    return stored(blurred, images)
+    return store_like(blurred, images)
 
 
 # (images (B, C, H, W), values (B,)) -> (B, C, H, W) of the same kind
 PASSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "grey": _without_colour,
+    "grey": _to_grey,
     "colour": _colour,
     "hue": _hue,
     "sharpness": _sharpness,
@@ -178,32 +178,32 @@ PASSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def counts_of(images: Tensor) -> Tensor:
-    """How often every level occurs in each channel.  # (B, C, H, W) -> (B, C, V) int64"""
-    index = as_index(images)
+def count_levels(images: Tensor) -> Tensor:
+    """The histogram of each channel.  # (B, C, H, W) -> (B, C, V) int64"""
+    index = index_levels(images)
     counts = torch.zeros(*images.shape[:2], 256, dtype=torch.int32, device=images.device)
     return counts.scatter_add_(-1, index, counts.new_ones(()).expand(index.shape)).long()
 
 
 def look_up(images: Tensor, tables: Tensor) -> Tensor:
-    """Every pixel's level through the table of its picture and channel.  # (B, C, H, W), (B, C, V)"""
-    return tables.gather(-1, as_index(images)).view(images.shape).to(images.dtype)
+    """Map every level through the table of its image and channel.  # (B, C, H, W), (B, C, V)"""
+    return tables.gather(-1, index_levels(images)).view(images.shape).to(images.dtype)
 
 
-def as_index(images: Tensor) -> Tensor:
-    """The nearest levels, as an index.  # (B, C, H, W) -> (B, C, H W) int64"""
+def index_levels(images: Tensor) -> Tensor:
+    """The nearest levels as indices.  # (B, C, H, W) -> (B, C, H W) int64"""
     return (images if images.dtype == torch.uint8 else images.round()).flatten(2).long()
 
 
 def put(images: Tensor, rows: Tensor, new: Tensor) -> None:
-    """``images[rows] = new``, eight bytes at a time where a picture's size allows: several times faster than one by one."""
+    """``images[rows] = new``, eight bytes at a time if the size of an image allows it, which is several times faster."""
     kind = torch.int64 if new[0].numel() * new.element_size() % 8 == 0 else new.dtype
     flat, rest = images.view(len(images), -1), new.reshape(len(new), -1)
     flat.view(kind).index_copy_(0, rows, rest.view(kind))
 
 
 def inside(boxes: Tensor, height: int, width: int) -> Tensor:
-    """Which pixels lie in a box (left, top, width, height) of each picture.  # (B, 4) -> (B, 1, H, W) bool"""
+    """Which pixels are in the box (left, top, width, height) of each image.  # (B, 4) -> (B, 1, H, W) bool"""
     left, top, wide, tall = boxes[:, :, None, None].unbind(1)  # each (B, 1, 1)
     x, y = (torch.arange(side, device=boxes.device) for side in (width, height))
     across, down = (x >= left) & (x < left + wide), (y >= top) & (y < top + tall)  # (B, 1, W), (B, 1, H)
@@ -211,34 +211,14 @@ def inside(boxes: Tensor, height: int, width: int) -> Tensor:
 
 
 def cut_boxes(half: NDArray[np.float64], places: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
-    """The box of each cut-out: ``half`` (B,) a side about ``places`` (B, 2), may leave the picture.  # -> (B, 4)"""
+    """The boxes of cut-outs: half sides ``half`` (B,), centres ``places`` (B, 2); may exceed the image.  # -> (B, 4)"""
     reach = (half * min(height, width)).astype(np.int64)[:, None]
     corner = (places * [width, height]).astype(np.int64) - reach
     return np.concatenate([corner, 2 * reach, 2 * reach], -1)
 
 
 def parts(images: Tensor, rows: Tensor, *arguments: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """``(rows, images[rows], *arguments)`` (M, ...) for all rows at once, or on a processor a few at a time."""
+    """Yield ``(rows, images[rows], *arguments)`` (M, ...) for all rows at once, or on a CPU in chunks."""
     count = max(PART // max(images[0].numel(), 1), 1) if images.device.type == "cpu" else len(rows)
-    for some, *rest in zip(*(each.split(count) for each in (rows, *arguments))):
-        yield some, images.index_select(0, some), *rest
-
-
-def operate(images: Tensor, name: str, values: NDArray[np.float64], *, fill: int = 128) -> Tensor:
-    """One operation alone, on every picture.
-
-    Args:
-        images: (B, C, H, W), uint8, or floats as levels.
-        name: of `GEOMETRY`, `TABLES` or `PASSES`.
-        values: (B,).
-        fill: the level of what a geometric operation uncovers.
-    """
-    height, width = images.shape[-2:]
-    if name in GEOMETRY:
-        matrices = GEOMETRY[name](values, height, width)
-        seen = visible(matrices, np.array([[0.0, 0.0, width, height]]), (height, width))
-        return resample(images, torch.from_numpy(matrices), seen, size=(height, width), fill=fill)
-    amounts = torch.from_numpy(values).float().to(images.device)
-    if name in PASSES:
-        return PASSES[name](images, amounts)
-    return look_up(images, TABLES[name](images, amounts).expand(*images.shape[:2], 256))
+    for chunk, *rest in zip(*(tensor.split(count) for tensor in (rows, *arguments))):
+        yield chunk, images.index_select(0, chunk), *rest

@@ -44,7 +44,7 @@ class Frames:
     @classmethod
     def seen(cls, preprocessing: Preprocessing, sizes: Sequence[tuple[int, int]]) -> Frames:
         """Of pictures of these sizes (height, width) as ``preprocessing`` shows them to a model."""
-        corners = np.array([preprocessing.seen(*size) for size in sizes], np.float64).reshape(-1, 4)
+        corners = np.array([preprocessing.visible_box(*size) for size in sizes], np.float64).reshape(-1, 4)
         return cls(corners[:, [1, 0, 3, 2]], np.array(sizes, np.float64).reshape(-1, 2))
 
     def move(self, points: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:

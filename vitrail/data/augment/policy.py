@@ -1,6 +1,6 @@
-"""What is done to training pictures: the policy, the named ones, and where its crops lie. Numpy alone, no torch.
+"""Augmentation policies: the settings, the named policies, and the crop boxes. Uses numpy, not torch.
 
-Axes: ``...`` is the shape of the ids, H and W the picture's height and width. Boxes are (left, top, width, height) in pixels.
+Axes: ``...`` is the shape of the ids, H and W the height and width of the image. Boxes are (left, top, width, height) in pixels.
 """
 
 from __future__ import annotations
@@ -30,44 +30,43 @@ CHOICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """A whole policy. The order is crop, flip, three-augment, jitter, grey, blur, solarising, RandAugment, erasing; then, on
-    batches, mixing. Views of one picture are drawn apart; even and odd ones may differ in how often they are blurred.
+    """An augmentation policy. The order is crop, flip, three-augment, jitter, grey, blur, solarise, RandAugment, erasing;
+    then, on batches, mixing. The views of an image are independent; blur and solarise may differ in even and odd views.
 
     Attributes:
-        crop: ``inception`` is a random part of random area and aspect, scaled; ``pad`` a shift over a padded border;
-            ``none`` the largest centred part of the wanted aspect.
-        crop_area, crop_aspect: ranges of the part's area over the picture's, and of its width over its height.
-        crop_rule: ``area`` draws the area, and the logarithm of the aspect, evenly (torchvision); ``height`` draws the
-            aspect and then the height, which favours small parts (TensorFlow, and so the papers out of Google).
-        pad: widest shift of ``pad``, over the side: 0.125 is 4 pixels of 32.
-        pad_mode: what the shift uncovers: the picture mirrored, or zeros.
-        flip: probability of a left-right flip.
-        layers, magnitude: N and M of RandAugment (Cubuk et al. 2020), M in tenths; ``layers=0`` is none.
-        magnitude_std: deviation of M from picture to picture; a drawn M is kept within 0 ... max(10, magnitude).
-        increasing: every operation grows with M (timm's ``inc1``); else as in the first code, where more M posterises
-            and solarises less, and M 5 leaves colour, contrast, brightness and sharpness as they are.
-        probability: that a layer does something.
-        operations: names from `OPERATIONS`, drawn evenly.
-        fill: level, 0 to 255, of what a geometric operation or a cut-out uncovers.
-        three_augment: one of grey, solarise and Gaussian blur for each picture (DeiT III).
-        blur: range of its standard deviation, in pixels.
+        crop: ``inception`` is a part of random area and aspect ratio, scaled; ``pad`` a shift over a padded border;
+            ``none`` the largest centred part of the required aspect ratio.
+        crop_area, crop_aspect: ranges of the area of the part relative to the image, and of its width / height.
+        crop_rule: ``area`` draws the area and the logarithm of the aspect ratio uniformly (torchvision); ``height`` draws
+            the aspect ratio and then the height, which favours small parts (TensorFlow, and so the papers from Google).
+        pad: largest shift of ``pad``, relative to the side: 0.125 is 4 pixels of 32.
+        pad_mode: padding: the image reflected, or zeros.
+        flip: probability of a horizontal flip.
+        layers, magnitude: N and M of RandAugment (Cubuk et al. 2020), M on a scale of 10; ``layers=0`` disables it.
+        magnitude_std: standard deviation of M over images; a drawn M is clipped to 0 ... max(10, magnitude).
+        increasing: every operation gets stronger with M (timm's ``inc1``); otherwise as in the original code, where a
+            larger M posterises and solarises less, and M = 5 does not change colour, contrast, brightness and sharpness.
+        probability: of applying each layer.
+        operations: names from `OPERATIONS`, drawn uniformly.
+        fill: level, 0 to 255, of the pixels that a geometric operation or a cut-out uncovers.
+        three_augment: one of grey, solarise and Gaussian blur per image (DeiT III).
+        blur: range of the standard deviation of the blur, in pixels.
         jitter: brightness, contrast and saturation are each multiplied by 1 - j ... 1 + j, in random order.
-        hue: all hues of a picture turn by -hue ... hue of the whole circle, as a fourth part of the jitter.
-        jitter_probability: that a picture is jittered at all.
-        grey: probability that a picture loses its colours.
-        blur_views, solarise_views: probability that a picture is blurred, and that levels from 128 are inverted, in even
-            and in odd views.
+        hue: the hues of an image are shifted by -hue ... hue of the colour circle, as a fourth part of the jitter.
+        jitter_probability: of jittering an image.
+        grey: probability of converting an image to grey.
+        blur_views, solarise_views: probabilities of blurring, and of inverting levels from 128, in even and in odd views.
         erase: probability of random erasing (Zhong et al. 2020).
-        erase_area, erase_aspect: ranges of the erased box's area over the picture's, and of its height over its width.
-        erase_fill: ``noise`` is normal noise for each pixel, ``constant`` the level ``fill``.
-        mixup, cutmix: the parameter of Beta(a, a); 0 is never. With both, ``switch`` is the probability of CutMix.
-        mix_probability: that a batch (or a picture) is mixed at all.
-        mix_each: one weight and one box for the batch, or for each image.
-        mix_major: the weight is max(w, 1 - w), so that an image keeps the larger part (big_vision).
-        smoothing: of the labels.
+        erase_area, erase_aspect: ranges of the area of the erased box relative to the image, and of its height / width.
+        erase_fill: ``noise`` is normal noise per pixel, ``constant`` the level ``fill``.
+        mixup, cutmix: the parameter of Beta(a, a); 0 disables it. With both, ``switch`` is the probability of CutMix.
+        mix_probability: of mixing a batch (or an image).
+        mix_each: one weight and one box per batch, or per image.
+        mix_major: the weight is max(w, 1 - w), so that an image keeps the larger share (big_vision).
+        smoothing: label smoothing.
 
     Raises:
-        ConfigError: a value out of its range, or a word that is not known.
+        ConfigError: a value out of range, or an unknown name.
     """
 
     crop: Literal["none", "inception", "pad"] = "inception"
@@ -115,21 +114,21 @@ class Augment:
         for name in ("blur_views", "solarise_views"):
             views = getattr(self, name)
             self._demand(
-                name, len(views) == 2 and all(0 <= each <= 1 for each in views), "give two probabilities, 0 to 1"
+                name, len(views) == 2 and all(0 <= view <= 1 for view in views), "give two probabilities, 0 to 1"
             )
         for name in ("crop_area", "crop_aspect", "erase_area", "erase_aspect", "blur"):
             low, high = getattr(self, name)
-            self._demand(name, 0 < low <= high, "give two numbers above 0, the smaller one first")
+            self._demand(name, 0 < low <= high, "give two numbers above 0 in increasing order")
         for name in ("crop_area", "erase_area"):
-            self._demand(name, getattr(self, name)[1] <= 1, "give parts of the picture, at most 1")
+            self._demand(name, getattr(self, name)[1] <= 1, "give fractions of the image, at most 1")
         for name in ("magnitude", "magnitude_std", "mixup", "cutmix"):
             self._demand(name, 0 <= getattr(self, name) < float("inf"), "give a number, 0 or more")
-        self._demand("jitter", all(0 <= each <= 1 for each in self.jitter), "give three numbers from 0 to 1")
-        self._demand("hue", 0 <= self.hue <= 0.5, "give a part of the circle, at most 0.5")
-        self._demand("pad", 0 <= self.pad <= 0.5, "give a part of the side, at most 0.5")
-        self._demand("fill", 0 <= self.fill <= 255, "give a level, 0 to 255")
-        self._demand("smoothing", 0 <= self.smoothing < 1, "give a part of the label, 0.1 say")
-        self._demand("layers", self.layers >= 0, "give how many operations each picture gets; 0 is none")
+        self._demand("jitter", all(0 <= strength <= 1 for strength in self.jitter), "give three numbers from 0 to 1")
+        self._demand("hue", 0 <= self.hue <= 0.5, "give a fraction of the colour circle, at most 0.5")
+        self._demand("pad", 0 <= self.pad <= 0.5, "give a fraction of the side, at most 0.5")
+        self._demand("fill", 0 <= self.fill <= 255, "give a level from 0 to 255")
+        self._demand("smoothing", 0 <= self.smoothing < 1, "give a number from 0 to below 1, such as 0.1")
+        self._demand("layers", self.layers >= 0, "give the number of operations per image; 0 disables them")
         self._demand("operations", len(self.operations) > 0, "name at least one, or set augment.layers to 0")
         for name in self.operations:
             if name not in OPERATIONS:
@@ -150,12 +149,14 @@ class Augment:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Augment:
-        """The policy of `to_dict`; what is missing keeps its default. Raises `ConfigError` for an unknown key."""
+        """The inverse of `to_dict`; missing keys keep their defaults. Raises `ConfigError` for an unknown key."""
         known = [field.name for field in fields(cls)]
         for key in plain:
             if key not in known:
                 raise ConfigError(f"unknown setting augment.{key}", nearest(key, known))
-        values: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in plain.items()}
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
+        }
         return cls(**values)
 
 
@@ -172,7 +173,7 @@ TIMM = Augment(
     smoothing=0.1,
 )
 
-# two views of each picture: MoCo v3 (Chen et al. 2021) takes those of BYOL (Grill et al. 2020, appendix B)
+# two views of each image: MoCo v3 (Chen et al. 2021) uses those of BYOL (Grill et al. 2020, appendix B)
 MOCO = Augment(
     jitter=(0.4, 0.4, 0.2),
     hue=0.1,
@@ -181,7 +182,7 @@ MOCO = Augment(
     blur_views=(1.0, 0.1),
     solarise_views=(0.0, 0.2),
 )
-SIMCLR = Augment(  # Chen et al. 2020, appendix A, of strength 1
+SIMCLR = Augment(  # Chen et al. 2020, appendix A, strength 1
     jitter=(0.8, 0.8, 0.8),
     hue=0.2,
     jitter_probability=0.8,
@@ -198,7 +199,7 @@ POLICIES: dict[str, Augment] = {
     "none": Augment(crop="none", flip=0.0),
     "flip": Augment(crop="none"),
     "inception": GOOGLE,
-    # AugReg (Steiner et al. 2022), section 3.2: (layers, magnitude, mixup); that light1 has magnitude 0 is the paper's
+    # AugReg (Steiner et al. 2022), section 3.2: (layers, magnitude, mixup); the magnitude 0 of light1 is the paper's
     "light1": _augreg(0, 0.0),
     "light2": _augreg(10, 0.2),
     "medium1": _augreg(15, 0.2),
@@ -214,24 +215,24 @@ POLICIES: dict[str, Augment] = {
     "simclr": SIMCLR,
     # Chen et al. 2020, appendix B.9: CIFAR-10, half the strength and no blur
     "simclr32": replace(SIMCLR, jitter=(0.4, 0.4, 0.4), hue=0.1, blur_views=(0.0, 0.0)),
-    # ours: small pictures from scratch; photographs under weights that know the world already
+    # ours: small images from scratch; photographs with pre-trained weights
     "small": Augment(crop="pad", pad_mode="zero"),
     "finetune": Augment(crop_area=(0.25, 1.0)),
 }
 
-TRIES = 10  # draws of a crop before the largest part is taken instead, as in torchvision
+TRIES = 10  # draws of a crop before the largest part is used instead, as in torchvision
 
 
 def crop_box(
     policy: Augment, seed: int, epoch: int, sample: int, view: int, height: int, width: int, *, aspect: float = 1.0
 ) -> tuple[int, int, int, int]:
-    """The part of one picture that this view of it shows: (left, top, width, height), whole pixels within it.
+    """The crop box of one view of an image: (left, top, width, height), whole pixels inside the image.
 
-    A function of its arguments alone; worker processes call it before they decode. A shift (``crop="pad"``) is no part
-    of it: `augment` makes that.
+    A function of its arguments alone; worker processes call it before they decode. It does not include the shift of
+    ``crop="pad"``, which `augment` applies.
 
     Args:
-        aspect: width over height of what the part is scaled to.
+        aspect: width / height of the size to which the crop is scaled.
     """
     left, top, wide, tall = crop_boxes(policy, seed, epoch, sample, view, height, width, aspect=aspect).tolist()
     return left, top, wide, tall
@@ -248,7 +249,7 @@ def crop_boxes(
     *,
     aspect: float = 1.0,
 ) -> NDArray[np.int64]:
-    """`crop_box` for each of the ids, of pictures of one size.  # -> (..., 4)"""
+    """`crop_box` of several ids, for images of one size.  # -> (..., 4)"""
     draws = uniforms(seed, "crop", epoch, sample, view, 2 + 2 * TRIES)  # (..., 2 + 2 tries)
     wide = min(width, round(height * aspect))
     tall = min(height, round(width / aspect))
@@ -263,18 +264,18 @@ def crop_boxes(
 
 
 def _sides_by_area(policy: Augment, draws: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
-    """(width, height) of the first drawn part that fits, as torchvision's RandomResizedCrop.  # -> (..., 2)"""
+    """(width, height) of the first draw that fits, as in torchvision's RandomResizedCrop.  # -> (..., 2)"""
     (small, large), (narrow, broad) = policy.crop_area, policy.crop_aspect
     area = height * width * (small + (large - small) * draws[..., 0])
     aspect = narrow * (broad / narrow) ** draws[..., 1]
     sides = np.rint(np.stack([np.sqrt(area * aspect), np.sqrt(area / aspect)], -1)).astype(np.int64)  # (..., tries, 2)
     fits = np.all((sides > 0) & (sides <= [width, height]), axis=-1)
     largest = min(width, round(height * broad)), min(height, round(width / narrow))
-    return _first(sides, fits, np.array(largest))
+    return _take_first(sides, fits, np.array(largest))
 
 
 def _sides_by_height(policy: Augment, draws: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
-    """(width, height) of the first drawn part that fits, as TensorFlow's sample_distorted_bounding_box.  # -> (..., 2)"""
+    """(width, height) of the first draw that fits, as in TensorFlow's sample_distorted_bounding_box.  # -> (..., 2)"""
     (small, large), (narrow, broad) = policy.crop_area, policy.crop_aspect
     aspect = narrow + (broad - narrow) * draws[..., 1]
     least = np.rint(np.sqrt(small * height * width / aspect))
@@ -283,10 +284,10 @@ def _sides_by_height(policy: Augment, draws: NDArray[np.float64], height: int, w
     sides = np.stack([np.rint(tall * aspect), tall], -1).astype(np.int64)  # (..., tries, 2)
     area = sides.prod(-1) / (height * width)
     fits = np.all((sides > 0) & (sides <= [width, height]), axis=-1) & (area <= large) & (area >= small)
-    return _first(sides, fits, np.array([width, height]))
+    return _take_first(sides, fits, np.array([width, height]))
 
 
-def _first(sides: NDArray[np.int64], fits: ArrayLike, otherwise: NDArray[np.int64]) -> NDArray[np.int64]:
+def _take_first(sides: NDArray[np.int64], fits: ArrayLike, otherwise: NDArray[np.int64]) -> NDArray[np.int64]:
     chosen = np.take_along_axis(sides, np.argmax(fits, axis=-1, keepdims=True)[..., None], -2)[..., 0, :]  # (..., 2)
     return np.where(np.any(fits, axis=-1, keepdims=True), chosen, otherwise)
 

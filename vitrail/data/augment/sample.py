@@ -1,6 +1,6 @@
-"""What chance decides for each picture of a batch: layers of named operations with physical values. Numpy alone.
+"""The random choices of augmentation: for each image layers of named operations with their strengths. Uses numpy only.
 
-Axes: B pictures. Everything is a function of (seed, epoch, sample, view), never of the batch.
+Axes: B images. Everything is a function of (seed, epoch, sample, view), never of the batch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from vitrail.data.augment.policy import Augment
 from vitrail.data.rng import keys, normals, uniforms
 
 Numbers = NDArray[np.float64]
-Strength = Callable[[Numbers, Numbers], Numbers]  # tenths of the magnitude, sign -> the operation's value
+Strength = Callable[[Numbers, Numbers], Numbers]  # magnitude / 10, sign -> value of the operation
 
-# Cubuk et al. 2020 as their code has it. Lengths are parts of the side (there pixels: 100 and 40 of 224).
+# the code of Cubuk et al. 2020. Lengths are relative to the side (in their code pixels: 100 and 40 of 224).
 STRENGTHS: dict[str, Strength] = {
     "rotate": lambda m, sign: 30 * m * sign,
     "shear_x": lambda m, sign: 0.3 * m * sign,
@@ -39,7 +39,7 @@ def _enhance(m: Numbers, sign: Numbers) -> Numbers:
     return np.maximum(0.1, 1 + 0.9 * m * sign)
 
 
-# timm's ``inc1``: what differs
+# the differences of timm's ``inc1``
 INCREASING: dict[str, Strength] = {
     "posterise": lambda m, sign: np.clip(4 - np.floor(4 * m), 1, 8),
     "solarise": lambda m, sign: 256 - np.minimum(256, np.floor(256 * m)),
@@ -52,17 +52,17 @@ INCREASING: dict[str, Strength] = {
 JITTER = np.array(["brightness", "contrast", "colour", "hue"])
 THREE = np.array(["grey", "solarise", "blur"])
 NOTHING = ""
-HALF = 128.0  # Pillow's threshold for solarising
+HALF = 128.0  # Pillow's threshold of solarise
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One operation for each picture.
+    """One operation per image.
 
     Attributes:
-        names: (B,) of words; "" is nothing.
-        values: (B,) how much, in the operation's own unit.
-        places: (B, 2) where on the picture, x and y in [0, 1), for what has a place.
+        names: (B,) names of operations; "" is none.
+        values: (B,) strengths, in the unit of the operation.
+        places: (B, 2) x and y in [0, 1), for operations at a position.
     """
 
     names: NDArray[np.str_]
@@ -70,32 +70,30 @@ class Layer:
     places: Numbers
 
     def only(self, chosen: NDArray[np.bool_]) -> Layer:
-        """The layer on the ``chosen`` (B,) pictures, nothing on the others."""
+        """The layer on the ``chosen`` (B,) images, no operation on the others."""
         return replace(self, names=np.where(chosen, self.names, NOTHING))
 
 
 def draw_layers(policy: Augment, ids: NDArray[np.int64], seed: int) -> list[Layer]:
-    """The operations on pictures with these ids (B, 3), in their order: three-augment, jitter, grey, blur, solarising,
-    RandAugment.
-    """
+    """The operations on images with these ids (B, 3), in order: three-augment, jitter, grey, blur, solarise, RandAugment."""
     layers: list[Layer] = []
     if policy.three_augment:
-        layers.append(_three_augment(policy, ids, seed))
+        layers.append(_draw_three_augment(policy, ids, seed))
     if any(policy.jitter) or policy.hue:
-        layers += _jitter(policy, ids, seed)
-    layers += _sometimes(policy.grey, "grey", (0.0, 0.0), ids, seed)
-    layers += _sometimes(policy.blur_views, "blur", policy.blur, ids, seed)
-    layers += _sometimes(policy.solarise_views, "solarise", (HALF, HALF), ids, seed)
-    return layers + [_randaugment(policy, ids, seed, depth) for depth in range(policy.layers)]
+        layers += _draw_jitter(policy, ids, seed)
+    layers += _draw_sometimes(policy.grey, "grey", (0.0, 0.0), ids, seed)
+    layers += _draw_sometimes(policy.blur_views, "blur", policy.blur, ids, seed)
+    layers += _draw_sometimes(policy.solarise_views, "solarise", (HALF, HALF), ids, seed)
+    return layers + [_draw_randaugment(policy, ids, seed, depth) for depth in range(policy.layers)]
 
 
 def draw_flips(policy: Augment, ids: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
-    """Which pictures are flipped.  # -> (B,)"""
+    """Which images are flipped.  # -> (B,)"""
     return uniforms(seed, "flip", *ids.T, count=1)[:, 0] < policy.flip
 
 
 def draw_shifts(policy: Augment, ids: NDArray[np.int64], seed: int, size: tuple[int, int]) -> NDArray[np.int64]:
-    """By how many pixels of ``size`` a padded picture is shifted, right and down.  # -> (B, 2)"""
+    """The shifts of padded images of ``size``, in pixels right and down.  # -> (B, 2)"""
     widest = np.rint(policy.pad * np.array(size[::-1])).astype(np.int64)
     return (uniforms(seed, "pad", *ids.T, count=2) * (2 * widest + 1)).astype(np.int64) - widest
 
@@ -103,7 +101,7 @@ def draw_shifts(policy: Augment, ids: NDArray[np.int64], seed: int, size: tuple[
 def draw_erasing(
     policy: Augment, ids: NDArray[np.int64], seed: int, size: tuple[int, int], tries: int = 10
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
-    """Which pictures are erased, where, and the keys of the noise that fills them; a box that never fits erases nothing.
+    """The images to erase, their boxes, and the keys of the noise. An image whose box never fits is not erased.
 
     Returns:
         (M,) rows, (M, 4) boxes (left, top, width, height), (M,) keys.
@@ -121,19 +119,19 @@ def draw_erasing(
     return rows, np.concatenate([corners, sides], -1), keys(seed, "noise", *ids[rows].T)
 
 
-def _three_augment(policy: Augment, ids: NDArray[np.int64], seed: int) -> Layer:
-    which, how_much = uniforms(seed, "three", *ids.T, count=2).T
-    names = THREE[(3 * which).astype(np.int64)]
+def _draw_three_augment(policy: Augment, ids: NDArray[np.int64], seed: int) -> Layer:
+    choice, strength = uniforms(seed, "three", *ids.T, count=2).T
+    names = THREE[(3 * choice).astype(np.int64)]
     low, high = policy.blur
-    # blur alone has a strength
-    return Layer(names, np.where(names == "blur", low + (high - low) * how_much, HALF), np.zeros((len(ids), 2)))
+    # only blur has a random strength
+    return Layer(names, np.where(names == "blur", low + (high - low) * strength, HALF), np.zeros((len(ids), 2)))
 
 
-def _jitter(policy: Augment, ids: NDArray[np.int64], seed: int) -> list[Layer]:
+def _draw_jitter(policy: Augment, ids: NDArray[np.int64], seed: int) -> list[Layer]:
     draws = uniforms(seed, "jitter", *ids.T, count=6)
     order, even = draws[:, :3], 2 * draws[:, 3:] - 1  # (B, 3) each
     middle, reach = [1.0] * 3, list(policy.jitter)
-    if policy.hue:  # of its own stream: a picture's three others are the same with it and without
+    if policy.hue:  # a separate stream, so that the other three draws do not change
         place, turn = uniforms(seed, "hue", *ids.T, count=2)[..., None].transpose(1, 0, 2)  # (B, 1) each
         order, even = np.concatenate([order, place], 1), np.concatenate([even, 2 * turn - 1], 1)
         middle, reach = [*middle, 0.0], [*reach, policy.hue]
@@ -147,28 +145,28 @@ def _jitter(policy: Augment, ids: NDArray[np.int64], seed: int) -> list[Layer]:
     return [layer.only(chosen) for layer in layers]
 
 
-def _sometimes(
+def _draw_sometimes(
     probability: float | tuple[float, float], name: str, values: tuple[float, float], ids: NDArray[np.int64], seed: int
 ) -> list[Layer]:
-    """A layer of one operation with a ``probability``, of all views or of even and odd ones; none where it never comes."""
+    """A layer of one operation with a ``probability`` for all views, or for even and odd ones; empty if it is 0."""
     of_views = np.broadcast_to(np.array(probability), 2)
     if not of_views.any():
         return []
-    whether, how_much = uniforms(seed, name, *ids.T, count=2).T
-    names = np.where(whether < of_views[ids[:, 2] % 2], name, NOTHING)
+    chance, strength = uniforms(seed, name, *ids.T, count=2).T
+    names = np.where(chance < of_views[ids[:, 2] % 2], name, NOTHING)
     low, high = values
-    return [Layer(names, low + (high - low) * how_much, np.zeros((len(ids), 2)))]
+    return [Layer(names, low + (high - low) * strength, np.zeros((len(ids), 2)))]
 
 
-def _randaugment(policy: Augment, ids: NDArray[np.int64], seed: int, depth: int) -> Layer:
-    which, whether, sign, *places = uniforms(seed, f"randaugment {depth}", *ids.T, count=5).T
+def _draw_randaugment(policy: Augment, ids: NDArray[np.int64], seed: int, depth: int) -> Layer:
+    choice, chance, sign, *places = uniforms(seed, f"randaugment {depth}", *ids.T, count=5).T
     magnitude = np.full(len(ids), policy.magnitude)
     if policy.magnitude_std:
         magnitude += policy.magnitude_std * normals(seed, f"magnitude {depth}", *ids.T, count=1)[:, 0]
         magnitude = magnitude.clip(0, max(10.0, policy.magnitude))
-    names = np.array(policy.operations)[(which * len(policy.operations)).astype(np.int64)]
+    names = np.array(policy.operations)[(choice * len(policy.operations)).astype(np.int64)]
     strengths = STRENGTHS | INCREASING if policy.increasing else STRENGTHS
     values = np.zeros(len(ids))
     for name in set(names.tolist()) & strengths.keys():
         values = np.where(names == name, strengths[name](magnitude / 10, np.where(sign < 0.5, -1.0, 1.0)), values)
-    return Layer(np.where(whether < policy.probability, names, NOTHING), values, np.stack(places, -1))
+    return Layer(np.where(chance < policy.probability, names, NOTHING), values, np.stack(places, -1))

@@ -1,4 +1,4 @@
-"""Images that are arrays already: in memory, in .npy and .npz files, the built-in digits, and the user's own Dataset.
+"""Images as arrays: in memory, in .npy and .npz files, the built-in digits, and the user's own Dataset.
 
 Axes: n images, H, W, C, K classes.
 """
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.sources.contents import Arrays, Strings, UserDataset
-from vitrail.data.sources.labels import Labels, RawSplit, from_numbers, from_texts, text_of
+from vitrail.data.sources.labels import Labels, RawSplit, format_label, from_numbers, from_texts
 from vitrail.errors import DataError
 
 BUILT_IN = ("digits",)
 
-# split -> the names that its images and labels go by in an .npz: plain, as MedMNIST, and as Keras has them
+# split -> names of its images and labels in an .npz: plain names, those of MedMNIST, those of Keras
 NPZ_NAMES = {
     "train": (("images", "labels"), ("x", "y"), ("train_images", "train_labels"), ("x_train", "y_train")),
     "val": (("val_images", "val_labels"), ("x_val", "y_val")),
@@ -27,24 +27,24 @@ NPZ_NAMES = {
 }
 
 
-def found_in_arrays(images: Any, labels: Any = None, *, names: Sequence[str] | None = None, where: str) -> RawSplit:
-    """Images and their labels in memory.
+def read_arrays(images: Any, labels: Any = None, *, names: Sequence[str] | None = None, where: str) -> RawSplit:
+    """Images and labels in memory.
 
     Args:
         images: uint8, or floats in [0, 1]: (n, H, W, C) or (n, H, W); a torch tensor is (n, C, H, W) or (n, H, W).
         labels: whole numbers (n,), zeros and ones (n, K), or names (n,).
         names: of the classes, in the order of the numbers.
-        where: what messages and keys call the data.
+        where: name of the data in messages and keys.
 
     Raises:
-        DataError: another shape or type, values outside [0, 1], or another number of labels than of images.
+        DataError: a wrong shape or type, values outside [0, 1], or different numbers of images and labels.
     """
-    array = _images(images, where)
+    array = _check_images(images, where)
     keys = Strings(f"{where}#{row}" for row in range(len(array)))
-    return RawSplit(Arrays(array, keys), None if labels is None else _labels(labels, len(array), names, where))
+    return RawSplit(Arrays(array, keys), None if labels is None else _convert_labels(labels, len(array), names, where))
 
 
-def _images(images: Any, where: str) -> np.ndarray:
+def _check_images(images: Any, where: str) -> np.ndarray:
     tensor = hasattr(images, "detach")
     array = images.detach().cpu().numpy() if tensor else np.asarray(images)
     if tensor and array.ndim == 4:
@@ -52,50 +52,52 @@ def _images(images: Any, where: str) -> np.ndarray:
     array = array[..., None] if array.ndim == 3 else array
     if array.ndim != 4 or 0 in array.shape or not (array.dtype == np.uint8 or array.dtype.kind == "f"):
         fact = f"the images of {where} have shape {array.shape} and type {array.dtype}"
-        raise DataError(fact, "give (n, H, W, C) or (n, H, W), uint8 or floats in [0, 1]")
+        raise DataError(fact, "give arrays of shape (n, H, W, C) or (n, H, W), uint8 or floats in [0, 1]")
     if array.dtype == np.uint8:
         return np.ascontiguousarray(array)
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 1 + 1e-6):  # false for NaN as well
-        raise DataError(f"the images of {where} have values from {low:g} to {high:g}", "scale them into [0, 1]")
+        raise DataError(f"the images of {where} have values from {low:g} to {high:g}", "scale them to [0, 1]")
     return np.ascontiguousarray(array, np.float32)
 
 
-def _labels(labels: Any, images: int, names: Sequence[str] | None, where: str) -> Labels | None:
+def _convert_labels(labels: Any, images: int, names: Sequence[str] | None, where: str) -> Labels | None:
     values = labels.detach().cpu().numpy() if hasattr(labels, "detach") else np.asarray(labels)
     if len(values) != images:
-        raise DataError(f"{where} has {images:,} images and {len(values):,} labels", "give one label for each image")
+        raise DataError(f"{where} has {images:,} images and {len(values):,} labels", "give one label per image")
     if values.dtype.kind in "US":
-        return from_texts([text_of(each.decode() if isinstance(each, bytes) else each) for each in values.tolist()])
+        return from_texts(
+            [format_label(label.decode() if isinstance(label, bytes) else label) for label in values.tolist()]
+        )
     return from_numbers(values, names, where=where)
 
 
-def found_in_npy(path: Path) -> tuple[str, dict[str, RawSplit]]:
-    """Images of an .npy file; labels from the one beside it whose name has "labels" for "images", where it is."""
+def read_npy(path: Path) -> tuple[str, dict[str, RawSplit]]:
+    """Images of an .npy file. Labels are read from the file with "labels" instead of "images" in its name, if it exists."""
     images = _load(path)
     beside = path.with_name(path.name.replace("images", "labels"))
     labels = _load(beside) if beside != path and beside.exists() else None
-    return f"an array, {path.name}", {"train": found_in_arrays(images, labels, where=path.name)}
+    return f"an array, {path.name}", {"train": read_arrays(images, labels, where=path.name)}
 
 
-def found_in_npz(path: Path) -> tuple[str, dict[str, RawSplit]]:
-    """The splits of an .npz file, by the names of `NPZ_NAMES`; `classes` names the classes."""
+def read_npz(path: Path) -> tuple[str, dict[str, RawSplit]]:
+    """The splits of an .npz file, by the names in `NPZ_NAMES`; `classes` has the class names."""
     arrays = _load(path)
-    names = [str(each) for each in arrays["classes"]] if "classes" in arrays else None
+    names = [str(name) for name in arrays["classes"]] if "classes" in arrays else None
     splits = {}
     for split, pairs in NPZ_NAMES.items():
         for images, labels in pairs:
             if images in arrays:
                 where = path.name if images in ("images", "x") else f"{path.name}/{split}"
-                splits[split] = found_in_arrays(arrays[images], arrays.get(labels), names=names, where=where)
+                splits[split] = read_arrays(arrays[images], arrays.get(labels), names=names, where=where)
                 break
     if not splits:
-        raise DataError(f"{path} has the arrays {', '.join(map(repr, arrays))}", "name them 'images' and 'labels'")
+        raise DataError(f"{path} has only the arrays {', '.join(map(repr, arrays))}", "name them 'images' and 'labels'")
     return f"arrays, {path.name}", splits
 
 
 def _load(path: Path) -> Any:
-    """An array, or a dict of arrays; a pickle in the file is never read. Raises `DataError`."""
+    """An array, or a dict of arrays. Pickles in the file are never read. Raises `DataError`."""
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
@@ -108,43 +110,43 @@ def _load(path: Path) -> Any:
         ) from error
 
 
-def found_digits() -> tuple[str, dict[str, RawSplit]]:
-    """The 1,797 scanned digits that scikit-learn carries: 8 x 8 grey, "0" to "9"; levels 0..16 become 0..255."""
+def read_digits() -> tuple[str, dict[str, RawSplit]]:
+    """The 1,797 scanned digits of scikit-learn: 8 x 8 grey, "0" to "9"; levels 0..16 become 0..255."""
     from sklearn.datasets import load_digits
 
     digits: Any = load_digits()
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)  # (1797, 8, 8)
     names = [str(number) for number in digits.target_names]
-    return "the built-in digits", {"train": found_in_arrays(images, digits.target, names=names, where="digits")}
+    return "the built-in digits", {"train": read_arrays(images, digits.target, names=names, where="digits")}
 
 
 def is_dataset(data: Any) -> bool:
-    """Whether something is a Dataset in torch's manner: it has a length and gives items by number."""
+    """Whether an object is a map-style Dataset: it has a length and returns items by index."""
     return hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
-def found_in_dataset(dataset: Any, *, channels: int, where: str) -> RawSplit:
+def read_dataset(dataset: Any, *, channels: int, where: str) -> RawSplit:
     """The user's own Dataset, whose items are (image, label), or images.
 
-    Labels come from its `targets` where it has them, as torchvision's do; else every item is read once for its label.
+    Labels come from its attribute `targets` if it has one, as torchvision's datasets do; otherwise every item is read once.
 
     Args:
-        channels: what Pillow images in it become.
+        channels: to which Pillow images are converted.
 
     Raises:
-        DataError: it is empty, or its labels are no numbers, names, or rows of zeros and ones.
+        DataError: it is empty, or its labels are not numbers, names, or rows of zeros and ones.
     """
     if not len(dataset):
-        raise DataError("the dataset is empty", "give one with at least one item")
-    labels, names = _dataset_labels(dataset), _dataset_classes(dataset)
+        raise DataError("the dataset is empty", "give a dataset with at least one item")
+    labels, names = _read_dataset_labels(dataset), _get_dataset_classes(dataset)
     keys = Strings(f"{where}#{row}" for row in range(len(dataset)))
     contents = UserDataset(dataset, np.arange(len(dataset)), keys, channels)
-    return RawSplit(contents, None if labels is None else _labels(labels, len(dataset), names, where))
+    return RawSplit(contents, None if labels is None else _convert_labels(labels, len(dataset), names, where))
 
 
-def _dataset_labels(dataset: Any) -> Any:
-    if (stated := _dataset_targets(dataset)) is not None:
-        return stated
+def _read_dataset_labels(dataset: Any) -> Any:
+    if (targets := _get_dataset_targets(dataset)) is not None:
+        return targets
     items = (dataset[row] for row in range(len(dataset)))
     labels = [item[1] if isinstance(item, (tuple, list)) and len(item) > 1 else None for item in items]
     if any(label is None for label in labels):
@@ -152,21 +154,21 @@ def _dataset_labels(dataset: Any) -> Any:
     return np.array([label.detach().cpu().numpy() if hasattr(label, "detach") else label for label in labels])
 
 
-def _dataset_targets(dataset: Any) -> np.ndarray | None:
+def _get_dataset_targets(dataset: Any) -> np.ndarray | None:
     if _is_subset(dataset):
-        whole = _dataset_targets(dataset.dataset)
+        whole = _get_dataset_targets(dataset.dataset)
         return None if whole is None else whole[np.asarray(dataset.indices, np.int64)]
     targets = getattr(dataset, "targets", None)
     return None if targets is None else np.asarray(targets)
 
 
-def _dataset_classes(dataset: Any) -> list[str] | None:
+def _get_dataset_classes(dataset: Any) -> list[str] | None:
     if _is_subset(dataset):
-        return _dataset_classes(dataset.dataset)
+        return _get_dataset_classes(dataset.dataset)
     names = getattr(dataset, "classes", None)
     return None if names is None else [str(name) for name in names]
 
 
 def _is_subset(dataset: Any) -> bool:
-    """Whether this is torch's Subset: some items of another dataset, e.g. from random_split."""
+    """Whether this is a torch Subset: some items of another dataset, e.g. from random_split."""
     return hasattr(dataset, "dataset") and hasattr(dataset, "indices")

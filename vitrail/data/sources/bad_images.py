@@ -1,4 +1,4 @@
-"""What becomes of a bad image: it is named, counted, and passed over or the end, by policy; never replaced."""
+"""What happens to bad images: each is recorded and counted; the policy says whether the run continues. None is replaced."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 
 
 class BadImages:
-    """Called with (key, reason) for every bad image that a run meets.
+    """Called with (key, reason) for every bad image of a run.
 
-    Each image is recorded once, also over the restarts of a run, as a line ``path,reason`` of a CSV file.
+    Each image is recorded once, also when the run is resumed, as a line ``path,reason`` of a CSV file.
 
     Args:
-        policy: `skip` goes on until too many are bad; `stop` ends with the first.
-        most: the part of the set that may be bad under `skip`.
-        path: of the CSV file, made with the first bad image; None writes none. One that exists is continued.
-        total: images of the set that ``most`` is a part of.
-        keys: of the images of the set, where the file may be that of another set, whose images do not count.
+        policy: `skip` continues until too many images are bad; `stop` ends at the first.
+        most: the fraction of the images that may be bad under `skip`.
+        path: of the CSV file, created for the first bad image; None writes no file. An existing file is continued.
+        total: number of images, of which ``most`` is a fraction.
+        keys: of the images; entries of an existing file for other images are not counted.
 
     Raises:
-        ConfigError: a policy that does not exist.
+        ConfigError: an unknown policy.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class BadImages:
         return len(self.reasons)
 
     def __call__(self, key: str, reason: str) -> None:
-        """Records one image. Raises `DataError` where the policy ends here."""
+        """Record one image. Raises `DataError` if the policy does not allow it."""
         if key not in self.reasons:
             self.reasons[key] = reason
             self._write(key, reason)
         if self.policy == "stop":
-            raise DataError(f"the image {key} is bad: {reason}", "mend it or take it away, or skip bad images")
+            raise DataError(f"the image {key} is bad: {reason}", "repair or remove it, or set data.on_bad=skip")
         if len(self.reasons) > self.most * self.total:
             listed = f"; they are listed in {self.path}" if self.path else ""
             raise DataError(
                 f"{len(self.reasons):,} of {self.total:,} images are bad, more than {100 * self.most:.4g} %; "
                 f"the last: {key}: {reason}",
-                f"mend them, or allow more of them to be bad, with --max-bad{listed}",
+                f"repair them, or allow more bad images with --max-bad{listed}",
             )
 
     def _write(self, key: str, reason: str) -> None:
@@ -71,16 +71,16 @@ class BadImages:
             table = csv.writer(file, lineterminator="\n")
             if new:
                 table.writerow(("path", "reason"))
-            table.writerow((quoted(key), quoted(reason)))
+            table.writerow((escape_formula(key), escape_formula(reason)))
 
 
-def quoted(text: str) -> str:
-    """A text that no spreadsheet takes for a formula: an apostrophe before what could begin one."""
+def escape_formula(text: str) -> str:
+    """Put an apostrophe before a text that a spreadsheet could take for a formula."""
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def read_bad_images(path: Path) -> dict[str, str]:
-    """The images named in a file that `BadImages` wrote, and their reasons; a last line cut short is left out."""
+    """The images and reasons in a file that `BadImages` wrote; an incomplete last line is ignored."""
     with open(path, encoding="utf-8", errors="surrogatepass", newline="") as file:
         rows = [row for row in csv.reader(file) if len(row) == 2]
     return {key.removeprefix("'"): reason.removeprefix("'") for key, reason in rows[1:]}

@@ -1,7 +1,7 @@
-"""Where an item's content comes from: files, an array in memory, or the user's own Dataset (parquet.py has its rows).
+"""Where the content of an item comes from: files, an array in memory, or the user's own Dataset (for Parquet see parquet.py).
 
-Each kind answers the same few verbs (`Contents`), pickles small, and keeps its tables in a few flat buffers: a list of
-a million Python strings is copied page by page into every worker as its reference counts change.
+Each kind has the same methods (`Contents`), is small to pickle, and keeps its tables in a few flat buffers: a list of a
+million Python strings would be copied page by page into every worker as reference counts change.
 
 Axes: n items, H, W, C as an image has them.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -18,10 +19,10 @@ from typing import Any, BinaryIO, Literal, Protocol, overload
 import numpy as np
 from PIL import Image
 
-from vitrail.data.decode import BadImage, pixels
+from vitrail.data.decode import BadImage, convert_image
 
-MAX_FILE_BYTES = 2**29  # a raw TIFF of 64 million pixels and 16 bits a channel has 2**28.5
-ENDS = 4096  # bytes at each end of a file by which files of one length are told apart
+MAX_FILE_BYTES = 2**29  # a raw TIFF of 64 million pixels with 16 bits per channel has 2**28.5
+ENDS = 4096  # bytes at each end of a file that are compared for files of equal length
 
 
 class Contents(Protocol):
@@ -33,16 +34,16 @@ class Contents(Protocol):
     def kind(self) -> Literal["files", "arrays"]: ...
     def __getitem__(self, row: int) -> bytes | np.ndarray: ...
     def take(self, rows: np.ndarray) -> Contents:
-        """The same for some rows, in that order."""
+        """The contents of these rows, in this order."""
         ...
 
     def fingerprints(self) -> list[Hashable] | None:
-        """One value an item, equal where contents are equal; None where telling would cost as much as reading all."""
+        """One value per item, equal for equal contents; None if computing them would cost as much as reading everything."""
         ...
 
 
 class Strings(Sequence[str]):
-    """Many short strings in two buffers: their bytes, and where each ends."""
+    """Many short strings in two buffers: their bytes, and the end of each."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
@@ -67,7 +68,7 @@ class Strings(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+            return [self[row] for row in range(*index.indices(len(self)))]
         index = range(len(self))[index]
         start = self.ends[index - 1] if index else 0
         return self.blob[start : self.ends[index]].decode("utf-8", "surrogatepass")
@@ -82,11 +83,11 @@ class Strings(Sequence[str]):
         return Strings(self[row] for row in rows.tolist())
 
 
-def below_root(path: str) -> str:
-    """A relative path in its plain form, with forward slashes; an absolute one as it is.
+def normalise_path(path: str) -> str:
+    """A relative path in normal form, with forward slashes; an absolute path unchanged.
 
     Raises:
-        ValueError: it leads out of the folder that it is relative to.
+        ValueError: the path leads out of the folder that it is relative to.
     """
     if os.path.isabs(path):
         return path
@@ -97,7 +98,7 @@ def below_root(path: str) -> str:
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """A regular file, open for reading; anything else at that place (a pipe would block for ever) is a `BadImage`."""
+    """Open a regular file for reading. Anything else (a pipe would block forever) raises `BadImage`."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
         descriptor = os.open(path, flags)
@@ -123,7 +124,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_head(path: str | os.PathLike[str], length: int) -> bytes:
-    """The first bytes of a file; none where it cannot be read."""
+    """The first bytes of a file; empty if it cannot be read."""
     try:
         with open_file(path) as file:
             return file.read(length)
@@ -146,19 +147,17 @@ class Files:
         return Files(self.root, self.keys.take(rows))
 
     def fingerprints(self) -> list[Hashable]:
-        """Lengths; where lengths agree, also a hash of both ends of the file. A missing file equals no other."""
+        """Lengths; for equal lengths also a hash of both ends of the file. A missing file equals no other."""
         paths = [os.path.join(self.root, key) for key in self.keys]
-        lengths = [_length(path) for path in paths]
-        seen: dict[int, int] = {}
-        for length in lengths:
-            seen[length] = seen.get(length, 0) + 1
+        lengths = [_get_length(path) for path in paths]
+        occurrences = Counter(lengths)
         return [
-            length if seen[length] == 1 else path if length < 0 else (length, _hash_of_ends(path, length))
+            length if occurrences[length] == 1 else path if length < 0 else (length, _hash_ends(path, length))
             for path, length in zip(paths, lengths)
         ]
 
 
-def _length(path: str) -> int:
+def _get_length(path: str) -> int:
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -166,7 +165,7 @@ def _length(path: str) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
-def _hash_of_ends(path: str, length: int) -> bytes:
+def _hash_ends(path: str, length: int) -> bytes:
     try:
         with open(path, "rb") as file:
             head = file.read(ENDS)
@@ -196,7 +195,7 @@ class Arrays:
 
 @dataclass(frozen=True, eq=False)
 class UserDataset:
-    """The user's own Dataset, read and never written to; its items are pairs, or images alone."""
+    """The user's own Dataset, never written to. Its items are (image, label) pairs or images."""
 
     dataset: Any
     rows: np.ndarray  # (n,) int64
@@ -206,10 +205,10 @@ class UserDataset:
 
     def __getitem__(self, row: int) -> np.ndarray:
         try:
-            return as_array(image_of(self.dataset[int(self.rows[row])]), self.channels)
+            return to_array(get_image(self.dataset[int(self.rows[row])]), self.channels)
         except BadImage:
             raise
-        except Exception as error:  # the user's code may raise anything for a broken file
+        except Exception as error:  # user code may raise anything for a broken file
             raise BadImage(f"{type(error).__name__}: {error}") from error
 
     def take(self, rows: np.ndarray) -> UserDataset:
@@ -219,23 +218,27 @@ class UserDataset:
         return None
 
 
-def image_of(item: Any) -> Any:
-    """The image of a Dataset's item."""
+def get_image(item: Any) -> Any:
+    """The image in an item of a Dataset."""
     return item[0] if isinstance(item, (tuple, list)) else item
 
 
-def as_array(image: Any, channels: int) -> np.ndarray:
+def to_array(image: Any, channels: int) -> np.ndarray:
     """A Pillow image, an array (H, W[, C]) or a tensor (C, H, W) as an array (H, W, C), uint8 or float32 in [0, 1]."""
     if isinstance(image, Image.Image):
-        image = np.asarray(pixels(image, channels))
-    elif hasattr(image, "detach"):  # a torch tensor; this module does not need torch for it
+        image = np.asarray(convert_image(image, channels))
+    elif hasattr(image, "detach"):  # a torch tensor; this does not import torch
         image = image.detach().cpu().numpy()
         image = image.transpose(1, 2, 0) if image.ndim == 3 else image
     array = np.asarray(image)
     array = array[..., None] if array.ndim == 2 else array
     array = array.astype(np.float32) if array.dtype.kind == "f" else array
     if array.ndim != 3 or array.dtype not in (np.uint8, np.float32):
-        raise BadImage(f"an item of shape {array.shape} and type {array.dtype}, not an image of uint8 or float")
+        raise BadImage(
+            f"an item of shape {array.shape} and type {array.dtype}, which is not an image of uint8 or floats"
+        )
     if array.dtype == np.float32 and not (array.min(initial=1) >= 0 and array.max(initial=0) <= 1 + 1e-6):
-        raise BadImage(f"values from {array.min():.3g} to {array.max():.3g}; give them in [0, 1], before normalisation")
+        raise BadImage(
+            f"values from {array.min():.3g} to {array.max():.3g}; return values in [0, 1], before normalisation"
+        )
     return array

@@ -1,4 +1,4 @@
-"""Parquet: images by the row in the layout of Hugging Face, or a manifest of paths. Needs pyarrow."""
+"""Parquet: one image per row in the layout of Hugging Face, or a manifest of paths. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from typing import Any, Literal
 import numpy as np
 
 from vitrail.data.decode import BadImage
-from vitrail.data.sources.contents import Strings, below_root, read_file
-from vitrail.data.sources.labels import Labels, RawSplit, from_numbers, from_texts, text_of
-from vitrail.data.sources.manifests import Columns, by_split, choose_columns, found_in_columns
+from vitrail.data.sources.contents import Strings, normalise_path, read_file
+from vitrail.data.sources.labels import Labels, RawSplit, format_label, from_numbers, from_texts
+from vitrail.data.sources.manifests import Columns, choose_columns, group_by_split, read_columns
 from vitrail.errors import DataError
 
 IMAGES = ("image", "img", "picture", "bytes", "content")
-CACHED_BYTES = 2**28  # row groups that one process keeps
-HASHED_BYTES = 2**30  # larger sets are not read through to find duplicates
+CACHED_BYTES = 2**28  # of row groups that one process caches
+HASHED_BYTES = 2**30  # larger data sets are not read to find duplicates
 
 
 @dataclass(frozen=True, eq=False)
 class ParquetImages:
-    """Rows whose image column holds the bytes of a file, or a struct of bytes and a path.
+    """Rows whose image column contains the bytes of a file, or a struct of bytes and a path.
 
-    A row group is read whole, whichever row of it is asked for, and kept while `CACHED_BYTES` allow.
+    Row groups are read whole and cached, up to `CACHED_BYTES`.
     """
 
     root: str
     files: tuple[str, ...]
     column: str
-    groups: np.ndarray  # (G, 3) int64: number of the file, of the row group in it, and of its first row over all files
-    rows: np.ndarray  # (n,) int64, counted over all files
+    groups: np.ndarray  # (G, 3) int64: index of the file, of the row group in it, and of its first row over all files
+    rows: np.ndarray  # (n,) int64, over all files
     keys: Strings
     kind: Literal["files"] = "files"
     _kept: dict[int, Any] = field(default_factory=dict, repr=False)
@@ -42,21 +42,21 @@ class ParquetImages:
     def __getitem__(self, row: int) -> bytes:
         number = int(self.rows[row])
         group = int(np.searchsorted(self.groups[:, 2], number, side="right")) - 1
-        value = self._group(group)[number - int(self.groups[group, 2])].as_py()
+        value = self._read_group(group)[number - int(self.groups[group, 2])].as_py()
         if isinstance(value, dict):
             content, path = value.get("bytes"), value.get("path")
-            value = content if content is not None or path is None else self._beside(path)
+            value = content if content is not None or path is None else self._read_path(path)
         if value is None:
-            raise BadImage("the row holds no image")
+            raise BadImage("the row contains no image")
         return value
 
-    def _beside(self, path: str) -> bytes:
+    def _read_path(self, path: str) -> bytes:
         try:
-            return read_file(os.path.join(self.root, below_root(path)))
+            return read_file(os.path.join(self.root, normalise_path(path)))
         except ValueError as error:
             raise BadImage(str(error)) from error
 
-    def _group(self, group: int) -> Any:
+    def _read_group(self, group: int) -> Any:
         if group not in self._kept:
             import pyarrow
             import pyarrow.parquet
@@ -67,7 +67,7 @@ class ParquetImages:
                     column = table.read_row_group(inside, columns=[self.column]).column(self.column)
             except (OSError, pyarrow.ArrowException) as error:
                 raise BadImage(f"row group {inside} of {self.files[file]} cannot be read: {error}") from error
-            while self._kept and sum(each.nbytes for each in self._kept.values()) + column.nbytes > CACHED_BYTES:
+            while self._kept and sum(kept.nbytes for kept in self._kept.values()) + column.nbytes > CACHED_BYTES:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[group] = column
         return self._kept[group]
@@ -81,43 +81,43 @@ class ParquetImages:
     def fingerprints(self) -> list[Hashable] | None:
         if sum(os.path.getsize(os.path.join(self.root, file)) for file in self.files) > HASHED_BYTES:
             return None
-        return [self._fingerprint(row) for row in range(len(self.rows))]
+        return [self._hash_row(row) for row in range(len(self.rows))]
 
-    def _fingerprint(self, row: int) -> Hashable:
+    def _hash_row(self, row: int) -> Hashable:
         try:
             return blake2b(self[row], digest_size=12).digest()
         except BadImage:
             return row
 
 
-def found_in_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[str, RawSplit]:
-    """What some Parquet files of one layout hold, as one set, or in the splits that a column of theirs names.
+def read_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[str, RawSplit]:
+    """Read Parquet files with the same columns as one data set, divided by its split column if there is one.
 
-    Images are in a column of bytes, or of structs of bytes and a path; else a column of paths makes this a manifest.
-    Labels are numbers, named by Hugging Face's metadata where they are there, or names, or lists of either.
+    Images are in a column of bytes, or of structs of bytes and a path; a column of paths makes the files a manifest.
+    Labels are numbers (named by Hugging Face's metadata if present), names, or lists of either.
 
     Args:
         root: the folder that keys, and paths in the rows, are relative to.
 
     Raises:
-        DataError: pyarrow is missing, a file is no Parquet or differs from the first, or a column is missing.
+        DataError: pyarrow is missing, a file is not Parquet or has other columns than the first, or a column is missing.
     """
-    schema, groups = _layout(files)
-    features = _features(schema)
-    image, source = _image_column(schema, features), str(files[0])
+    schema, groups = _read_layout(files)
+    features = _read_features(schema)
+    image, source = _find_image_column(schema, features), str(files[0])
     columns = choose_columns(
-        schema.names, source=source, labelled=labelled, image=image, label=_declared_label(features)
+        schema.names, source=source, labelled=labelled, image=image, label=_find_label_column(features)
     )
     rows, label = int(groups[-1, 3]), columns["label"]
-    table = _read(files, [name for name in (label, columns["split"], None if image else columns["path"]) if name])
-    texts = {name: [text_of(each) for each in table[name].to_pylist()] for name in table.column_names if name != label}
+    table = _read_table(files, [name for name in (label, columns["split"], None if image else columns["path"]) if name])
+    texts = {name: list(map(format_label, table[name].to_pylist())) for name in table.column_names if name != label}
     described = Columns(source, [], lines=list(range(1, rows + 1)))
     if columns["split"]:
         described.splits = texts[columns["split"]]
     if image is None:
         described.paths = texts[columns["path"] or ""]
-        described.labels = [text_of(each) for each in table[label].to_pylist()] if label else None
-        return found_in_columns(described, root)
+        described.labels = list(map(format_label, table[label].to_pylist())) if label else None
+        return read_columns(described, root)
     names = tuple(path.relative_to(root).as_posix() for path in files)
     lengths = [
         int(groups[groups[:, 0] == number, 3].max()) for number in range(len(files))
@@ -126,11 +126,11 @@ def found_in_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> di
         f"{name}#{row}" for name, start, stop in zip(names, [0, *lengths], lengths) for row in range(stop - start)
     )
     contents = ParquetImages(str(root), names, image, groups[:, :3], np.arange(rows), keys)
-    labels = _labels(table[label], _class_names(features.get(label)), source) if label else None
-    return by_split(RawSplit(contents, labels), described)
+    labels = _convert_labels(table[label], _get_class_names(features.get(label)), source) if label else None
+    return group_by_split(RawSplit(contents, labels), described)
 
 
-def _pyarrow() -> Any:
+def _import_pyarrow() -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -139,9 +139,9 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def _layout(files: Sequence[Path]) -> tuple[Any, np.ndarray]:
-    """The schema that the files share; for each row group: file, number in it, first row, and row after the last."""
-    pyarrow = _pyarrow()
+def _read_layout(files: Sequence[Path]) -> tuple[Any, np.ndarray]:
+    """The common schema of the files; for each row group: file, index in it, first row, and row after the last."""
+    pyarrow = _import_pyarrow()
     groups: list[tuple[int, int, int, int]] = []
     first, start = None, 0
     for number, path in enumerate(files):
@@ -149,23 +149,24 @@ def _layout(files: Sequence[Path]) -> tuple[Any, np.ndarray]:
             with pyarrow.parquet.ParquetFile(path) as file:
                 schema, metadata = file.schema_arrow, file.metadata
         except (OSError, pyarrow.ArrowException) as error:
-            raise DataError(
-                f"{path} is no Parquet file that can be read: {error}", "fetch or write it again"
-            ) from error
+            raise DataError(f"{path} cannot be read as Parquet: {error}", "download or write it again") from error
         first = schema if first is None else first
         if not schema.equals(first):
-            raise DataError(f"{path} has other columns than {files[0]}", "keep files of one layout in one folder")
+            raise DataError(
+                f"the columns of {path} differ from those of {files[0]}",
+                "separate them by columns",
+            )
         for group in range(metadata.num_row_groups):
             stop = start + metadata.row_group(group).num_rows
             groups.append((number, group, start, stop))
             start = stop
         if not metadata.num_row_groups:
-            raise DataError(f"{path} has no rows", "take the file away")
+            raise DataError(f"{path} has no rows", "remove the file")
     return first, np.array(groups, np.int64)
 
 
-def _read(files: Sequence[Path], columns: list[str]) -> Any:
-    pyarrow = _pyarrow()
+def _read_table(files: Sequence[Path], columns: list[str]) -> Any:
+    pyarrow = _import_pyarrow()
     tables = []
     for path in files:
         with pyarrow.parquet.ParquetFile(path) as file:
@@ -173,17 +174,17 @@ def _read(files: Sequence[Path], columns: list[str]) -> Any:
     return pyarrow.concat_tables(tables)
 
 
-def _features(schema: Any) -> dict[str | None, Any]:
-    """What Hugging Face's metadata say of each column; nothing where there are none."""
+def _read_features(schema: Any) -> dict[str | None, Any]:
+    """Hugging Face's metadata of each column; empty if there are none."""
     try:
         return json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
         return {}
 
 
-def _image_column(schema: Any, features: dict[str | None, Any]) -> str | None:
-    """The column that holds images: declared as such, or structs with bytes in them, or bytes under a usual name."""
-    pyarrow = _pyarrow()
+def _find_image_column(schema: Any, features: dict[str | None, Any]) -> str | None:
+    """The image column: declared as images, or structs with bytes, or bytes with a usual name."""
+    pyarrow = _import_pyarrow()
     for name in schema.names:
         kind = schema.field(name).type
         declared = isinstance(features.get(name), dict) and features[name].get("_type") == "Image"
@@ -194,14 +195,14 @@ def _image_column(schema: Any, features: dict[str | None, Any]) -> str | None:
     return None
 
 
-def _declared_label(features: dict[str | None, Any]) -> str | None:
-    """The column of class labels by the metadata: "label" where there are several."""
-    declared = [name for name, feature in features.items() if _class_names(feature)]
+def _find_label_column(features: dict[str | None, Any]) -> str | None:
+    """The column of class labels by the metadata; "label" if there are several."""
+    declared = [name for name, feature in features.items() if _get_class_names(feature)]
     return "label" if "label" in declared else next(iter(declared), None)
 
 
-def _class_names(feature: Any) -> list[str] | None:
-    """The names of a ClassLabel, or of a list of them."""
+def _get_class_names(feature: Any) -> list[str] | None:
+    """The class names of a ClassLabel, or of a list of them."""
     if isinstance(feature, list) and feature:
         feature = feature[0]
     if isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
@@ -209,28 +210,28 @@ def _class_names(feature: Any) -> list[str] | None:
     return feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
 
 
-def _labels(column: Any, names: list[str] | None, source: str) -> Labels | None:
-    kinds = _pyarrow().types
+def _convert_labels(column: Any, names: list[str] | None, source: str) -> Labels | None:
+    kinds = _import_pyarrow().types
     several = kinds.is_list(column.type) or kinds.is_large_list(column.type)
     whole = kinds.is_integer(column.type.value_type if several else column.type)
     if column.null_count:
         if column.null_count == len(column):
             return None
-        raise DataError(
-            f"{column.null_count} rows of {source} have no label", "give every row a label, or leave it out"
-        )
+        raise DataError(f"{column.null_count} rows of {source} have no label", "give every row a label, or remove it")
     if not whole:
-        labels = from_texts([text_of(each) for each in column.to_pylist()], several=several or None)
+        labels = from_texts(list(map(format_label, column.to_pylist())), several=several or None)
         if "" in labels.names:
-            raise DataError(f"{source} has rows without a label", "give every row a label, or leave it out")
+            raise DataError(f"{source} has rows without a label", "give every row a label, or remove it")
         return labels
     if not several:
         return from_numbers(column.to_numpy(), names, where=source)
     lists = column.to_pylist()
-    known = len(names) if names else max((max(each, default=-1) for each in lists), default=-1) + 1
+    known = len(names) if names else max((max(numbers, default=-1) for numbers in lists), default=-1) + 1
     values = np.zeros((len(lists), known), np.float32)
-    for row, each in enumerate(lists):
-        if each and not 0 <= min(each) <= max(each) < known:
-            raise DataError(f"row {row + 1} of {source} has the labels {each}", f"give numbers from 0 to {known - 1}")
-        values[row, each] = 1
+    for row, numbers in enumerate(lists):
+        if numbers and not 0 <= min(numbers) <= max(numbers) < known:
+            raise DataError(
+                f"row {row + 1} of {source} has the labels {numbers}", f"give numbers from 0 to {known - 1}"
+            )
+        values[row, numbers] = 1
     return from_numbers(values, names, where=source)

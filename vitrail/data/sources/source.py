@@ -1,4 +1,4 @@
-"""Sources: where pictures and their targets come from, whatever their layout; `open_data` finds out which it is.
+"""Sources: images and their targets, independent of the layout on disk. `open_data` detects the layout.
 
 Axes: n items, H, W, C as an image has them, K classes.
 """
@@ -13,22 +13,22 @@ from typing import Literal
 import numpy as np
 
 from vitrail.data.sources.contents import Arrays, Contents, Strings
-from vitrail.data.sources.labels import counts
+from vitrail.data.sources.labels import count_classes
 from vitrail.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One example: the bytes of an image file, or an array (H, W, C) uint8 or float32; its target; and its name."""
+    """One example: the bytes of an image file or an array (H, W, C) uint8 or float32, its target, and its key."""
 
     content: bytes | np.ndarray
-    target: int | np.ndarray | None  # the number of a class; (K,) float32 of zeros and ones; None: unlabelled
+    target: int | np.ndarray | None  # class index; (K,) float32 of zeros and ones; None: unlabelled
     key: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Source:
-    """Examples by number. Small to pickle, opens files as they are read, and is never changed."""
+    """Examples by index. Immutable and small to pickle; files are opened when they are read."""
 
     contents: Contents
     targets: np.ndarray  # (n,) int64, or (n, K) float32; (0,) where unlabelled
@@ -40,12 +40,12 @@ class Source:
 
     @property
     def keys(self) -> Strings:
-        """A name for each item: its path relative to the root of the data, or e.g. "train.parquet#17"."""
+        """One key per item: its path relative to the root of the data, or e.g. "train.parquet#17"."""
         return self.contents.keys
 
     @property
     def kind(self) -> Literal["files", "arrays"]:
-        """`arrays`: all images are in memory, of one size. `files`: each is read, and mostly decoded, when needed."""
+        """`arrays`: all images are in memory and have one size. `files`: images are read and decoded when needed."""
         return self.contents.kind
 
     @property
@@ -59,7 +59,7 @@ class Source:
         return len(self.targets) > 0
 
     def read(self, index: int) -> Item:
-        """One item. Raises `BadImage` where it cannot be read; decoding comes later."""
+        """One item, not yet decoded. Raises `BadImage` if it cannot be read."""
         index = range(len(self))[index]
         target = self.targets[index] if self.labelled else None
         if isinstance(target, np.integer):
@@ -67,50 +67,50 @@ class Source:
         return Item(self.contents[index], target, self.keys[index])
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> Source:
-        """The items of these numbers, in this order."""
+        """The items at these indices, in this order."""
         rows = np.asarray(indices, np.int64)
         targets = self.targets[rows] if self.labelled else self.targets
         return replace(self, contents=self.contents.take(rows), targets=targets)
 
     def pick(self, keys: Sequence[str]) -> Source:
-        """The items of these keys, e.g. those that a run recorded as held out. Raises `DataError` for one not there."""
-        number = {key: index for index, key in enumerate(self.keys)}
-        if missing := [key for key in keys if key not in number]:
+        """The items with these keys, e.g. the held-out ones of a run. Raises `DataError` if one is missing."""
+        index = {key: row for row, key in enumerate(self.keys)}
+        if missing := [key for key in keys if key not in index]:
             fact = f"{len(missing):,} of {len(keys):,} recorded images are not in the data, e.g. {missing[0]!r}"
-            raise DataError(fact, "give the data that the record was made of")
-        return self.subset([number[key] for key in keys])
+            raise DataError(fact, "give the same data that the run was started with")
+        return self.subset([index[key] for key in keys])
 
     def counts(self) -> np.ndarray:
-        """How many items each class has: (K,) int64."""
-        return counts(self.targets, len(self.classes))
+        """Number of items per class: (K,) int64."""
+        return count_classes(self.targets, len(self.classes))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """What data hold. Data that do not say which split they are count as train."""
+    """The splits of a data set. Data without split names are the training split."""
 
     train: Source | None = None
     val: Source | None = None
     test: Source | None = None
     classes: tuple[str, ...] = ()
-    layout: str = ""  # what was found, in words
-    held_out: bool = False  # val was carved out of train here
-    seed: int = 0  # of that carving
+    layout: str = ""  # description of the detected layout
+    held_out: bool = False  # val was held out of train by `open_data`
+    seed: int = 0  # of the held-out split
 
 
 def fingerprint(source: Source) -> str:
-    """SHA-256 of the keys of a source, in sorted order: tells whether two parts hold the same images."""
+    """SHA-256 of the keys of a source, in sorted order: equal for two splits with the same images."""
     return hashlib.sha256("\n".join(sorted(map(str, source.keys))).encode()).hexdigest()
 
 
-def parts_of(splits: Splits) -> dict[str, Source]:
-    """The splits that are there, by name."""
+def list_splits(splits: Splits) -> dict[str, Source]:
+    """The splits that exist, by name."""
     parts = {"train": splits.train, "val": splits.val, "test": splits.test}
     return {name: part for name, part in parts.items() if part is not None}
 
 
 def describe_data(splits: Splits) -> str:
-    sizes = ", ".join(f"{len(part):,} {name}" for name, part in parts_of(splits).items())
+    sizes = ", ".join(f"{len(part):,} {name}" for name, part in list_splits(splits).items())
     shown = ", ".join(splits.classes[:8]) + (", ..." if len(splits.classes) > 8 else "")
     held = f" (val held out of train{', stratified' if splits.classes else ''})" if splits.held_out else ""
     classes = f"{len(splits.classes)}: {shown}" if splits.classes else "none: the images have no labels"
@@ -118,14 +118,14 @@ def describe_data(splits: Splits) -> str:
 
 
 def choose_split(splits: Splits, asked: str | None = None) -> tuple[str, Source]:
-    """The split asked for, else test, else val, else everything. Raises `DataError` where it is not there."""
-    there = {
+    """The named split, else test, else val, else train. Raises `DataError` if it does not exist."""
+    existing = {
         name: part for name in ("test", "val", "train") if (part := getattr(splits, name)) is not None and len(part)
     }
     if asked is not None:
-        if asked not in there:
-            raise DataError(f"there is no split {asked!r} in the data", f"choose one of: {', '.join(there)}")
-        return asked, there[asked]
-    if not there:
-        raise DataError("the data hold no images", "see `vitrail data check`")
-    return next(iter(there.items()))
+        if asked not in existing:
+            raise DataError(f"the data have no split {asked!r}", f"choose one of: {', '.join(existing)}")
+        return asked, existing[asked]
+    if not existing:
+        raise DataError("the data have no images", "run `vitrail data check` to see what was found")
+    return next(iter(existing.items()))

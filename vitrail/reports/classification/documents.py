@@ -9,7 +9,7 @@ import torch
 
 from vitrail.analysis.attention import attention_map, reach_of
 from vitrail.analysis.pictures import thumbnail
-from vitrail.data.sources.source import Source, parts_of
+from vitrail.data.sources.source import Source, list_splits
 from vitrail.evaluation.judgement import Judgement
 from vitrail.models import device_of
 from vitrail.reports.classification.card import write_card
@@ -24,7 +24,7 @@ def write_documents(folder: Path, run: JudgedRun) -> Path:
     facts = ClassificationFacts(
         **run.facts,
         classes=judgement.classes,
-        class_counts={name: part.counts().tolist() for name, part in parts_of(run.splits).items()},
+        class_counts={name: part.counts().tolist() for name, part in list_splits(run.splits).items()},
         split=judgement.split,
         figures=judgement.figures,
         multi_label=run.model.multi_label,

@@ -121,7 +121,7 @@ def panels(
         captions["reconstructed"] += "; the mean and the contrast of each hidden patch are the image's own"
     pictures: dict[str, Tensor] = {**dict(zip(names, tensors[:views])), **predictions}
     return tuple(
-        Panel(name=name, caption=captions.get(name, ""), pictures=to_numpy(kept.preprocessing.restored(images)))
+        Panel(name=name, caption=captions.get(name, ""), pictures=to_numpy(kept.preprocessing.denormalise(images)))
         for name, images in pictures.items()
     )
 

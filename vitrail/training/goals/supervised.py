@@ -12,7 +12,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
 from vitrail.models import device_of
 from vitrail.objectives.distillation import Distillation
-from vitrail.objectives.objective import Objective, configured
+from vitrail.objectives.objective import Objective, configure_objective
 from vitrail.objectives.supervised import Supervised
 from vitrail.reports.documents import write_documents
 from vitrail.reports.facts import JudgedRun
@@ -66,10 +66,10 @@ class SupervisedGoal:
         inputs = TaskInputs(augmented, model)
         arguments = {"loss": settings.loss, "binarise": settings.binarise, **settings.changes}
         if settings.teacher is None:
-            return configured(Supervised, model, arguments), inputs
+            return configure_objective(Supervised, model, arguments), inputs
         teacher = load_teacher(settings.teacher, model, say)
         arguments |= model.loss_options(settings.loss, binarise=settings.binarise)
-        return configured(Distillation, model.backbone, arguments), TaughtInputs(inputs, teacher)
+        return configure_objective(Distillation, model.backbone, arguments), TaughtInputs(inputs, teacher)
 
     def monitor(self, run: Run, kept: Kept, data: RunData) -> ValidationMonitor:
         return ValidationMonitor(kept.model, data.splits.val, data.bad)

@@ -74,7 +74,7 @@ class TokenizerGoal:
         tokenizer = Tokenizer(TokenizerConfig.from_dict({**run.model.changes, "in_channels": channels}))
         return Kept(
             model=tokenizer,
-            preprocessing=Preprocessing.paper(size, channels=channels).stated(**run.model.preprocessing),
+            preprocessing=Preprocessing.paper(size, channels=channels).override(**run.model.preprocessing),
             about=f"tokenizer of {tokenizer.config.vocabulary:,} codes",
             parameters=sum(parameter.numel() for parameter in tokenizer.parameters()),
         )
