@@ -42,7 +42,7 @@ from vitrail.runtime.progress import Say
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.folders import CONFIG
 from vitrail.weights.onnx import ExportedBackbone
-from vitrail.weights.resolve import find
+from vitrail.weights.resolve import resolve_model
 from vitrail.weights.tensors import read_json
 
 SHOWN = 1024  # pixels at most of the longer side of a picture that is sent back
@@ -253,7 +253,7 @@ def load_served(
     """The model that ``model`` names, on its device and tried on one picture. Raises what `vitrail.load` does."""
     if name is not None and not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r} cannot stand in an address", "give letters, digits, dots and dashes")
-    found = find(model)
+    found = resolve_model(model)
     classifier = options.load(model, classes, say)
     about = _about(found.path)
     if isinstance(classifier.backbone, ExportedBackbone):

@@ -18,7 +18,7 @@ from vitrail.models import configure
 from vitrail.runtime.progress import Say
 from vitrail.tasks.classification import Classifier, create_model
 from vitrail.training.auto import choose_model
-from vitrail.weights.resolve import find
+from vitrail.weights.resolve import resolve_model
 
 
 def check_model(run: Run, say: Say) -> Run:
@@ -41,7 +41,7 @@ def load_start(run: Run, say: Say) -> tuple[Run, Classifier | None]:
     """The weights to start from, where the run names some, and the run with their path in full: `latest` may change."""
     if run.model.init is None:
         return run, None
-    path = find(run.model.init).path.resolve()
+    path = resolve_model(run.model.init).path.resolve()
     start = weights.load(path, log=say)
     run = replace(run, model=replace(run.model, init=str(path)))
     run = without_another_network(run, say)

@@ -25,7 +25,7 @@ from vitrail.training.provenance import record_split
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import Training, restore
 from vitrail.training.time_budget import fix_evaluations, fix_length
-from vitrail.weights.resolve import find
+from vitrail.weights.resolve import resolve_model
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def with_full_paths(run: Run) -> Run:
     Raises `CheckpointError` where there is no such model.
     """
     asked = run.objective
-    teacher, tokenizer = (path and str(find(path).path.resolve()) for path in (asked.teacher, asked.tokenizer))
+    teacher, tokenizer = (path and str(resolve_model(path).path.resolve()) for path in (asked.teacher, asked.tokenizer))
     return replace(run, objective=replace(asked, teacher=teacher, tokenizer=tokenizer))
 
 

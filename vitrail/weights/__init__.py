@@ -9,9 +9,9 @@ from typing import Any
 from vitrail.runtime.progress import Say, to_stderr
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.adapt import adapt as adapt
-from vitrail.weights.adapt import adapted
-from vitrail.weights.read import read
-from vitrail.weights.resolve import find
+from vitrail.weights.adapt import apply_changes
+from vitrail.weights.read import read_model
+from vitrail.weights.resolve import resolve_model
 from vitrail.weights.tensors import warn_of_broken
 
 
@@ -36,7 +36,7 @@ def load(
             finished run under ``./runs``. What vitrail wrote beside a file of a foreign layout, in ``NAME.json``, holds.
         classes_file: a text file that names the outputs, one a line; for weights that carry no names.
         image_size: pixels, or (height, width), to use it at; positions are resized by the config's rule.
-        in_channels: of other images than it was trained on; see `vitrail.weights.adapt.for_channels`.
+        in_channels: of other images than it was trained on; see `vitrail.weights.adapt.fit_first_layer`.
         classes: other classes to train it for; the head is then one linear layer of zeros.
         preprocessing: what is known better than the weights tell, as `Preprocessing.stated` takes it.
         log: takes each line on what the weights do not say and was assumed.
@@ -45,10 +45,10 @@ def load(
         ConfigError: there is nothing of that name; names that do not fit.
         CheckpointError: damaged or foreign weights; says which tensors do not fit, or which formats are read.
     """
-    found = find(model)
-    loaded = read(found, log, named=classes_file is not None)
+    found = resolve_model(model)
+    loaded = read_model(found, log, has_names=classes_file is not None)
     warn_of_broken(loaded.classifier.backbone.state_dict(), found.path, log)
-    classifier = adapted(
+    classifier = apply_changes(
         loaded.classifier, classes_file, image_size=image_size, in_channels=in_channels, classes=classes
     )
     if preprocessing:

@@ -15,7 +15,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import configure
 from vitrail.tasks.classification import Classifier, check_classes
 from vitrail.weights.onnx import ExportedBackbone
-from vitrail.weights.tensors import filled_backbone
+from vitrail.weights.tensors import build_backbone
 
 
 def adapt(
@@ -34,7 +34,7 @@ def adapt(
             keep theirs; either way its calibration is forgotten.
         image_size: pixels, or (height, width); positions are resized by the config's rule, and the resize before the
             crop in proportion.
-        in_channels: of the images; the first layer follows as `for_channels` says, and so do mean and std.
+        in_channels: of the images; the first layer follows as `fit_first_layer` says, and so do mean and std.
         multi_label: by default as before.
         changes: other fields of the config that leave its tensors as they are, such as ``drop_path=0.1``.
 
@@ -48,21 +48,21 @@ def adapt(
     config = configure(start.config, image_size=size, in_channels=channels, **changes)
     tensors = start.backbone.resized(start.backbone.state_dict(), start.config, config)
     first = start.backbone.first_layer
-    backbone = filled_backbone(config, {**tensors, first: for_channels(tensors[first], channels)}, "the checkpoint")
+    backbone = build_backbone(config, {**tensors, first: fit_first_layer(tensors[first], channels)}, "the checkpoint")
     names = start.classes if classes is None else check_classes(classes, outputs=len(classes))
     if (names, multi_label) != (start.classes, start.multi_label):
         backbone.new_head(len(names))
     return Classifier(
         backbone,
         names,
-        _for_channels(start.preprocessing.at(config.image_size), channels),
+        _fit_preprocessing(start.preprocessing.at(config.image_size), channels),
         multi_label=multi_label,
         temperature=start.temperature if classes is None else 1.0,
         provenance=start.provenance,
     )
 
 
-def for_channels(weight: Tensor, channels: int) -> Tensor:
+def fit_first_layer(weight: Tensor, channels: int) -> Tensor:
     """The first layer's weight (D, C, P, Q) for other ``channels`` n: (D, n, P, Q).
 
     Channels are dealt round, as cards are. Of more than C, those that get the same one share it in equal parts; of fewer,
@@ -76,7 +76,7 @@ def for_channels(weight: Tensor, channels: int) -> Tensor:
     return weight if channels == before else torch.einsum("nc,dcpq->dnpq", dealt / dealt.sum(0), weight)
 
 
-def _for_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
+def _fit_preprocessing(preprocessing: Preprocessing, channels: int) -> Preprocessing:
     """Mean and std of each channel those of what it was dealt, averaged."""
     before = preprocessing.channels
     places = range(max(channels, before))
@@ -90,7 +90,7 @@ def _for_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
     return replace(preprocessing, mean=dealt(preprocessing.mean), std=dealt(preprocessing.std))
 
 
-def adapted(start: Classifier, classes_file: str | Path | None = None, **changes: Any) -> Classifier:
+def apply_changes(start: Classifier, classes_file: str | Path | None = None, **changes: Any) -> Classifier:
     """``start`` itself, its outputs named by a file of as many lines where one is given, or `adapt` where there is a change.
     An exported graph can change its size alone.
 

@@ -16,8 +16,8 @@ from vitrail.weights.arrays import read_npz
 from vitrail.weights.description import describe
 from vitrail.weights.folders import read_folder
 from vitrail.weights.pickled import read_pickle
-from vitrail.weights.read import read
-from vitrail.weights.resolve import ResolvedModel, find
+from vitrail.weights.read import read_model
+from vitrail.weights.resolve import ResolvedModel, resolve_model
 from vitrail.weights.tensors import read_tensors, shape_of
 
 SMALLEST = 1e-30  # stands for the largest number where all are 0
@@ -69,9 +69,9 @@ def compare(first: str | Path, second: str | Path, *, log: Say = lambda line: No
         ConfigError: there is nothing of that name.
         CheckpointError: a file that cannot be read at all.
     """
-    places = (find(first), find(second))
+    places = (resolve_model(first), resolve_model(second))
     try:
-        models = [read(place, log, named=True).classifier for place in places]
+        models = [read_model(place, log, has_names=True).classifier for place in places]
         (one, other), facts = (
             (model.backbone.state_dict() for model in models),
             [facts_of(describe(model)) for model in models],

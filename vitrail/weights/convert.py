@@ -20,16 +20,16 @@ from vitrail.errors import CheckpointError, ConfigError, nearest
 from vitrail.files import disk_errors, dump_json, replace_folder, sync_folder, written_aside
 from vitrail.runtime.progress import Say
 from vitrail.tasks.classification import Classifier
-from vitrail.weights.adapt import adapted
+from vitrail.weights.adapt import apply_changes
 from vitrail.weights.arrays import to_npz
 from vitrail.weights.compare import SMALLEST, equal_bits, facts_of
-from vitrail.weights.description import KEY, describe, read_sidecar, sidecar
+from vitrail.weights.description import KEY, describe, read_sidecar, sidecar_path
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER, WHOLE, check_replaceable
 from vitrail.weights.google import to_google
 from vitrail.weights.huggingface import PROCESSOR, to_huggingface
-from vitrail.weights.native import as_file, as_folder
-from vitrail.weights.read import read
-from vitrail.weights.resolve import ResolvedModel, find
+from vitrail.weights.native import encode_file, encode_folder
+from vitrail.weights.read import read_model
+from vitrail.weights.resolve import ResolvedModel, resolve_model
 from vitrail.weights.tensors import read_tensors
 from vitrail.weights.timm import as_timm
 
@@ -90,8 +90,8 @@ def as_native(classifier: Classifier, path: Path) -> Written:
     """A model folder, or a file with the description in its header."""
     description = describe(classifier)
     if path.suffix == ".safetensors":
-        return Written({path.name: as_file(classifier, description)})
-    return Written(as_folder(classifier, description))
+        return Written({path.name: encode_file(classifier, description)})
+    return Written(encode_folder(classifier, description))
 
 
 def as_google(classifier: Classifier, path: Path) -> Written:
@@ -122,7 +122,7 @@ def in_transformers_layout(classifier: Classifier, path: Path) -> Written:
 def _beside(classifier: Classifier, path: Path, content: bytes) -> Written:
     # the description comes first: with weights that are not its own it is refused, weights without it would not be
     description = {**describe(classifier), "sha256": hashlib.sha256(content).hexdigest()}
-    return Written({sidecar(path).name: dump_json(description).encode(), path.name: content}, sidecar=True)
+    return Written({sidecar_path(path).name: dump_json(description).encode(), path.name: content}, sidecar=True)
 
 
 WRITERS: dict[str, Callable[[Classifier, Path], Written]] = {
@@ -163,18 +163,18 @@ def convert(
     """
     if to not in WRITERS:
         raise ConfigError(f"there is no layout {to!r}", nearest(to, WRITERS))
-    found, path = find(source), Path(destination).expanduser()
+    found, path = resolve_model(source), Path(destination).expanduser()
     if found.layout == "onnx file":
         what = f"{found.path} is an exported graph, whose weights are folded into it"
         raise CheckpointError(what, "convert the model that it was exported from")
     _check_destination(path, to, found)
-    loaded = read(found, log, named=classes_file is not None)
-    classifier = adapted(loaded.classifier, classes_file, **changes).eval()
+    loaded = read_model(found, log, has_names=classes_file is not None)
+    classifier = apply_changes(loaded.classifier, classes_file, **changes).eval()
     written = WRITERS[to](classifier, path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(path, written.files) as aside:
-        copy = find(aside / path.name if path.name in written.files else aside)
+        copy = resolve_model(aside / path.name if path.name in written.files else aside)
         difference = _prove(classifier, copy)
         unsaid, notes, alone = ((), (), None) if to == "native" else _read_alone(classifier, copy)
         if unsaid and not (force or written.sidecar):
@@ -206,17 +206,17 @@ def _check_destination(path: Path, to: str, source: ResolvedModel) -> None:
     if path.is_dir():
         check_replaceable(path, (*OF_A_FOLDER, PROCESSOR))
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        if sidecar(path).is_file() and path.suffix in (".npz", ".safetensors") and to in ("google", "timm"):
-            raise ConfigError(f"{sidecar(path)} is there without {path.name}", "remove it, or choose another name")
+        if sidecar_path(path).is_file() and path.suffix in (".npz", ".safetensors") and to in ("google", "timm"):
+            raise ConfigError(f"{sidecar_path(path)} is there without {path.name}", "remove it, or choose another name")
         return
-    held = find(path)
+    held = resolve_model(path)
     layout = held.layout.split()[0]
     if layout == "file":
         layout = "native" if KEY in read_tensors(path)[1] else "timm"
     if layout != to:
         raise ConfigError(f"{path} is there, in the {layout} layout", f"choose another name, or --to {layout}")
-    if layout != "native" and path.is_file() and sidecar(path).is_file() and read_sidecar(path) is None:
-        raise ConfigError(f"{sidecar(path)} is there and is not vitrail's", "move it away, or choose another name")
+    if layout != "native" and path.is_file() and sidecar_path(path).is_file() and read_sidecar(path) is None:
+        raise ConfigError(f"{sidecar_path(path)} is there and is not vitrail's", "move it away, or choose another name")
 
 
 def _put(aside: Path, path: Path, written: Written) -> None:
@@ -234,7 +234,7 @@ def _prove(classifier: Classifier, copy: ResolvedModel) -> float:
     Raises:
         CheckpointError: a tensor, a fact or an output of the copy is another one; says which, and by how much.
     """
-    again = read(copy, _unheard).classifier
+    again = read_model(copy, _unheard).classifier
     facts, copied = _facts(classifier), _facts(again)
     wrong = [name for name in facts if facts[name] != copied[name]]
     tensors, same = classifier.backbone.state_dict(), again.backbone.state_dict()
@@ -259,7 +259,7 @@ def _read_alone(classifier: Classifier, copy: ResolvedModel) -> tuple[tuple[str,
         CheckpointError: its outputs are off though nothing is missing.
     """
     try:
-        alone = read(copy, _unheard, alone=True).classifier
+        alone = read_model(copy, _unheard, use_sidecar=False).classifier
     except CheckpointError as error:
         return (f"without its description the copy cannot be read: {error.what}",), (), None
     facts, seen = _facts(classifier), _facts(alone)

@@ -1,5 +1,5 @@
-"""What the tensors of a model do not say, as plain values for JSON: its config with the numerics, its preprocessing, its
-classes. It stands in a ``config.json``, in the header of a file, or in a file beside weights of a foreign layout.
+"""The description of a model as plain values for JSON: its config with the numerics, its preprocessing, its classes. It is
+stored in a ``config.json``, in the header of a file, or in a sidecar file beside weights of a foreign layout.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ARCHITECTURES, Backbone, Config
 from vitrail.tasks.classification import Classifier
-from vitrail.weights.tensors import AGAIN, filled_backbone, printable, read_json
+from vitrail.weights.tensors import AGAIN, build_backbone, printable, read_json
 
 FORMAT_VERSION = 1
-KEY = "vitrail"  # under which it stands among what others wrote
+KEY = "vitrail"  # of the description among the fields of other tools
 TOKENIZER = "tokenizer"  # the "kind" of a description that is none of a classifier
 
 
 def describe(
     classifier: Classifier, *, metrics: Mapping[str, float] | None = None, provenance: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The description of ``classifier``.
+    """Describes ``classifier``.
 
     Args:
-        metrics: figures of its judgement.
-        provenance: plain facts on where the weights come from; by default those it was loaded with.
+        metrics: of its evaluation.
+        provenance: plain values that say where the weights come from; by default those it was loaded with.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -47,7 +47,7 @@ def describe(
 
 
 def check_version(description: Mapping[str, Any], where: Path | str) -> None:
-    """Refuses a description of a format that this vitrail does not read, or of no classifier. Raises `CheckpointError`."""
+    """Raises `CheckpointError` for a description of an unsupported format version, or of anything but a classifier."""
     check_format(description, where)
     if description.get("kind") == TOKENIZER:
         what = f"{where} is a tokenizer, which turns images into codes, and neither an encoder nor a classifier"
@@ -60,35 +60,35 @@ def check_version(description: Mapping[str, Any], where: Path | str) -> None:
 
 
 def check_format(description: Mapping[str, Any], where: Path | str) -> None:
-    """Refuses a description of another version. Raises `CheckpointError`."""
+    """Raises `CheckpointError` for a description of an unsupported format version."""
     version = description.get("format_version")
     if version != FORMAT_VERSION:
         what = f"{where} has format version {printable(repr(version))}; this vitrail reads {FORMAT_VERSION}"
         raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
 
 
-def config_of(description: Mapping[str, Any], where: Path | str) -> Config:
-    """The config in a description of a version that is read. Raises `CheckpointError`."""
+def parse_config(description: Mapping[str, Any], where: Path | str) -> Config:
+    """The config in a description of a supported version. Raises `CheckpointError`."""
     try:
         return ARCHITECTURES[description["architecture"]].from_dict(description["config"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise useless(where, error) from error
+        raise unusable_description(where, error) from error
 
 
-def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Path | str) -> Classifier:
-    """The classifier of a description of a version that is read, with ``tensors`` by our names, ready to predict.
+def build_classifier(description: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Path | str) -> Classifier:
+    """Builds the classifier of a description of a supported version, with ``tensors`` by our names, in evaluation mode.
 
     Raises:
-        CheckpointError: it cannot be meant, or the tensors are not exactly those of its config.
+        CheckpointError: the description is invalid, or the tensors are not exactly those of its config.
     """
-    return described_around(lambda config: filled_backbone(config, tensors, where), description, where)
+    return build_classifier_around(lambda config: build_backbone(config, tensors, where), description, where)
 
 
-def described_around(
+def build_classifier_around(
     make: Callable[[Config], Backbone], description: Mapping[str, Any], where: Path | str
 ) -> Classifier:
-    """The same around the backbone that ``make`` gives for the config."""
-    config = config_of(description, where)
+    """Builds the classifier around the backbone that ``make`` returns for the config. Raises `CheckpointError`."""
+    config = parse_config(description, where)
     try:
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         classes = list(description["classes"])
@@ -97,7 +97,7 @@ def described_around(
         multi_label, temperature = bool(description["multi_label"]), float(description["temperature"])
         provenance = dict(description.get("provenance") or {})
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise useless(where, error) from error
+        raise unusable_description(where, error) from error
     backbone = make(config)
     try:
         classifier = Classifier(
@@ -108,31 +108,31 @@ def described_around(
     return classifier.eval()
 
 
-def useless(where: Path | str, error: Exception) -> CheckpointError:
-    """What to raise where a description lacks something, or says what cannot be meant."""
+def unusable_description(where: Path | str, error: Exception) -> CheckpointError:
+    """The error for a description that lacks a field or has an invalid value."""
     reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
     return CheckpointError(f"the description in {where} cannot be used: {reason}", AGAIN)
 
 
-def sidecar(weights: Path) -> Path:
-    """Where the description of ``NAME.npz`` or ``NAME.safetensors`` of a foreign layout stands: ``NAME.json``."""
+def sidecar_path(weights: Path) -> Path:
+    """The path of the description of ``NAME.npz`` or ``NAME.safetensors`` in a foreign layout: ``NAME.json``."""
     return weights.with_suffix(".json")
 
 
 def read_sidecar(weights: Path) -> dict[str, Any] | None:
-    """The description beside a file of weights, or None where there is none, or a JSON file that is not vitrail's.
+    """The description beside a file of weights, or None if there is none or the JSON file is not vitrail's.
 
     Raises:
-        CheckpointError: it is damaged, of another version, or belongs to other weights.
+        CheckpointError: it is damaged, of an unsupported version, or belongs to other weights.
     """
-    beside = sidecar(weights)
+    beside = sidecar_path(weights)
     if not beside.is_file():
         return None
     description = read_json(beside)
     if "format_version" not in description:
         return None
     check_version(description, beside)
-    if description.get("sha256") != sha256_of(weights):
+    if description.get("sha256") != hash_file(weights):
         what = f"{beside} describes other weights than those in {weights.name}"
         raise CheckpointError(
             what, f"put the two back together, or remove {beside.name}: the layout's own rules then hold"
@@ -140,8 +140,8 @@ def read_sidecar(weights: Path) -> dict[str, Any] | None:
     return description
 
 
-def sha256_of(path: Path) -> str:
-    """Raises `CheckpointError` where it cannot be read."""
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file. Raises `CheckpointError` if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -26,7 +26,7 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Config, ViTConfig
 from vitrail.models.resnet import ResNetConfig
 from vitrail.models.standardise import STANDARDISATIONS
-from vitrail.weights.description import config_of
+from vitrail.weights.description import parse_config
 from vitrail.weights.google_resnet import Names, bit_arrays, bit_config, bit_names, stem_fields, stem_names
 from vitrail.weights.layout import Weights
 from vitrail.weights.qkv import KV, QKV, join_parts, split_parts
@@ -105,7 +105,7 @@ def read_google(arrays: Mapping[str, np.ndarray], path: Path, description: Mappi
     """What the arrays hold, which is nothing but the weights: all else is as in the paper's code, or as ``description``,
     from the file beside them, says. Raises as `from_google`.
     """
-    config, tensors = from_google(arrays, path, None if description is None else config_of(description, path))
+    config, tensors = from_google(arrays, path, None if description is None else parse_config(description, path))
     size = "x".join(map(str, config.image_size))
     assumed = (*_numerics(config), f"images of {size} scaled to [-1, 1]")
     try:

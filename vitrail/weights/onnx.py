@@ -16,7 +16,7 @@ from torch import Tensor
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import AttentionGrid, Backbone, Config, configure
 from vitrail.tasks.classification import Classifier
-from vitrail.weights.description import KEY, check_version, described_around, sha256_of
+from vitrail.weights.description import KEY, build_classifier_around, check_version, hash_file
 from vitrail.weights.tensors import AGAIN, parse_json, printable
 
 INSTALL = "pip install 'vitrail[onnx]'"
@@ -39,7 +39,7 @@ def read_onnx(path: Path) -> Classifier:
         raise CheckpointError(what, "export the model again: vitrail export MODEL --to onnx")
     description = parse_json(metadata[KEY], f"the metadata of {path}")
     check_version(description, path)
-    return described_around(partial(_backbone, session, path), description, path)
+    return build_classifier_around(partial(_backbone, session, path), description, path)
 
 
 def open_session(path: Path) -> Any:
@@ -86,8 +86,8 @@ def _digest(path: Path) -> str:
     """SHA-256 of the file, and of the one beside it that holds its weights where they are too large for one."""
     beside = path.with_name(f"{path.name}.data")
     if not beside.is_file():
-        return sha256_of(path)
-    return hashlib.sha256(f"{sha256_of(path)}{sha256_of(beside)}".encode()).hexdigest()
+        return hash_file(path)
+    return hashlib.sha256(f"{hash_file(path)}{hash_file(beside)}".encode()).hexdigest()
 
 
 class ExportedBackbone(Backbone):

@@ -50,7 +50,7 @@ def read_pickle(path: Path, *, log: Callable[[str], None]) -> dict[str, Tensor]:
 
 
 def _open_aside(path: Path, folder: Path, size: int) -> None:
-    """Lets `unpickler` leave what it found in ``folder``. Raises `CheckpointError` where it did not come to its end."""
+    """Lets `pickle_sandbox` leave what it found in ``folder``. Raises `CheckpointError` where it did not come to its end."""
     seconds = LEAST_SECONDS + size // BYTES_PER_SECOND
     told = {
         "source": str(path.absolute()),
@@ -83,7 +83,7 @@ def _left_in(folder: Path, path: Path) -> tuple[dict[str, Tensor], str]:
 
 
 def run_alone(told: str, *, folder: Path, seconds: int) -> int:
-    """The exit code of `unpickler`, run in ``folder`` with no more of the environment than Python needs.
+    """The exit code of `pickle_sandbox`, run in ``folder`` with no more of the environment than Python needs.
 
     Raises:
         TimeoutExpired: it was killed at the limit.

@@ -35,7 +35,7 @@ class ResolvedModel:
     layout: Layout
 
 
-def find(model: str | Path) -> ResolvedModel:
+def resolve_model(model: str | Path) -> ResolvedModel:
     """What ``model`` means.
 
     Raises:
@@ -43,13 +43,13 @@ def find(model: str | Path) -> ResolvedModel:
         CheckpointError: there is something, but nothing that can be read; or the hub cannot be reached.
     """
     if str(model).startswith(REMOTE):
-        return _find_in_folder(fetch(str(model)))
+        return _resolve_folder(fetch(str(model)))
     path = newest_finished(Path("runs")) if str(model) == "latest" else Path(model).expanduser()
     try:
         if path.is_dir():
-            return _find_in_folder(path)
+            return _resolve_folder(path)
         if path.is_file():
-            return _find_file(path)
+            return _resolve_file(path)
         raise _nothing_at(path, str(model))
     except OSError as error:
         what = f"{printable(model, 200)} cannot be looked at: {error.strerror or error}"
@@ -75,7 +75,7 @@ def _state(status: Path) -> str:
         return "unknown"
 
 
-def _find_in_folder(folder: Path) -> ResolvedModel:
+def _resolve_folder(folder: Path) -> ResolvedModel:
     if (folder / "model" / CONFIG).is_file():
         folder = folder / "model"
     config = folder / CONFIG
@@ -95,10 +95,10 @@ def _find_in_folder(folder: Path) -> ResolvedModel:
     raise CheckpointError(f"{config} describes no model that is known here", f"give {READABLE}")
 
 
-def _find_file(path: Path) -> ResolvedModel:
+def _resolve_file(path: Path) -> ResolvedModel:
     suffix = path.suffix.lower()
     if path.name in OF_A_FOLDER and (path.parent / CONFIG).is_file():
-        return _find_in_folder(path.parent)
+        return _resolve_folder(path.parent)
     if (path.parent / "manifest.json").is_file():
         raise CheckpointError(f"{path} is a part of a run's checkpoint", "give the run directory, two folders above")
     if suffix == ".safetensors":

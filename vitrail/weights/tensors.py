@@ -103,19 +103,19 @@ def check_fit(needed: Mapping[str, Tensor], given: Mapping[str, Tensor], path: s
     raise CheckpointError(what, "give the weights of this architecture and size", value="\n".join(shown))
 
 
-def filled_backbone(config: Config, tensors: Mapping[str, Tensor], path: str | Path) -> Backbone:
+def build_backbone(config: Config, tensors: Mapping[str, Tensor], path: str | Path) -> Backbone:
     """The backbone of ``config`` with these weights in fp32; the fit is checked before memory is taken for it.
 
     Raises:
         CheckpointError: lists the tensors that do not fit.
     """
-    return filled(lambda: sketch(config), config.blocks, tensors, path)
+    return build_network(lambda: sketch(config), config.blocks, tensors, path)
 
 
 M = TypeVar("M", bound=nn.Module)
 
 
-def filled(draft: Callable[[], M], blocks: int, tensors: Mapping[str, Tensor], path: str | Path) -> M:
+def build_network(draft: Callable[[], M], blocks: int, tensors: Mapping[str, Tensor], path: str | Path) -> M:
     """The same of any network of so many ``blocks`` that ``draft`` makes on the meta device."""
     if blocks > len(tensors):
         what = f"{path} does not fit the model: {len(tensors)} tensors for {blocks} blocks"

@@ -15,10 +15,10 @@ from vitrail.errors import CheckpointError
 from vitrail.files import dump_json, replace_folder, written_aside
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.runtime.progress import Say
-from vitrail.weights.description import FORMAT_VERSION, TOKENIZER, check_format, useless
+from vitrail.weights.description import FORMAT_VERSION, TOKENIZER, check_format, unusable_description
 from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
-from vitrail.weights.resolve import find
-from vitrail.weights.tensors import AGAIN, filled, read_json, read_tensors, warn_of_broken
+from vitrail.weights.resolve import resolve_model
+from vitrail.weights.tensors import AGAIN, build_network, read_json, read_tensors, warn_of_broken
 
 
 class SavedTokenizer(NamedTuple):
@@ -77,7 +77,7 @@ def load_tokenizer(path: str | Path, log: Say) -> SavedTokenizer:
         ConfigError: there is nothing of that name.
         CheckpointError: damaged, of another format version, or no tokenizer; lists the tensors that do not fit.
     """
-    found = find(path)
+    found = resolve_model(path)
     description = read_json(found.path / CONFIG) if found.layout == "native folder" else {}
     if description.get("kind") != TOKENIZER:
         raise CheckpointError(
@@ -89,12 +89,12 @@ def load_tokenizer(path: str | Path, log: Say) -> SavedTokenizer:
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         provenance = dict(description.get("provenance") or {})
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise useless(found.path, error) from error
+        raise unusable_description(found.path, error) from error
     if preprocessing.channels != config.in_channels:
         what = f"{found.path} takes {config.in_channels} channels, and its preprocessing makes {preprocessing.channels}"
         raise CheckpointError(what, AGAIN)
     tensors, _ = read_tensors(found.path / WHOLE, sha256=str(description.get("sha256")))
-    tokenizer = filled(lambda: _sketch(config), config.blocks, tensors, found.path)
+    tokenizer = build_network(lambda: _sketch(config), config.blocks, tensors, found.path)
     warn_of_broken(tokenizer.state_dict(), found.path, log)
     return SavedTokenizer(tokenizer.eval(), preprocessing, provenance)
 

@@ -35,7 +35,7 @@ from vitrail.runtime.machine import cores, describe, keep_large_buffers, version
 from vitrail.runtime.progress import to_stderr
 from vitrail.tasks.classification import Classifier
 from vitrail.training.train import train
-from vitrail.weights.resolve import find
+from vitrail.weights.resolve import resolve_model
 from vitrail.workflows.evaluate import Say
 from vitrail.workflows.probe import (
     NEIGHBOURS,
@@ -121,7 +121,7 @@ def transfer(
         name: ProbeProtocol(protocol=name, k=k, shots=tuple(shots)) for name in checked(protocols) if name != FINETUNE
     }
     names = names_of(data)
-    init = find(model).path.resolve()
+    init = resolve_model(model).path.resolve()
     if FINETUNE in protocols:
         # what cannot be meant is refused before anything is computed
         tuning.run(init, next(iter(names.values())), options, seed=0)

@@ -79,7 +79,7 @@ def read_huggingface(
     )
     if KEY not in described:
         return held
-    return own.believed(described[KEY], tensors, held, family, processed=bool(preprocessor), path=path)
+    return own.merge_description(described[KEY], tensors, held, family, processed=bool(preprocessor), path=path)
 
 
 def to_huggingface(classifier: Classifier) -> Folder:
@@ -108,7 +108,7 @@ def to_huggingface(classifier: Classifier) -> Folder:
         **fields,
         **(labels if classifier.classes else {}),
         **({"problem_type": MULTI_LABEL} if classifier.multi_label else {}),
-        KEY: own.described(classifier, tensors),
+        KEY: own.describe_with_digest(classifier, tensors),
     }
     if classifier.temperature != 1:
         notes.append(f"the temperature {classifier.temperature:g} is not applied there")

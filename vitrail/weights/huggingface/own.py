@@ -27,7 +27,7 @@ from vitrail.weights.layout import Weights
 OTHERWISE = "what vitrail once said of it (its config.json) is of other weights or settings, and was left out"
 
 
-def described(classifier: Classifier, tensors: State) -> dict[str, Any]:
+def describe_with_digest(classifier: Classifier, tensors: State) -> dict[str, Any]:
     """What the key holds for a model whose tensors are these by their names."""
     return {**describe(classifier), "digest": digest(tensors)}
 
@@ -41,7 +41,7 @@ def digest(tensors: State) -> str:
     return found.hexdigest()
 
 
-def believed(
+def merge_description(
     description: Any, tensors: State, held: Weights, family: Family, *, processed: bool, path: Path
 ) -> Weights:
     """``held``, which is what transformers' own files say, with what our description knows better.
@@ -52,17 +52,17 @@ def believed(
         processed: there is a preprocessor_config.json, which counts where it says otherwise.
     """
     try:
-        known = _known(description, held, family, path)
+        known = _apply_description(description, held, family, path)
     except (VitrailError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         known = None
     if known is None or description.get("digest") != digest(tensors):
         return replace(held, assumed=(*held.assumed, OTHERWISE))
-    if processed and _as_read(known.preprocessing, known.config, path) != held.preprocessing:
+    if processed and _round_trip(known.preprocessing, known.config, path) != held.preprocessing:
         known = replace(known, preprocessing=held.preprocessing)
     return known
 
 
-def _known(description: Any, held: Weights, family: Family, path: Path) -> Weights | None:
+def _apply_description(description: Any, held: Weights, family: Family, path: Path) -> Weights | None:
     """``held`` as the description has it; None where transformers would read another model out of it."""
     check_version(description, path)
     config = ARCHITECTURES[description["architecture"]].from_dict(description["config"])
@@ -83,7 +83,7 @@ def _known(description: Any, held: Weights, family: Family, path: Path) -> Weigh
     )
 
 
-def _as_read(preprocessing: Preprocessing, config: Config, path: Path) -> Preprocessing | None:
+def _round_trip(preprocessing: Preprocessing, config: Config, path: Path) -> Preprocessing | None:
     """What transformers makes of it; None where it has no words for it."""
     try:
         return from_processor(to_processor(preprocessing)[0], "ViT", config, path)[0]

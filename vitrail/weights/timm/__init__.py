@@ -17,7 +17,7 @@ from vitrail.models import Config, ViTConfig
 from vitrail.models.resnet import ResNetConfig
 from vitrail.models.standardise import STANDARDISATIONS
 from vitrail.tasks.classification import Classifier
-from vitrail.weights.description import config_of
+from vitrail.weights.description import parse_config
 from vitrail.weights.layout import Weights
 from vitrail.weights.tensors import AGAIN, printable
 from vitrail.weights.timm.beit import BEIT
@@ -57,7 +57,7 @@ def read_timm(
     if description is None:
         told = told_by(described, family, path)
     else:
-        config = config_of(description, path)
+        config = parse_config(description, path)
         told = _sized(family_of(config).arguments(config), config.image_size, path)
     try:
         config, state = family.read(tensors, path, told)
