@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from vitrail.tasks.classification import Classifier as Classifier
     from vitrail.tasks.classification import create_model as create_model
     from vitrail.weights import load as load
-    from vitrail.weights.convert import convert as convert
     from vitrail.workflows.api import pretrain as pretrain
     from vitrail.workflows.api import train as train
+    from vitrail.workflows.convert import convert as convert
     from vitrail.workflows.evaluate import evaluate as evaluate
     from vitrail.workflows.export import export_model as export_model
     from vitrail.workflows.probe import probe as probe
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Classifier": "vitrail.tasks.classification",
     "MODELS": "vitrail.models",
-    "convert": "vitrail.weights.convert",
+    "convert": "vitrail.workflows.convert",
     "create_model": "vitrail.tasks.classification",
     "evaluate": "vitrail.workflows.evaluate",
     "export_model": "vitrail.workflows.export",

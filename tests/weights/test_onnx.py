@@ -21,9 +21,9 @@ from vitrail.inference.features import digest_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.weights import adapt
-from vitrail.weights.convert import convert
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.native import save_model, set_temperature
+from vitrail.workflows.convert import convert
 from vitrail.workflows.evaluate import evaluate
 from vitrail.workflows.predict import embed, predict
 

@@ -10,7 +10,7 @@ import pytest
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.weights import load
 from vitrail.weights.arrays import read_npz
-from vitrail.weights.convert import convert
+from vitrail.workflows.convert import convert
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a.safetensors"])

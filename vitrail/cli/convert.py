@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from vitrail.weights.compare import Difference
-    from vitrail.weights.convert import Converted
+    from vitrail.workflows.compare import Difference
+    from vitrail.workflows.convert import Converted
 
 MOST_ROWS = 20  # of tensors that differ
 
@@ -59,7 +59,7 @@ def convert(
     from vitrail.weights import to_stderr
 
     if diff:
-        from vitrail.weights.compare import compare
+        from vitrail.workflows.compare import compare
 
         if to or force or classes or size or channels or head:
             raise ConfigError("--diff compares two models as they are", "leave the other flags out, except --json")
@@ -72,7 +72,7 @@ def convert(
         )
     from vitrail.config.units import size_in_pixels
     from vitrail.weights.adapt import read_classes
-    from vitrail.weights.convert import convert as write
+    from vitrail.workflows.convert import convert as write
 
     done = write(
         source,

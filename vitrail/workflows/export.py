@@ -25,12 +25,12 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.machine import cores, keep_large_buffers, versions
 from vitrail.runtime.progress import to_stderr
 from vitrail.tasks.classification import Classifier
-from vitrail.weights.convert import Converted, convert
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.hub import REMOTE
 from vitrail.weights.onnx import PARITY, ExportedBackbone, open_session
 from vitrail.weights.read import read_model
 from vitrail.weights.resolve import resolve_model
+from vitrail.workflows.convert import Converted, convert
 from vitrail.workflows.evaluate import Say
 from vitrail.workflows.export_parity import GENERATED, IMAGES, Proof, Tolerances, rounded, source_of
 

@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.models.beit import BEiTConfig
-from vitrail.weights.timm.family import COMMON, Family, State, numbered, outputs, refuse
-from vitrail.weights.timm.vit import heads_of, ratio_of
+from vitrail.weights.timm.family import COMMON, Family, State, heads_of, numbered, outputs, ratio_of, refuse
 
 TABLE = "relative_position_bias_table"
 SHARED = f"rel_pos_bias.{TABLE}"

@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.models.cait import CaiTConfig
-from vitrail.weights.timm.family import COMMON, Family, State, numbered, outputs, refuse
-from vitrail.weights.timm.vit import ratio_of
+from vitrail.weights.timm.family import COMMON, Family, State, numbered, outputs, ratio_of, refuse
 
 SIZES = {
     (192, 24): "xxs24",

@@ -17,14 +17,9 @@ from torch import Tensor
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ViTConfig
 from vitrail.weights.tensors import AGAIN, printable
-from vitrail.weights.timm.family import COMMON, Family, refuse
+from vitrail.weights.timm.family import COMMON, Family, heads_of, ratio_of, refuse
 from vitrail.weights.timm.hybrid import hybrid_architecture, is_timms_stem, stem_fields
 
-# width -> heads of the published sizes: 64 wide up to B and in L, 72 in So400m, 80 in H, 88 in g, 104 in G, 112 in e
-HEADS = {
-    192: 3, 256: 4, 320: 5, 384: 6, 512: 8, 640: 10, 768: 12, 832: 13, 896: 14,
-    1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16, 1792: 16,
-}  # fmt: skip
 # timm's name -> ours, where there is a head for each of two tokens
 TWO_HEADS = {
     f"head{end}.{part}": f"head.{token}.{part}"
@@ -148,12 +143,6 @@ def architecture_of(config: ViTConfig) -> str:
     return f"vit_{size}_patch{patch}_224"
 
 
-def ratio_of(mlp_width: int, width: int) -> float:
-    """What timm multiplies the width with, and cuts, to get the width of the MLP."""
-    ratio = mlp_width / width
-    return ratio if int(width * ratio) == mlp_width else math.nextafter(ratio, math.inf)
-
-
 def check(config: ViTConfig) -> None:
     """Raises `CheckpointError` for a part that timm's ViT has not."""
     alone = config.pool == "cls" and not config.registers and config.prefix_positions
@@ -252,18 +241,6 @@ def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
 def _side(patches: int) -> int | None:
     side = math.isqrt(max(patches, 0))
     return side if side and side * side == patches else None
-
-
-def heads_of(width: int, where: Path) -> int:
-    if width not in HEADS:
-        known = ", ".join(f"{width} ({heads})" for width, heads in HEADS.items())
-        what = f"{where} is {width} wide, and no shape shows its number of attention heads"
-        raise CheckpointError(
-            what,
-            'put it in a folder with a config.json that has "model_args": {"num_heads": ...}',
-            value=f"the widths (heads) that are known: {known}",
-        )
-    return HEADS[width]
 
 
 VIT = Family(

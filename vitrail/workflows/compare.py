@@ -25,7 +25,7 @@ ABSENT = "-"
 
 
 @dataclass(frozen=True)
-class Differing:
+class TensorDifference:
     """A tensor that both have: the largest difference of a number, and the same as a share of the largest number."""
 
     name: str
@@ -48,7 +48,7 @@ class Difference:
 
     as_models: bool
     equal: int
-    differing: tuple[Differing, ...]
+    differing: tuple[TensorDifference, ...]
     shapes: Mapping[str, tuple[str, str]]
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
@@ -74,24 +74,26 @@ def compare(first: str | Path, second: str | Path, *, log: Say = lambda line: No
         models = [read_model(place, log, has_names=True).classifier for place in places]
         (one, other), facts = (
             (model.backbone.state_dict() for model in models),
-            [facts_of(describe(model)) for model in models],
+            [flatten_description(describe(model)) for model in models],
         )
     except CheckpointError as error:
         log(f"raw      compared by the names in the files, not as models: {error.what}")
-        (one, other), facts = (_raw(place, log) for place in places), [{}, {}]
+        (one, other), facts = (_read_raw_tensors(place, log) for place in places), [{}, {}]
     shared = [name for name in one if name in other]
     alike = [name for name in shared if one[name].shape == other[name].shape and one[name].dtype == other[name].dtype]
-    differing = [_differing(name, one[name], other[name]) for name in alike if not equal_bits(one[name], other[name])]
+    differing = [
+        _compare_tensors(name, one[name], other[name]) for name in alike if not equal_bits(one[name], other[name])
+    ]
     return Difference(
         as_models=bool(facts[0]),
         equal=len(alike) - len(differing),
         differing=tuple(
             sorted(differing, key=lambda each: (each.relative == each.relative, -each.relative, each.name))
         ),
-        shapes={name: (_kind(one[name]), _kind(other[name])) for name in shared if name not in alike},
+        shapes={name: (_format_shape(one[name]), _format_shape(other[name])) for name in shared if name not in alike},
         only_first=tuple(name for name in one if name not in other),
         only_second=tuple(name for name in other if name not in one),
-        facts=_unequal(*facts),
+        facts=_compare_facts(*facts),
     )
 
 
@@ -102,13 +104,13 @@ def equal_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(*(each.contiguous().flatten().view(torch.uint8) for each in (one, other)))
 
 
-def _differing(name: str, one: Tensor, other: Tensor) -> Differing:
+def _compare_tensors(name: str, one: Tensor, other: Tensor) -> TensorDifference:
     one, other = one.double(), other.double()
     absolute = (one - other).abs().max()
-    return Differing(name, float(absolute), float(absolute / one.abs().max().clamp(min=SMALLEST)))
+    return TensorDifference(name, float(absolute), float(absolute / one.abs().max().clamp(min=SMALLEST)))
 
 
-def _raw(found: ResolvedModel, log: Say) -> dict[str, Tensor]:
+def _read_raw_tensors(found: ResolvedModel, log: Say) -> dict[str, Tensor]:
     """The tensors of a place by the names that stand there."""
     match found.layout:
         case "file":
@@ -120,7 +122,7 @@ def _raw(found: ResolvedModel, log: Say) -> dict[str, Tensor]:
     return read_folder(found.path, log=log)
 
 
-def facts_of(description: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_description(description: Mapping[str, Any]) -> dict[str, Any]:
     """A description flat: ``config.gelu``, ``preprocessing.mean``, ``classes``; without where it comes from."""
     flat: dict[str, Any] = {}
     for name, value in description.items():
@@ -131,7 +133,7 @@ def facts_of(description: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _compare_facts(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     names = dict.fromkeys([*one, *other])
     return {
         name: (one.get(name, ABSENT), other.get(name, ABSENT))
@@ -140,5 +142,5 @@ def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tupl
     }
 
 
-def _kind(tensor: Tensor) -> str:
+def _format_shape(tensor: Tensor) -> str:
     return f"{shape_of(tensor)} {str(tensor.dtype).removeprefix('torch.')}"

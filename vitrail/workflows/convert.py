@@ -5,33 +5,27 @@ B images, C channels, K classes.
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError, nearest
-from vitrail.files import disk_errors, dump_json, replace_folder, sync_folder, written_aside
+from vitrail.files import disk_errors, replace_folder, sync_folder, written_aside
 from vitrail.runtime.progress import Say
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.adapt import apply_changes
-from vitrail.weights.arrays import to_npz
-from vitrail.weights.compare import SMALLEST, equal_bits, facts_of
 from vitrail.weights.description import KEY, describe, read_sidecar, sidecar_path
-from vitrail.weights.folders import CONFIG, OF_A_FOLDER, WHOLE, check_replaceable
-from vitrail.weights.google import to_google
-from vitrail.weights.huggingface import PROCESSOR, to_huggingface
-from vitrail.weights.native import encode_file, encode_folder
+from vitrail.weights.encode import ENCODERS, EncodedModel
+from vitrail.weights.folders import CONFIG, OF_A_FOLDER, check_replaceable
+from vitrail.weights.huggingface import PROCESSOR
 from vitrail.weights.read import read_model
 from vitrail.weights.resolve import ResolvedModel, resolve_model
 from vitrail.weights.tensors import read_tensors
-from vitrail.weights.timm import as_timm
+from vitrail.workflows.compare import SMALLEST, equal_bits, flatten_description
 
 FAULT = "nothing was written; this is a fault of vitrail, please report it"
 TOLERANCE = 1e-5  # of the largest output
@@ -43,17 +37,6 @@ ROUNDINGS = {
 # fields of a config that only training heeds
 TRAINING_ONLY = {"initial", "head_bias", "layer_scale", "checkpoint"}
 TRAINING_ONLY |= {"drop_path", "dropout", "attention_dropout", "patch_dropout"}
-
-
-@dataclass(frozen=True)
-class Written:
-    """A model in some layout: the content of each file by name, and whether one of them is vitrail's own sidecar.
-
-    A destination that is a folder has these files; one that is a file has them beside each other, itself last.
-    """
-
-    files: Mapping[str, bytes]
-    sidecar: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,53 +69,6 @@ class Converted:
     alone: float | None = None
 
 
-def as_native(classifier: Classifier, path: Path) -> Written:
-    """A model folder, or a file with the description in its header."""
-    description = describe(classifier)
-    if path.suffix == ".safetensors":
-        return Written({path.name: encode_file(classifier, description)})
-    return Written(encode_folder(classifier, description))
-
-
-def as_google(classifier: Classifier, path: Path) -> Written:
-    """An .npz as Google's code writes it, and all that it cannot say in a file beside it."""
-    if path.suffix != ".npz":
-        raise ConfigError(f"{path} is no name for Google's layout", "give one that ends in .npz")
-    content = to_npz(to_google(classifier.config, classifier.backbone.state_dict()))
-    return _beside(classifier, path, content)
-
-
-def in_timms_layout(classifier: Classifier, path: Path) -> Written:
-    """A folder as timm's ``save_for_hf`` writes it; or the tensors alone, and all that they cannot say beside them."""
-    tensors, config = as_timm(classifier)
-    content = to_bytes({name: each.contiguous() for name, each in tensors.items()}, {"format": "pt"})
-    if path.suffix == ".safetensors":
-        return _beside(classifier, path, content)
-    return Written({WHOLE: content, CONFIG: dump_json({**config, KEY: describe(classifier)}).encode()})
-
-
-def in_transformers_layout(classifier: Classifier, path: Path) -> Written:
-    """A folder as transformers' ``save_pretrained`` writes it."""
-    told = to_huggingface(classifier)
-    content = to_bytes(told.tensors, {"format": "pt"})
-    described = {CONFIG: told.config, PROCESSOR: told.preprocessor}
-    return Written({WHOLE: content, **{name: dump_json(value).encode() for name, value in described.items()}})
-
-
-def _beside(classifier: Classifier, path: Path, content: bytes) -> Written:
-    # the description comes first: with weights that are not its own it is refused, weights without it would not be
-    description = {**describe(classifier), "sha256": hashlib.sha256(content).hexdigest()}
-    return Written({sidecar_path(path).name: dump_json(description).encode(), path.name: content}, sidecar=True)
-
-
-WRITERS: dict[str, Callable[[Classifier, Path], Written]] = {
-    "native": as_native,
-    "google": as_google,
-    "timm": in_timms_layout,
-    "huggingface": in_transformers_layout,
-}
-
-
 def convert(
     source: str | Path,
     destination: str | Path,
@@ -149,7 +85,7 @@ def convert(
         source: what `vitrail.load` takes.
         destination: a folder, or a file where the name ends in .safetensors or .npz. What is there is replaced if it is an
             empty folder or a model in the same layout.
-        to: one of `WRITERS`.
+        to: one of `ENCODERS`.
         force: write it though the layout cannot say some of the numerics, so that others compute something else.
         classes_file: a text file that names the outputs, one a line.
         log: takes each line on what the source does not say and was assumed.
@@ -161,8 +97,8 @@ def convert(
             its numerics; or the outputs of the copy are not those of the source. Nothing is left behind.
         DiskError: the disk is full or refuses.
     """
-    if to not in WRITERS:
-        raise ConfigError(f"there is no layout {to!r}", nearest(to, WRITERS))
+    if to not in ENCODERS:
+        raise ConfigError(f"there is no layout {to!r}", nearest(to, ENCODERS))
     found, path = resolve_model(source), Path(destination).expanduser()
     if found.layout == "onnx file":
         what = f"{found.path} is an exported graph, whose weights are folded into it"
@@ -170,7 +106,7 @@ def convert(
     _check_destination(path, to, found)
     loaded = read_model(found, log, has_names=classes_file is not None)
     classifier = apply_changes(loaded.classifier, classes_file, **changes).eval()
-    written = WRITERS[to](classifier, path)
+    written = ENCODERS[to](classifier, path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(path, written.files) as aside:
@@ -219,7 +155,7 @@ def _check_destination(path: Path, to: str, source: ResolvedModel) -> None:
         raise ConfigError(f"{sidecar_path(path)} is there and is not vitrail's", "move it away, or choose another name")
 
 
-def _put(aside: Path, path: Path, written: Written) -> None:
+def _put(aside: Path, path: Path, written: EncodedModel) -> None:
     if path.name not in written.files:
         replace_folder(path, aside)
         return
@@ -289,7 +225,7 @@ def _read_alone(classifier: Classifier, copy: ResolvedModel) -> tuple[tuple[str,
 
 def _facts(classifier: Classifier) -> dict[str, Any]:
     """All of a description that matters once a model is trained, flat."""
-    told = facts_of(describe(classifier))
+    told = flatten_description(describe(classifier))
     return {name: value for name, value in told.items() if name.removeprefix("config.") not in TRAINING_ONLY}
 
 

@@ -21,12 +21,12 @@ from vitrail.errors import CheckpointError, ConfigError, DiskError
 from vitrail.models import MODELS, ViTConfig
 from vitrail.tasks.classification import create_model
 from vitrail.weights import load
-from vitrail.weights.compare import compare, equal_bits
-from vitrail.weights.convert import convert
 from vitrail.weights.description import describe
 from vitrail.weights.native import save_model
 from vitrail.weights.timm import as_timm, preprocessing_of
 from vitrail.weights.timm.vit import architecture_of, arguments_of
+from vitrail.workflows.compare import compare, equal_bits
+from vitrail.workflows.convert import convert
 
 
 def assert_same(one: Path, other: Path) -> None:

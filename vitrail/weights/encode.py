@@ -1,0 +1,79 @@
+"""A classifier as the files of a layout: the counterpart of `read`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import save as to_bytes
+
+from vitrail.errors import ConfigError
+from vitrail.files import dump_json
+from vitrail.tasks.classification import Classifier
+from vitrail.weights.arrays import to_npz
+from vitrail.weights.description import KEY, describe, sidecar_path
+from vitrail.weights.folders import CONFIG, WHOLE
+from vitrail.weights.google import to_google
+from vitrail.weights.huggingface import PROCESSOR, to_huggingface
+from vitrail.weights.native import encode_file, encode_folder
+from vitrail.weights.timm import as_timm
+
+
+@dataclass(frozen=True)
+class EncodedModel:
+    """A model in some layout: the content of each file by name, and whether one of them is vitrail's own sidecar.
+
+    A destination that is a folder has these files; one that is a file has them beside each other, itself last.
+    """
+
+    files: Mapping[str, bytes]
+    sidecar: bool = False
+
+
+def encode_native(classifier: Classifier, path: Path) -> EncodedModel:
+    """A model folder, or a file with the description in its header."""
+    description = describe(classifier)
+    if path.suffix == ".safetensors":
+        return EncodedModel({path.name: encode_file(classifier, description)})
+    return EncodedModel(encode_folder(classifier, description))
+
+
+def encode_google(classifier: Classifier, path: Path) -> EncodedModel:
+    """An .npz as Google's code writes it, and all that it cannot say in a file beside it."""
+    if path.suffix != ".npz":
+        raise ConfigError(f"{path} is no name for Google's layout", "give one that ends in .npz")
+    content = to_npz(to_google(classifier.config, classifier.backbone.state_dict()))
+    return _add_sidecar(classifier, path, content)
+
+
+def encode_timm(classifier: Classifier, path: Path) -> EncodedModel:
+    """A folder as timm's ``save_for_hf`` writes it; or the tensors alone, and all that they cannot say beside them."""
+    tensors, config = as_timm(classifier)
+    content = to_bytes({name: each.contiguous() for name, each in tensors.items()}, {"format": "pt"})
+    if path.suffix == ".safetensors":
+        return _add_sidecar(classifier, path, content)
+    return EncodedModel({WHOLE: content, CONFIG: dump_json({**config, KEY: describe(classifier)}).encode()})
+
+
+def encode_huggingface(classifier: Classifier, path: Path) -> EncodedModel:
+    """A folder as transformers' ``save_pretrained`` writes it."""
+    told = to_huggingface(classifier)
+    content = to_bytes(told.tensors, {"format": "pt"})
+    described = {CONFIG: told.config, PROCESSOR: told.preprocessor}
+    return EncodedModel({WHOLE: content, **{name: dump_json(value).encode() for name, value in described.items()}})
+
+
+def _add_sidecar(classifier: Classifier, path: Path, content: bytes) -> EncodedModel:
+    # the description comes first: with weights that are not its own it is refused, weights without it would not be
+    description = {**describe(classifier), "sha256": hashlib.sha256(content).hexdigest()}
+    return EncodedModel({sidecar_path(path).name: dump_json(description).encode(), path.name: content}, sidecar=True)
+
+
+ENCODERS: dict[str, Callable[[Classifier, Path], EncodedModel]] = {
+    "native": encode_native,
+    "google": encode_google,
+    "timm": encode_timm,
+    "huggingface": encode_huggingface,
+}
