@@ -230,11 +230,11 @@ ARCHIVES: dict[str, tuple[Maker, str]] = {
     "10,001 members": (lambda folder: npz({str(n): b"" for n in range(10_001)})(folder), "holds 10,001 arrays"),
     "100 MB of zeros, squeezed": (
         lambda folder: npz({"a": npy((25_000_000,), data=bytes(100_000_000))}, squeezed=True)(folder),
-        "swells to",
+        "expands to",
     ),
     "sizes that are not those of the members": (
         lambda folder: lying_sizes(npz({"a": npy((2**28,), data=bytes(10))})(folder)),
-        "swells to 4,2",
+        "expands to 4,2",
     ),
 }
 

@@ -97,7 +97,7 @@ def test_a_program_that_dies_is_told_by_its_signal(tmp_path, monkeypatch):
 def test_a_program_that_was_taken_over_is_not_believed(tmp_path, monkeypatch):
     monkeypatch.setattr(pickled.pickle_sandbox, "__file__", str(tmp_path / "evil.py"))
     path = torch_zip(lambda folder: sound())(tmp_path)
-    told = '{"took": "x"}', '{"what": "\\u001b[2J", "remedy": ["y"]}', "[" * 100_000, ""
+    told = '{"read": "x"}', '{"what": "\\u001b[2J", "remedy": ["y"]}', "[" * 100_000, ""
     for answer, tensors in [(told[0], b""), (told[0], pickle.dumps([])), *((each, b"") for each in told[1:])]:
         program = f"open('answer.json', 'w').write({answer!r})\nopen('model.safetensors', 'wb').write({tensors!r})"
         (tmp_path / "evil.py").write_text(program)

@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 from vitrail.errors import CheckpointError
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable
 
-MOST_SQUEEZED = 20  # times that the arrays may be larger than the file
+MAX_EXPANSION = 20  # times that the arrays may be larger than the file
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -44,9 +44,9 @@ def _check_sizes(members: list[zipfile.ZipInfo], path: Path) -> None:
         raise CheckpointError(f"{path} holds {len(members):,} arrays", f"up to {MOST_TENSORS:,} are read")
     if len({member.filename.removesuffix(".npy") for member in members}) < len(members):
         raise CheckpointError(f"{path} holds two arrays of one name", AGAIN)
-    size, swollen = path.stat().st_size, sum(member.file_size for member in members)
-    if swollen > MOST_SQUEEZED * size:
-        what = f"{path} has {size:,} bytes and swells to {swollen:,}"
+    size, total = path.stat().st_size, sum(member.file_size for member in members)
+    if total > MAX_EXPANSION * size:
+        what = f"{path} has {size:,} bytes and expands to {total:,}"
         raise CheckpointError(what, "no weights compress so well; fetch the file from a source you trust")
 
 
