@@ -67,7 +67,7 @@ class Batcher:
     def places(self, count: int) -> Iterator[None]:
         """Room for ``count`` items for as long as the block lasts. Raises `Refused` where there is not enough."""
         if self.taken + count > self.room:
-            raise self.full()
+            raise self.queue_error()
         self.taken += count
         try:
             yield
@@ -78,7 +78,7 @@ class Batcher:
     def is_full(self) -> bool:
         return self.taken >= self.room
 
-    def full(self) -> Refused:
+    def queue_error(self) -> Refused:
         """What a client is told that finds no place."""
         wait = self.taken * self._pace
         return Refused("queue_full", "all places of the queue are taken", "try again later", retry_after=wait)
@@ -99,7 +99,7 @@ class Batcher:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                 return await job.answer
         except TimeoutError:
-            raise late() from None
+            raise deadline_error() from None
 
     @property
     def alive(self) -> bool:
@@ -117,7 +117,7 @@ class Batcher:
     def _serve(self) -> None:
         while jobs := self._next():
             start = self._since = time.monotonic()
-            answers = _answers(jobs[0].work, [job.item for job in jobs])
+            answers = _run_work(jobs[0].work, [job.item for job in jobs])
             seconds = time.monotonic() - start
             self._since = None
             self._pace += 0.1 * (seconds / len(jobs) - self._pace)
@@ -141,12 +141,12 @@ class Batcher:
             return chosen
 
 
-def late() -> Refused:
+def deadline_error() -> Refused:
     """What a client is told whose time is over."""
     return Refused("deadline", "the deadline passed before there was an answer", "try again later")
 
 
-def _answers(work: Work, items: list[Any]) -> Sequence[Any]:
+def _run_work(work: Work, items: list[Any]) -> Sequence[Any]:
     """The work's answers; where it fails on several items they are halved, so that only those fail that cannot be answered."""
     try:
         return work(items)
@@ -154,7 +154,7 @@ def _answers(work: Work, items: list[Any]) -> Sequence[Any]:
         if len(items) == 1:
             return [error]
     middle = len(items) // 2
-    return [*_answers(work, items[:middle]), *_answers(work, items[middle:])]
+    return [*_run_work(work, items[:middle]), *_run_work(work, items[middle:])]
 
 
 def _deliver(jobs: list[Job], answers: Sequence[Any]) -> None:

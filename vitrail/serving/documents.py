@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitrail.serving.answers import Error
 from vitrail.serving.refusals import STATUS
+from vitrail.serving.schemas import Error
 
 # a photograph of nothing, but a real one: a PNG of one grey pixel
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
@@ -26,7 +26,7 @@ def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
     return told
 
 
-def pictures_body(*, several: bool = True) -> dict[str, Any]:
+def image_body(*, several: bool = True) -> dict[str, Any]:
     """The three ways in which a request holds images."""
     binary, base64 = {"type": "string", "format": "binary"}, {"type": "string", "format": "byte"}
     named = {

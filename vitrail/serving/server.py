@@ -18,7 +18,7 @@ import uvicorn
 
 from vitrail.errors import ConfigError
 from vitrail.serving.app import create_app
-from vitrail.serving.protocol import limited
+from vitrail.serving.protocol import make_protocol
 from vitrail.serving.refusals import Refused
 from vitrail.serving.service import Service
 
@@ -46,7 +46,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self.service = service
-        self._told: float | None = None  # when the signal came
+        self._stop_time: float | None = None  # when the signal came
         self._reloads: set[asyncio.Task[None]] = set()
 
     @contextlib.contextmanager
@@ -63,10 +63,10 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._told is not None:
+        if self._stop_time is not None:
             self.should_exit = self.force_exit = True
             return
-        self._told = time.monotonic()
+        self._stop_time = time.monotonic()
         self.service.draining = True
         log.info("%s: not ready any more, answering what is there", signal.Signals(sig).name)
 
@@ -75,21 +75,21 @@ class Server(uvicorn.Server):
         loop.call_soon_threadsafe(self._reload)
 
     def _reload(self) -> None:
-        async def quietly() -> None:
+        async def reload_or_log() -> None:
             try:
                 await self.service.reload()
             except Refused as refused:
                 log.warning("SIGHUP changed nothing: %s", refused.message)
 
-        task = asyncio.ensure_future(quietly())
+        task = asyncio.ensure_future(reload_or_log())
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)
 
     async def on_tick(self, counter: int) -> bool:
-        if self._told is not None:
+        if self._stop_time is not None:
             now = time.monotonic()
-            quiet = now - max(self._told, self.service.last_request) >= QUIET and not self.server_state.tasks
-            self.should_exit = self.should_exit or quiet or now - self._told >= self.service.limits.linger
+            quiet = now - max(self._stop_time, self.service.last_request) >= QUIET and not self.server_state.tasks
+            self.should_exit = self.should_exit or quiet or now - self._stop_time >= self.service.limits.linger
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -100,8 +100,8 @@ class Server(uvicorn.Server):
         for listening in kept:
             await self._take_over(listening)
             listening.close()
-        if self._told is not None:  # the time for new connections is part of it
-            left = self.service.limits.drain - (time.monotonic() - self._told)
+        if self._stop_time is not None:  # the time for new connections is part of it
+            left = self.service.limits.drain - (time.monotonic() - self._stop_time)
             self.config.timeout_graceful_shutdown = max(1, math.floor(left))
         await super().shutdown(sockets)
 
@@ -154,7 +154,7 @@ def run(
     limits = service.limits
     config = uvicorn.Config(
         app,
-        http=limited(limits),
+        http=make_protocol(limits),
         ws="none",
         loop="asyncio",
         lifespan="off",

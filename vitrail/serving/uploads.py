@@ -27,7 +27,7 @@ class Upload:
     content: bytes
 
 
-def uploads_of(body: bytes, content_type: str, *, most: int) -> list[Upload]:
+def parse_uploads(body: bytes, content_type: str, *, most: int) -> list[Upload]:
     """The image files in a body, in their order.
 
     Args:
@@ -38,11 +38,11 @@ def uploads_of(body: bytes, content_type: str, *, most: int) -> list[Upload]:
     """
     kind, options = parse_options_header(content_type)
     if kind == b"multipart/form-data":
-        found = _multipart(body, options.get(b"boundary", b""), most)
+        found = _parse_multipart(body, options.get(b"boundary", b""), most)
     elif kind.startswith(b"image/") or kind == b"application/octet-stream":
         found = [Upload(None, body)] if body else []
     elif kind == b"application/json":
-        found = _json(body)
+        found = _parse_json_uploads(body)
     else:
         told = content_type[:80] or "nothing"
         raise Refused("unsupported_media_type", f"the content type is {told!r}", FORMS)
@@ -54,7 +54,7 @@ def uploads_of(body: bytes, content_type: str, *, most: int) -> list[Upload]:
 
 
 @dataclass
-class _Parts:
+class _MultipartHandler:
     """What a multipart parser says, as it says it; of parts without a file name nothing is kept."""
 
     most: int
@@ -103,8 +103,8 @@ class _Parts:
         self.whole = True
 
 
-def _multipart(body: bytes, boundary: bytes, most: int) -> list[Upload]:
-    parts = _Parts(most)
+def _parse_multipart(body: bytes, boundary: bytes, most: int) -> list[Upload]:
+    parts = _MultipartHandler(most)
     names = [name for name in dir(parts) if name.startswith("on_")]
     try:
         parser = MultipartParser(boundary, {name: getattr(parts, name) for name in names})  # type: ignore[arg-type]
@@ -117,15 +117,15 @@ def _multipart(body: bytes, boundary: bytes, most: int) -> list[Upload]:
     return parts.found
 
 
-def _json(body: bytes) -> list[Upload]:
-    told = parsed(body, most=MOST_COMMAS)
+def _parse_json_uploads(body: bytes) -> list[Upload]:
+    told = parse_json(body, most=MOST_COMMAS)
     images = told.get("images", [told["image"]] if "image" in told else [])
     if not isinstance(images, list):
         raise Refused("bad_request", "'images' is no list", FORMS)
-    return [_from_json(each) for each in images]
+    return [_parse_json_upload(each) for each in images]
 
 
-def parsed(body: bytes, *, most: int) -> dict[str, Any]:
+def parse_json(body: bytes, *, most: int) -> dict[str, Any]:
     """The object of a JSON body. Raises `Refused` for anything else, and for more than ``most`` commas.
 
     The parser lets no other thread run, and makes of each value, two bytes long, an object of sixty.
@@ -141,14 +141,14 @@ def parsed(body: bytes, *, most: int) -> dict[str, Any]:
     return told
 
 
-def _from_json(image: Any) -> Upload:
+def _parse_json_upload(image: Any) -> Upload:
     name, data = (image.get("name"), image.get("data")) if isinstance(image, dict) else (None, image)
     if not (name is None or isinstance(name, str)) or not isinstance(data, str):
         raise Refused("bad_request", "an image in JSON is neither base64 nor {'name', 'data'}", FORMS)
-    return Upload(name[:MOST_NAME] if name else None, from_base64(data))
+    return Upload(name[:MOST_NAME] if name else None, decode_base64(data))
 
 
-def from_base64(text: str) -> bytes:
+def decode_base64(text: str) -> bytes:
     """Raises `Refused` for what is no base64."""
     try:
         return b64decode(text, validate=True)
