@@ -245,7 +245,9 @@ def test_no_odd_value_of_a_field_is_more_than_an_error(kind, tmp_path):
     refused = 0
     for config, processing in odd:
         try:
-            read_huggingface(dict(tensors), config, processing, tmp_path).classifier(tmp_path, silent, named=True)
+            read_huggingface(dict(tensors), config, processing, tmp_path).build_classifier(
+                tmp_path, silent, has_names=True
+            )
         except VitrailError:
             refused += 1
     assert refused > len(odd) / 2

@@ -32,18 +32,18 @@ async def model(service: CurrentService) -> Response:
 def describe_model(service: Service) -> dict[str, Any]:
     served, limits = service.served, service.limits
     classifier = served.classifier
-    told = describe(classifier)
+    description = describe(classifier)
     return {
         "name": served.name,
         "version": served.version,
         "source": served.about.get("source", ""),
-        "architecture": told["architecture"],
+        "architecture": description["architecture"],
         "image_size": list(classifier.preprocessing.size),
         "channels": classifier.preprocessing.channels,
-        "parameters": sum(each.numel() for each in classifier.parameters()),
-        "numerics": told["config"],
-        **{name: told[name] for name in ("classes", "multi_label", "temperature", "preprocessing")},
-        "provenance": strip_folders(told["provenance"]),
+        "parameters": sum(parameter.numel() for parameter in classifier.parameters()),
+        "numerics": description["config"],
+        **{name: description[name] for name in ("classes", "multi_label", "temperature", "preprocessing")},
+        "provenance": strip_folders(description["provenance"]),
         "metrics": served.about.get("metrics", {}),
         "card": served.about.get("card"),
         "parity": served.about.get("parity"),
@@ -62,9 +62,9 @@ def strip_folders(value: Any) -> Any:
     """Plain values, of paths in them the last name alone: the folders are nobody else's business."""
     match value:
         case dict():
-            return {name: strip_folders(each) for name, each in value.items()}
+            return {name: strip_folders(item) for name, item in value.items()}
         case list() | tuple():
-            return [strip_folders(each) for each in value]
+            return [strip_folders(item) for item in value]
         case str() if not value.startswith("hf:"):
             return PurePath(value.replace("\\", "/")).name or value
     return value

@@ -16,14 +16,14 @@ TELLS = ("unauthorised", "forbidden", "not_found", "invalid")
 
 def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
     """The replies of a route that refuses with ``codes``, for its documentation."""
-    told: dict[int | str, dict[str, Any]] = {}
+    replies: dict[int | str, dict[str, Any]] = {}
     for code in codes:
-        entry = told.setdefault(STATUS[code], {"model": Error, "description": code})
+        entry = replies.setdefault(STATUS[code], {"model": Error, "description": code})
         if code not in entry["description"]:
             entry["description"] += f", {code}"
         if STATUS[code] == 503:
             entry["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}
-    return told
+    return replies
 
 
 def image_body(*, several: bool = True) -> dict[str, Any]:

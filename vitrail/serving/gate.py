@@ -145,8 +145,8 @@ class Admission:
                 size += len(part)
                 parts.append(part)
                 more = message.get("more_body", False)
-                held = self.service.held + max(expected - size, 0)
-                if size > self.limits.body or held > self.limits.held:
+                total = self.service.held + max(expected - size, 0)
+                if size > self.limits.body or total > self.limits.held:
                     if more:
                         await self._discard(receive)
                     raise self._too_large() if size > self.limits.body else self.service.batcher.queue_error()
@@ -188,8 +188,8 @@ class Reply:
     def __init__(self, scope: MutableMapping[str, Any], send: Send, service: Service) -> None:
         self.scope, self._send, self.service = scope, send, service
         self.start = service.last_request = time.monotonic()
-        told = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
-        self.request_id = told if REQUEST_ID.fullmatch(told) else f"{self.ids.getrandbits(64):016x}"
+        requested = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+        self.request_id = requested if REQUEST_ID.fullmatch(requested) else f"{self.ids.getrandbits(64):016x}"
         self.code = 0
         self.closes = False  # the connection is of no use after it
 
@@ -197,7 +197,7 @@ class Reply:
         if message["type"] == "http.response.start":
             self.code = message["status"]
             own = {name.lower() for name, _ in message["headers"]}
-            added = [each for each in SECURITY if each[0] not in own]
+            added = [header for header in SECURITY if header[0] not in own]
             added.append((b"x-request-id", self.request_id.encode()))
             if b"cache-control" not in own:
                 added.append((b"cache-control", b"no-store"))
@@ -218,8 +218,8 @@ class Reply:
         seconds = time.monotonic() - self.start
         self.service.metrics.request(route, code, seconds)
         if access.isEnabledFor(logging.INFO):
-            told = self.scope["method"], self.scope["path"], code, 1000 * seconds, self.request_id
-            access.info("%s %r %d in %.1f ms, %s", *told)
+            record = self.scope["method"], self.scope["path"], code, 1000 * seconds, self.request_id
+            access.info("%s %r %d in %.1f ms, %s", *record)
 
 
 async def _receive_nothing() -> Message:
@@ -233,10 +233,10 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 def _content_length(headers: dict[bytes, bytes]) -> int:
-    told = headers.get(b"content-length", b"0")
-    if not re.fullmatch(rb"[0-9]{1,18}", told):
+    text = headers.get(b"content-length", b"0")
+    if not re.fullmatch(rb"[0-9]{1,18}", text):
         raise Refused("bad_request", "Content-Length is no number of bytes", "send a whole number")
-    return int(told)
+    return int(text)
 
 
 def _strip_port(host: str) -> str:

@@ -134,12 +134,12 @@ async def infer(request: Request, served: CurrentModel, service: CurrentService)
     numbers = service.limits.images * preprocessing.channels * math.prod(preprocessing.size)
     # numbers in JSON take their time
     asked = await asyncio.to_thread(parse_json, request.state.body, most=numbers + MOST_COMMAS)
-    given, deadline = _parse_input(asked), request.state.deadline
-    count = given["shape"][0]
+    tensor, deadline = _parse_input(asked), request.state.deadline
+    count = tensor["shape"][0]
     if count > service.limits.images:
         raise Refused("too_large", f"{count} images in one request", f"send at most {service.limits.images} at a time")
     with service.batcher.places(count):
-        answers = await _run_model(service, served, given, deadline)
+        answers = await _run_model(service, served, tensor, deadline)
     outputs = _select_outputs(_encode_outputs(served, answers), asked)
     named = {"id": asked["id"]} if isinstance(asked.get("id"), str) else {}
     return JSONResponse({"model_name": served.name, "model_version": served.version, **named, "outputs": outputs})
@@ -157,20 +157,20 @@ def _parse_input(asked: dict[str, Any]) -> dict[str, Any]:
     return inputs[0]
 
 
-async def _run_model(service: Service, served: LoadedModel, given: dict[str, Any], deadline: float) -> list[Any]:
+async def _run_model(service: Service, served: LoadedModel, tensor: dict[str, Any], deadline: float) -> list[Any]:
     """What the model answers for every image of the input. Raises `Refused`, for the first image that is bad."""
-    name, kind = given.get("name"), given.get("datatype")
+    name, kind = tensor.get("name"), tensor.get("datatype")
     works: dict[str, Callable[..., Any]] = {"pixels": served.answer, "images": served.answer_normalised}
     has_head = bool(served.classifier.classes)
     if name == "image" and kind == "BYTES":
-        data = given["data"]
-        if given["shape"] != [len(data)]:
-            raise Refused("bad_request", f"{len(data)} images for the shape {given['shape']}", INPUTS)
+        data = tensor["data"]
+        if tensor["shape"] != [len(data)]:
+            raise Refused("bad_request", f"{len(data)} images for the shape {tensor['shape']}", INPUTS)
         uploads = await asyncio.to_thread(
-            lambda: [Upload(None, decode_base64(each) if isinstance(each, str) else b"") for each in data]
+            lambda: [Upload(None, decode_base64(item) if isinstance(item, str) else b"") for item in data]
         )
         answers = await service.run_each(served, served.answer if has_head else served.features, uploads, deadline)
-        if bad := [each for each in answers if isinstance(each, Refused)]:
+        if bad := [item for item in answers if isinstance(item, Refused)]:
             raise bad[0]
         return answers
     expected = {"pixels": "UINT8", "images": "FP32"}.get(str(name))
@@ -178,24 +178,24 @@ async def _run_model(service: Service, served: LoadedModel, given: dict[str, Any
         raise Refused("bad_request", "no such input of such a type", INPUTS)
     if not has_head:
         raise Refused("no_head", "the model has no head", "send 'image', or ask /v1/embed")
-    pictures = await asyncio.to_thread(_parse_pictures, served, str(name), given)
-    return list(await asyncio.gather(*(service.batcher.run(works[str(name)], each, deadline) for each in pictures)))
+    pictures = await asyncio.to_thread(_parse_pictures, served, str(name), tensor)
+    return list(await asyncio.gather(*(service.batcher.run(works[str(name)], item, deadline) for item in pictures)))
 
 
-def _parse_pictures(served: LoadedModel, name: str, given: dict[str, Any]) -> list[np.ndarray]:
+def _parse_pictures(served: LoadedModel, name: str, tensor: dict[str, Any]) -> list[np.ndarray]:
     """The numbers of an input as pictures (C, h, w) each. Raises `Refused` for another shape or kind of numbers."""
     preprocessing = served.classifier.preprocessing
     (height, width), channels = preprocessing.size, preprocessing.channels
     shape = (height, width, channels) if name == "pixels" else (channels, height, width)
-    if tuple(given["shape"][1:]) != shape:
+    if tuple(tensor["shape"][1:]) != shape:
         raise Refused("bad_request", f"the shape of {name!r} is not (N, {', '.join(map(str, shape))})", INPUTS)
     try:
-        numbers = np.asarray(given["data"], np.float32).reshape(-1)
+        numbers = np.asarray(tensor["data"], np.float32).reshape(-1)
     except (ValueError, TypeError, OverflowError) as error:
         raise Refused("bad_request", f"the data of {name!r} are no numbers", INPUTS) from error
-    if numbers.size != math.prod(given["shape"]) or not np.isfinite(numbers).all():
+    if numbers.size != math.prod(tensor["shape"]) or not np.isfinite(numbers).all():
         raise Refused(
-            "bad_request", f"{numbers.size} numbers, or some not finite, for the shape {given['shape']}", INPUTS
+            "bad_request", f"{numbers.size} numbers, or some not finite, for the shape {tensor['shape']}", INPUTS
         )
     numbers = numbers.reshape(-1, *shape)
     if name == "images":
@@ -208,11 +208,11 @@ def _parse_pictures(served: LoadedModel, name: str, given: dict[str, Any]) -> li
 def _encode_outputs(served: LoadedModel, answers: list[Any]) -> list[dict[str, Any]]:
     if not served.classifier.classes:
         return [_encode_tensor("features", np.stack(answers))]
-    found: list[Scores] = answers
-    labels = [served.top(each.probabilities, 1)[0][0] for each in found]
+    scores: list[Scores] = answers
+    labels = [served.top(row.probabilities, 1)[0][0] for row in scores]
     return [
-        _encode_tensor("logits", np.stack([each.logits for each in found])),
-        _encode_tensor("probabilities", np.stack([each.probabilities for each in found])),
+        _encode_tensor("logits", np.stack([row.logits for row in scores])),
+        _encode_tensor("probabilities", np.stack([row.probabilities for row in scores])),
         {"name": "label", "datatype": "BYTES", "shape": [len(labels)], "data": labels},
     ]
 
@@ -222,9 +222,9 @@ def _select_outputs(outputs: list[dict[str, Any]], asked: dict[str, Any]) -> lis
     wanted = asked.get("outputs")
     if wanted is None:
         return outputs
-    by_name = {each["name"]: each for each in outputs}
+    by_name = {output["name"]: output for output in outputs}
     names = (
-        [each.get("name") if isinstance(each, dict) else None for each in wanted]
+        [output.get("name") if isinstance(output, dict) else None for output in wanted]
         if isinstance(wanted, list)
         else [None]
     )

@@ -148,10 +148,10 @@ class LoadedModel:
     @torch.inference_mode()
     def _run(self, verb: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         with in_precision(self.precision, images.device):
-            found: Tensor = verb(images).float().cpu()
-        if not found.isfinite().all():
+            outputs: Tensor = verb(images).float().cpu()
+        if not outputs.isfinite().all():
             raise ArithmeticError("the model's answer is no finite number")
-        return found
+        return outputs
 
     def top(self, probabilities: np.ndarray, count: int) -> list[tuple[str, float]]:
         """The best classes of (K,) probabilities and theirs, best first."""
@@ -172,7 +172,7 @@ class LoadedModel:
         request = replace(request, options=check_can(self.classifier, request.options))
         if request.query is not None and not self._layers_of(request):
             where = "any layer" if request.every_layer else f"layer {request.options.layer}"
-            maps = sorted({"{} x {}".format(*each["map"]) for each in self.attention if each["asks"] == "all"})
+            maps = sorted({"{} x {}".format(*layer["map"]) for layer in self.attention if layer["asks"] == "all"})
             what = f"no place {request.query} asks in {where}"
             raise ConfigError(what, f"give row,column from 0 in a map of {' or '.join(maps) or 'a layer that asks'}")
         if isinstance(head := request.options.head, int):
@@ -201,18 +201,18 @@ class LoadedModel:
     def maps(self, prepared: PreparedImage, request: ExplanationRequest) -> list[LayerMaps]:
         """The numbers of an explanation, one entry a layer."""
         if request.options.method != "attention":
-            found = self.explain(prepared, request)
-            return [LayerMaps(None, None, found.heat[None], found.reach)]
+            explanation = self.explain(prepared, request)
+            return [LayerMaps(None, None, explanation.heat[None], explanation.reach)]
         size = prepared.images.shape[2], prepared.images.shape[3]
         grids, head = self.classifier.attention_grids(size), request.options.head
         layers = maps_of_layers(self.classifier, prepared.images, self._layers_of(request), request.query)
-        told = []
+        layer_maps = []
         for layer, maps in layers.items():
             values = maps[0].float().cpu().numpy()  # (H, h, w)
             heads = None if head == "mean" else list(range(len(values))) if head == "all" else [int(head) % len(values)]
             chosen = values.mean(0)[None] if heads is None else values[heads]
-            told.append(LayerMaps(layer, heads, chosen, reach_of(values.shape[1:], grids[layer].cell, size)))
-        return told
+            layer_maps.append(LayerMaps(layer, heads, chosen, reach_of(values.shape[1:], grids[layer].cell, size)))
+        return layer_maps
 
     def _layers_of(self, request: ExplanationRequest) -> list[int]:
         """The layers that are asked, of those in whose map the place is."""
@@ -220,8 +220,8 @@ class LoadedModel:
         return [layer for layer in asked if request.query is None or self._can_ask(layer, request.query)]
 
     def _can_ask(self, layer: int, query: Place) -> bool:
-        told = self.attention[layer]
-        return told["asks"] == "all" and all(0 <= at < length for at, length in zip(query, told["map"]))
+        attention = self.attention[layer]
+        return attention["asks"] == "all" and all(0 <= at < length for at, length in zip(query, attention["map"]))
 
 
 def _describe_attention(classifier: Classifier) -> list[dict[str, Any]]:
@@ -248,8 +248,8 @@ def _describe_attention(classifier: Classifier) -> list[dict[str, Any]]:
 
 def compute_version(classifier: Classifier) -> str:
     """Twelve digits of a SHA-256 of all that decides an answer: weights, preprocessing, classes and temperature."""
-    told = (digest_of(classifier), classifier.classes, classifier.multi_label, classifier.temperature)
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
+    parts = (digest_of(classifier), classifier.classes, classifier.multi_label, classifier.temperature)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 def load_model(
@@ -258,12 +258,12 @@ def load_model(
     """The model that ``model`` names, on its device and tried on one picture. Raises what `vitrail.load` does."""
     if name is not None and not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r} cannot stand in an address", "give letters, digits, dots and dashes")
-    found = resolve_model(model)
+    resolved = resolve_model(model)
     classifier = options.load(model, classes, say)
-    about = _read_about(found.path)
+    about = _read_about(resolved.path)
     if isinstance(classifier.backbone, ExportedBackbone):
         about["parity"] = classifier.backbone.parity
-    served = LoadedModel(classifier, name or _choose_name(found.path), precision=options.precision, about=about)
+    served = LoadedModel(classifier, name or _choose_name(resolved.path), precision=options.precision, about=about)
     blank = np.zeros((classifier.preprocessing.channels, *classifier.preprocessing.size), np.uint8)
     if classifier.classes:
         served.answer([blank])

@@ -114,7 +114,7 @@ def _send_file(name: str, request: Request) -> Response:
     """The file, or 304 to a browser that has it."""
     content, media, tag = load_files()[name]
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
-    known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+    known = [name.strip().removeprefix("W/") for name in request.headers.get("if-none-match", "").split(",")]
     if tag in known or known == ["*"]:
         return Response(status_code=304, headers=headers)
     return Response(content, media_type=media, headers=headers)

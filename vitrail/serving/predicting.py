@@ -31,7 +31,7 @@ Kind = TypeVar("Kind")
 
 async def check_parameters(request: Request) -> None:
     """Raises `Refused` for a parameter that the route does not have: one that is mistyped would be passed over."""
-    known = [each.alias for each in request.scope["route"].dependant.query_params]
+    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
             raise Refused("invalid", f"there is no parameter {name[:40]!r}", nearest(name, known) if known else "")
@@ -76,15 +76,15 @@ async def predict(
         None if explain is None else served.check_request(ExplanationRequest(options=ExplainOptions(method=explain)))
     )
     with service.batcher.places(len(uploads)):
-        given = await service.run_each(served, served.answer, uploads, deadline)
-        told = [{"name": upload.name, **_rank(served, each, top)} for upload, each in zip(uploads, given)]
+        scores = await service.run_each(served, served.answer, uploads, deadline)
+        rows = [{"name": upload.name, **_rank(served, score, top)} for upload, score in zip(uploads, scores)]
         if wanted is not None:
-            for upload, row in zip(uploads, told):
+            for upload, row in zip(uploads, rows):
                 if "error" not in row:
                     prepared = await service.prepare(served.prepare_explanation, upload, deadline)
                     maps = await _explain(service, served, served.maps, prepared, wanted, deadline)
                     row["explanation"] = _encode_explanation(prepared, wanted, maps)
-    return JSONResponse({"model": served.identity, "multi_label": served.classifier.multi_label, "predictions": told})
+    return JSONResponse({"model": served.identity, "multi_label": served.classifier.multi_label, "predictions": rows})
 
 
 @router.post(
@@ -99,12 +99,12 @@ async def embed(
     """What the model's head reads of each image: a vector that is alike for images that look alike to the model."""
     served = service.served
     with service.batcher.places(len(uploads)):
-        given = await service.run_each(served, served.features, uploads, request.state.deadline)
-    told = [
-        {"name": upload.name, **({"error": each.fault} if isinstance(each, Refused) else {"features": each.tolist()})}
-        for upload, each in zip(uploads, given)
+        features = await service.run_each(served, served.features, uploads, request.state.deadline)
+    rows = [
+        {"name": upload.name, **({"error": row.fault} if isinstance(row, Refused) else {"features": row.tolist()})}
+        for upload, row in zip(uploads, features)
     ]
-    return JSONResponse({"model": served.identity, "embeddings": told})
+    return JSONResponse({"model": served.identity, "embeddings": rows})
 
 
 @router.post(
@@ -155,9 +155,9 @@ async def explain(
         prepared = await service.prepare(served.prepare_explanation, upload, deadline)
         if show == "png":
             verb = served.explain if options.head == "all" else served.maps
-            found = await _explain(service, served, verb, prepared, wanted, deadline)
+            result = await _explain(service, served, verb, prepared, wanted, deadline)
             return Response(
-                await service.run_in_thread(_draw_png, prepared, wanted, found, deadline=deadline),
+                await service.run_in_thread(_draw_png, prepared, wanted, result, deadline=deadline),
                 media_type="image/png",
             )
         prediction = None
@@ -166,8 +166,8 @@ async def explain(
             answer = await service.batcher.run(served.answer_normalised, images, deadline)
             prediction = _rank(served, answer, LISTED)
         maps = await _explain(service, served, served.maps, prepared, wanted, deadline)
-        told = {"model": served.identity, "name": upload.name, "prediction": prediction}
-        body = await service.run_in_thread(_encode_reply, told, prepared, wanted, maps, deadline=deadline)
+        reply = {"model": served.identity, "name": upload.name, "prediction": prediction}
+        body = await service.run_in_thread(_encode_reply, reply, prepared, wanted, maps, deadline=deadline)
     return Response(body, media_type="application/json")
 
 
@@ -182,9 +182,9 @@ async def _explain(
     """What ``verb`` of ``served`` finds, by the network's thread; it stops at its next batch once nobody waits any more."""
     over = threading.Event()
 
-    def work(looks: list[PreparedImage]) -> list[Kind]:
+    def work(images: list[PreparedImage]) -> list[Kind]:
         with served.until(over):
-            return [verb(looks[0], wanted)]
+            return [verb(images[0], wanted)]
 
     try:
         return await service.batcher.run(work, prepared, deadline)
@@ -202,15 +202,15 @@ def _rank(served: LoadedModel, answer: Scores | Refused, top: int) -> dict[str, 
 
 
 def _encode_explanation(prepared: PreparedImage, wanted: ExplanationRequest, maps: list[LayerMaps]) -> dict[str, Any]:
-    box = [round(each, 2) for each in prepared.box]
-    return {"method": wanted.options.method, "box": box, "maps": [_encode_map(each) for each in maps]}
+    box = [round(edge, 2) for edge in prepared.box]
+    return {"method": wanted.options.method, "box": box, "maps": [_encode_map(layer_map) for layer_map in maps]}
 
 
 def _encode_map(maps: LayerMaps) -> dict[str, Any]:
     _, rows, columns = maps.values.shape
-    values = [[float(f"{value:.{DIGITS}g}") for value in each.ravel()] for each in maps.values]
-    told = {"layer": maps.layer, "heads": maps.heads, "rows": rows, "columns": columns}
-    return {**told, "reach": list(maps.reach), "values": values}
+    values = [[float(f"{value:.{DIGITS}g}") for value in head.ravel()] for head in maps.values]
+    encoded = {"layer": maps.layer, "heads": maps.heads, "rows": rows, "columns": columns}
+    return {**encoded, "reach": list(maps.reach), "values": values}
 
 
 def _encode_picture(prepared: PreparedImage) -> dict[str, Any]:
@@ -221,21 +221,21 @@ def _encode_picture(prepared: PreparedImage) -> dict[str, Any]:
 
 
 def _encode_reply(
-    told: dict[str, Any], prepared: PreparedImage, wanted: ExplanationRequest, maps: list[LayerMaps]
+    reply: dict[str, Any], prepared: PreparedImage, wanted: ExplanationRequest, maps: list[LayerMaps]
 ) -> bytes:
     """The body of a reply with the picture; numbers and pictures take their time, and so the event loop is not for them."""
     return json.dumps(
-        {**told, "picture": _encode_picture(prepared), **_encode_explanation(prepared, wanted, maps)}
+        {**reply, "picture": _encode_picture(prepared), **_encode_explanation(prepared, wanted, maps)}
     ).encode()
 
 
-def _draw_png(prepared: PreparedImage, wanted: ExplanationRequest, found: Explanation | list[LayerMaps]) -> bytes:
+def _draw_png(prepared: PreparedImage, wanted: ExplanationRequest, result: Explanation | list[LayerMaps]) -> bytes:
     """The picture lit by the explanation; of all heads a contact sheet."""
-    if isinstance(found, Explanation):
-        drawn = heads_sheet(prepared.picture, found, wanted.options)
+    if isinstance(result, Explanation):
+        drawn = heads_sheet(prepared.picture, result, wanted.options)
     else:
-        heat = found[0].values[0]
-        drawn = overlay(prepared.picture, heat, box=prepared.box, reach=found[0].reach, range=light_range(heat))
+        heat = result[0].values[0]
+        drawn = overlay(prepared.picture, heat, box=prepared.box, reach=result[0].reach, range=light_range(heat))
     file = io.BytesIO()
     Image.fromarray(drawn).save(file, "PNG")
     return file.getvalue()

@@ -37,10 +37,10 @@ class Refused(Exception):
 
     def body(self, path: str, request_id: str) -> bytes:
         """Of the reply, in the words of the protocol that the path belongs to."""
-        told: dict[str, Any] = {"error": self.message + (f"; {self.remedy}" if self.remedy else "")}
+        content: dict[str, Any] = {"error": self.message + (f"; {self.remedy}" if self.remedy else "")}
         if not path.startswith("/v2"):
-            told = {"error": self.fault, "request_id": request_id}
-        return json.dumps(told).encode()
+            content = {"error": self.fault, "request_id": request_id}
+        return json.dumps(content).encode()
 
 
 STATUS = {

@@ -107,8 +107,10 @@ def find_runs(folder: Path) -> dict[str, Path]:
         entries = list(os.scandir(folder))
     except OSError:
         return {}
-    found = {each.name: Path(each.path) for each in entries if not each.name.startswith(".") and _is_folder(each)}
-    return {name: path for name, path in sorted(found.items()) if any(stamp(path / mark) for mark in MARKS)}
+    folders = {
+        entry.name: Path(entry.path) for entry in entries if not entry.name.startswith(".") and _is_folder(entry)
+    }
+    return {name: path for name, path in sorted(folders.items()) if any(stamp(path / mark) for mark in MARKS)}
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -122,10 +124,10 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def stamp(path: Path) -> Stamp | None:
     """Of a plain file; None of what is none, or is not there."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return None
-    return Stamp(str(path), found.st_ino, found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+    return Stamp(str(path), status.st_ino, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
 def read(path: Path, start: int = 0) -> bytes:
@@ -145,19 +147,19 @@ def read(path: Path, start: int = 0) -> bytes:
 @lru_cache(maxsize=256)
 def _status(file: Stamp) -> Mapping[str, Any]:
     try:
-        found = json.loads(read(Path(file.path)))
+        status = json.loads(read(Path(file.path)))
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return status if isinstance(status, dict) else {}
 
 
 @lru_cache(maxsize=256)
 def _settings(file: Stamp) -> Mapping[str, Any]:
     try:
-        found = yaml.safe_load(read(Path(file.path)))
+        settings = yaml.safe_load(read(Path(file.path)))
     except (ValueError, RecursionError, yaml.YAMLError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return settings if isinstance(settings, dict) else {}
 
 
 class RowCache:
@@ -231,7 +233,7 @@ def summarise(name: str, run: Path) -> dict[str, Any]:
     last: Row = {}
     for row in rows[-100:]:
         last |= row
-    marks = [stamp(run / each) for each in (*MARKS, "metrics.jsonl")]
+    stamps = [stamp(run / file_name) for file_name in (*MARKS, "metrics.jsonl")]
     file = stamp(run / "config.yaml")
     settings = _settings(file) if file else {}
     objective = _text(settings, "objective", "name")
@@ -239,7 +241,7 @@ def summarise(name: str, run: Path) -> dict[str, Any]:
         "name": name,
         **read_state(run),
         **({"epoch": last["epoch"]} if "epoch" in last else {}),
-        "updated": max((each.changed / 1e9 for each in marks if each), default=0.0),
+        "updated": max((mark.changed / 1e9 for mark in stamps if mark), default=0.0),
         "command": "train" if objective in (None, "supervised") else "pretrain",
         "model": _text(settings, "model", "name") or _last_part(_text(settings, "model", "init")),
         "data": _last_part(_text(settings, "data", "source")),
@@ -321,8 +323,8 @@ def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> A
         run = find_run(name)
         rows, at = read_rows(run)
         later = [row for row in rows if (row["step"] or 0) > after]
-        told = {"columns": describe_columns(rows), "rows": thin_rows(later), "at": at}
-        return JSONResponse({"name": name, **read_state(run), **told})
+        curves = {"columns": describe_columns(rows), "rows": thin_rows(later), "at": at}
+        return JSONResponse({"name": name, **read_state(run), **curves})
 
     @router.get(
         "/v1/runs/{name}/events",
@@ -335,8 +337,8 @@ def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> A
         run = await asyncio.to_thread(find_run, name)
         if watching[0] >= WATCHERS:
             raise Refused("queue_full", f"{WATCHERS} are watching runs already", "come again later", retry_after=10)
-        given = request.headers.get("last-event-id", "")
-        start = int(given) if given.isdecimal() and len(given) < 16 else at
+        last_id = request.headers.get("last-event-id", "")
+        start = int(last_id) if last_id.isdecimal() and len(last_id) < 16 else at
 
         async def count_watcher() -> AsyncIterator[str]:
             watching[0] += 1

@@ -94,7 +94,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Connections that the system has taken but nobody has looked at would be cut: they are taken over first."""
-        kept = [each.dup() for server in self.servers for each in server.sockets]
+        kept = [bound.dup() for server in self.servers for bound in server.sockets]
         for server in self.servers:
             server.close()
         for listening in kept:

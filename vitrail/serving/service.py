@@ -91,19 +91,21 @@ class Service:
             self.metrics.reloads.labels("refused").inc()
             log.error("reload refused, %s %s stays: %s", before.name, before.version, error)
             # the words of the error may hold paths, which are for the log
-            told = type(error).__name__ if isinstance(error, VitrailError) else "error"
-            raise Refused("conflict", f"the new model is refused ({told}); the old one stays", "see the log") from error
+            reason = type(error).__name__ if isinstance(error, VitrailError) else "error"
+            raise Refused(
+                "conflict", f"the new model is refused ({reason}); the old one stays", "see the log"
+            ) from error
         self._take(new)
         self.metrics.reloads.labels("taken").inc()
         log.info("reloaded: %s %s answers instead of %s", new.name, new.version, before.version)
         return new
 
-    async def run_in_thread(self, work: Callable[..., Kind], *given: Any, deadline: float) -> Kind:
+    async def run_in_thread(self, work: Callable[..., Kind], *arguments: Any, deadline: float) -> Kind:
         """What ``work`` makes of ``given`` in one of the decoders' threads. Raises `Refused` after the deadline."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
-                return await loop.run_in_executor(self.decoders, work, *given)
+                return await loop.run_in_executor(self.decoders, work, *arguments)
         except TimeoutError:
             raise deadline_error() from None
 

@@ -38,19 +38,19 @@ def parse_uploads(body: bytes, content_type: str, *, most: int) -> list[Upload]:
     """
     kind, options = parse_options_header(content_type)
     if kind == b"multipart/form-data":
-        found = _parse_multipart(body, options.get(b"boundary", b""), most)
+        uploads = _parse_multipart(body, options.get(b"boundary", b""), most)
     elif kind.startswith(b"image/") or kind == b"application/octet-stream":
-        found = [Upload(None, body)] if body else []
+        uploads = [Upload(None, body)] if body else []
     elif kind == b"application/json":
-        found = _parse_json_uploads(body)
+        uploads = _parse_json_uploads(body)
     else:
-        told = content_type[:80] or "nothing"
-        raise Refused("unsupported_media_type", f"the content type is {told!r}", FORMS)
-    if not found:
+        given = content_type[:80] or "nothing"
+        raise Refused("unsupported_media_type", f"the content type is {given!r}", FORMS)
+    if not uploads:
         raise Refused("bad_request", "there is no image in the request", FORMS)
-    if len(found) > most:
-        raise Refused("too_large", f"{len(found)} images in one request", f"send at most {most} at a time")
-    return found
+    if len(uploads) > most:
+        raise Refused("too_large", f"{len(uploads)} images in one request", f"send at most {most} at a time")
+    return uploads
 
 
 @dataclass
@@ -118,11 +118,11 @@ def _parse_multipart(body: bytes, boundary: bytes, most: int) -> list[Upload]:
 
 
 def _parse_json_uploads(body: bytes) -> list[Upload]:
-    told = parse_json(body, most=MOST_COMMAS)
-    images = told.get("images", [told["image"]] if "image" in told else [])
+    content = parse_json(body, most=MOST_COMMAS)
+    images = content.get("images", [content["image"]] if "image" in content else [])
     if not isinstance(images, list):
         raise Refused("bad_request", "'images' is no list", FORMS)
-    return [_parse_json_upload(each) for each in images]
+    return [_parse_json_upload(image) for image in images]
 
 
 def parse_json(body: bytes, *, most: int) -> dict[str, Any]:
@@ -133,12 +133,12 @@ def parse_json(body: bytes, *, most: int) -> dict[str, Any]:
     if body.count(b",") > most:
         raise Refused("too_large", f"the JSON has over {most:,} values", "send fewer at a time")
     try:
-        told = json.loads(body)
+        content = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise Refused("bad_request", "the body is no JSON", FORMS) from error
-    if not isinstance(told, dict):
+    if not isinstance(content, dict):
         raise Refused("bad_request", "the body is no JSON object", FORMS)
-    return told
+    return content
 
 
 def _parse_json_upload(image: Any) -> Upload:

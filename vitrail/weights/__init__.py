@@ -45,9 +45,9 @@ def load(
         ConfigError: there is nothing of that name; names that do not fit.
         CheckpointError: damaged or foreign weights; says which tensors do not fit, or which formats are read.
     """
-    found = resolve_model(model)
-    loaded = read_model(found, log, has_names=classes_file is not None)
-    warn_of_broken(loaded.classifier.backbone.state_dict(), found.path, log)
+    resolved = resolve_model(model)
+    loaded = read_model(resolved, log, has_names=classes_file is not None)
+    warn_of_broken(loaded.classifier.backbone.state_dict(), resolved.path, log)
     classifier = apply_changes(
         loaded.classifier, classes_file, image_size=image_size, in_channels=in_channels, classes=classes
     )

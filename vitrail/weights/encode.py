@@ -51,7 +51,7 @@ def encode_google(classifier: Classifier, path: Path) -> EncodedModel:
 def encode_timm(classifier: Classifier, path: Path) -> EncodedModel:
     """A folder as timm's ``save_for_hf`` writes it; or the tensors alone, and all that they cannot say beside them."""
     tensors, config = as_timm(classifier)
-    content = to_bytes({name: each.contiguous() for name, each in tensors.items()}, {"format": "pt"})
+    content = to_bytes({name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
     if path.suffix == ".safetensors":
         return _add_sidecar(classifier, path, content)
     return EncodedModel({WHOLE: content, CONFIG: dump_json({**config, KEY: describe(classifier)}).encode()})
@@ -59,10 +59,10 @@ def encode_timm(classifier: Classifier, path: Path) -> EncodedModel:
 
 def encode_huggingface(classifier: Classifier, path: Path) -> EncodedModel:
     """A folder as transformers' ``save_pretrained`` writes it."""
-    told = to_huggingface(classifier)
-    content = to_bytes(told.tensors, {"format": "pt"})
-    described = {CONFIG: told.config, PROCESSOR: told.preprocessor}
-    return EncodedModel({WHOLE: content, **{name: dump_json(value).encode() for name, value in described.items()}})
+    folder = to_huggingface(classifier)
+    content = to_bytes(folder.tensors, {"format": "pt"})
+    descriptions = {CONFIG: folder.config, PROCESSOR: folder.preprocessor}
+    return EncodedModel({WHOLE: content, **{name: dump_json(value).encode() for name, value in descriptions.items()}})
 
 
 def _add_sidecar(classifier: Classifier, path: Path, content: bytes) -> EncodedModel:

@@ -65,19 +65,19 @@ def open_session(path: Path) -> Any:
 
 def _backbone(session: Any, path: Path, config: Config) -> ExportedBackbone:
     """Raises `CheckpointError` where the graph has not the inputs and outputs of a model of ``config``."""
-    inputs = {each.name: each for each in session.get_inputs()}
+    inputs = {value.name: value for value in session.get_inputs()}
     if list(inputs) == [PICTURES]:
         what = f"{path} prepares whole pictures by itself, for programs that have no vitrail"
         raise CheckpointError(what, "for use in vitrail export it without --pictures")
     wanted = {FEATURES, LOGITS} if config.classes else {FEATURES}
-    outputs = {each.name: each.shape[1:] for each in session.get_outputs()}
+    outputs = {value.name: value.shape[1:] for value in session.get_outputs()}
     shape = inputs[IMAGES].shape if list(inputs) == [IMAGES] else []
     sound = len(shape) == 4 and shape[1] == config.in_channels and inputs[IMAGES].type == "tensor(float)"
     if not sound or outputs.keys() != wanted or outputs.get(LOGITS, [config.classes]) != [config.classes]:
-        found = ", ".join(
-            f"{each.name} {each.type} {each.shape}" for each in (*inputs.values(), *session.get_outputs())
+        signature = ", ".join(
+            f"{value.name} {value.type} {value.shape}" for value in (*inputs.values(), *session.get_outputs())
         )
-        what = f"the graph in {path} is not the one that its description is of: it has {printable(found, 300)}"
+        what = f"the graph in {path} is not the one that its description is of: it has {printable(signature, 300)}"
         raise CheckpointError(what, AGAIN)
     return ExportedBackbone(config, session, _digest(path))
 
@@ -117,13 +117,13 @@ class ExportedBackbone(Backbone):
     @property
     def width(self) -> int:
         """Of the features; the graph shows no other."""
-        return next(each.shape[1] for each in self.session.get_outputs() if each.name == FEATURES)
+        return next(output.shape[1] for output in self.session.get_outputs() if output.name == FEATURES)
 
     @property
     def parity(self) -> dict[str, Any] | None:
         """The figures by which the export was compared with its source, where it carries them."""
-        told = self.session.get_modelmeta().custom_metadata_map.get(PARITY)
-        return None if told is None else parse_json(told, "the figures of the export")
+        text = self.session.get_modelmeta().custom_metadata_map.get(PARITY)
+        return None if text is None else parse_json(text, "the figures of the export")
 
     def at(self, size: int | tuple[int, int]) -> ExportedBackbone:
         """The same graph for images of another size. Raises `ConfigError` where it takes none."""
@@ -139,12 +139,12 @@ class ExportedBackbone(Backbone):
         """One output for images (B, C, H, W), on their device."""
         self._check(images)
         self._check_size(tuple(images.shape[2:]))
-        (found,) = self.session.run([output], {IMAGES: images.detach().float().cpu().contiguous().numpy()})
-        return torch.from_numpy(found).to(images.device)
+        (values,) = self.session.run([output], {IMAGES: images.detach().float().cpu().contiguous().numpy()})
+        return torch.from_numpy(values).to(images.device)
 
     def _check_size(self, size: tuple[int, ...]) -> None:
         if self.fixed is not None and size != self.fixed:
-            made, given = ("x".join(map(str, each)) for each in (self.fixed, size))
+            made, given = ("x".join(map(str, pair)) for pair in (self.fixed, size))
             what = f"the graph is made for images of {made} pixels, and these have {given}"
             raise ConfigError(what, f"export the model again for these: vitrail export MODEL --to onnx --size {given}")
 

@@ -58,14 +58,14 @@ def resolve_model(model: str | Path) -> ResolvedModel:
 
 def newest_finished(runs: Path) -> Path:
     """The run under ``runs`` that finished last. Raises `ConfigError` where none has."""
-    found = [
+    finished = [
         (path.stat().st_mtime_ns, path.parent) for path in runs.glob("*/status.json") if _state(path) == "finished"
     ]
-    if not found:
+    if not finished:
         raise ConfigError(
             f"there is no finished run under {runs.absolute()}", "train one, or give a path instead of 'latest'"
         )
-    return max(found)[1]
+    return max(finished)[1]
 
 
 def _state(status: Path) -> str:
@@ -83,14 +83,14 @@ def _resolve_folder(folder: Path) -> ResolvedModel:
         if (folder / "config.yaml").is_file():
             what = f"the run {folder} has no model yet; its state is {_state(folder / 'status.json')!r}"
             raise CheckpointError(what, f"let it finish: vitrail train --resume {folder}")
-        held = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-        raise CheckpointError(f"{folder} is no model: it holds {held}", f"give {READABLE}")
-    described = read_json(config)
-    if "format_version" in described:
+        names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise CheckpointError(f"{folder} is no model: it holds {names}", f"give {READABLE}")
+    config_fields = read_json(config)
+    if "format_version" in config_fields:
         return ResolvedModel(folder, "native folder")
-    if "pretrained_cfg" in described or isinstance(described.get("architecture"), str):
+    if "pretrained_cfg" in config_fields or isinstance(config_fields.get("architecture"), str):
         return ResolvedModel(folder, "timm folder")
-    if "model_type" in described or "architectures" in described:
+    if "model_type" in config_fields or "architectures" in config_fields:
         return ResolvedModel(folder, "huggingface folder")
     raise CheckpointError(f"{config} describes no model that is known here", f"give {READABLE}")
 

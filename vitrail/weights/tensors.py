@@ -174,17 +174,17 @@ def _load_json(content: str | bytes) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ValueError(f"{printable(twice, 80)!r} stands twice")
-    return found
+    return content
 
 
 def printable(text: object, most: int = 80) -> str:
     """Text from a stranger for a message: one short line that moves no cursor."""
     words = " ".join(str(text)[: 4 * most].split())
-    shown = "".join(each if each.isprintable() else "?" for each in words[:most])
+    shown = "".join(letter if letter.isprintable() else "?" for letter in words[:most])
     return shown if len(words) <= most else f"{shown}..."
 
 

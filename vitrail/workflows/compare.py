@@ -88,7 +88,10 @@ def compare(first: str | Path, second: str | Path, *, log: Say = lambda line: No
         as_models=bool(facts[0]),
         equal=len(alike) - len(differing),
         differing=tuple(
-            sorted(differing, key=lambda each: (each.relative == each.relative, -each.relative, each.name))
+            sorted(
+                differing,
+                key=lambda item: (item.relative == item.relative, -item.relative, item.name),
+            )
         ),
         shapes={name: (_format_shape(one[name]), _format_shape(other[name])) for name in shared if name not in alike},
         only_first=tuple(name for name in one if name not in other),
@@ -101,7 +104,7 @@ def equal_bits(one: Tensor, other: Tensor) -> bool:
     """Equal in shape, type and every bit; so that -0 is not 0, and NaN is itself."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
-    return torch.equal(*(each.contiguous().flatten().view(torch.uint8) for each in (one, other)))
+    return torch.equal(*(tensor.contiguous().flatten().view(torch.uint8) for tensor in (one, other)))
 
 
 def _compare_tensors(name: str, one: Tensor, other: Tensor) -> TensorDifference:
@@ -110,16 +113,16 @@ def _compare_tensors(name: str, one: Tensor, other: Tensor) -> TensorDifference:
     return TensorDifference(name, float(absolute), float(absolute / one.abs().max().clamp(min=SMALLEST)))
 
 
-def _read_raw_tensors(found: ResolvedModel, log: Say) -> dict[str, Tensor]:
+def _read_raw_tensors(resolved: ResolvedModel, log: Say) -> dict[str, Tensor]:
     """The tensors of a place by the names that stand there."""
-    match found.layout:
+    match resolved.layout:
         case "file":
-            return read_tensors(found.path)[0]
+            return read_tensors(resolved.path)[0]
         case "pickled file":
-            return read_pickle(found.path, log=log)
+            return read_pickle(resolved.path, log=log)
         case "google file":
-            return {name: torch.from_numpy(array.copy()) for name, array in read_npz(found.path).items()}
-    return read_folder(found.path, log=log)
+            return {name: torch.from_numpy(array.copy()) for name, array in read_npz(resolved.path).items()}
+    return read_folder(resolved.path, log=log)
 
 
 def flatten_description(description: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def flatten_description(description: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in description.items():
         if name in ("config", "preprocessing"):
-            flat |= {f"{name}.{key}": each for key, each in value.items()}
+            flat |= {f"{name}.{key}": inner for key, inner in value.items()}
         elif name not in ("metrics", "provenance", "format_version"):
             flat[name] = value
     return flat

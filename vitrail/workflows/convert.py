@@ -99,12 +99,12 @@ def convert(
     """
     if to not in ENCODERS:
         raise ConfigError(f"there is no layout {to!r}", nearest(to, ENCODERS))
-    found, path = resolve_model(source), Path(destination).expanduser()
-    if found.layout == "onnx file":
-        what = f"{found.path} is an exported graph, whose weights are folded into it"
+    resolved, path = resolve_model(source), Path(destination).expanduser()
+    if resolved.layout == "onnx file":
+        what = f"{resolved.path} is an exported graph, whose weights are folded into it"
         raise CheckpointError(what, "convert the model that it was exported from")
-    _check_destination(path, to, found)
-    loaded = read_model(found, log, has_names=classes_file is not None)
+    _check_destination(path, to, resolved)
+    loaded = read_model(resolved, log, has_names=classes_file is not None)
     classifier = apply_changes(loaded.classifier, classes_file, **changes).eval()
     written = ENCODERS[to](classifier, path)
     with disk_errors(path):
@@ -124,7 +124,7 @@ def convert(
         layout=to,
         model=_model(classifier),
         tensors=len(classifier.backbone.state_dict()),
-        parameters=sum(each.numel() for each in classifier.parameters()),
+        parameters=sum(parameter.numel() for parameter in classifier.parameters()),
         unused=loaded.unused,
         difference=difference,
         unsaid=unsaid,
@@ -145,8 +145,8 @@ def _check_destination(path: Path, to: str, source: ResolvedModel) -> None:
         if sidecar_path(path).is_file() and path.suffix in (".npz", ".safetensors") and to in ("google", "timm"):
             raise ConfigError(f"{sidecar_path(path)} is there without {path.name}", "remove it, or choose another name")
         return
-    held = resolve_model(path)
-    layout = held.layout.split()[0]
+    existing = resolve_model(path)
+    layout = existing.layout.split()[0]
     if layout == "file":
         layout = "native" if KEY in read_tensors(path)[1] else "timm"
     if layout != to:
@@ -225,8 +225,8 @@ def _read_alone(classifier: Classifier, copy: ResolvedModel) -> tuple[tuple[str,
 
 def _facts(classifier: Classifier) -> dict[str, Any]:
     """All of a description that matters once a model is trained, flat."""
-    told = flatten_description(describe(classifier))
-    return {name: value for name, value in told.items() if name.removeprefix("config.") not in TRAINING_ONLY}
+    facts = flatten_description(describe(classifier))
+    return {name: value for name, value in facts.items() if name.removeprefix("config.") not in TRAINING_ONLY}
 
 
 @torch.inference_mode()
@@ -241,10 +241,10 @@ def compare_outputs(one: Classifier, other: Classifier) -> float:
     size, worst = (IMAGES, one.config.in_channels, *one.config.image_size), 0.0
     for seed in range(DRAWS):
         images = torch.randn(size, generator=torch.Generator().manual_seed(seed))  # (B, C, H, W)
-        for expected, found in zip(_outputs(one, images), _outputs(other, images)):
+        for expected, actual in zip(_outputs(one, images), _outputs(other, images)):
             if not expected.isfinite().all():
                 raise CheckpointError("the outputs of the model are no finite numbers", "convert a model that works")
-            share = float((expected - found).abs().max() / expected.abs().max().clamp(min=SMALLEST))
+            share = float((expected - actual).abs().max() / expected.abs().max().clamp(min=SMALLEST))
             worst = share if share > worst or share != share else worst
     return worst
 
@@ -256,7 +256,7 @@ def _outputs(classifier: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
 
 def _model(classifier: Classifier) -> str:
     config = classifier.config
-    size, patch = ("x".join(map(str, each)) for each in (config.image_size, config.patch_size))
+    size, patch = ("x".join(map(str, pair)) for pair in (config.image_size, config.patch_size))
     return (
         f"{config.architecture} of {config.blocks} blocks, {classifier.width} wide, {size} pixels in patches of {patch}"
     )

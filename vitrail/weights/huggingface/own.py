@@ -34,15 +34,15 @@ def describe_with_digest(classifier: Classifier, tensors: State) -> dict[str, An
 
 def digest(tensors: State) -> str:
     """SHA-256 of names, types, shapes and values, whatever the order and the files they lie in."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        sha256.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        sha256.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
 
 
 def merge_description(
-    description: Any, tensors: State, held: Weights, family: Family, *, processed: bool, path: Path
+    description: Any, tensors: State, weights: Weights, family: Family, *, processed: bool, path: Path
 ) -> Weights:
     """``held``, which is what transformers' own files say, with what our description knows better.
 
@@ -52,30 +52,30 @@ def merge_description(
         processed: there is a preprocessor_config.json, which counts where it says otherwise.
     """
     try:
-        known = _apply_description(description, held, family, path)
+        known = _apply_description(description, weights, family, path)
     except (VitrailError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         known = None
     if known is None or description.get("digest") != digest(tensors):
-        return replace(held, assumed=(*held.assumed, OTHERWISE))
-    if processed and _round_trip(known.preprocessing, known.config, path) != held.preprocessing:
-        known = replace(known, preprocessing=held.preprocessing)
+        return replace(weights, assumed=(*weights.assumed, OTHERWISE))
+    if processed and _round_trip(known.preprocessing, known.config, path) != weights.preprocessing:
+        known = replace(known, preprocessing=weights.preprocessing)
     return known
 
 
-def _apply_description(description: Any, held: Weights, family: Family, path: Path) -> Weights | None:
+def _apply_description(description: Any, weights: Weights, family: Family, path: Path) -> Weights | None:
     """``held`` as the description has it; None where transformers would read another model out of it."""
     check_version(description, path)
     config = ARCHITECTURES[description["architecture"]].from_dict(description["config"])
     _, fields, _ = family.write(family.spell(config)[0])
-    classes = held.classes or check_classes(description["classes"], outputs=config.classes)
+    classes = weights.classes or check_classes(description["classes"], outputs=config.classes)
     temperature = float(description["temperature"])
-    read = family.sized(family.read({**family.defaults, **fields}, held.tensors), held.preprocessing)
-    if read != held.config or not 0 < temperature < math.inf:
+    read = family.sized(family.read({**family.defaults, **fields}, weights.tensors), weights.preprocessing)
+    if read != weights.config or not 0 < temperature < math.inf:
         return None
     return replace(
-        held,
+        weights,
         config=config,
-        tensors=family.restore(config, held.tensors),
+        tensors=family.restore(config, weights.tensors),
         preprocessing=Preprocessing.from_dict(description["preprocessing"]),
         classes=classes or None,
         temperature=temperature,

@@ -29,22 +29,22 @@ class Family:
     Args:
         config: the type of its configs here.
         mark: a tensor that only this architecture has.
-        told: arguments of timm's class that no tensor shows.
-        shown: those that tensors show, and those that only training heeds.
+        needed: arguments of timm's class that no tensor shows.
+        derived: arguments that tensors show, and those that only training uses.
         pool: the only ``global_pool`` that is known here; None where there are several.
         head: names of the layers that timm makes anew for other classes.
-        read: a state dict, the file for messages, and what it was told, to our config and the tensors by our names. Raises
+        read: a state dict, the file for messages, and the `needed` arguments, to our config and the tensors by our names. Raises
             `CheckpointError`, or what a value that cannot be meant raises.
         check: raises `CheckpointError` for a config that timm's class cannot be.
         write: the tensors of such a config by timm's names.
-        arguments: what timm's class must be told to be such a model.
+        arguments: the arguments with which timm's class is such a model.
         architecture: the name of one of its models, of this size or of one from which the arguments make it.
     """
 
     config: type[Config]
     mark: str
-    told: frozenset[str]
-    shown: frozenset[str]
+    needed: frozenset[str]
+    derived: frozenset[str]
     pool: str | None = None
     head: tuple[str, ...] = ("head",)
     read: Callable[[Mapping[str, Tensor], Path, Mapping[str, Any]], tuple[Any, State]]
