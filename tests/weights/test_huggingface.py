@@ -108,7 +108,7 @@ def test_names_of_outputs_are_read_and_those_that_stand_twice_get_their_number(t
     model = load(tmp_path, log=said.append)
     assert model.classes == ("crane (0)", "dog", "crane (2)", "eel", "fox")
     assert model.multi_label
-    assert "numbers after the 1 class names that stand twice" in said[0]
+    assert "numbers after the 1 class names that appear twice" in said[0]
     edited(tmp_path / "config.json", id2label={"0": "LABEL_0"})
     assert load(tmp_path, log=said.append).classes == ("0", "1", "2", "3", "4")
     assert "carries no class names" in said[1]

@@ -110,7 +110,7 @@ def test_a_file_that_cannot_be_read_is_refused_without_opening_it(tmp_path, name
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (None, "is no model: it holds notes.txt"),
+        (None, "is not a model: it holds notes.txt"),
         ({"model_type": "vit", "architectures": ["ViT"]}, "model.safetensors cannot be read: No such file"),
         ({"colour": "blue"}, "describes no model"),
         ({"architecture": "vit_tiny"}, "model.safetensors cannot be read: No such file"),

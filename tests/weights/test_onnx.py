@@ -214,7 +214,7 @@ def of_no_sense(path: Path) -> None:
 
 
 BROKEN = {
-    foreign: "says nothing of its classes",
+    foreign: "has no description of its classes",
     torn: "no graph that onnxruntime can run",
     no_graph: "no graph that onnxruntime can run",
     empty: "no graph that onnxruntime can run",

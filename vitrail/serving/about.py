@@ -1,4 +1,4 @@
-"""The routes about the server itself: its model, whether it lives and is ready, its figures; and a new model."""
+"""The routes about the server: model, liveness, readiness, metrics and reload."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from vitrail.serving import schemas
-from vitrail.serving.documents import TELLS, errors
+from vitrail.serving.documents import MODEL_ERRORS, errors
 from vitrail.serving.refusals import Refused
 from vitrail.serving.service import CurrentService, Service
 from vitrail.weights.description import describe
@@ -23,7 +23,7 @@ def replies(model: type[schemas.Schema]) -> dict[int | str, dict[str, Any]]:
     return {200: {"model": model}, 503: {"model": model}, **errors("forbidden")}
 
 
-@router.get("/v1/model", summary="The model", responses={200: {"model": schemas.AboutModel}, **errors(*TELLS)})
+@router.get("/v1/model", summary="The model", responses={200: {"model": schemas.AboutModel}, **errors(*MODEL_ERRORS)})
 async def model(service: CurrentService) -> Response:
     """Its classes, preprocessing, figures and card, and what it can be asked."""
     return JSONResponse(describe_model(service))
@@ -59,7 +59,7 @@ def describe_model(service: Service) -> dict[str, Any]:
 
 
 def strip_folders(value: Any) -> Any:
-    """Plain values, of paths in them the last name alone: the folders are nobody else's business."""
+    """Plain values with only the last part of each path: folders of this machine are not sent."""
     match value:
         case dict():
             return {name: strip_folders(item) for name, item in value.items()}

@@ -1,4 +1,4 @@
-"""The application: the routes behind their door."""
+"""The application: the routes behind `gate.Admission`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def _handle_refused(request: Request, error: Exception) -> Response:
 
 
 async def _handle_config_error(request: Request, error: Exception) -> Response:
-    """What the model cannot be asked, in the words of the rest of the project."""
+    """A request that the model cannot answer."""
     assert isinstance(error, ConfigError)
     return _reply(request, Refused("cannot_explain", error.what, error.remedy))
 
@@ -88,5 +88,5 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
 
 
 async def _handle_exception(request: Request, error: Exception) -> Response:
-    """The door writes the error to the log, with the id that the client is told."""
+    """`gate.Admission` logs the error under the request id of the reply."""
     return _reply(request, Refused("internal", "the server failed at this request", "see its log"))

@@ -18,12 +18,12 @@ from typing import Any, Protocol
 from vitrail.serving.refusals import Refused
 
 Work = Callable[[list[Any]], Sequence[Any]]  # the items of a batch to an answer for each, in order
-LAST = 1.0  # seconds for the last batch: whoever asked for it has been told that it is too late
+LAST = 1.0  # seconds for the last batch: its clients have had their reply already
 HUNG = 120.0  # seconds in one batch after which the thread counts as dead
 
 
 class Watcher(Protocol):
-    """Who is told of every batch: `metrics.Metrics`."""
+    """Observes every batch: `metrics.Metrics`."""
 
     def batch(self, size: int, seconds: float) -> None: ...
 
@@ -49,7 +49,7 @@ class Batcher:
     Args:
         batch: items at most that are worked on at one time; only those of the same work are.
         room: places for items, from when they are taken in until they are answered.
-        watcher: is told of every batch, by the thread.
+        watcher: observes every batch, in the thread.
     """
 
     def __init__(self, *, batch: int, room: int, watcher: Watcher) -> None:
@@ -79,7 +79,7 @@ class Batcher:
         return self.taken >= self.room
 
     def queue_error(self) -> Refused:
-        """What a client is told that finds no place."""
+        """The error for a client that finds no place in the queue."""
         wait = self.taken * self._pace
         return Refused("queue_full", "all places of the queue are taken", "try again later", retry_after=wait)
 
@@ -142,7 +142,7 @@ class Batcher:
 
 
 def deadline_error() -> Refused:
-    """What a client is told whose time is over."""
+    """The error for a request whose deadline has passed."""
     return Refused("deadline", "the deadline passed before there was an answer", "try again later")
 
 

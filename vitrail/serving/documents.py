@@ -1,4 +1,4 @@
-"""What the OpenAPI document says beyond the routes' own types: bodies, errors, real examples."""
+"""What the OpenAPI document has beyond the types of the routes: bodies, errors, examples."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from vitrail.serving.refusals import STATUS
 from vitrail.serving.schemas import Error
 
-# a photograph of nothing, but a real one: a PNG of one grey pixel
+# a PNG of one grey pixel
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
-TAKES_IMAGES = ("bad_request", "unauthorised", "forbidden", "not_found", "too_slow", "too_large")
-TAKES_IMAGES += ("unsupported_media_type", "bad_image", "internal", "queue_full", "deadline")
-TELLS = ("unauthorised", "forbidden", "not_found", "invalid")
+IMAGE_ERRORS = ("bad_request", "unauthorised", "forbidden", "not_found", "too_slow", "too_large")
+IMAGE_ERRORS += ("unsupported_media_type", "bad_image", "internal", "queue_full", "deadline")
+MODEL_ERRORS = ("unauthorised", "forbidden", "not_found", "invalid")
 
 
 def errors(*codes: str) -> dict[int | str, dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""The door: what every request must pass before anything is spent on it, and what every reply carries.
+"""Admission: the checks that every request passes first, and the headers of every reply.
 
-It stands before the routes as plain ASGI, since under overload most requests get no further and must cost little.
+It is plain ASGI before the routes, since under overload most requests are refused here and must cost little.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log, access = logging.getLogger("vitrail.serving"), logging.getLogger("vitrail.a
 
 
 class Admission:
-    """The application behind its door.
+    """The application behind its admission checks.
 
     Args:
         app: the routes.
@@ -114,7 +114,7 @@ class Admission:
                     "unauthorised", "no valid token was sent", "send the header 'Authorization: Bearer TOKEN'"
                 )
         if b"transfer-encoding" in headers and b"content-length" in headers:
-            raise Refused("bad_request", "the body's length is told in two ways", "send one of the two headers")
+            raise Refused("bad_request", "the length of the body is given in two ways", "send one of the two headers")
         if _content_length(headers) > self.limits.body:
             raise self._too_large()
 
@@ -127,7 +127,7 @@ class Admission:
         if not asked:
             return self.limits.deadline
         if not re.fullmatch(r"[0-9]{1,9}", asked):
-            raise Refused("bad_request", "X-Deadline-Ms is no number of milliseconds", "send a whole number")
+            raise Refused("bad_request", "X-Deadline-Ms is not a number of milliseconds", "send a whole number")
         return min(int(asked) / 1000, self.limits.deadline)
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
@@ -235,7 +235,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 def _content_length(headers: dict[bytes, bytes]) -> int:
     text = headers.get(b"content-length", b"0")
     if not re.fullmatch(rb"[0-9]{1,18}", text):
-        raise Refused("bad_request", "Content-Length is no number of bytes", "send a whole number")
+        raise Refused("bad_request", "Content-Length is not a number of bytes", "send a whole number")
     return int(text)
 
 

@@ -22,7 +22,6 @@ from vitrail.serving.refusals import Refused
 from vitrail.serving.service import CurrentService, Service
 from vitrail.serving.uploads import MOST_COMMAS, Upload, decode_base64, parse_json
 
-DTYPES = {"UINT8": np.uint8, "FP32": np.float32}
 INPUTS = "send one input: 'image' BYTES (files in base64), 'pixels' UINT8 (N, h, w, C) or 'images' FP32 (N, C, h, w)"
 
 router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
@@ -149,7 +148,7 @@ def _parse_input(asked: dict[str, Any]) -> dict[str, Any]:
     """The only input, of a shape of whole numbers. Raises `Refused`."""
     inputs = asked.get("inputs")
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
-        raise Refused("bad_request", "'inputs' is no list of one input", INPUTS)
+        raise Refused("bad_request", "'inputs' is not a list of one input", INPUTS)
     shape, data = inputs[0].get("shape"), inputs[0].get("data")
     whole = isinstance(shape, list) and all(type(side) is int and 0 < side < 2**20 for side in shape)
     if not whole or not shape or not isinstance(data, list):
@@ -192,7 +191,7 @@ def _parse_pictures(served: LoadedModel, name: str, tensor: dict[str, Any]) -> l
     try:
         numbers = np.asarray(tensor["data"], np.float32).reshape(-1)
     except (ValueError, TypeError, OverflowError) as error:
-        raise Refused("bad_request", f"the data of {name!r} are no numbers", INPUTS) from error
+        raise Refused("bad_request", f"the data of {name!r} are not numbers", INPUTS) from error
     if numbers.size != math.prod(tensor["shape"]) or not np.isfinite(numbers).all():
         raise Refused(
             "bad_request", f"{numbers.size} numbers, or some not finite, for the shape {tensor['shape']}", INPUTS

@@ -1,4 +1,4 @@
-"""One loaded model as the server uses it: named, with a version of its own, every answer as plain values.
+"""A loaded model as the server uses it: with a name and a version, and results as plain values.
 
 C channels, K classes, F what the head reads, H heads, h x w pixels of the input or places of a layer's map.
 """
@@ -150,7 +150,7 @@ class LoadedModel:
         with in_precision(self.precision, images.device):
             outputs: Tensor = verb(images).float().cpu()
         if not outputs.isfinite().all():
-            raise ArithmeticError("the model's answer is no finite number")
+            raise ArithmeticError("the model's output is not finite")
         return outputs
 
     def top(self, probabilities: np.ndarray, count: int) -> list[tuple[str, float]]:

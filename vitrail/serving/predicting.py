@@ -17,7 +17,7 @@ from vitrail.analysis.explanation import ExplainOptions, Explanation, PreparedIm
 from vitrail.analysis.pictures import light_range, overlay
 from vitrail.errors import nearest
 from vitrail.serving import schemas
-from vitrail.serving.documents import TAKES_IMAGES, errors, image_body
+from vitrail.serving.documents import IMAGE_ERRORS, errors, image_body
 from vitrail.serving.loaded_model import ExplanationRequest, LayerMaps, LoadedModel, Scores
 from vitrail.serving.refusals import Refused
 from vitrail.serving.service import CurrentService, Service
@@ -59,7 +59,7 @@ Top = Annotated[int, Query(ge=1, le=1000, description="how many classes are list
     "/v1/predict",
     summary="What is on images",
     openapi_extra=image_body(),
-    responses={200: {"model": schemas.Predictions}, **errors(*TAKES_IMAGES, "invalid", "cannot_explain", "no_head")},
+    responses={200: {"model": schemas.Predictions}, **errors(*IMAGE_ERRORS, "invalid", "cannot_explain", "no_head")},
 )
 async def predict(
     request: Request,
@@ -91,7 +91,7 @@ async def predict(
     "/v1/embed",
     summary="The features of images",
     openapi_extra=image_body(),
-    responses={200: {"model": schemas.Embeddings}, **errors(*TAKES_IMAGES)},
+    responses={200: {"model": schemas.Embeddings}, **errors(*IMAGE_ERRORS)},
 )
 async def embed(
     request: Request, service: CurrentService, uploads: Annotated[list[Upload], Depends(get_uploads)]
@@ -116,7 +116,7 @@ async def embed(
             "model": schemas.ExplanationReply,
             "content": {"image/png": {"schema": {"type": "string", "format": "binary"}}},
         },
-        **errors(*TAKES_IMAGES, "invalid", "cannot_explain"),
+        **errors(*IMAGE_ERRORS, "invalid", "cannot_explain"),
     },
 )
 async def explain(

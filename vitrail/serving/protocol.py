@@ -1,6 +1,6 @@
-"""HTTP/1.1 by uvicorn and h11, with what they lack: a time by which a head, a body and the taking of a reply must be done.
+"""HTTP/1.1 by uvicorn and h11 with the timeouts that they lack: for a request's head, its body, and for taking the reply.
 
-A client that sends a byte now and then would otherwise hold its connection for ever.
+Without them a client that sends a byte now and then would hold its connection for ever.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class TimedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP is answered in the words of all other refusals."""
-        self._refuse(Refused("bad_request", "this is no HTTP/1.1 request that can be read"))
+        self._refuse(Refused("bad_request", "this is not a valid HTTP/1.1 request"))
         self._close()
 
     def _refuse(self, refused: Refused) -> None:

@@ -1,4 +1,4 @@
-"""What a client is told when it gets no answer: a status, a code for programs, words for people, and no path."""
+"""Error replies: a status, a code for programs, a message for people, and no path of this machine."""
 
 from __future__ import annotations
 

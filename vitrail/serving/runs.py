@@ -43,13 +43,13 @@ WORDS = {
     "val_map": ("Mean average precision", "validation"),
     "lr": ("Learning rate", "learning rate"),
 }
-ASKED = ("unauthorised", "forbidden", "not_found", "invalid")
+RUN_ERRORS = ("unauthorised", "forbidden", "not_found", "invalid")
 POSITION = ("step", "epoch", "images")  # where a row stands, and no curve
 
 Row = dict[str, float | None]
 After = Annotated[int, Query(description="only rows of later steps")]
 At = Annotated[
-    int, Query(ge=0, lt=1 << 50, description="where in the metrics to begin, as the curves or the last event told")
+    int, Query(ge=0, lt=1 << 50, description="where in the metrics to begin, as the curves or the last event gave it")
 ]
 
 
@@ -317,7 +317,7 @@ def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> A
     def runs() -> Response:
         return JSONResponse({"runs": [summarise(name, run) for name, run in find_runs(folder).items()]})
 
-    @router.get("/v1/runs/{name}/metrics", summary="The curves of a run", responses=_replies(Curves, *ASKED))
+    @router.get("/v1/runs/{name}/metrics", summary="The curves of a run", responses=_replies(Curves, *RUN_ERRORS))
     def metrics(name: str, after: After = -1) -> Response:
         """What was measured at each step that is later than the one asked for."""
         run = find_run(name)
@@ -330,7 +330,7 @@ def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> A
         "/v1/runs/{name}/events",
         summary="A run as it goes on",
         response_class=StreamingResponse,
-        responses={200: {"content": {"text/event-stream": {}}}, **errors(*ASKED, "queue_full")},
+        responses={200: {"content": {"text/event-stream": {}}}, **errors(*RUN_ERRORS, "queue_full")},
     )
     async def events(name: str, request: Request, at: At = 0) -> Response:
         """A stream of server-sent events: row, a line of the metrics, and state; it ends with the run."""

@@ -10,7 +10,7 @@ Score = Field(ge=0, le=1, examples=[0.81])
 
 
 class Schema(BaseModel):
-    """Of a reply: nothing but what is named here."""
+    """A part of a reply, with exactly these fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -56,7 +56,7 @@ class Explanation(Schema):
 
 
 class Answer(Schema):
-    """Of one image; an image that cannot be used has an error and nothing else."""
+    """The prediction for one image; for an image that cannot be used only ``error`` is set."""
 
     name: str | None = Field(examples=["cat.jpg"])
     label: str | None = None

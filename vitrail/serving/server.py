@@ -1,4 +1,4 @@
-"""The process: its socket, its signals, and an end that loses no request."""
+"""The server process: its socket, its signals, and a shutdown that loses no request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger("vitrail.serving")
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server that, told to stop, first lets those who would come go elsewhere.
+    """uvicorn's server with a graceful shutdown: at the signal it first lets load balancers send new requests elsewhere.
 
     At the signal it is no longer ready and every reply closes its connection. It still takes connections until no request
     has come for `QUIET` seconds, at most `ServerLimits.linger`; then what is in its hands is answered, and it leaves. A second
@@ -146,7 +146,7 @@ def bind(host: str, port: int) -> socket.socket:
 def run(
     service: Service, bound: socket.socket, *, token: str | None, hosts: tuple[str, ...], runs: Path | None
 ) -> None:
-    """Serves until it is told to stop; with ``hosts`` empty a server of its own machine is called by that machine's names."""
+    """Serves until a signal stops it; with ``hosts`` empty a server of its own machine is called by that machine's names."""
     host, port, *_ = bound.getsockname()
     local = host in LOOPBACK
     known = hosts or (("127.0.0.1", "localhost", "[::1]") if local else None)

@@ -1,4 +1,4 @@
-"""What stands behind the routes: the model that answers now, the batches, the threads that decode; starting, swapping, ending."""
+"""The service behind the routes: the current model, its batches, the decoder threads, reload and shutdown."""
 
 from __future__ import annotations
 

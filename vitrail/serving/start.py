@@ -1,4 +1,4 @@
-"""From what the command line asks to a server that runs."""
+"""Starts a server with the options of the command line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def start(
     runs: Path | None,
     access_log: bool,
 ) -> None:
-    """Serves until it is told to stop. Raises `ConfigError` for what cannot be listened to, and what `vitrail.load` raises."""
+    """Serves until a signal stops it. Raises `ConfigError` for what cannot be listened to, and what `vitrail.load` raises."""
     _configure_logging(access_log)
     token = read_token(token_file)
     check_reach(host, token)
@@ -86,4 +86,4 @@ def _configure_logging(access_log: bool) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)-7s %(message)s", level=logging.WARNING)
     log.setLevel(logging.INFO)
     logging.getLogger("vitrail.access").setLevel(logging.INFO if access_log else logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what strangers send is counted, not told
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # invalid requests are counted, not logged

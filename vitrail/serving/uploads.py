@@ -1,4 +1,4 @@
-"""Pictures out of a request's body, which is in memory whole and never anywhere else: multipart, raw or JSON."""
+"""Image files from the body of a request, which is kept in memory only: multipart, raw or JSON."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _parse_json_uploads(body: bytes) -> list[Upload]:
     content = parse_json(body, most=MOST_COMMAS)
     images = content.get("images", [content["image"]] if "image" in content else [])
     if not isinstance(images, list):
-        raise Refused("bad_request", "'images' is no list", FORMS)
+        raise Refused("bad_request", "'images' is not a list", FORMS)
     return [_parse_json_upload(image) for image in images]
 
 
@@ -135,9 +135,9 @@ def parse_json(body: bytes, *, most: int) -> dict[str, Any]:
     try:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Refused("bad_request", "the body is no JSON", FORMS) from error
+        raise Refused("bad_request", "the body is not JSON", FORMS) from error
     if not isinstance(content, dict):
-        raise Refused("bad_request", "the body is no JSON object", FORMS)
+        raise Refused("bad_request", "the body is not JSON object", FORMS)
     return content
 
 
@@ -154,5 +154,5 @@ def decode_base64(text: str) -> bytes:
         return b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise Refused(
-            "bad_request", "an image is no base64", "encode the file's bytes; no 'data:' before it"
+            "bad_request", "an image is not base64", "encode the file's bytes; no 'data:' before it"
         ) from error

@@ -1,6 +1,4 @@
-"""Reading an .npz file that may come from anyone: nothing is unpickled, and every size is checked before memory is taken;
-and writing one.
-"""
+"""Reads and writes .npz files. Files are untrusted: nothing is unpickled, and sizes are checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz file by name; bf16, which NumPy has no type for, comes as fp32.
 
     Raises:
-        CheckpointError: it is not there, damaged, holds objects, or promises more than it has.
+        CheckpointError: it is missing or damaged, holds objects, or declares more data than it has.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -35,7 +33,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}", AGAIN) from error
     except Exception as error:  # zipfile, the decompressors and NumPy's reading of headers raise a dozen kinds
-        raise CheckpointError(f"{path} is no sound .npz file: {printable(error, 200)}", AGAIN) from error
+        raise CheckpointError(f"{path} is not a valid .npz file: {printable(error, 200)}", AGAIN) from error
 
 
 def _check_sizes(members: list[zipfile.ZipInfo], path: Path) -> None:

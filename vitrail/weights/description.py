@@ -135,7 +135,7 @@ def read_sidecar(weights: Path) -> dict[str, Any] | None:
     if description.get("sha256") != hash_file(weights):
         what = f"{beside} describes other weights than those in {weights.name}"
         raise CheckpointError(
-            what, f"put the two back together, or remove {beside.name}: the layout's own rules then hold"
+            what, f"put the two files together again, or remove {beside.name}: the layout's own rules then hold"
         )
     return description
 

@@ -23,9 +23,9 @@ from vitrail.weights.timm import as_timm
 
 @dataclass(frozen=True)
 class EncodedModel:
-    """A model in some layout: the content of each file by name, and whether one of them is vitrail's own sidecar.
+    """The files of a model in some layout, by name, and whether one of them is vitrail's sidecar.
 
-    A destination that is a folder has these files; one that is a file has them beside each other, itself last.
+    They are written into a folder, or beside each other if the destination is a file, which is then the last.
     """
 
     files: Mapping[str, bytes]
@@ -41,7 +41,7 @@ def encode_native(classifier: Classifier, path: Path) -> EncodedModel:
 
 
 def encode_google(classifier: Classifier, path: Path) -> EncodedModel:
-    """An .npz as Google's code writes it, and all that it cannot say in a file beside it."""
+    """An .npz as Google's code writes it, and a sidecar with all that it cannot express."""
     if path.suffix != ".npz":
         raise ConfigError(f"{path} is no name for Google's layout", "give one that ends in .npz")
     content = to_npz(to_google(classifier.config, classifier.backbone.state_dict()))
@@ -49,7 +49,7 @@ def encode_google(classifier: Classifier, path: Path) -> EncodedModel:
 
 
 def encode_timm(classifier: Classifier, path: Path) -> EncodedModel:
-    """A folder as timm's ``save_for_hf`` writes it; or the tensors alone, and all that they cannot say beside them."""
+    """A folder as timm's ``save_for_hf`` writes it; or the tensors alone with a sidecar."""
     tensors, config = as_timm(classifier)
     content = to_bytes({name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
     if path.suffix == ".safetensors":

@@ -95,7 +95,7 @@ def bit_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         rest = inner.removeprefix(unit)
         inner = unit + PAPERS.get(rest, rest)
         if inner in renamed:
-            raise ValueError(f"{inner} stands twice")
+            raise ValueError(f"{inner} appears twice")
         renamed[inner] = array
     return renamed
 

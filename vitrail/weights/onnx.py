@@ -35,7 +35,7 @@ def read_onnx(path: Path) -> Classifier:
     session = open_session(path)
     metadata = session.get_modelmeta().custom_metadata_map
     if KEY not in metadata:
-        what = f"{path} says nothing of its classes and preprocessing: it is not of `vitrail export`, or was rewritten since"
+        what = f"{path} has no description of its classes: it is not of `vitrail export`, or was changed since"
         raise CheckpointError(what, "export the model again: vitrail export MODEL --to onnx")
     description = parse_json(metadata[KEY], f"the metadata of {path}")
     check_version(description, path)

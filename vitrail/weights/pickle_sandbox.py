@@ -189,7 +189,7 @@ def to_refusal(error: Exception) -> Refusal:
         return Refusal("takes more memory than a file of its size can need", DISTRUST)
     if isinstance(error, pickle.UnpicklingError):  # torch's advice to trust the file comes before the reason
         text = text.partition("WeightsUnpickler error:")[2].strip() or text
-    return Refusal(f"is no sound checkpoint: {text.partition(chr(10))[0][:200] or type(error).__name__}")
+    return Refusal(f"is not a valid checkpoint: {text.partition(chr(10))[0][:200] or type(error).__name__}")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Which weights a word means: the path, and how they are laid out there."""
+"""From the name of a model to the path of its weights and their layout."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ Layout = Literal[
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """Weights: the folder or file that holds them, and its layout; what a file holds is seen when it is read."""
+    """The folder or file of weights, and its layout; the layout of a ``.safetensors`` file is known once it is read."""
 
     path: Path
     layout: Layout
 
 
 def resolve_model(model: str | Path) -> ResolvedModel:
-    """What ``model`` means.
+    """Finds the weights that ``model`` names: a path, ``latest`` or ``hf:owner/name``.
 
     Raises:
-        ConfigError: there is nothing of that name; says what lies near.
-        CheckpointError: there is something, but nothing that can be read; or the hub cannot be reached.
+        ConfigError: no such model; suggests similar names.
+        CheckpointError: a file or folder that cannot be read; or the hub cannot be reached.
     """
     if str(model).startswith(REMOTE):
         return _resolve_folder(fetch(str(model)))
@@ -52,12 +52,12 @@ def resolve_model(model: str | Path) -> ResolvedModel:
             return _resolve_file(path)
         raise _nothing_at(path, str(model))
     except OSError as error:
-        what = f"{printable(model, 200)} cannot be looked at: {error.strerror or error}"
+        what = f"{printable(model, 200)} cannot be read: {error.strerror or error}"
         raise ConfigError(what, "check the path and its permissions") from error
 
 
 def newest_finished(runs: Path) -> Path:
-    """The run under ``runs`` that finished last. Raises `ConfigError` where none has."""
+    """The run under ``runs`` that finished last. Raises `ConfigError` if there is none."""
     finished = [
         (path.stat().st_mtime_ns, path.parent) for path in runs.glob("*/status.json") if _state(path) == "finished"
     ]
@@ -84,7 +84,7 @@ def _resolve_folder(folder: Path) -> ResolvedModel:
             what = f"the run {folder} has no model yet; its state is {_state(folder / 'status.json')!r}"
             raise CheckpointError(what, f"let it finish: vitrail train --resume {folder}")
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-        raise CheckpointError(f"{folder} is no model: it holds {names}", f"give {READABLE}")
+        raise CheckpointError(f"{folder} is not a model: it holds {names}", f"give {READABLE}")
     config_fields = read_json(config)
     if "format_version" in config_fields:
         return ResolvedModel(folder, "native folder")
@@ -92,7 +92,7 @@ def _resolve_folder(folder: Path) -> ResolvedModel:
         return ResolvedModel(folder, "timm folder")
     if "model_type" in config_fields or "architectures" in config_fields:
         return ResolvedModel(folder, "huggingface folder")
-    raise CheckpointError(f"{config} describes no model that is known here", f"give {READABLE}")
+    raise CheckpointError(f"{config} does not describe a known model", f"give {READABLE}")
 
 
 def _resolve_file(path: Path) -> ResolvedModel:
@@ -113,11 +113,11 @@ def _resolve_file(path: Path) -> ResolvedModel:
         return ResolvedModel(path, "pickled file")
     if suffix in LATER:
         raise CheckpointError(f"{path} is {LATER[suffix]}, not read yet", f"give {READABLE}")
-    raise CheckpointError(f"{path} is no file of weights that is known here", f"give {READABLE}")
+    raise CheckpointError(f"{path} is not a known file of weights", f"give {READABLE}")
 
 
 def _is_archive(path: Path) -> bool:
-    """Whether it is a real tar, which checkpoints by the name of .pth.tar are not."""
+    """Whether it is a tar archive, which checkpoints named .pth.tar are not."""
     with open(path, "rb") as file:
         return file.read(262)[257:] == b"ustar"
 

@@ -81,7 +81,7 @@ def load_tokenizer(path: str | Path, log: Say) -> SavedTokenizer:
     description = read_json(resolved.path / CONFIG) if resolved.layout == "native folder" else {}
     if description.get("kind") != TOKENIZER:
         raise CheckpointError(
-            f"{resolved.path} is no tokenizer", "give one: `vitrail pretrain DATA --objective tokenizer` trains it"
+            f"{resolved.path} is not a tokenizer", "give one: `vitrail pretrain DATA --objective tokenizer` trains it"
         )
     check_format(description, resolved.path)
     try:

@@ -50,8 +50,8 @@ class Converted:
         tensors, parameters: how many.
         unused: names of the tensors in the source that the model has no use for.
         difference: between outputs of source and copy, the largest of all, as a share of the largest output.
-        unsaid: numerics and steps of preprocessing that the layout has no words for.
-        notes: further facts that it has no words for, which change no output at the model's own size.
+        unsaid: numerics and steps of preprocessing that the layout cannot express.
+        notes: further facts that it cannot express, which change no output at the model's own size.
         alone: the same difference where the copy is read without what vitrail wrote beside it; None where that is
             impossible, or where there is nothing beside it.
     """
@@ -79,20 +79,20 @@ def convert(
     log: Say = lambda line: None,
     **changes: Any,
 ) -> Converted:
-    """Writes the model ``source`` in the layout ``to``, proved before it is put in its place.
+    """Writes the model ``source`` in the layout ``to``; the copy is verified before it is put in place.
 
     Args:
         source: what `vitrail.load` takes.
         destination: a folder, or a file where the name ends in .safetensors or .npz. What is there is replaced if it is an
             empty folder or a model in the same layout.
         to: one of `ENCODERS`.
-        force: write it though the layout cannot say some of the numerics, so that others compute something else.
+        force: write it although the layout cannot express some of the numerics, so that other readers compute other outputs.
         classes_file: a text file that names the outputs, one a line.
-        log: takes each line on what the source does not say and was assumed.
+        log: takes a line for everything that the source does not state and was assumed.
         changes: what `adapt` takes: ``image_size``, ``in_channels``, ``classes`` for another head.
 
     Raises:
-        ConfigError: a layout or destination that cannot be meant.
+        ConfigError: an unknown layout or an unsuitable destination.
         CheckpointError: the source cannot be read; the layout has no counterpart of a part of the model, or no words for
             its numerics; or the outputs of the copy are not those of the source. Nothing is left behind.
         DiskError: the disk is full or refuses.
@@ -114,7 +114,7 @@ def convert(
         difference = _prove(classifier, copy)
         unsaid, notes, alone = ((), (), None) if to == "native" else _read_alone(classifier, copy)
         if unsaid and not (force or written.sidecar):
-            what = f"the {to} layout has no words for {len(unsaid)} of the model's numerics"
+            what = f"the {to} layout cannot express {len(unsaid)} of the model's numerics"
             remedy = "--force writes it all the same; what reads it without vitrail then computes something else"
             raise CheckpointError(what, remedy, value="\n".join(unsaid))
         _put(aside, path, written)
@@ -236,14 +236,14 @@ def compare_outputs(one: Classifier, other: Classifier) -> float:
     Outputs are the logits and, since those of a new head are all zero, the features that the head reads.
 
     Raises:
-        CheckpointError: those of ``one`` are no finite numbers.
+        CheckpointError: those of ``one`` are not finite.
     """
     size, worst = (IMAGES, one.config.in_channels, *one.config.image_size), 0.0
     for seed in range(DRAWS):
         images = torch.randn(size, generator=torch.Generator().manual_seed(seed))  # (B, C, H, W)
         for expected, actual in zip(_outputs(one, images), _outputs(other, images)):
             if not expected.isfinite().all():
-                raise CheckpointError("the outputs of the model are no finite numbers", "convert a model that works")
+                raise CheckpointError("the outputs of the model are not finite", "convert a model that works")
             share = float((expected - actual).abs().max() / expected.abs().max().clamp(min=SMALLEST))
             worst = share if share > worst or share != share else worst
     return worst

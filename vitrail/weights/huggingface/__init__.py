@@ -145,4 +145,4 @@ def _classes(labels: Any, outputs: int) -> tuple[tuple[str, ...] | None, list[st
         return None, []
     twice = {name for name, count in Counter(names).items() if count > 1}
     numbered = [f"{name} ({place})" if name in twice else name for place, name in enumerate(names)]
-    return tuple(numbered), [f"numbers after the {len(twice)} class names that stand twice"] if twice else []
+    return tuple(numbered), [f"numbers after the {len(twice)} class names that appear twice"] if twice else []

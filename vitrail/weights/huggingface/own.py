@@ -1,6 +1,6 @@
 """What vitrail itself says of a model in a folder of transformers: the key "vitrail" of its config.json.
 
-Transformers has no words for some of what a model of ours is: how positions follow another size, the temperature. The key
+Transformers cannot express some of what a model of ours is: how positions follow another size, the temperature. The key
 holds our whole description beside the digest of the tensors that it describes. It is believed where the tensors are still
 those, and only as far as it does not contradict what transformers reads.
 """
@@ -84,7 +84,7 @@ def _apply_description(description: Any, weights: Weights, family: Family, path:
 
 
 def _round_trip(preprocessing: Preprocessing, config: Config, path: Path) -> Preprocessing | None:
-    """What transformers makes of it; None where it has no words for it."""
+    """What transformers makes of it; None where it cannot express it."""
     try:
         return from_processor(to_processor(preprocessing)[0], "ViT", config, path)[0]
     except CheckpointError:
