@@ -14,7 +14,7 @@ from PIL import Image
 from timm.data import create_transform, resolve_data_config
 
 from vitrail.weights import load
-from vitrail.weights.convert import convert
+from vitrail.workflows.convert import convert
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 RIGHT = 218

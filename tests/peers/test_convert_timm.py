@@ -19,10 +19,10 @@ from vitrail.errors import CheckpointError
 from vitrail.models import MODELS, sketch
 from vitrail.tasks.classification import Classifier, create_model
 from vitrail.weights import load
-from vitrail.weights.convert import convert
 from vitrail.weights.native import save_model
-from vitrail.weights.timm import family_of, read_timm, told_by
+from vitrail.weights.timm import family_of, read_arguments, read_timm
 from vitrail.weights.timm.vit import VIT, from_timm
+from vitrail.workflows.convert import convert
 
 pytestmark = pytest.mark.peers
 SMALL: dict[str, Any] = {"image_size": 48, "patch_size": 8, "width": 192, "depth": 2, "heads": 3, "mlp_width": 401}
@@ -241,7 +241,7 @@ def test_what_the_name_of_a_timm_model_says_is_what_timm_makes_of_it():
                 theirs = timm.create_model(name, depth=1)
             described = {"architecture": name, "global_pool": theirs.global_pool}
             try:
-                told = told_by(described, VIT, Path(name))
+                told = read_arguments(described, VIT, Path(name))
                 state = {each: torch.zeros(()).expand(tensor.shape) for each, tensor in theirs.state_dict().items()}
                 config, tensors = from_timm(state, Path(name), told)
             except CheckpointError:

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from vitrail.analysis import pictures
 from vitrail.analysis.palette import ANCHORS, DARK, LIGHT
-from vitrail.serving.pages import PACKAGED, packaged, pages_routes
+from vitrail.serving.pages import PACKAGED, load_files, pages_routes
 from vitrail.serving.refusals import Refused
 
 FOLDER = files("vitrail.serving") / "page"
@@ -90,7 +90,7 @@ def test_what_is_not_on_the_list_is_not_there(client, name):
 
 
 def test_every_tag_is_its_own():
-    tags = [file.tag for file in packaged().values()]
+    tags = [file.tag for file in load_files().values()]
     assert len(set(tags)) == len(tags)
 
 
@@ -106,7 +106,7 @@ def test_a_document_has_no_script_no_style_and_no_handler_of_its_own(name):
 def test_a_document_asks_for_packaged_files_alone(name):
     asked = re.findall(r'(?:src|href)="page/([^"]+)"', text(name))
     assert asked
-    assert set(asked) <= packaged().keys()
+    assert set(asked) <= load_files().keys()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -19,7 +19,7 @@ from vitrail.analysis.attention import head_maps
 from vitrail.analysis.occlusion import occlusion
 from vitrail.analysis.rollout import rollout
 from vitrail.inference.options import InferenceOptions
-from vitrail.serving.loaded_model import Abandoned, LoadedModel, load_served
+from vitrail.serving.loaded_model import Abandoned, LoadedModel, load_model
 from vitrail.tasks.classification import Classifier
 
 
@@ -155,7 +155,7 @@ def test_a_network_without_attention_offers_occlusion_alone(start, png):
 
 
 def test_an_exported_graph_answers_embeds_and_is_explained_by_occlusion_alone(start, png, tmp_path):
-    served = load_served(
+    served = load_model(
         str(write_graph(tmp_path / "a.onnx")), name=None, classes=None, options=InferenceOptions(), say=print
     )
     client = start(lambda: served)

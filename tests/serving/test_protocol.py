@@ -10,7 +10,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from vitrail.serving.limits import ServerLimits
-from vitrail.serving.protocol import limited
+from vitrail.serving.protocol import make_protocol
 
 ASK = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HALF = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
@@ -30,7 +30,7 @@ async def until_ended(sent: bytes, *, listens: bool) -> None:
     config = uvicorn.Config(reply, loop="asyncio", lifespan="off", log_config=None, timeout_keep_alive=1)
     config.load()
     state, loop = ServerState(), asyncio.get_running_loop()
-    make = limited(limits)
+    make = make_protocol(limits)
     server = await loop.create_server(lambda: make(config, state, {}), "127.0.0.1", 0)
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)

@@ -19,7 +19,7 @@ from vitrail.config.schema import ModelSettings, ObjectiveSettings, Run, Schedul
 from vitrail.runs.folder import RunFolder
 from vitrail.serving import runs as serving
 from vitrail.serving.refusals import Refused
-from vitrail.serving.runs import find_runs, followed, parsed, runs_routes, thinned
+from vitrail.serving.runs import find_runs, follow_run, parse_rows, runs_routes, thin_rows
 
 
 def client_of(folder: Path, **more) -> TestClient:
@@ -101,12 +101,12 @@ def test_curves_come_with_what_they_are_and_from_where_one_asks(place):
 
 def test_many_rows_are_thinned_and_evaluations_and_the_last_stay():
     rows = [{"step": step, "lr": 0.1} for step in range(50_001)] + [{"step": step} for step in range(0, 50_001, 100)]
-    kept = thinned(rows)
+    kept = thin_rows(rows)
     assert 1_500 < len(kept) <= 2_000
     assert [row for row in kept if "lr" not in row] == rows[50_001:]
     assert kept[-1]["step"] == 50_000
     assert [row["step"] for row in kept] == sorted(row["step"] for row in kept)
-    assert thinned(rows[:2_000]) == rows[:2_000]
+    assert thin_rows(rows[:2_000]) == rows[:2_000]
 
 
 def test_a_run_that_grows_is_read_anew(place):
@@ -128,7 +128,7 @@ def test_a_run_that_grows_is_read_anew(place):
     ids=repr,
 )  # fmt: skip
 def test_a_line_that_is_no_row_is_passed_over(line):
-    assert list(parsed(line + b'\n{"step": 2}\n')) == [{"step": 2}]
+    assert list(parse_rows(line + b'\n{"step": 2}\n')) == [{"step": 2}]
 
 
 def test_values_that_are_no_numbers_are_left_out_and_those_that_json_cannot_say_are_null(place):
@@ -289,7 +289,7 @@ def test_rows_come_while_a_run_trains_and_the_stream_ends_with_it(place, monkeyp
     found = []
 
     async def on_attention() -> None:
-        async for event in followed(folder.path, metrics.stat().st_size, lambda: False):
+        async for event in follow_run(folder.path, metrics.stat().st_size, lambda: False):
             found.append(event)
             if len(found) == 1:
                 with open(metrics, "a") as file:
@@ -315,7 +315,7 @@ def test_who_watches_is_let_go_when_the_server_drains(place, monkeypatch):
         return len(asked) > 3
 
     size = (folder.path / "metrics.jsonl").stat().st_size
-    assert len(collect(followed(folder.path, size, draining), until=99)) == 1
+    assert len(collect(follow_run(folder.path, size, draining), until=99)) == 1
     assert len(asked) == 4
 
 
@@ -324,7 +324,7 @@ def test_a_quiet_run_is_heard_to_live(place, monkeypatch):
     monkeypatch.setattr(serving, "QUIET", 0.02)
     folder = train(place / "live", state="running")
     size = (folder.path / "metrics.jsonl").stat().st_size
-    assert collect(followed(folder.path, size, lambda: False), until=2)[1].startswith(":")
+    assert collect(follow_run(folder.path, size, lambda: False), until=2)[1].startswith(":")
 
 
 def test_too_many_who_watch_are_told_to_come_later(place, monkeypatch):
@@ -351,7 +351,7 @@ def test_of_a_file_that_grows_only_what_is_new_is_read_and_another_in_its_place_
         return real(*given)
 
     monkeypatch.setattr(serving, "read", told)
-    growing = serving.Growing(most=1)
+    growing = serving.RowCache(most=1)
     look = lambda: growing.rows(serving.stamp(path))  # noqa: E731
     path.write_bytes(b'{"step": 1}\n{"step": 2')
     assert look() == ([{"step": 1}], 12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vitrail.serving.refusals import Refused
-from vitrail.serving.uploads import Upload, uploads_of
+from vitrail.serving.uploads import Upload, parse_uploads
 
 FORM = "multipart/form-data; boundary=edge"
 
@@ -22,19 +22,19 @@ def test_files_of_a_form_come_in_order_and_fields_are_left_out():
     body = form(
         part('name="a"; filename="1.png"', b"one"), part('name="note"', b"no"), part('name="b"; filename=""', b"")
     )
-    assert uploads_of(body, FORM, most=4) == [Upload("1.png", b"one"), Upload("", b"")]
+    assert parse_uploads(body, FORM, most=4) == [Upload("1.png", b"one"), Upload("", b"")]
 
 
 def test_a_name_keeps_its_words_and_is_cut():
     body = form(part('name="a"; filename="gr\u00fcn <b>.png"', b"1"), part(f'name="a"; filename="{"x" * 300}"', b"2"))
-    first, second = uploads_of(body, FORM, most=4)
+    first, second = parse_uploads(body, FORM, most=4)
     assert first.name == "gr\u00fcn <b>.png" and second.name == "x" * 255
 
 
 def test_json_takes_one_or_several_with_or_without_names():
-    assert uploads_of(b'{"image": "YQ=="}', "application/json", most=1) == [Upload(None, b"a")]
+    assert parse_uploads(b'{"image": "YQ=="}', "application/json", most=1) == [Upload(None, b"a")]
     body = b'{"images": [{"name": "b.png", "data": "Yg=="}, "YQ=="]}'
-    assert uploads_of(body, "application/json; charset=utf-8", most=2) == [Upload("b.png", b"b"), Upload(None, b"a")]
+    assert parse_uploads(body, "application/json; charset=utf-8", most=2) == [Upload("b.png", b"b"), Upload(None, b"a")]
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_json_takes_one_or_several_with_or_without_names():
 )  # fmt: skip
 def test_a_broken_body_is_refused_and_never_half_read(body, kind, code):
     with pytest.raises(Refused) as refused:
-        uploads_of(body, kind, most=4)
+        parse_uploads(body, kind, most=4)
     assert refused.value.code == code and refused.value.remedy
 
 
 def test_json_of_countless_values_is_not_parsed():
     with pytest.raises(Refused, match="values"):
-        uploads_of(b'{"image": [' + b"[]," * 5000 + b"[]]}", "application/json", most=16)
+        parse_uploads(b'{"image": [' + b"[]," * 5000 + b"[]]}", "application/json", most=16)

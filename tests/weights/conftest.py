@@ -46,7 +46,7 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
 def warm_process() -> Iterator[subprocess.Popen]:
     """A process that has imported torch, and runs the program that opens pickles in a child of its own each time."""
     paths = json.dumps([entry for entry in sys.path if os.path.isabs(entry)])
-    command = [sys.executable, "-I", "-c", WARM, pickled.unpickler.__file__, paths]
+    command = [sys.executable, "-I", "-c", WARM, pickled.pickle_sandbox.__file__, paths]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.stdin.close()

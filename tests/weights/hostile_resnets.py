@@ -81,6 +81,6 @@ RESNETS: dict[str, tuple[Maker, str]] = {
     ),
     "a layer by two numbers": (
         google(BIT, resnet__group_norm_1__gamma=np.zeros(512, np.float32)),
-        "group_norm/gamma stands twice",
+        "group_norm/gamma appears twice",
     ),
 }

@@ -1,4 +1,4 @@
-"""The kinds of models that conversion is tried on: what is changed of a small one, and which layouts have words for it."""
+"""The kinds of models that conversion is tried on: what is changed of a small one, and which layouts can express it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitrail.tasks.classification import Classifier, create_model
 
 SMALL: dict[str, Any] = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 2, "heads": 2, "mlp_width": 41}
 DEIT3 = {"layer_scale": 0.1, "prefix_positions": False, "gelu": "exact", "position_resize": "bicubic"}
-# changes of the config, and the layouts that have words for such a model
+# changes of the config, and the layouts that can express such a model
 KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "the paper's": ({}, ("google", "timm")),
     "exact GELU, another norm and resize": (

@@ -250,7 +250,7 @@ WRONG = {
     ),
     "a layer twice": (
         lambda: {**written(BIT), "resnet/block1/unit01/a/group_norm_7/gamma": np.ones(64, np.float32)},
-        "block1/unit01/a/group_norm/gamma stands twice",
+        "block1/unit01/a/group_norm/gamma appears twice",
     ),
     "a foreign array": (
         lambda: {**written(BIT), "resnet/block1/unit01/d/kernel": np.ones(3)},

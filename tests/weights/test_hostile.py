@@ -118,7 +118,7 @@ def test_weights_that_are_no_numbers_load_with_a_warning(number, tmp_path):
     tensors = changed(sound(), norm__weight=torch.full((24,), number))
     path = timm_folder(tensors=tensors)(tmp_path)
     assert said(path)[-1] == (
-        f"warning  {path.name}: NaN or infinity in 1 tensors, such as norm.weight: answers mean nothing"
+        f"warning  {path.name}: NaN or infinity in 1 tensors, such as norm.weight: its predictions are meaningless"
     )
 
 

@@ -49,7 +49,7 @@ def test_shards_are_read_through_the_links_of_the_hubs_cache(asked, tmp_path, mo
 
 
 def test_no_code_is_fetched_and_a_pickle_only_where_there_is_nothing_else(asked, tmp_path):
-    with pytest.raises(CheckpointError, match="is no model"):
+    with pytest.raises(CheckpointError, match="is not a model"):
         load("hf:owner/name")
     first, second = asked
     assert first["allow_patterns"] == ["*.json", "model*.safetensors"]
@@ -61,7 +61,7 @@ def test_no_code_is_fetched_and_a_pickle_only_where_there_is_nothing_else(asked,
     "name", ["hf:", "hf:name", "hf:a/b/c", "hf:../x", "hf:a/..", "hf:a/b@../c", "hf:a b/c", "hf:a/b@"]
 )
 def test_what_is_no_name_of_the_hub_is_refused_before_it_is_asked(asked, name):
-    with pytest.raises(ConfigError, match="is no name of a model on the hub"):
+    with pytest.raises(ConfigError, match="is not the name of a model on the hub"):
         load(name)
     assert asked == []
 

@@ -108,7 +108,7 @@ def test_names_of_outputs_are_read_and_those_that_stand_twice_get_their_number(t
     model = load(tmp_path, log=said.append)
     assert model.classes == ("crane (0)", "dog", "crane (2)", "eel", "fox")
     assert model.multi_label
-    assert "numbers after the 1 class names that stand twice" in said[0]
+    assert "numbers after the 1 class names that appear twice" in said[0]
     edited(tmp_path / "config.json", id2label={"0": "LABEL_0"})
     assert load(tmp_path, log=said.append).classes == ("0", "1", "2", "3", "4")
     assert "carries no class names" in said[1]
@@ -245,7 +245,7 @@ def test_no_odd_value_of_a_field_is_more_than_an_error(kind, tmp_path):
     refused = 0
     for config, processing in odd:
         try:
-            read_huggingface(dict(tensors), config, processing, tmp_path).classifier(tmp_path, silent, named=True)
+            read_huggingface(dict(tensors), config, processing, tmp_path).build_model(tmp_path, silent, has_names=True)
         except VitrailError:
             refused += 1
     assert refused > len(odd) / 2

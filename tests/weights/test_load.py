@@ -19,7 +19,7 @@ from vitrail.models.positions import resize
 from vitrail.tasks.classification import Classifier, create_model
 from vitrail.weights import adapt, load
 from vitrail.weights.native import save_model, set_temperature
-from vitrail.weights.resolve import find
+from vitrail.weights.resolve import resolve_model
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 24, "depth": 2, "heads": 2, "mlp_width": 40}
 
@@ -64,7 +64,7 @@ def test_latest_is_the_run_that_finished_last(run, model):
     (run.parent / "odd").mkdir()
     (run.parent / "odd" / "status.json").write_text("{")
     assert load("latest").temperature == 2.0
-    assert find("latest").path.samefile(newer / "model")
+    assert resolve_model("latest").path.samefile(newer / "model")
     assert set_temperature("latest", 4.0).samefile(newer / "model" / "config.json")
     assert load(newer).temperature == 4.0
 
@@ -110,7 +110,7 @@ def test_a_file_that_cannot_be_read_is_refused_without_opening_it(tmp_path, name
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (None, "is no model: it holds notes.txt"),
+        (None, "is not a model: it holds notes.txt"),
         ({"model_type": "vit", "architectures": ["ViT"]}, "model.safetensors cannot be read: No such file"),
         ({"colour": "blue"}, "describes no model"),
         ({"architecture": "vit_tiny"}, "model.safetensors cannot be read: No such file"),

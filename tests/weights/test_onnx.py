@@ -21,9 +21,9 @@ from vitrail.inference.features import digest_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.weights import adapt
-from vitrail.weights.convert import convert
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.native import save_model, set_temperature
+from vitrail.workflows.convert import convert
 from vitrail.workflows.evaluate import evaluate
 from vitrail.workflows.predict import embed, predict
 
@@ -70,15 +70,15 @@ def test_it_predicts_and_embeds(tmp_path, pictures):
     features, logits = expected(images)
     best = [model.classes[place] for place in logits.argmax(1)]
     assert [each.label for each in model.predict([Image.open(name) for name in pictures])] == best
-    reading = InferenceOptions(quiet=True, batch=2)
-    assert [each.label for each in predict(path, pictures, reading=reading, say=silent)] == best
-    found = [each for _, each in embed(path, pictures, reading=reading, say=silent)]
+    options = InferenceOptions(quiet=True, batch=2)
+    assert [each.label for each in predict(path, pictures, options=options, say=silent)] == best
+    found = [each for _, each in embed(path, pictures, options=options, say=silent)]
     np.testing.assert_allclose(found, features, rtol=1e-5, atol=1e-6)
 
 
 def test_it_is_judged_as_any_model(tmp_path):
     path = write_graph(tmp_path / "a.onnx", classes=tuple("0123456789"), channels=1)
-    judgement = evaluate(path, "digits", reading=InferenceOptions(quiet=True, batch=500), say=silent)
+    judgement = evaluate(path, "digits", options=InferenceOptions(quiet=True, batch=500), say=silent)
     weight, bias = head_of(10, 1)
     digits = vitrail.load(path)
     images = digits.preprocess(np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), dtype=np.uint8))
@@ -214,7 +214,7 @@ def of_no_sense(path: Path) -> None:
 
 
 BROKEN = {
-    foreign: "says nothing of its classes",
+    foreign: "has no description of its classes",
     torn: "no graph that onnxruntime can run",
     no_graph: "no graph that onnxruntime can run",
     empty: "no graph that onnxruntime can run",

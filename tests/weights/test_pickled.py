@@ -88,16 +88,16 @@ def test_what_takes_too_long_is_ended(tmp_path, monkeypatch):
 
 
 def test_a_program_that_dies_is_told_by_its_signal(tmp_path, monkeypatch):
-    monkeypatch.setattr(pickled.unpickler, "__file__", str(tmp_path / "dies.py"))
+    monkeypatch.setattr(pickled.pickle_sandbox, "__file__", str(tmp_path / "dies.py"))
     (tmp_path / "dies.py").write_text("import os\nos.abort()")
     path = torch_zip(lambda folder: sound())(tmp_path)
     assert "x.pt ended the process that read it (SIGABRT)" in refused(path, tmp_path)
 
 
 def test_a_program_that_was_taken_over_is_not_believed(tmp_path, monkeypatch):
-    monkeypatch.setattr(pickled.unpickler, "__file__", str(tmp_path / "evil.py"))
+    monkeypatch.setattr(pickled.pickle_sandbox, "__file__", str(tmp_path / "evil.py"))
     path = torch_zip(lambda folder: sound())(tmp_path)
-    told = '{"took": "x"}', '{"what": "\\u001b[2J", "remedy": ["y"]}', "[" * 100_000, ""
+    told = '{"read": "x"}', '{"what": "\\u001b[2J", "remedy": ["y"]}', "[" * 100_000, ""
     for answer, tensors in [(told[0], b""), (told[0], pickle.dumps([])), *((each, b"") for each in told[1:])]:
         program = f"open('answer.json', 'w').write({answer!r})\nopen('model.safetensors', 'wb').write({tensors!r})"
         (tmp_path / "evil.py").write_text(program)
@@ -108,10 +108,10 @@ FORBIDDEN = """
 import os, socket, subprocess, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-import unpickler
+import pickle_sandbox
 folder = Path(sys.argv[2])
-unpickler.limit("RLIMIT_CORE", 0)
-sys.addaudithook(lambda event, arguments: unpickler.forbid(event, arguments, folder / "own"))
+pickle_sandbox.limit("RLIMIT_CORE", 0)
+sys.addaudithook(lambda event, arguments: pickle_sandbox.forbid(event, arguments, folder / "own"))
 (folder / "own" / "allowed").write_text("")
 attempts = [
     lambda: os.system(f"touch {folder}/ran"), lambda: subprocess.run(["touch", folder / "ran"]), os.fork,
@@ -136,7 +136,7 @@ def test_the_program_that_opens_pickles_can_start_nothing_and_write_nowhere_else
 
 def test_the_program_that_opens_pickles_sees_no_secrets(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
-    monkeypatch.setattr(pickled.unpickler, "__file__", str(tmp_path / "tells.py"))
+    monkeypatch.setattr(pickled.pickle_sandbox, "__file__", str(tmp_path / "tells.py"))
     telling = "import json, os\njson.dump({'what': ' '.join(os.environ), 'remedy': 'x'}, open('answer.json', 'w'))"
     (tmp_path / "tells.py").write_text(telling)
     message = refused(torch_zip(lambda folder: sound())(tmp_path), tmp_path)

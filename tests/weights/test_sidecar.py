@@ -10,7 +10,7 @@ import pytest
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.weights import load
 from vitrail.weights.arrays import read_npz
-from vitrail.weights.convert import convert
+from vitrail.workflows.convert import convert
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a.safetensors"])
@@ -49,7 +49,7 @@ def test_googles_arrays_show_their_heads_whatever_is_described(tmp_path, saved):
 def test_a_description_beside_weights_that_is_torn_is_refused(tmp_path, saved):
     place = convert(saved(), tmp_path / "a.npz", "google").path
     (tmp_path / "a.json").write_text((tmp_path / "a.json").read_text()[:-9])
-    with pytest.raises(CheckpointError, match=r"a\.json is no JSON"):
+    with pytest.raises(CheckpointError, match=r"a\.json is not JSON"):
         load(place)
 
 

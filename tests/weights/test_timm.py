@@ -18,7 +18,7 @@ from vitrail.errors import CheckpointError
 from vitrail.models import create_backbone
 from vitrail.tasks import metrics
 from vitrail.weights import load
-from vitrail.weights.timm import preprocessing_of
+from vitrail.weights.timm import parse_preprocessing
 from vitrail.weights.timm.vit import arguments_of, from_timm, to_timm
 
 WHERE = Path("weights.safetensors")
@@ -238,7 +238,7 @@ def test_no_broken_file_is_half_read(tmp_path):
 
 def test_the_preprocessing_of_a_bare_file_is_timms_and_is_said_to_be_assumed():
     config, _ = from_timm(a_state(), WHERE)
-    found, assumed = preprocessing_of({}, config, WHERE)
+    found, assumed = parse_preprocessing({}, config, WHERE)
     assert found == Preprocessing.timm(12)
     assert assumed == [
         "mean [0.5, 0.5, 0.5]",
@@ -258,7 +258,7 @@ def test_a_stated_preprocessing_is_taken():
         "crop_pct": 1.0,
         "crop_mode": "squash",
     }
-    found, assumed = preprocessing_of({"pretrained_cfg": stated}, config, WHERE)
+    found, assumed = parse_preprocessing({"pretrained_cfg": stated}, config, WHERE)
     assert found == Preprocessing(
         size=(12, 12), resize="squash", interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(1, 2, 3)
     )
@@ -273,7 +273,7 @@ def test_a_stated_preprocessing_is_taken():
         {"crop_pct": "most"},
     ):
         with pytest.raises(CheckpointError):
-            preprocessing_of({"pretrained_cfg": {**stated, **wrong}}, config, WHERE)
+            parse_preprocessing({"pretrained_cfg": {**stated, **wrong}}, config, WHERE)
 
 
 def a_folder(folder: Path, **changes: object) -> Path:

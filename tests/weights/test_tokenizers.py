@@ -99,7 +99,7 @@ def test_a_tokenizer_is_no_model_and_a_model_is_no_tokenizer(folder, tmp_path):
         set_temperature(folder, 2.0)
     model = save_model(tmp_path / "model", a_model())
     for path in (model, save_model(tmp_path / "model.safetensors", a_model())):
-        with pytest.raises(CheckpointError, match=r"is no tokenizer(.|\n)*--objective tokenizer"):
+        with pytest.raises(CheckpointError, match=r"is not a tokenizer(.|\n)*--objective tokenizer"):
             load_tokenizer(path, silent)
     with pytest.raises(ConfigError, match="there are no weights"):
         load_tokenizer(tmp_path / "nothing", silent)
@@ -143,7 +143,9 @@ def test_numbers_that_are_none_are_told(tmp_path):
         broken.pixels.bias[0] = torch.nan
     told: list[str] = []
     load_tokenizer(save_tokenizer(tmp_path / "broken", broken, PREPROCESSING), told.append)
-    assert told == ["warning  broken: NaN or infinity in 1 tensors, such as pixels.bias: answers mean nothing"]
+    assert told == [
+        "warning  broken: NaN or infinity in 1 tensors, such as pixels.bias: its predictions are meaningless"
+    ]
 
 
 def test_the_file_is_plain_safetensors(folder):

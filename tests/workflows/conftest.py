@@ -1,11 +1,16 @@
-"""One thread for every verb."""
+"""One thread for every verb, and a small model on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from tests.weights.kinds import a_model
+from vitrail.weights.native import save_model
 
 
 @pytest.fixture(autouse=True)
@@ -16,3 +21,13 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., Path]:
+    """Saves a small model, with what is changed of it, and names the folder."""
+
+    def save(**changes: Any) -> Path:
+        return save_model(tmp_path / "source", a_model(**changes))
+
+    return save

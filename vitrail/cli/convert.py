@@ -9,8 +9,8 @@ from vitrail.cli.output import AsJson
 from vitrail.config.flags import ConvertFlags, LayoutFlags
 
 if TYPE_CHECKING:
-    from vitrail.weights.compare import Difference
-    from vitrail.weights.convert import Converted
+    from vitrail.workflows.compare import Difference
+    from vitrail.workflows.convert import Converted
 
 MOST_ROWS = 20  # of tensors that differ
 

@@ -1,4 +1,4 @@
-"""The routes about the server itself: its model, whether it lives and is ready, its figures; and a new model."""
+"""The routes about the server: model, liveness, readiness, metrics and reload."""
 
 from __future__ import annotations
 
@@ -9,42 +9,41 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from vitrail.serving import answers
-from vitrail.serving.documents import TELLS, errors
-from vitrail.serving.predicting import TheService, model_name
+from vitrail.serving import schemas
+from vitrail.serving.documents import MODEL_ERRORS, errors
 from vitrail.serving.refusals import Refused
-from vitrail.serving.service import Service
+from vitrail.serving.service import CurrentService, Service
 from vitrail.weights.description import describe
 
 router = APIRouter(tags=["server"])
 
 
-def told(model: type[answers.Told]) -> dict[int | str, dict[str, Any]]:
+def replies(model: type[schemas.Schema]) -> dict[int | str, dict[str, Any]]:
     """The same words whether all is well or not."""
     return {200: {"model": model}, 503: {"model": model}, **errors("forbidden")}
 
 
-@router.get("/v1/model", summary="The model", responses={200: {"model": answers.AboutModel}, **errors(*TELLS)})
-async def model(service: TheService) -> Response:
+@router.get("/v1/model", summary="The model", responses={200: {"model": schemas.AboutModel}, **errors(*MODEL_ERRORS)})
+async def model(service: CurrentService) -> Response:
     """Its classes, preprocessing, figures and card, and what it can be asked."""
-    return JSONResponse(about(service))
+    return JSONResponse(describe_model(service))
 
 
-def about(service: Service) -> dict[str, Any]:
+def describe_model(service: Service) -> dict[str, Any]:
     served, limits = service.served, service.limits
     classifier = served.classifier
-    told = describe(classifier)
+    description = describe(classifier)
     return {
         "name": served.name,
         "version": served.version,
         "source": served.about.get("source", ""),
-        "architecture": told["architecture"],
+        "architecture": description["architecture"],
         "image_size": list(classifier.preprocessing.size),
         "channels": classifier.preprocessing.channels,
-        "parameters": sum(each.numel() for each in classifier.parameters()),
-        "numerics": told["config"],
-        **{name: told[name] for name in ("classes", "multi_label", "temperature", "preprocessing")},
-        "provenance": without_folders(told["provenance"]),
+        "parameters": sum(parameter.numel() for parameter in classifier.parameters()),
+        "numerics": description["config"],
+        **{name: description[name] for name in ("classes", "multi_label", "temperature", "preprocessing")},
+        "provenance": strip_folders(description["provenance"]),
         "metrics": served.about.get("metrics", {}),
         "card": served.about.get("card"),
         "parity": served.about.get("parity"),
@@ -59,13 +58,13 @@ def about(service: Service) -> dict[str, Any]:
     }
 
 
-def without_folders(value: Any) -> Any:
-    """Plain values, of paths in them the last name alone: the folders are nobody else's business."""
+def strip_folders(value: Any) -> Any:
+    """Plain values with only the last part of each path: folders of this machine are not sent."""
     match value:
         case dict():
-            return {name: without_folders(each) for name, each in value.items()}
+            return {name: strip_folders(item) for name, item in value.items()}
         case list() | tuple():
-            return [without_folders(each) for each in value]
+            return [strip_folders(item) for item in value]
         case str() if not value.startswith("hf:"):
             return PurePath(value.replace("\\", "/")).name or value
     return value
@@ -74,26 +73,26 @@ def without_folders(value: Any) -> Any:
 @router.post(
     "/v1/reload",
     summary="Read the model anew",
-    responses={200: {"model": answers.Reloaded}, **errors("unauthorised", "forbidden", "not_found", "conflict")},
+    responses={200: {"model": schemas.ReloadReply}, **errors("unauthorised", "forbidden", "not_found", "conflict")},
 )
-async def reload(request: Request, service: TheService) -> Response:
+async def reload(request: Request, service: CurrentService) -> Response:
     """Reads the model again from where the server found it, and answers with it from then on. A bad one is refused."""
     if request.app.state.token is None:
         raise Refused("forbidden", "this server has no token, and a reload needs one", "start it with --token-file")
     new, previous = await service.reload()
-    return JSONResponse({**model_name(new), "previous": previous})
+    return JSONResponse({"model": new.identity, "previous": previous})
 
 
 @router.head("/livez", include_in_schema=False)
-@router.get("/livez", summary="Whether the server lives", responses=told(answers.Liveness))
-async def live(service: TheService) -> Response:
+@router.get("/livez", summary="Whether the server lives", responses=replies(schemas.Liveness))
+async def live(service: CurrentService) -> Response:
     alive = service.batcher.alive
     return JSONResponse({"alive": alive}, 200 if alive else 503)
 
 
 @router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", summary="Whether new requests are welcome", responses=told(answers.Readiness))
-async def ready(service: TheService) -> Response:
+@router.get("/readyz", summary="Whether new requests are welcome", responses=replies(schemas.Readiness))
+async def ready(service: CurrentService) -> Response:
     reason = service.unready
     headers = {"Retry-After": "1"} if reason else {}
     return JSONResponse({"ready": not reason, "reason": reason}, 503 if reason else 200, headers)
@@ -105,5 +104,5 @@ async def ready(service: TheService) -> Response:
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}, **errors("unauthorised", "forbidden")},
 )
-async def metrics(service: TheService) -> Response:
+async def metrics(service: CurrentService) -> Response:
     return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

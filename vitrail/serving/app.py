@@ -1,4 +1,4 @@
-"""The application: the routes behind their door."""
+"""The application: the routes behind `gate.Admission`."""
 
 from __future__ import annotations
 
@@ -47,46 +47,46 @@ def create_app(
     app.include_router(pages_routes())
     if runs is not None:
         app.include_router(runs_routes(runs, lambda: service.draining))
-    app.add_exception_handler(Refused, _refused)
-    app.add_exception_handler(ConfigError, _cannot)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _of_starlette)
-    app.add_exception_handler(Exception, _failed)
+    app.add_exception_handler(Refused, _handle_refused)
+    app.add_exception_handler(ConfigError, _handle_config_error)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
+    app.add_exception_handler(HTTPException, _handle_http_exception)
+    app.add_exception_handler(Exception, _handle_exception)
     return Admission(app, service, token=token, hosts=hosts)
 
 
-def _told(request: Request, refused: Refused) -> Response:
+def _reply(request: Request, refused: Refused) -> Response:
     body = refused.body(request.url.path, request.state.request_id)
     return Response(body, refused.status, refused.headers, "application/json")
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _handle_refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
-    return _told(request, error)
+    return _reply(request, error)
 
 
-async def _cannot(request: Request, error: Exception) -> Response:
-    """What the model cannot be asked, in the words of the rest of the project."""
+async def _handle_config_error(request: Request, error: Exception) -> Response:
+    """A request that the model cannot answer."""
     assert isinstance(error, ConfigError)
-    return _told(request, Refused("cannot_explain", error.what, error.remedy))
+    return _reply(request, Refused("cannot_explain", error.what, error.remedy))
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
+async def _handle_validation_error(request: Request, error: Exception) -> Response:
     """The first of the parameters that are wrong; the value is the client's own and is not repeated."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:])
-    return _told(request, Refused("invalid", f"{where}: {first['msg']}", "see /docs"))
+    return _reply(request, Refused("invalid", f"{where}: {first['msg']}", "see /docs"))
 
 
-async def _of_starlette(request: Request, error: Exception) -> Response:
+async def _handle_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = CODES.get(error.status_code, "bad_request")
-    response = _told(request, Refused(code, str(error.detail), "see /docs for what there is"))
+    response = _reply(request, Refused(code, str(error.detail), "see /docs for what there is"))
     response.headers.update(error.headers or {})
     return response
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    """The door writes the error to the log, with the id that the client is told."""
-    return _told(request, Refused("internal", "the server failed at this request", "see its log"))
+async def _handle_exception(request: Request, error: Exception) -> Response:
+    """`gate.Admission` logs the error under the request id of the reply."""
+    return _reply(request, Refused("internal", "the server failed at this request", "see its log"))

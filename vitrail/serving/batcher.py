@@ -18,12 +18,12 @@ from typing import Any, Protocol
 from vitrail.serving.refusals import Refused
 
 Work = Callable[[list[Any]], Sequence[Any]]  # the items of a batch to an answer for each, in order
-LAST = 1.0  # seconds for the last batch: whoever asked for it has been told that it is too late
+LAST = 1.0  # seconds for the last batch: its clients have had their reply already
 HUNG = 120.0  # seconds in one batch after which the thread counts as dead
 
 
 class Watcher(Protocol):
-    """Who is told of every batch: `metrics.Metrics`."""
+    """Observes every batch: `metrics.Metrics`."""
 
     def batch(self, size: int, seconds: float) -> None: ...
 
@@ -49,7 +49,7 @@ class Batcher:
     Args:
         batch: items at most that are worked on at one time; only those of the same work are.
         room: places for items, from when they are taken in until they are answered.
-        watcher: is told of every batch, by the thread.
+        watcher: observes every batch, in the thread.
     """
 
     def __init__(self, *, batch: int, room: int, watcher: Watcher) -> None:
@@ -67,7 +67,7 @@ class Batcher:
     def places(self, count: int) -> Iterator[None]:
         """Room for ``count`` items for as long as the block lasts. Raises `Refused` where there is not enough."""
         if self.taken + count > self.room:
-            raise self.full()
+            raise self.queue_error()
         self.taken += count
         try:
             yield
@@ -78,8 +78,8 @@ class Batcher:
     def is_full(self) -> bool:
         return self.taken >= self.room
 
-    def full(self) -> Refused:
-        """What a client is told that finds no place."""
+    def queue_error(self) -> Refused:
+        """The error for a client that finds no place in the queue."""
         wait = self.taken * self._pace
         return Refused("queue_full", "all places of the queue are taken", "try again later", retry_after=wait)
 
@@ -99,7 +99,7 @@ class Batcher:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                 return await job.answer
         except TimeoutError:
-            raise late() from None
+            raise deadline_error() from None
 
     @property
     def alive(self) -> bool:
@@ -117,7 +117,7 @@ class Batcher:
     def _serve(self) -> None:
         while jobs := self._next():
             start = self._since = time.monotonic()
-            answers = _answers(jobs[0].work, [job.item for job in jobs])
+            answers = _run_work(jobs[0].work, [job.item for job in jobs])
             seconds = time.monotonic() - start
             self._since = None
             self._pace += 0.1 * (seconds / len(jobs) - self._pace)
@@ -141,12 +141,12 @@ class Batcher:
             return chosen
 
 
-def late() -> Refused:
-    """What a client is told whose time is over."""
+def deadline_error() -> Refused:
+    """The error for a request whose deadline has passed."""
     return Refused("deadline", "the deadline passed before there was an answer", "try again later")
 
 
-def _answers(work: Work, items: list[Any]) -> Sequence[Any]:
+def _run_work(work: Work, items: list[Any]) -> Sequence[Any]:
     """The work's answers; where it fails on several items they are halved, so that only those fail that cannot be answered."""
     try:
         return work(items)
@@ -154,7 +154,7 @@ def _answers(work: Work, items: list[Any]) -> Sequence[Any]:
         if len(items) == 1:
             return [error]
     middle = len(items) // 2
-    return [*_answers(work, items[:middle]), *_answers(work, items[middle:])]
+    return [*_run_work(work, items[:middle]), *_run_work(work, items[middle:])]
 
 
 def _deliver(jobs: list[Job], answers: Sequence[Any]) -> None:

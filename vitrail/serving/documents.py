@@ -1,32 +1,32 @@
-"""What the OpenAPI document says beyond the routes' own types: bodies, errors, real examples."""
+"""What the OpenAPI document has beyond the types of the routes: bodies, errors, examples."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from vitrail.serving.answers import Error
 from vitrail.serving.refusals import STATUS
+from vitrail.serving.schemas import Error
 
-# a photograph of nothing, but a real one: a PNG of one grey pixel
+# a PNG of one grey pixel
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
-TAKES_IMAGES = ("bad_request", "unauthorised", "forbidden", "not_found", "too_slow", "too_large")
-TAKES_IMAGES += ("unsupported_media_type", "bad_image", "internal", "queue_full", "deadline")
-TELLS = ("unauthorised", "forbidden", "not_found", "invalid")
+IMAGE_ERRORS = ("bad_request", "unauthorised", "forbidden", "not_found", "too_slow", "too_large")
+IMAGE_ERRORS += ("unsupported_media_type", "bad_image", "internal", "queue_full", "deadline")
+MODEL_ERRORS = ("unauthorised", "forbidden", "not_found", "invalid")
 
 
 def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
     """The replies of a route that refuses with ``codes``, for its documentation."""
-    told: dict[int | str, dict[str, Any]] = {}
+    replies: dict[int | str, dict[str, Any]] = {}
     for code in codes:
-        entry = told.setdefault(STATUS[code], {"model": Error, "description": code})
+        entry = replies.setdefault(STATUS[code], {"model": Error, "description": code})
         if code not in entry["description"]:
             entry["description"] += f", {code}"
         if STATUS[code] == 503:
             entry["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}
-    return told
+    return replies
 
 
-def pictures_body(*, several: bool = True) -> dict[str, Any]:
+def image_body(*, several: bool = True) -> dict[str, Any]:
     """The three ways in which a request holds images."""
     binary, base64 = {"type": "string", "format": "binary"}, {"type": "string", "format": "byte"}
     named = {

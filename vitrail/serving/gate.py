@@ -1,6 +1,6 @@
-"""The door: what every request must pass before anything is spent on it, and what every reply carries.
+"""Admission: the checks that every request passes first, and the headers of every reply.
 
-It stands before the routes as plain ASGI, since under overload most requests get no further and must cost little.
+It is plain ASGI before the routes, since under overload most requests are refused here and must cost little.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 OPEN = ("/", "/docs", "/livez", "/readyz")  # and the files of the page: for these no token is asked
-LEFT = 499  # in the metrics, a client that did not wait for its reply
+CLIENT_CLOSED = 499  # in the metrics, a client that did not wait for its reply
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; "
@@ -41,7 +41,7 @@ log, access = logging.getLogger("vitrail.serving"), logging.getLogger("vitrail.a
 
 
 class Admission:
-    """The application behind its door.
+    """The application behind its admission checks.
 
     Args:
         app: the routes.
@@ -76,7 +76,7 @@ class Admission:
         try:
             self._check_head(scope, headers)
             if takes_body and self.service.batcher.is_full:
-                raise self.service.batcher.full()
+                raise self.service.batcher.queue_error()
         except Refused:
             # a connection that is closed with unread bytes would take the reply with it
             reply.closes = takes_body and headers.get(b"expect", b"").lower() == b"100-continue"
@@ -86,7 +86,7 @@ class Admission:
         deadline = reply.start + self._seconds(headers)
         body = await self._read(headers, receive) if takes_body else b""
         if body is None:
-            reply.code = LEFT
+            reply.code = CLIENT_CLOSED
             return
         scope["state"] = {**scope.get("state", {}), "body": body, "request_id": reply.request_id, "deadline": deadline}
         self.service.held += len(body)
@@ -100,7 +100,7 @@ class Admission:
         host = headers.get(b"host", b"").decode("latin-1")
         # those who probe know an address alone
         probed = scope["path"] in ("/livez", "/readyz")
-        if self.hosts is not None and not probed and _without_port(host) not in self.hosts:
+        if self.hosts is not None and not probed and _strip_port(host) not in self.hosts:
             raise Refused("forbidden", "the server is not called by that name", "start it with --allow-host NAME")
         path = scope["path"]
         if self.token is None:
@@ -114,8 +114,8 @@ class Admission:
                     "unauthorised", "no valid token was sent", "send the header 'Authorization: Bearer TOKEN'"
                 )
         if b"transfer-encoding" in headers and b"content-length" in headers:
-            raise Refused("bad_request", "the body's length is told in two ways", "send one of the two headers")
-        if _length(headers) > self.limits.body:
+            raise Refused("bad_request", "the length of the body is given in two ways", "send one of the two headers")
+        if _content_length(headers) > self.limits.body:
             raise self._too_large()
 
     def _too_large(self) -> Refused:
@@ -127,12 +127,12 @@ class Admission:
         if not asked:
             return self.limits.deadline
         if not re.fullmatch(r"[0-9]{1,9}", asked):
-            raise Refused("bad_request", "X-Deadline-Ms is no number of milliseconds", "send a whole number")
+            raise Refused("bad_request", "X-Deadline-Ms is not a number of milliseconds", "send a whole number")
         return min(int(asked) / 1000, self.limits.deadline)
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
         """The body whole, or None where the client left before its end. Raises `Refused` above the limits."""
-        expected = _length(headers)
+        expected = _content_length(headers)
         parts: list[bytes] = []
         size = 0
         try:
@@ -145,11 +145,11 @@ class Admission:
                 size += len(part)
                 parts.append(part)
                 more = message.get("more_body", False)
-                held = self.service.held + max(expected - size, 0)
-                if size > self.limits.body or held > self.limits.held:
+                total = self.service.held + max(expected - size, 0)
+                if size > self.limits.body or total > self.limits.held:
                     if more:
                         await self._discard(receive)
-                    raise self._too_large() if size > self.limits.body else self.service.batcher.full()
+                    raise self._too_large() if size > self.limits.body else self.service.batcher.queue_error()
                 if not more:
                     return b"".join(parts)
         finally:
@@ -166,13 +166,13 @@ class Admission:
 
     async def _run(self, scope: MutableMapping[str, Any], receive: Receive, reply: Reply) -> None:
         """The routes' answer; ended as soon as the client has left."""
-        answer = asyncio.ensure_future(self.app(scope, _nothing_more, reply.send))
-        left = asyncio.ensure_future(_left(receive))
+        answer = asyncio.ensure_future(self.app(scope, _receive_nothing, reply.send))
+        left = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 return answer.result()
-            reply.code = reply.code or LEFT
+            reply.code = reply.code or CLIENT_CLOSED
         finally:
             for task in (answer, left):
                 task.cancel()
@@ -188,8 +188,8 @@ class Reply:
     def __init__(self, scope: MutableMapping[str, Any], send: Send, service: Service) -> None:
         self.scope, self._send, self.service = scope, send, service
         self.start = service.last_request = time.monotonic()
-        told = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
-        self.request_id = told if REQUEST_ID.fullmatch(told) else f"{self.ids.getrandbits(64):016x}"
+        requested = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+        self.request_id = requested if REQUEST_ID.fullmatch(requested) else f"{self.ids.getrandbits(64):016x}"
         self.code = 0
         self.closes = False  # the connection is of no use after it
 
@@ -197,7 +197,7 @@ class Reply:
         if message["type"] == "http.response.start":
             self.code = message["status"]
             own = {name.lower() for name, _ in message["headers"]}
-            added = [each for each in SECURITY if each[0] not in own]
+            added = [header for header in SECURITY if header[0] not in own]
             added.append((b"x-request-id", self.request_id.encode()))
             if b"cache-control" not in own:
                 added.append((b"cache-control", b"no-store"))
@@ -214,30 +214,30 @@ class Reply:
         await self.send({"type": "http.response.body", "body": body})
 
     def count(self) -> None:
-        route, code = getattr(self.scope.get("route"), "path", "none"), self.code or LEFT
+        route, code = getattr(self.scope.get("route"), "path", "none"), self.code or CLIENT_CLOSED
         seconds = time.monotonic() - self.start
         self.service.metrics.request(route, code, seconds)
         if access.isEnabledFor(logging.INFO):
-            told = self.scope["method"], self.scope["path"], code, 1000 * seconds, self.request_id
-            access.info("%s %r %d in %.1f ms, %s", *told)
+            record = self.scope["method"], self.scope["path"], code, 1000 * seconds, self.request_id
+            access.info("%s %r %d in %.1f ms, %s", *record)
 
 
-async def _nothing_more() -> Message:
+async def _receive_nothing() -> Message:
     """The routes have the body already, and are ended from outside when the client leaves."""
     return await asyncio.Event().wait()  # type: ignore[return-value]
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _length(headers: dict[bytes, bytes]) -> int:
-    told = headers.get(b"content-length", b"0")
-    if not re.fullmatch(rb"[0-9]{1,18}", told):
-        raise Refused("bad_request", "Content-Length is no number of bytes", "send a whole number")
-    return int(told)
+def _content_length(headers: dict[bytes, bytes]) -> int:
+    text = headers.get(b"content-length", b"0")
+    if not re.fullmatch(rb"[0-9]{1,18}", text):
+        raise Refused("bad_request", "Content-Length is not a number of bytes", "send a whole number")
+    return int(text)
 
 
-def _without_port(host: str) -> str:
+def _strip_port(host: str) -> str:
     return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]

@@ -17,13 +17,11 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from vitrail.serving.documents import PIXEL
-from vitrail.serving.loaded_model import Answered, LoadedModel
-from vitrail.serving.predicting import TheService
+from vitrail.serving.loaded_model import LoadedModel, Scores
 from vitrail.serving.refusals import Refused
-from vitrail.serving.service import Service
-from vitrail.serving.uploads import MOST_COMMAS, Upload, from_base64, parsed
+from vitrail.serving.service import CurrentService, Service
+from vitrail.serving.uploads import MOST_COMMAS, Upload, decode_base64, parse_json
 
-DTYPES = {"UINT8": np.uint8, "FP32": np.float32}
 INPUTS = "send one input: 'image' BYTES (files in base64), 'pixels' UINT8 (N, h, w, C) or 'images' FP32 (N, C, h, w)"
 
 router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
@@ -61,7 +59,7 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": InferenceError} for status in statuses}
 
 
-async def the_served(service: TheService, model: str, version: str | None = None) -> LoadedModel:
+async def get_model(service: CurrentService, model: str, version: str | None = None) -> LoadedModel:
     """The model of a path. Raises `Refused` for another name or version than what answers now."""
     served = service.served
     if model != served.name:
@@ -71,7 +69,7 @@ async def the_served(service: TheService, model: str, version: str | None = None
     return served
 
 
-TheServed = Annotated[LoadedModel, Depends(the_served)]
+CurrentModel = Annotated[LoadedModel, Depends(get_model)]
 MODEL, VERSION = "/models/{model}", "/models/{model}/versions/{version}"
 
 
@@ -81,38 +79,41 @@ async def server() -> dict[str, Any]:
 
 
 @router.get("/health/live", responses=errors(401, 403, 503))
-async def live(service: TheService) -> Response:
+async def live(service: CurrentService) -> Response:
     return JSONResponse({"live": service.batcher.alive}, 200 if service.batcher.alive else 503)
 
 
 @router.get("/health/ready", responses=errors(401, 403, 503))
-async def ready(service: TheService) -> Response:
+async def ready(service: CurrentService) -> Response:
     return JSONResponse({"ready": not service.unready}, 503 if service.unready else 200)
 
 
 @router.get(MODEL, responses=errors(401, 403, 404, 422))
 @router.get(VERSION, responses=errors(401, 403, 404, 422), operation_id="metadata_of_version")
-async def metadata(served: TheServed) -> dict[str, Any]:
+async def metadata(served: CurrentModel) -> dict[str, Any]:
     """Names, types and shapes of the inputs, of which a request has one, and of the outputs."""
     height, width = served.classifier.preprocessing.size
     channels, classes = served.classifier.preprocessing.channels, len(served.classifier.classes)
-    outputs = [_about("logits", "FP32", -1, classes), _about("probabilities", "FP32", -1, classes)]
+    outputs = [_describe_tensor(name, "FP32", -1, classes) for name in ("logits", "probabilities")]
+    outputs.append(_describe_tensor("label", "BYTES", -1))
     return {
         "name": served.name,
         "versions": [served.version],
         "platform": "vitrail",
         "inputs": [
-            _about("image", "BYTES", -1),
-            _about("pixels", "UINT8", -1, height, width, channels),
-            _about("images", "FP32", -1, channels, height, width),
+            _describe_tensor("image", "BYTES", -1),
+            _describe_tensor("pixels", "UINT8", -1, height, width, channels),
+            _describe_tensor("images", "FP32", -1, channels, height, width),
         ],
-        "outputs": [*outputs, _about("label", "BYTES", -1)] if classes else [_about("features", "FP32", -1, -1)],
+        "outputs": [*outputs, _describe_tensor("label", "BYTES", -1)]
+        if classes
+        else [_describe_tensor("features", "FP32", -1, -1)],
     }
 
 
 @router.get(MODEL + "/ready", responses=errors(401, 403, 404, 422, 503))
 @router.get(VERSION + "/ready", responses=errors(401, 403, 404, 422, 503), operation_id="ready_of_version")
-async def model_ready(served: TheServed, service: TheService) -> Response:
+async def model_ready(served: CurrentModel, service: CurrentService) -> Response:
     return JSONResponse({"name": served.name, "ready": not service.unready}, 503 if service.unready else 200)
 
 
@@ -126,28 +127,28 @@ INFERS = errors(400, 401, 403, 404, 408, 413, 422, 500, 503, 504)
     responses=INFERS,
     operation_id="infer_of_version",
 )
-async def infer(request: Request, served: TheServed, service: TheService) -> Response:
+async def infer(request: Request, served: CurrentModel, service: CurrentService) -> Response:
     """Logits, probabilities and labels of each image; of a model without a head its features."""
     preprocessing = served.classifier.preprocessing
     numbers = service.limits.images * preprocessing.channels * math.prod(preprocessing.size)
     # numbers in JSON take their time
-    asked = await asyncio.to_thread(parsed, request.state.body, most=numbers + MOST_COMMAS)
-    given, deadline = _input(asked), request.state.deadline
-    count = given["shape"][0]
+    asked = await asyncio.to_thread(parse_json, request.state.body, most=numbers + MOST_COMMAS)
+    tensor, deadline = _parse_input(asked), request.state.deadline
+    count = tensor["shape"][0]
     if count > service.limits.images:
         raise Refused("too_large", f"{count} images in one request", f"send at most {service.limits.images} at a time")
     with service.batcher.places(count):
-        answers = await _answers(service, served, given, deadline)
-    outputs = _wanted(_outputs(served, answers), asked)
+        answers = await _run_model(service, served, tensor, deadline)
+    outputs = _select_outputs(_encode_outputs(served, answers), asked)
     named = {"id": asked["id"]} if isinstance(asked.get("id"), str) else {}
     return JSONResponse({"model_name": served.name, "model_version": served.version, **named, "outputs": outputs})
 
 
-def _input(asked: dict[str, Any]) -> dict[str, Any]:
+def _parse_input(asked: dict[str, Any]) -> dict[str, Any]:
     """The only input, of a shape of whole numbers. Raises `Refused`."""
     inputs = asked.get("inputs")
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
-        raise Refused("bad_request", "'inputs' is no list of one input", INPUTS)
+        raise Refused("bad_request", "'inputs' is not a list of one input", INPUTS)
     shape, data = inputs[0].get("shape"), inputs[0].get("data")
     whole = isinstance(shape, list) and all(type(side) is int and 0 < side < 2**20 for side in shape)
     if not whole or not shape or not isinstance(data, list):
@@ -155,20 +156,20 @@ def _input(asked: dict[str, Any]) -> dict[str, Any]:
     return inputs[0]
 
 
-async def _answers(service: Service, served: LoadedModel, given: dict[str, Any], deadline: float) -> list[Any]:
+async def _run_model(service: Service, served: LoadedModel, tensor: dict[str, Any], deadline: float) -> list[Any]:
     """What the model answers for every image of the input. Raises `Refused`, for the first image that is bad."""
-    name, kind = given.get("name"), given.get("datatype")
+    name, kind = tensor.get("name"), tensor.get("datatype")
     works: dict[str, Callable[..., Any]] = {"pixels": served.answer, "images": served.answer_normalised}
     has_head = bool(served.classifier.classes)
     if name == "image" and kind == "BYTES":
-        data = given["data"]
-        if given["shape"] != [len(data)]:
-            raise Refused("bad_request", f"{len(data)} images for the shape {given['shape']}", INPUTS)
+        data = tensor["data"]
+        if tensor["shape"] != [len(data)]:
+            raise Refused("bad_request", f"{len(data)} images for the shape {tensor['shape']}", INPUTS)
         uploads = await asyncio.to_thread(
-            lambda: [Upload(None, from_base64(each) if isinstance(each, str) else b"") for each in data]
+            lambda: [Upload(None, decode_base64(item) if isinstance(item, str) else b"") for item in data]
         )
-        answers = await service.each(served, served.answer if has_head else served.features, uploads, deadline)
-        if bad := [each for each in answers if isinstance(each, Refused)]:
+        answers = await service.run_each(served, served.answer if has_head else served.features, uploads, deadline)
+        if bad := [item for item in answers if isinstance(item, Refused)]:
             raise bad[0]
         return answers
     expected = {"pixels": "UINT8", "images": "FP32"}.get(str(name))
@@ -176,24 +177,24 @@ async def _answers(service: Service, served: LoadedModel, given: dict[str, Any],
         raise Refused("bad_request", "no such input of such a type", INPUTS)
     if not has_head:
         raise Refused("no_head", "the model has no head", "send 'image', or ask /v1/embed")
-    pictures = await asyncio.to_thread(_pictures, served, str(name), given)
-    return list(await asyncio.gather(*(service.batcher.run(works[str(name)], each, deadline) for each in pictures)))
+    pictures = await asyncio.to_thread(_parse_pictures, served, str(name), tensor)
+    return list(await asyncio.gather(*(service.batcher.run(works[str(name)], item, deadline) for item in pictures)))
 
 
-def _pictures(served: LoadedModel, name: str, given: dict[str, Any]) -> list[np.ndarray]:
+def _parse_pictures(served: LoadedModel, name: str, tensor: dict[str, Any]) -> list[np.ndarray]:
     """The numbers of an input as pictures (C, h, w) each. Raises `Refused` for another shape or kind of numbers."""
     preprocessing = served.classifier.preprocessing
     (height, width), channels = preprocessing.size, preprocessing.channels
     shape = (height, width, channels) if name == "pixels" else (channels, height, width)
-    if tuple(given["shape"][1:]) != shape:
+    if tuple(tensor["shape"][1:]) != shape:
         raise Refused("bad_request", f"the shape of {name!r} is not (N, {', '.join(map(str, shape))})", INPUTS)
     try:
-        numbers = np.asarray(given["data"], np.float32).reshape(-1)
+        numbers = np.asarray(tensor["data"], np.float32).reshape(-1)
     except (ValueError, TypeError, OverflowError) as error:
-        raise Refused("bad_request", f"the data of {name!r} are no numbers", INPUTS) from error
-    if numbers.size != math.prod(given["shape"]) or not np.isfinite(numbers).all():
+        raise Refused("bad_request", f"the data of {name!r} are not numbers", INPUTS) from error
+    if numbers.size != math.prod(tensor["shape"]) or not np.isfinite(numbers).all():
         raise Refused(
-            "bad_request", f"{numbers.size} numbers, or some not finite, for the shape {given['shape']}", INPUTS
+            "bad_request", f"{numbers.size} numbers, or some not finite, for the shape {tensor['shape']}", INPUTS
         )
     numbers = numbers.reshape(-1, *shape)
     if name == "images":
@@ -203,26 +204,26 @@ def _pictures(served: LoadedModel, name: str, given: dict[str, Any]) -> list[np.
     return list(np.ascontiguousarray(numbers.astype(np.uint8).transpose(0, 3, 1, 2)))
 
 
-def _outputs(served: LoadedModel, answers: list[Any]) -> list[dict[str, Any]]:
+def _encode_outputs(served: LoadedModel, answers: list[Any]) -> list[dict[str, Any]]:
     if not served.classifier.classes:
-        return [_tensor("features", np.stack(answers))]
-    found: list[Answered] = answers
-    labels = [served.top(each.probabilities, 1)[0][0] for each in found]
+        return [_encode_tensor("features", np.stack(answers))]
+    scores: list[Scores] = answers
+    labels = [served.top(row.probabilities, 1)[0][0] for row in scores]
     return [
-        _tensor("logits", np.stack([each.logits for each in found])),
-        _tensor("probabilities", np.stack([each.probabilities for each in found])),
+        _encode_tensor("logits", np.stack([row.logits for row in scores])),
+        _encode_tensor("probabilities", np.stack([row.probabilities for row in scores])),
         {"name": "label", "datatype": "BYTES", "shape": [len(labels)], "data": labels},
     ]
 
 
-def _wanted(outputs: list[dict[str, Any]], asked: dict[str, Any]) -> list[dict[str, Any]]:
+def _select_outputs(outputs: list[dict[str, Any]], asked: dict[str, Any]) -> list[dict[str, Any]]:
     """Those outputs that the client names, or all. Raises `Refused` for one that is not there."""
     wanted = asked.get("outputs")
     if wanted is None:
         return outputs
-    by_name = {each["name"]: each for each in outputs}
+    by_name = {output["name"]: output for output in outputs}
     names = (
-        [each.get("name") if isinstance(each, dict) else None for each in wanted]
+        [output.get("name") if isinstance(output, dict) else None for output in wanted]
         if isinstance(wanted, list)
         else [None]
     )
@@ -231,9 +232,9 @@ def _wanted(outputs: list[dict[str, Any]], asked: dict[str, Any]) -> list[dict[s
     return [by_name[name] for name in names]
 
 
-def _about(name: str, kind: str, *shape: int) -> dict[str, Any]:
+def _describe_tensor(name: str, kind: str, *shape: int) -> dict[str, Any]:
     return {"name": name, "datatype": kind, "shape": list(shape)}
 
 
-def _tensor(name: str, values: np.ndarray) -> dict[str, Any]:
-    return {**_about(name, "FP32", *values.shape), "data": values.ravel().tolist()}
+def _encode_tensor(name: str, values: np.ndarray) -> dict[str, Any]:
+    return {**_describe_tensor(name, "FP32", *values.shape), "data": values.ravel().tolist()}

@@ -1,4 +1,4 @@
-"""One loaded model as the server uses it: named, with a version of its own, every answer as plain values.
+"""A loaded model as the server uses it: with a name and a version, and results as plain values.
 
 C channels, K classes, F what the head reads, H heads, h x w pixels of the input or places of a layer's map.
 """
@@ -42,7 +42,7 @@ from vitrail.runtime.progress import Say
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.folders import CONFIG
 from vitrail.weights.onnx import ExportedBackbone
-from vitrail.weights.resolve import find
+from vitrail.weights.resolve import resolve_model
 from vitrail.weights.tensors import read_json
 
 SHOWN = 1024  # pixels at most of the longer side of a picture that is sent back
@@ -50,7 +50,7 @@ NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)
 VERSIONS = 8  # of an occluded image that the network sees at one time
 
 
-class Answered(NamedTuple):
+class Scores(NamedTuple):
     """Of one picture: the logits (K,), before any temperature, and the probabilities (K,)."""
 
     logits: np.ndarray
@@ -70,7 +70,7 @@ class LayerMaps(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class ExplanationRequest:
     """What is asked about an image: `ExplainOptions`, and whose attention.
 
     Args:
@@ -78,13 +78,13 @@ class Question:
         query: row and column of the place that asks, in the layer's map; of the method attention.
     """
 
-    how: ExplainOptions = field(default_factory=ExplainOptions)
+    options: ExplainOptions = field(default_factory=ExplainOptions)
     every_layer: bool = False
     query: Place | None = None
 
     def __post_init__(self) -> None:
-        if self.how.method != "attention" and (self.every_layer or self.query is not None):
-            what = f"{self.how.method} goes through all layers at once"
+        if self.options.method != "attention" and (self.every_layer or self.query is not None):
+            what = f"{self.options.method} goes through all layers at once"
             raise ConfigError(what, "leave layer and query out, or take the method attention")
 
 
@@ -107,73 +107,78 @@ class LoadedModel:
     ) -> None:
         self.classifier, self.name, self.precision = classifier, name, precision
         self.about = dict(about or {})
-        self.version = version_of(classifier)
-        self.attention = _attention_of(classifier)
+        self.version = compute_version(classifier)
+        self.attention = _describe_attention(classifier)
         self.methods = [
             method
             for method in METHODS
             if (self.attention or method not in NEEDS_ATTENTION) and (classifier.classes or method not in NEEDS_ANSWER)
         ]
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """What replies say of the model."""
+        return {"name": self.name, "version": self.version}
+
     def prepare(self, content: bytes, *, most_pixels: int) -> np.ndarray:
         """An image file as the model takes it before normalisation, uint8 (C, h, w). Raises `BadImage`."""
         preprocessing = self.classifier.preprocessing
         return preprocessing.picture(decode(content, channels=preprocessing.channels, max_pixels=most_pixels))
 
-    def answer(self, pictures: list[np.ndarray]) -> list[Answered]:
+    def answer(self, pictures: list[np.ndarray]) -> list[Scores]:
         """The answer for each picture that `prepare` gave. Raises `ArithmeticError` where one is no finite number."""
-        return self._answers(self._normalised(pictures))
+        return self._score(self._normalise(pictures))
 
-    def answer_normalised(self, pictures: list[np.ndarray]) -> list[Answered]:
+    def answer_normalised(self, pictures: list[np.ndarray]) -> list[Scores]:
         """The same for what was normalised before: float32 (C, h, w) each."""
-        return self._answers(torch.from_numpy(np.stack(pictures)).to(device_of(self.classifier)))
+        return self._score(torch.from_numpy(np.stack(pictures)).to(device_of(self.classifier)))
 
-    def _answers(self, images: Tensor) -> list[Answered]:
+    def _score(self, images: Tensor) -> list[Scores]:
         logits = self._run(self.classifier, images)  # (B, K)
-        return [Answered(*rows) for rows in zip(logits.numpy(), self.classifier.probabilities(logits).numpy())]
+        return [Scores(*rows) for rows in zip(logits.numpy(), self.classifier.probabilities(logits).numpy())]
 
     def features(self, pictures: list[np.ndarray]) -> list[np.ndarray]:
         """What the head reads of each picture that `prepare` gave: (F,) float32. Raises `ArithmeticError`."""
-        return list(self._run(self.classifier.features, self._normalised(pictures)).numpy())
+        return list(self._run(self.classifier.features, self._normalise(pictures)).numpy())
 
-    def _normalised(self, pictures: list[np.ndarray]) -> Tensor:
+    def _normalise(self, pictures: list[np.ndarray]) -> Tensor:
         stacked = torch.from_numpy(np.stack(pictures))  # (B, C, h, w)
         return self.classifier.preprocessing.normalise(stacked.to(device_of(self.classifier)))
 
     @torch.inference_mode()
     def _run(self, verb: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         with in_precision(self.precision, images.device):
-            found: Tensor = verb(images).float().cpu()
-        if not found.isfinite().all():
-            raise ArithmeticError("the model's answer is no finite number")
-        return found
+            outputs: Tensor = verb(images).float().cpu()
+        if not outputs.isfinite().all():
+            raise ArithmeticError("the model's output is not finite")
+        return outputs
 
     def top(self, probabilities: np.ndarray, count: int) -> list[tuple[str, float]]:
         """The best classes of (K,) probabilities and theirs, best first."""
         places = np.argsort(-probabilities, kind="stable")[:count]
         return [(self.classifier.classes[place], float(probabilities[place])) for place in places]
 
-    def look(self, content: bytes, *, most_pixels: int) -> PreparedImage:
+    def prepare_explanation(self, content: bytes, *, most_pixels: int) -> PreparedImage:
         """An image file as it is looked at, a large one shrunk for showing. Raises `BadImage`."""
-        seen = seen_by(self.classifier, content, max_pixels=most_pixels)
-        picture, box = shrunk(seen.picture, seen.box, SHOWN)
-        return replace(seen, picture=picture, box=box)
+        prepared = seen_by(self.classifier, content, max_pixels=most_pixels)
+        picture, box = shrunk(prepared.picture, prepared.box, SHOWN)
+        return replace(prepared, picture=picture, box=box)
 
-    def check_question(self, question: Question) -> Question:
+    def check_request(self, request: ExplanationRequest) -> ExplanationRequest:
         """The same with its layer counted from 0. Raises `ConfigError` for what this model cannot be asked."""
-        if (method := question.how.method) not in self.methods:
+        if (method := request.options.method) not in self.methods:
             asked = ", ".join(self.methods) or "nothing"
             raise ConfigError(f"this model cannot be asked for {method}", f"it can for: {asked}")
-        question = replace(question, how=check_can(self.classifier, question.how))
-        if question.query is not None and not self._layers_of(question):
-            where = "any layer" if question.every_layer else f"layer {question.how.layer}"
-            maps = sorted({"{} x {}".format(*each["map"]) for each in self.attention if each["asks"] == "all"})
-            what = f"no place {question.query} asks in {where}"
+        request = replace(request, options=check_can(self.classifier, request.options))
+        if request.query is not None and not self._layers_of(request):
+            where = "any layer" if request.every_layer else f"layer {request.options.layer}"
+            maps = sorted({"{} x {}".format(*layer["map"]) for layer in self.attention if layer["asks"] == "all"})
+            what = f"no place {request.query} asks in {where}"
             raise ConfigError(what, f"give row,column from 0 in a map of {' or '.join(maps) or 'a layer that asks'}")
-        if isinstance(head := question.how.head, int):
-            for layer in self._layers_of(question):
+        if isinstance(head := request.options.head, int):
+            for layer in self._layers_of(request):
                 check_index("head", head, self.attention[layer]["heads"])
-        return question
+        return request
 
     @contextmanager
     def until(self, over: threading.Event) -> Iterator[None]:
@@ -189,37 +194,37 @@ class LoadedModel:
         finally:
             hook.remove()
 
-    def explain(self, seen: PreparedImage, question: Question) -> Explanation:
-        """One image explained, as `workflows.explain` does; ``question`` as `check_question` gives it."""
-        return explained(self.classifier, "image", seen, question.how, VERSIONS)
+    def explain(self, prepared: PreparedImage, request: ExplanationRequest) -> Explanation:
+        """One image explained, as `workflows.explain` does; ``request`` as `check_request` gives it."""
+        return explained(self.classifier, "image", prepared, request.options, VERSIONS)
 
-    def maps(self, seen: PreparedImage, question: Question) -> list[LayerMaps]:
+    def maps(self, prepared: PreparedImage, request: ExplanationRequest) -> list[LayerMaps]:
         """The numbers of an explanation, one entry a layer."""
-        if question.how.method != "attention":
-            found = self.explain(seen, question)
-            return [LayerMaps(None, None, found.heat[None], found.reach)]
-        size = seen.images.shape[2], seen.images.shape[3]
-        grids, head = self.classifier.attention_grids(size), question.how.head
-        layers = maps_of_layers(self.classifier, seen.images, self._layers_of(question), question.query)
-        told = []
+        if request.options.method != "attention":
+            explanation = self.explain(prepared, request)
+            return [LayerMaps(None, None, explanation.heat[None], explanation.reach)]
+        size = prepared.images.shape[2], prepared.images.shape[3]
+        grids, head = self.classifier.attention_grids(size), request.options.head
+        layers = maps_of_layers(self.classifier, prepared.images, self._layers_of(request), request.query)
+        layer_maps = []
         for layer, maps in layers.items():
             values = maps[0].float().cpu().numpy()  # (H, h, w)
             heads = None if head == "mean" else list(range(len(values))) if head == "all" else [int(head) % len(values)]
             chosen = values.mean(0)[None] if heads is None else values[heads]
-            told.append(LayerMaps(layer, heads, chosen, reach_of(values.shape[1:], grids[layer].cell, size)))
-        return told
+            layer_maps.append(LayerMaps(layer, heads, chosen, reach_of(values.shape[1:], grids[layer].cell, size)))
+        return layer_maps
 
-    def _layers_of(self, question: Question) -> list[int]:
+    def _layers_of(self, request: ExplanationRequest) -> list[int]:
         """The layers that are asked, of those in whose map the place is."""
-        asked = range(len(self.attention)) if question.every_layer else [question.how.layer]
-        return [layer for layer in asked if question.query is None or self._asks(layer, question.query)]
+        asked = range(len(self.attention)) if request.every_layer else [request.options.layer]
+        return [layer for layer in asked if request.query is None or self._can_ask(layer, request.query)]
 
-    def _asks(self, layer: int, query: Place) -> bool:
-        told = self.attention[layer]
-        return told["asks"] == "all" and all(0 <= at < length for at, length in zip(query, told["map"]))
+    def _can_ask(self, layer: int, query: Place) -> bool:
+        attention = self.attention[layer]
+        return attention["asks"] == "all" and all(0 <= at < length for at, length in zip(query, attention["map"]))
 
 
-def _attention_of(classifier: Classifier) -> list[dict[str, Any]]:
+def _describe_attention(classifier: Classifier) -> list[dict[str, Any]]:
     """Of each layer: its heads, the map of its places, whether all of them ask or the class token alone, and who does unasked."""
     size, device = classifier.preprocessing.size, device_of(classifier)
     if not (grids := classifier.attention_grids(size)):
@@ -241,24 +246,24 @@ def _attention_of(classifier: Classifier) -> list[dict[str, Any]]:
     ]
 
 
-def version_of(classifier: Classifier) -> str:
+def compute_version(classifier: Classifier) -> str:
     """Twelve digits of a SHA-256 of all that decides an answer: weights, preprocessing, classes and temperature."""
-    told = (digest_of(classifier), classifier.classes, classifier.multi_label, classifier.temperature)
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
+    parts = (digest_of(classifier), classifier.classes, classifier.multi_label, classifier.temperature)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
-def load_served(
+def load_model(
     model: str, *, name: str | None, classes: Path | None, options: InferenceOptions, say: Say
 ) -> LoadedModel:
     """The model that ``model`` names, on its device and tried on one picture. Raises what `vitrail.load` does."""
     if name is not None and not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r} cannot stand in an address", "give letters, digits, dots and dashes")
-    found = find(model)
+    resolved = resolve_model(model)
     classifier = options.load(model, classes, say)
-    about = _about(found.path)
+    about = _read_about(resolved.path)
     if isinstance(classifier.backbone, ExportedBackbone):
         about["parity"] = classifier.backbone.parity
-    served = LoadedModel(classifier, name or _name(found.path), precision=options.precision, about=about)
+    served = LoadedModel(classifier, name or _choose_name(resolved.path), precision=options.precision, about=about)
     blank = np.zeros((classifier.preprocessing.channels, *classifier.preprocessing.size), np.uint8)
     if classifier.classes:
         served.answer([blank])
@@ -267,7 +272,7 @@ def load_served(
     return served
 
 
-def _name(path: Path) -> str:
+def _choose_name(path: Path) -> str:
     """Of a run its folder's name, else that of the file or folder of weights; as it can stand in an address."""
     path = path.resolve()
     path = path.parent if path.name == "model" else path
@@ -275,7 +280,7 @@ def _name(path: Path) -> str:
     return name or "model"  # of /model, as in the container
 
 
-def _about(path: Path) -> dict[str, Any]:
+def _read_about(path: Path) -> dict[str, Any]:
     """What lies beside the weights: the figures of their judgement, the source's name, the card of a run."""
     about: dict[str, Any] = {"source": path.name}
     if (path / CONFIG).is_file():

@@ -1,4 +1,4 @@
-"""What Prometheus is told."""
+"""Metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        told = {"namespace": "vitrail", "registry": self.registry}
-        self.requests = Counter("requests", "Requests answered, by route and status.", ("route", "code"), **told)
+        options = {"namespace": "vitrail", "registry": self.registry}
+        self.requests = Counter("requests", "Requests answered, by route and status.", ("route", "code"), **options)
         self.seconds = Histogram(
-            "request_seconds", "From the head of a request to its reply.", ("route",), buckets=SECONDS, **told
+            "request_seconds", "From the head of a request to its reply.", ("route",), buckets=SECONDS, **options
         )
-        self.images = Counter("images", "Images that the network has seen.", **told)
-        self.bad_images = Counter("bad_images", "Images that could not be decoded.", **told)
-        self.batches = Histogram("batch_size", "Images that the network saw at one time.", buckets=SIZES, **told)
-        self.inference = Histogram("inference_seconds", "The network's time for a batch.", buckets=SECONDS, **told)
-        self.reloads = Counter("reloads", "New models asked for, and whether one was taken.", ("outcome",), **told)
-        self.model = Gauge("model_info", "The model that answers.", ("name", "version"), **told)
-        self.queue = Gauge("queue_images", "Images that were taken in and are not answered yet.", **told)
-        self.held = Gauge("held_bytes", "Bytes of requests that are not answered yet.", **told)
-        self.ready = Gauge("ready", "Whether new requests are welcome.", **told)
+        self.images = Counter("images", "Images that the network has seen.", **options)
+        self.bad_images = Counter("bad_images", "Images that could not be decoded.", **options)
+        self.batches = Histogram("batch_size", "Images that the network saw at one time.", buckets=SIZES, **options)
+        self.inference = Histogram("inference_seconds", "The network's time for a batch.", buckets=SECONDS, **options)
+        self.reloads = Counter("reloads", "New models asked for, and whether one was taken.", ("outcome",), **options)
+        self.model = Gauge("model_info", "The model that answers.", ("name", "version"), **options)
+        self.queue = Gauge("queue_images", "Images that were taken in and are not answered yet.", **options)
+        self.held = Gauge("held_bytes", "Bytes of requests that are not answered yet.", **options)
+        self.ready = Gauge("ready", "Whether new requests are welcome.", **options)
 
     def request(self, route: str, code: int, seconds: float) -> None:
         self.requests.labels(route, str(code)).inc()

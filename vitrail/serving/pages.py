@@ -62,7 +62,7 @@ class File(NamedTuple):
 
 
 @cache
-def packaged() -> Mapping[str, File]:
+def load_files() -> Mapping[str, File]:
     """Every file of the page by its name."""
     folder = files("vitrail.serving") / "page"
     contents = {name: (folder / name).read_bytes() for name in PACKAGED}
@@ -95,26 +95,26 @@ def pages_routes() -> APIRouter:
 
     @router.api_route("/", methods=["GET", "HEAD"])
     def page(request: Request) -> Response:
-        return _sent("index.html", request)
+        return _send_file("index.html", request)
 
     @router.api_route("/docs", methods=["GET", "HEAD"])
     def docs(request: Request) -> Response:
-        return _sent("docs.html", request)
+        return _send_file("docs.html", request)
 
     @router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
     def file(name: str, request: Request) -> Response:
-        if name not in packaged():
+        if name not in load_files():
             raise Refused("not_found", "the page has no such file", "open / for the page")
-        return _sent(name, request)
+        return _send_file(name, request)
 
     return router
 
 
-def _sent(name: str, request: Request) -> Response:
+def _send_file(name: str, request: Request) -> Response:
     """The file, or 304 to a browser that has it."""
-    content, media, tag = packaged()[name]
+    content, media, tag = load_files()[name]
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
-    known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+    known = [name.strip().removeprefix("W/") for name in request.headers.get("if-none-match", "").split(",")]
     if tag in known or known == ["*"]:
         return Response(status_code=304, headers=headers)
     return Response(content, media_type=media, headers=headers)

@@ -16,12 +16,12 @@ from PIL import Image
 from vitrail.analysis.explanation import ExplainOptions, Explanation, PreparedImage, heads_sheet
 from vitrail.analysis.pictures import light_range, overlay
 from vitrail.errors import nearest
-from vitrail.serving import answers
-from vitrail.serving.documents import TAKES_IMAGES, errors, pictures_body
-from vitrail.serving.loaded_model import Answered, LayerMaps, LoadedModel, Question
+from vitrail.serving import schemas
+from vitrail.serving.documents import IMAGE_ERRORS, errors, image_body
+from vitrail.serving.loaded_model import ExplanationRequest, LayerMaps, LoadedModel, Scores
 from vitrail.serving.refusals import Refused
-from vitrail.serving.service import Service
-from vitrail.serving.uploads import Upload, uploads_of
+from vitrail.serving.service import CurrentService, Service
+from vitrail.serving.uploads import Upload, parse_uploads
 
 LISTED = 5  # classes beside an explanation
 DIGITS = 5  # significant ones of a number in a map
@@ -29,33 +29,28 @@ DIGITS = 5  # significant ones of a number in a map
 Kind = TypeVar("Kind")
 
 
-async def only_known(request: Request) -> None:
+async def check_parameters(request: Request) -> None:
     """Raises `Refused` for a parameter that the route does not have: one that is mistyped would be passed over."""
-    known = [each.alias for each in request.scope["route"].dependant.query_params]
+    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
             raise Refused("invalid", f"there is no parameter {name[:40]!r}", nearest(name, known) if known else "")
 
 
-router = APIRouter(tags=["images"], dependencies=[Depends(only_known)])
+router = APIRouter(tags=["images"], dependencies=[Depends(check_parameters)])
 
 
-async def the_service(request: Request) -> Service:
-    return request.app.state.service
-
-
-def the_uploads(request: Request) -> list[Upload]:
+def get_uploads(request: Request) -> list[Upload]:
     """The images of the request's body, which the door has read. Raises `Refused`."""
     most = request.app.state.service.limits.images
-    return uploads_of(request.state.body, request.headers.get("content-type", ""), most=most)
+    return parse_uploads(request.state.body, request.headers.get("content-type", ""), most=most)
 
 
-def the_upload(request: Request) -> Upload:
+def get_upload(request: Request) -> Upload:
     """The only one. Raises `Refused`."""
-    return uploads_of(request.state.body, request.headers.get("content-type", ""), most=1)[0]
+    return parse_uploads(request.state.body, request.headers.get("content-type", ""), most=1)[0]
 
 
-TheService = Annotated[Service, Depends(the_service)]
 Method = Literal["attention", "rollout", "gradient", "occlusion"]
 Top = Annotated[int, Query(ge=1, le=1000, description="how many classes are listed at most")]
 
@@ -63,13 +58,13 @@ Top = Annotated[int, Query(ge=1, le=1000, description="how many classes are list
 @router.post(
     "/v1/predict",
     summary="What is on images",
-    openapi_extra=pictures_body(),
-    responses={200: {"model": answers.Predictions}, **errors(*TAKES_IMAGES, "invalid", "cannot_explain", "no_head")},
+    openapi_extra=image_body(),
+    responses={200: {"model": schemas.Predictions}, **errors(*IMAGE_ERRORS, "invalid", "cannot_explain", "no_head")},
 )
 async def predict(
     request: Request,
-    service: TheService,
-    uploads: Annotated[list[Upload], Depends(the_uploads)],
+    service: CurrentService,
+    uploads: Annotated[list[Upload], Depends(get_uploads)],
     top: Top = LISTED,
     explain: Method | None = None,
 ) -> Response:
@@ -77,52 +72,57 @@ async def predict(
     served, deadline = service.served, request.state.deadline
     if not served.classifier.classes:
         raise Refused("no_head", "the model has no head to predict with", "POST /v1/embed gives its features")
-    question = None if explain is None else served.check_question(Question(how=ExplainOptions(method=explain)))
+    wanted = (
+        None if explain is None else served.check_request(ExplanationRequest(options=ExplainOptions(method=explain)))
+    )
     with service.batcher.places(len(uploads)):
-        given = await service.each(served, served.answer, uploads, deadline)
-        told = [{"name": upload.name, **_ranking(served, each, top)} for upload, each in zip(uploads, given)]
-        if question is not None:
-            for upload, row in zip(uploads, told):
+        scores = await service.run_each(served, served.answer, uploads, deadline)
+        rows = [{"name": upload.name, **_rank(served, score, top)} for upload, score in zip(uploads, scores)]
+        if wanted is not None:
+            for upload, row in zip(uploads, rows):
                 if "error" not in row:
-                    seen = await service.prepared(served.look, upload, deadline)
-                    maps = await _asked(service, served, served.maps, seen, question, deadline)
-                    row["explanation"] = _explanation(seen, question, maps)
-    return JSONResponse({**model_name(served), "multi_label": served.classifier.multi_label, "predictions": told})
+                    prepared = await service.prepare(served.prepare_explanation, upload, deadline)
+                    maps = await _explain(service, served, served.maps, prepared, wanted, deadline)
+                    row["explanation"] = _encode_explanation(prepared, wanted, maps)
+    return JSONResponse({"model": served.identity, "multi_label": served.classifier.multi_label, "predictions": rows})
 
 
 @router.post(
     "/v1/embed",
     summary="The features of images",
-    openapi_extra=pictures_body(),
-    responses={200: {"model": answers.Embeddings}, **errors(*TAKES_IMAGES)},
+    openapi_extra=image_body(),
+    responses={200: {"model": schemas.Embeddings}, **errors(*IMAGE_ERRORS)},
 )
 async def embed(
-    request: Request, service: TheService, uploads: Annotated[list[Upload], Depends(the_uploads)]
+    request: Request, service: CurrentService, uploads: Annotated[list[Upload], Depends(get_uploads)]
 ) -> Response:
     """What the model's head reads of each image: a vector that is alike for images that look alike to the model."""
     served = service.served
     with service.batcher.places(len(uploads)):
-        given = await service.each(served, served.features, uploads, request.state.deadline)
-    told = [
-        {"name": upload.name, **({"error": each.fault} if isinstance(each, Refused) else {"features": each.tolist()})}
-        for upload, each in zip(uploads, given)
+        features = await service.run_each(served, served.features, uploads, request.state.deadline)
+    rows = [
+        {"name": upload.name, **({"error": row.fault} if isinstance(row, Refused) else {"features": row.tolist()})}
+        for upload, row in zip(uploads, features)
     ]
-    return JSONResponse({**model_name(served), "embeddings": told})
+    return JSONResponse({"model": served.identity, "embeddings": rows})
 
 
 @router.post(
     "/v1/explain",
     summary="What the answer for an image rests on",
-    openapi_extra=pictures_body(several=False),
+    openapi_extra=image_body(several=False),
     responses={
-        200: {"model": answers.Explained, "content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}},
-        **errors(*TAKES_IMAGES, "invalid", "cannot_explain"),
+        200: {
+            "model": schemas.ExplanationReply,
+            "content": {"image/png": {"schema": {"type": "string", "format": "binary"}}},
+        },
+        **errors(*IMAGE_ERRORS, "invalid", "cannot_explain"),
     },
 )
 async def explain(
     request: Request,
-    service: TheService,
-    upload: Annotated[Upload, Depends(the_upload)],
+    service: CurrentService,
+    upload: Annotated[Upload, Depends(get_upload)],
     method: Method = "attention",
     layer: Annotated[
         str, Query(pattern=r"^(all|-?[0-9]{1,3})$", description="a number, -1 is the last, or all")
@@ -139,59 +139,60 @@ async def explain(
     `attention` asks one layer, or all of them; `query` is a place of its map that asks instead of the class token.
     """
     served, deadline = service.served, request.state.deadline
-    how = ExplainOptions(
+    options = ExplainOptions(
         method=method,
         layer=-1 if layer == "all" else int(layer),
         head=int(head) if head.isdigit() else head,
         target=target,
     )
     row, _, column = query.partition(",")
-    question = served.check_question(
-        Question(how=how, every_layer=layer == "all", query=(int(row), int(column)) if query else None)
+    wanted = served.check_request(
+        ExplanationRequest(
+            options=options, every_layer=layer == "all", query=(int(row), int(column)) if query else None
+        )
     )
     with service.batcher.places(1):
-        seen = await service.prepared(served.look, upload, deadline)
+        prepared = await service.prepare(served.prepare_explanation, upload, deadline)
         if show == "png":
-            verb = served.explain if how.head == "all" else served.maps
-            found = await _asked(service, served, verb, seen, question, deadline)
-            return Response(await service.aside(_png, seen, question, found, deadline=deadline), media_type="image/png")
+            verb = served.explain if options.head == "all" else served.maps
+            result = await _explain(service, served, verb, prepared, wanted, deadline)
+            return Response(
+                await service.run_in_thread(_draw_png, prepared, wanted, result, deadline=deadline),
+                media_type="image/png",
+            )
         prediction = None
         if served.classifier.classes:
-            images = seen.images[0].cpu().numpy()  # (C, h, w), decoded once for both
+            images = prepared.images[0].cpu().numpy()  # (C, h, w), decoded once for both
             answer = await service.batcher.run(served.answer_normalised, images, deadline)
-            prediction = _ranking(served, answer, LISTED)
-        maps = await _asked(service, served, served.maps, seen, question, deadline)
-        told = {**model_name(served), "name": upload.name, "prediction": prediction}
-        body = await service.aside(_told_whole, told, seen, question, maps, deadline=deadline)
+            prediction = _rank(served, answer, LISTED)
+        maps = await _explain(service, served, served.maps, prepared, wanted, deadline)
+        reply = {"model": served.identity, "name": upload.name, "prediction": prediction}
+        body = await service.run_in_thread(_encode_reply, reply, prepared, wanted, maps, deadline=deadline)
     return Response(body, media_type="application/json")
 
 
-async def _asked(
+async def _explain(
     service: Service,
     served: LoadedModel,
-    verb: Callable[[PreparedImage, Question], Kind],
-    seen: PreparedImage,
-    question: Question,
+    verb: Callable[[PreparedImage, ExplanationRequest], Kind],
+    prepared: PreparedImage,
+    wanted: ExplanationRequest,
     deadline: float,
 ) -> Kind:
     """What ``verb`` of ``served`` finds, by the network's thread; it stops at its next batch once nobody waits any more."""
     over = threading.Event()
 
-    def work(looks: list[PreparedImage]) -> list[Kind]:
+    def work(images: list[PreparedImage]) -> list[Kind]:
         with served.until(over):
-            return [verb(looks[0], question)]
+            return [verb(images[0], wanted)]
 
     try:
-        return await service.batcher.run(work, seen, deadline)
+        return await service.batcher.run(work, prepared, deadline)
     finally:
         over.set()
 
 
-def model_name(served: LoadedModel) -> dict[str, Any]:
-    return {"model": {"name": served.name, "version": served.version}}
-
-
-def _ranking(served: LoadedModel, answer: Answered | Refused, top: int) -> dict[str, Any]:
+def _rank(served: LoadedModel, answer: Scores | Refused, top: int) -> dict[str, Any]:
     """The best classes of one image, or why there are none."""
     if isinstance(answer, Refused):
         return {"error": answer.fault}
@@ -200,37 +201,41 @@ def _ranking(served: LoadedModel, answer: Answered | Refused, top: int) -> dict[
     return {**rows[0], "top": rows}
 
 
-def _explanation(seen: PreparedImage, question: Question, maps: list[LayerMaps]) -> dict[str, Any]:
-    box = [round(each, 2) for each in seen.box]
-    return {"method": question.how.method, "box": box, "maps": [_told(each) for each in maps]}
+def _encode_explanation(prepared: PreparedImage, wanted: ExplanationRequest, maps: list[LayerMaps]) -> dict[str, Any]:
+    box = [round(edge, 2) for edge in prepared.box]
+    return {"method": wanted.options.method, "box": box, "maps": [_encode_map(layer_map) for layer_map in maps]}
 
 
-def _told(maps: LayerMaps) -> dict[str, Any]:
+def _encode_map(maps: LayerMaps) -> dict[str, Any]:
     _, rows, columns = maps.values.shape
-    values = [[float(f"{value:.{DIGITS}g}") for value in each.ravel()] for each in maps.values]
-    told = {"layer": maps.layer, "heads": maps.heads, "rows": rows, "columns": columns}
-    return {**told, "reach": list(maps.reach), "values": values}
+    values = [[float(f"{value:.{DIGITS}g}") for value in head.ravel()] for head in maps.values]
+    encoded = {"layer": maps.layer, "heads": maps.heads, "rows": rows, "columns": columns}
+    return {**encoded, "reach": list(maps.reach), "values": values}
 
 
-def _picture(seen: PreparedImage) -> dict[str, Any]:
-    height, width, _ = seen.picture.shape
+def _encode_picture(prepared: PreparedImage) -> dict[str, Any]:
+    height, width, _ = prepared.picture.shape
     file = io.BytesIO()
-    Image.fromarray(seen.picture).save(file, "JPEG", quality=88)
+    Image.fromarray(prepared.picture).save(file, "JPEG", quality=88)
     return {"width": width, "height": height, "jpeg": b64encode(file.getvalue()).decode()}
 
 
-def _told_whole(told: dict[str, Any], seen: PreparedImage, question: Question, maps: list[LayerMaps]) -> bytes:
+def _encode_reply(
+    reply: dict[str, Any], prepared: PreparedImage, wanted: ExplanationRequest, maps: list[LayerMaps]
+) -> bytes:
     """The body of a reply with the picture; numbers and pictures take their time, and so the event loop is not for them."""
-    return json.dumps({**told, "picture": _picture(seen), **_explanation(seen, question, maps)}).encode()
+    return json.dumps(
+        {**reply, "picture": _encode_picture(prepared), **_encode_explanation(prepared, wanted, maps)}
+    ).encode()
 
 
-def _png(seen: PreparedImage, question: Question, found: Explanation | list[LayerMaps]) -> bytes:
+def _draw_png(prepared: PreparedImage, wanted: ExplanationRequest, result: Explanation | list[LayerMaps]) -> bytes:
     """The picture lit by the explanation; of all heads a contact sheet."""
-    if isinstance(found, Explanation):
-        drawn = heads_sheet(seen.picture, found, question.how)
+    if isinstance(result, Explanation):
+        drawn = heads_sheet(prepared.picture, result, wanted.options)
     else:
-        heat = found[0].values[0]
-        drawn = overlay(seen.picture, heat, box=seen.box, reach=found[0].reach, range=light_range(heat))
+        heat = result[0].values[0]
+        drawn = overlay(prepared.picture, heat, box=prepared.box, reach=result[0].reach, range=light_range(heat))
     file = io.BytesIO()
     Image.fromarray(drawn).save(file, "PNG")
     return file.getvalue()

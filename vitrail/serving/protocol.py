@@ -1,6 +1,6 @@
-"""HTTP/1.1 by uvicorn and h11, with what they lack: a time by which a head, a body and the taking of a reply must be done.
+"""HTTP/1.1 by uvicorn and h11 with the timeouts that they lack: for a request's head, its body, and for taking the reply.
 
-A client that sends a byte now and then would otherwise hold its connection for ever.
+Without them a client that sends a byte now and then would hold its connection for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vitrail.serving.limits import ServerLimits
 from vitrail.serving.refusals import Refused
 
 
-class Gathered:
+class BufferedTransport:
     """A transport that sends what is written in one step of the event loop at once: a head and its body in one call.
 
     Of what a refusal costs, the calls of the operating system are most.
@@ -45,7 +45,7 @@ class Gathered:
             self._transport.write(content)
 
 
-class SteadyFlow(FlowControl):
+class BodyFlowControl(FlowControl):
     """Lets bodies come as they do: the door reads them at once, up to a limit of its own."""
 
     def __init__(self, transport: Any, connection: h11.Connection) -> None:
@@ -58,56 +58,56 @@ class SteadyFlow(FlowControl):
 
 
 class TimedProtocol(H11Protocol):
-    """One connection. `limited` makes a class of it for `ServerLimits`."""
+    """One connection. `make_protocol` makes a class of it for `ServerLimits`."""
 
     limits = ServerLimits()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        gathered: Any = Gathered(transport, self.loop)
-        super().connection_made(gathered)
-        self.flow = SteadyFlow(gathered, self.conn)
+        buffered: Any = BufferedTransport(transport, self.loop)
+        super().connection_made(buffered)
+        self.flow = BodyFlowControl(buffered, self.conn)
         if len(self.connections) > self.limits.connections:
             transport.abort()
-        self._timer: asyncio.TimerHandle | None = None  # of what the client is to send
-        self._taking: asyncio.TimerHandle | None = None  # of what it is to take
-        self._awaited: Any = None
-        self._expect()
+        self._receive_timer: asyncio.TimerHandle | None = None  # of what the client is to send
+        self._write_timer: asyncio.TimerHandle | None = None  # of what it is to take
+        self._expected: Any = None
+        self._start_receive_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._stop()
-        self._taken()
+        self._stop_receive_timer()
+        self._stop_write_timer()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._expect()
+        self._start_receive_timer()
 
     def on_response_complete(self) -> None:
-        self._stop()  # until the first byte of the next request; before it uvicorn's own time between requests holds
+        self._stop_receive_timer()  # until the next request begins uvicorn's own time between requests holds
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY:  # of a request that came behind the last one
-            self._expect()
+            self._start_receive_timer()
 
-    def _expect(self) -> None:
+    def _start_receive_timer(self) -> None:
         """Starts the time of what the client is to send next, unless it runs already: more bytes do not prolong it."""
         allowed = {h11.IDLE: self.limits.header, h11.SEND_BODY: self.limits.receive}
         seconds = allowed.get(self.conn.their_state)  # type: ignore[bad-argument-type]
         now = None if seconds is None else (self.conn.their_state, self.cycle)  # the cycle tells requests apart
-        if now == self._awaited:
+        if now == self._expected:
             return
-        self._stop()
+        self._stop_receive_timer()
         if seconds is not None and not self.transport.is_closing():
-            self._awaited = now
-            self._timer = self.loop.call_later(seconds, self._too_slow, seconds)
+            self._expected = now
+            self._receive_timer = self.loop.call_later(seconds, self._too_slow, seconds)
 
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._awaited = None
+    def _stop_receive_timer(self) -> None:
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+        self._receive_timer = self._expected = None
 
     def _too_slow(self, seconds: float) -> None:
         """Says so, if anything was sent at all, and closes."""
-        self._stop()
+        self._stop_receive_timer()
         begun = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]
         if begun and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._refuse(Refused("too_slow", f"the request was not there after {seconds:g} seconds", "send it faster"))
@@ -118,7 +118,7 @@ class TimedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP is answered in the words of all other refusals."""
-        self._refuse(Refused("bad_request", "this is no HTTP/1.1 request that can be read"))
+        self._refuse(Refused("bad_request", "this is not a valid HTTP/1.1 request"))
         self._close()
 
     def _refuse(self, refused: Refused) -> None:
@@ -137,16 +137,16 @@ class TimedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """The client takes nothing: it has so long."""
         super().pause_writing()
-        self._taking = self.loop.call_later(self.limits.write, self.transport.abort)
+        self._write_timer = self.loop.call_later(self.limits.write, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._taken()
+        self._stop_write_timer()
 
-    def _taken(self) -> None:
-        if self._taking is not None:
-            self._taking.cancel()
-        self._taking = None
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        self._write_timer = None
 
     def _close(self) -> None:
         """What was written may still leave, for so long as a client may take."""
@@ -154,6 +154,6 @@ class TimedProtocol(H11Protocol):
         self.loop.call_later(self.limits.write, self.transport.abort)
 
 
-def limited(limits: ServerLimits) -> type[TimedProtocol]:
+def make_protocol(limits: ServerLimits) -> type[TimedProtocol]:
     """The protocol of a server with these limits."""
     return type("LimitedProtocol", (TimedProtocol,), {"limits": limits})

@@ -1,4 +1,4 @@
-"""What a client is told when it gets no answer: a status, a code for programs, words for people, and no path."""
+"""Error replies: a status, a code for programs, a message for people, and no path of this machine."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Refused(Exception):
 
     def body(self, path: str, request_id: str) -> bytes:
         """Of the reply, in the words of the protocol that the path belongs to."""
-        told: dict[str, Any] = {"error": self.message + (f"; {self.remedy}" if self.remedy else "")}
+        content: dict[str, Any] = {"error": self.message + (f"; {self.remedy}" if self.remedy else "")}
         if not path.startswith("/v2"):
-            told = {"error": self.fault, "request_id": request_id}
-        return json.dumps(told).encode()
+            content = {"error": self.fault, "request_id": request_id}
+        return json.dumps(content).encode()
 
 
 STATUS = {

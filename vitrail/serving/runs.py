@@ -1,7 +1,7 @@
 """The runs of a folder as the server shows them: read from disk by each request, so that what trains is seen live.
 
 Nothing in such a folder is trusted. A run is named by the listing and never by a path that a request brings; links are
-not followed; what is broken, half written or too large is left out. Only names and numbers go out, no path.
+not follow_run; what is broken, half written or too large is left out. Only names and numbers go out, no path.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
 from vitrail.reports.metric_names import SELECTED_BY, curve_of, metric_of
-from vitrail.serving.answers import Told
 from vitrail.serving.documents import errors
 from vitrail.serving.refusals import Refused
+from vitrail.serving.schemas import Schema
 
 MARKS = ("status.json", "config.yaml", ".lock")  # one of them makes a folder a run
 LARGEST = {"metrics.jsonl": 64 << 20, "status.json": 1 << 20, "config.yaml": 1 << 20}  # bytes that are read
@@ -33,22 +33,22 @@ MOST_ROWS = 2_000  # of curves that are sent
 GOING_ON = ("starting", "running")
 EVERY, QUIET = 1.0, 15.0  # seconds between two looks at a run, and between signs of life to who watches it
 WATCHERS = 64  # of all runs together
-ASKED = ("unauthorised", "forbidden", "not_found", "invalid")
+RUN_ERRORS = ("unauthorised", "forbidden", "not_found", "invalid")
 POSITION = ("step", "epoch", "images")  # where a row stands, and no curve
 
 Row = dict[str, float | None]
 After = Annotated[int, Query(description="only rows of later steps")]
 At = Annotated[
-    int, Query(ge=0, lt=1 << 50, description="where in the metrics to begin, as the curves or the last event told")
+    int, Query(ge=0, lt=1 << 50, description="where in the metrics to begin, as the curves or the last event gave it")
 ]
 
 
-class Best(Told):
+class Best(Schema):
     name: str = Field(examples=["val_top1"])
     value: float
 
 
-class Standing(Told):
+class RunState(Schema):
     """Where a run stands."""
 
     name: str
@@ -57,7 +57,7 @@ class Standing(Told):
     steps: int | None = Field(description="of the whole run")
 
 
-class Summary(Standing):
+class Summary(RunState):
     epoch: float | None = None
     updated: float = Field(description="seconds since 1970")
     command: str = Field(examples=["train"])
@@ -67,16 +67,16 @@ class Summary(Standing):
     last: dict[str, float | None] = Field(description="the newest value of each column")
 
 
-class Summaries(Told):
+class Summaries(Schema):
     runs: list[Summary]
 
 
-class Column(Told):
+class Column(Schema):
     chart: str = Field(examples=["Accuracy"])
     label: str = Field(examples=["validation"])
 
 
-class Curves(Standing):
+class Curves(RunState):
     columns: dict[str, Column]
     rows: list[dict[str, float | None]] = Field(description="by step, at most 2,000")
     at: int = Field(description="where the events go on from")
@@ -97,8 +97,10 @@ def find_runs(folder: Path) -> dict[str, Path]:
         entries = list(os.scandir(folder))
     except OSError:
         return {}
-    found = {each.name: Path(each.path) for each in entries if not each.name.startswith(".") and _is_folder(each)}
-    return {name: path for name, path in sorted(found.items()) if any(stamp(path / mark) for mark in MARKS)}
+    folders = {
+        entry.name: Path(entry.path) for entry in entries if not entry.name.startswith(".") and _is_folder(entry)
+    }
+    return {name: path for name, path in sorted(folders.items()) if any(stamp(path / mark) for mark in MARKS)}
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -112,10 +114,10 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def stamp(path: Path) -> Stamp | None:
     """Of a plain file; None of what is none, or is not there."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return None
-    return Stamp(str(path), found.st_ino, found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+    return Stamp(str(path), status.st_ino, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
 def read(path: Path, start: int = 0) -> bytes:
@@ -135,22 +137,22 @@ def read(path: Path, start: int = 0) -> bytes:
 @lru_cache(maxsize=256)
 def _status(file: Stamp) -> Mapping[str, Any]:
     try:
-        found = json.loads(read(Path(file.path)))
+        status = json.loads(read(Path(file.path)))
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return status if isinstance(status, dict) else {}
 
 
 @lru_cache(maxsize=256)
 def _settings(file: Stamp) -> Mapping[str, Any]:
     try:
-        found = yaml.safe_load(read(Path(file.path)))
+        settings = yaml.safe_load(read(Path(file.path)))
     except (ValueError, RecursionError, yaml.YAMLError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return settings if isinstance(settings, dict) else {}
 
 
-class Growing:
+class RowCache:
     """The rows of files that grow: of each only what is new is read, as long as it is the same file and no shorter."""
 
     def __init__(self, most: int = 64) -> None:
@@ -166,24 +168,24 @@ class Growing:
                 rows, at = [], 0
             if file.size > at:
                 content = read(Path(file.path), at)
-                rows, at = [*rows, *parsed(content)], at + _whole(content)
+                rows, at = [*rows, *parse_rows(content)], at + _complete_bytes(content)
             self._known[file.path] = file, rows, at
             while len(self._known) > self.most:
                 self._known.pop(next(iter(self._known)))
             return rows, at
 
 
-METRICS = Growing()
+METRICS = RowCache()
 
 
-def _whole(content: bytes) -> int:
+def _complete_bytes(content: bytes) -> int:
     """How many bytes of lines that are ended."""
     return content.rfind(b"\n") + 1
 
 
-def parsed(content: bytes) -> Iterator[Row]:
+def parse_rows(content: bytes) -> Iterator[Row]:
     """The rows of lines that are whole; a line that is none is passed over, and so is a value that is no number."""
-    for line in content[: _whole(content)].splitlines():
+    for line in content[: _complete_bytes(content)].splitlines():
         try:
             record = json.loads(line)
             if isinstance(record, dict) and type(record.get("step")) is int:
@@ -197,15 +199,15 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def rows_of(run: Path) -> tuple[list[Row], int]:
+def read_rows(run: Path) -> tuple[list[Row], int]:
     """The rows of a run, and the place in its file where the next will begin."""
     file = stamp(run / "metrics.jsonl")
     return METRICS.rows(file) if file else ([], 0)
 
 
-def state_of(run: Path) -> dict[str, Any]:
+def read_state(run: Path) -> dict[str, Any]:
     """``state``, ``step`` and ``steps`` of a run."""
-    file, (rows, _) = stamp(run / "status.json"), rows_of(run)
+    file, (rows, _) = stamp(run / "status.json"), read_rows(run)
     status = _status(file) if file else {}
     state, steps = status.get("state"), status.get("steps")
     return {
@@ -215,25 +217,25 @@ def state_of(run: Path) -> dict[str, Any]:
     }
 
 
-def summary(name: str, run: Path) -> dict[str, Any]:
+def summarise(name: str, run: Path) -> dict[str, Any]:
     """A run in one row of a table."""
-    rows, _ = rows_of(run)
+    rows, _ = read_rows(run)
     last: Row = {}
     for row in rows[-100:]:
         last |= row
-    marks = [stamp(run / each) for each in (*MARKS, "metrics.jsonl")]
+    stamps = [stamp(run / file_name) for file_name in (*MARKS, "metrics.jsonl")]
     file = stamp(run / "config.yaml")
     settings = _settings(file) if file else {}
     objective = _text(settings, "objective", "name")
     return {
         "name": name,
-        **state_of(run),
+        **read_state(run),
         **({"epoch": last["epoch"]} if "epoch" in last else {}),
-        "updated": max((each.changed / 1e9 for each in marks if each), default=0.0),
+        "updated": max((mark.changed / 1e9 for mark in stamps if mark), default=0.0),
         "command": "train" if objective in (None, "supervised") else "pretrain",
         "model": _text(settings, "model", "name") or _last_part(_text(settings, "model", "init")),
         "data": _last_part(_text(settings, "data", "source")),
-        "best": best(rows),
+        "best": find_best(rows),
         "last": {column: value for column, value in last.items() if column not in POSITION},
     }
 
@@ -249,7 +251,7 @@ def _last_part(path: str | None) -> str | None:
     return PurePath(path.replace("\\", "/")).name or None if path else None
 
 
-def best(rows: list[Row]) -> dict[str, Any] | None:
+def find_best(rows: list[Row]) -> dict[str, Any] | None:
     """The best figure of the evaluations so far."""
     for name in SELECTED_BY:
         values = [value for row in rows if (value := row.get(name)) is not None]
@@ -258,29 +260,29 @@ def best(rows: list[Row]) -> dict[str, Any] | None:
     return None
 
 
-def columns_of(rows: list[Row]) -> dict[str, dict[str, str]]:
+def describe_columns(rows: list[Row]) -> dict[str, dict[str, str]]:
     """For each column that is a curve, the chart it belongs to and what it is called there."""
     names = {name: None for row in rows for name in row if name not in POSITION}
     curves = {name: curve_of(name) for name in names}
     return {name: {"chart": chart, "label": line} for name, (chart, line) in curves.items()}
 
 
-def thinned(rows: list[Row], most: int = MOST_ROWS) -> list[Row]:
+def thin_rows(rows: list[Row], most: int = MOST_ROWS) -> list[Row]:
     """At most so many rows, evenly taken and the last among them. Of evaluations, which are few, as many as can be kept."""
     if len(rows) <= most:
         return rows
     steps, evaluations = [row for row in rows if "lr" in row], [row for row in rows if "lr" not in row]
-    kept = _every(evaluations, most // 2)
-    kept = [*_every(steps, most - len(kept)), *kept]
+    kept = _take_evenly(evaluations, most // 2)
+    kept = [*_take_evenly(steps, most - len(kept)), *kept]
     return sorted(kept, key=lambda row: row["step"] or 0)
 
 
-def _every(rows: list[Row], most: int) -> list[Row]:
+def _take_evenly(rows: list[Row], most: int) -> list[Row]:
     stride = math.ceil(len(rows) / most) if rows else 1
     return rows[::-1][::stride][::-1]
 
 
-def _told(model: type[Told], *codes: str) -> dict[int | str, dict[str, Any]]:
+def _replies(model: type[Schema], *codes: str) -> dict[int | str, dict[str, Any]]:
     return {200: {"model": model}, **errors(*codes)}
 
 
@@ -293,55 +295,55 @@ def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> A
     """
     router, watching = APIRouter(tags=["runs"]), [0]
 
-    def run_named(name: str) -> Path:
+    def find_run(name: str) -> Path:
         runs = find_runs(folder)
         if name not in runs:
             raise Refused("not_found", "there is no such run", "GET /v1/runs lists those that are there")
         return runs[name]
 
     @router.get(
-        "/v1/runs", summary="The runs and where they stand", responses=_told(Summaries, "unauthorised", "forbidden")
+        "/v1/runs", summary="The runs and where they stand", responses=_replies(Summaries, "unauthorised", "forbidden")
     )
     def runs() -> Response:
-        return JSONResponse({"runs": [summary(name, run) for name, run in find_runs(folder).items()]})
+        return JSONResponse({"runs": [summarise(name, run) for name, run in find_runs(folder).items()]})
 
-    @router.get("/v1/runs/{name}/metrics", summary="The curves of a run", responses=_told(Curves, *ASKED))
+    @router.get("/v1/runs/{name}/metrics", summary="The curves of a run", responses=_replies(Curves, *RUN_ERRORS))
     def metrics(name: str, after: After = -1) -> Response:
         """What was measured at each step that is later than the one asked for."""
-        run = run_named(name)
-        rows, at = rows_of(run)
+        run = find_run(name)
+        rows, at = read_rows(run)
         later = [row for row in rows if (row["step"] or 0) > after]
-        told = {"columns": columns_of(rows), "rows": thinned(later), "at": at}
-        return JSONResponse({"name": name, **state_of(run), **told})
+        curves = {"columns": describe_columns(rows), "rows": thin_rows(later), "at": at}
+        return JSONResponse({"name": name, **read_state(run), **curves})
 
     @router.get(
         "/v1/runs/{name}/events",
         summary="A run as it goes on",
         response_class=StreamingResponse,
-        responses={200: {"content": {"text/event-stream": {}}}, **errors(*ASKED, "queue_full")},
+        responses={200: {"content": {"text/event-stream": {}}}, **errors(*RUN_ERRORS, "queue_full")},
     )
     async def events(name: str, request: Request, at: At = 0) -> Response:
         """A stream of server-sent events: row, a line of the metrics, and state; it ends with the run."""
-        run = await asyncio.to_thread(run_named, name)
+        run = await asyncio.to_thread(find_run, name)
         if watching[0] >= WATCHERS:
             raise Refused("queue_full", f"{WATCHERS} are watching runs already", "come again later", retry_after=10)
-        given = request.headers.get("last-event-id", "")
-        start = int(given) if given.isdecimal() and len(given) < 16 else at
+        last_id = request.headers.get("last-event-id", "")
+        start = int(last_id) if last_id.isdecimal() and len(last_id) < 16 else at
 
-        async def counted() -> AsyncIterator[str]:
+        async def count_watcher() -> AsyncIterator[str]:
             watching[0] += 1
             try:
-                async for event in followed(run, start, draining):
+                async for event in follow_run(run, start, draining):
                     yield event
             finally:
                 watching[0] -= 1
 
-        return StreamingResponse(counted(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        return StreamingResponse(count_watcher(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
     return router
 
 
-async def followed(run: Path, at: int, draining: Callable[[], bool]) -> AsyncIterator[str]:
+async def follow_run(run: Path, at: int, draining: Callable[[], bool]) -> AsyncIterator[str]:
     """The events of a run from byte ``at`` of its metrics, until it has ended or the server drains.
 
     The id of a row is the byte after it. A resumed run cuts its file back and writes the same rows again, so that a place
@@ -350,12 +352,12 @@ async def followed(run: Path, at: int, draining: Callable[[], bool]) -> AsyncIte
     state, quiet = None, 0.0
     while not draining():
         # the state first: what it says of the end must hold for the rows that are read after it
-        now = await asyncio.to_thread(state_of, run)
+        now = await asyncio.to_thread(read_state, run)
         content = await asyncio.to_thread(read, run / "metrics.jsonl", at)
-        whole = _whole(content)
+        whole = _complete_bytes(content)
         for line in content[:whole].splitlines(keepends=True):
             at += len(line)
-            for row in parsed(line):
+            for row in parse_rows(line):
                 yield f"event: row\nid: {at}\ndata: {json.dumps(row)}\n\n"
         if (now["state"], now["steps"]) != state:
             state = now["state"], now["steps"]

@@ -1,4 +1,4 @@
-"""The process: its socket, its signals, and an end that loses no request."""
+"""The server process: its socket, its signals, and a shutdown that loses no request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import uvicorn
 
 from vitrail.errors import ConfigError
 from vitrail.serving.app import create_app
-from vitrail.serving.protocol import limited
+from vitrail.serving.protocol import make_protocol
 from vitrail.serving.refusals import Refused
 from vitrail.serving.service import Service
 
@@ -36,7 +36,7 @@ log = logging.getLogger("vitrail.serving")
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server that, told to stop, first lets those who would come go elsewhere.
+    """uvicorn's server with a graceful shutdown: at the signal it first lets load balancers send new requests elsewhere.
 
     At the signal it is no longer ready and every reply closes its connection. It still takes connections until no request
     has come for `QUIET` seconds, at most `ServerLimits.linger`; then what is in its hands is answered, and it leaves. A second
@@ -46,7 +46,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self.service = service
-        self._told: float | None = None  # when the signal came
+        self._stop_time: float | None = None  # when the signal came
         self._reloads: set[asyncio.Task[None]] = set()
 
     @contextlib.contextmanager
@@ -63,10 +63,10 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._told is not None:
+        if self._stop_time is not None:
             self.should_exit = self.force_exit = True
             return
-        self._told = time.monotonic()
+        self._stop_time = time.monotonic()
         self.service.draining = True
         log.info("%s: not ready any more, answering what is there", signal.Signals(sig).name)
 
@@ -75,33 +75,33 @@ class Server(uvicorn.Server):
         loop.call_soon_threadsafe(self._reload)
 
     def _reload(self) -> None:
-        async def quietly() -> None:
+        async def reload_or_log() -> None:
             try:
                 await self.service.reload()
             except Refused as refused:
                 log.warning("SIGHUP changed nothing: %s", refused.message)
 
-        task = asyncio.ensure_future(quietly())
+        task = asyncio.ensure_future(reload_or_log())
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)
 
     async def on_tick(self, counter: int) -> bool:
-        if self._told is not None:
+        if self._stop_time is not None:
             now = time.monotonic()
-            quiet = now - max(self._told, self.service.last_request) >= QUIET and not self.server_state.tasks
-            self.should_exit = self.should_exit or quiet or now - self._told >= self.service.limits.linger
+            quiet = now - max(self._stop_time, self.service.last_request) >= QUIET and not self.server_state.tasks
+            self.should_exit = self.should_exit or quiet or now - self._stop_time >= self.service.limits.linger
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Connections that the system has taken but nobody has looked at would be cut: they are taken over first."""
-        kept = [each.dup() for server in self.servers for each in server.sockets]
+        kept = [bound.dup() for server in self.servers for bound in server.sockets]
         for server in self.servers:
             server.close()
         for listening in kept:
             await self._take_over(listening)
             listening.close()
-        if self._told is not None:  # the time for new connections is part of it
-            left = self.service.limits.drain - (time.monotonic() - self._told)
+        if self._stop_time is not None:  # the time for new connections is part of it
+            left = self.service.limits.drain - (time.monotonic() - self._stop_time)
             self.config.timeout_graceful_shutdown = max(1, math.floor(left))
         await super().shutdown(sockets)
 
@@ -146,7 +146,7 @@ def bind(host: str, port: int) -> socket.socket:
 def run(
     service: Service, bound: socket.socket, *, token: str | None, hosts: tuple[str, ...], runs: Path | None
 ) -> None:
-    """Serves until it is told to stop; with ``hosts`` empty a server of its own machine is called by that machine's names."""
+    """Serves until a signal stops it; with ``hosts`` empty a server of its own machine is called by that machine's names."""
     host, port, *_ = bound.getsockname()
     local = host in LOOPBACK
     known = hosts or (("127.0.0.1", "localhost", "[::1]") if local else None)
@@ -154,7 +154,7 @@ def run(
     limits = service.limits
     config = uvicorn.Config(
         app,
-        http=limited(limits),
+        http=make_protocol(limits),
         ws="none",
         loop="asyncio",
         lifespan="off",

@@ -1,4 +1,4 @@
-"""What stands behind the routes: the model that answers now, the batches, the threads that decode; starting, swapping, ending."""
+"""The service behind the routes: the current model, its batches, the decoder threads, reload and shutdown."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Request
 
 from vitrail.data.decode import BadImage, header_size
 from vitrail.errors import VitrailError
-from vitrail.serving.batcher import Batcher, late
+from vitrail.serving.batcher import Batcher, deadline_error
 from vitrail.serving.limits import ServerLimits
 from vitrail.serving.loaded_model import LoadedModel
 from vitrail.serving.metrics import Metrics
@@ -75,12 +77,12 @@ class Service:
         """
         before = self.served
         if self._reloading is None or self._reloading.done():
-            self._reloading = asyncio.ensure_future(self._read_anew())
+            self._reloading = asyncio.ensure_future(self._load_again())
             self._reloading.add_done_callback(lambda done: done.cancelled() or done.exception())
         # whoever asks meanwhile waits for the same one, and it goes on though who asked first has left
         return await asyncio.shield(self._reloading), before.version
 
-    async def _read_anew(self) -> LoadedModel:
+    async def _load_again(self) -> LoadedModel:
         before = self.served
         assert self.load is not None
         try:
@@ -89,39 +91,41 @@ class Service:
             self.metrics.reloads.labels("refused").inc()
             log.error("reload refused, %s %s stays: %s", before.name, before.version, error)
             # the words of the error may hold paths, which are for the log
-            told = type(error).__name__ if isinstance(error, VitrailError) else "error"
-            raise Refused("conflict", f"the new model is refused ({told}); the old one stays", "see the log") from error
+            reason = type(error).__name__ if isinstance(error, VitrailError) else "error"
+            raise Refused(
+                "conflict", f"the new model is refused ({reason}); the old one stays", "see the log"
+            ) from error
         self._take(new)
         self.metrics.reloads.labels("taken").inc()
         log.info("reloaded: %s %s answers instead of %s", new.name, new.version, before.version)
         return new
 
-    async def aside(self, work: Callable[..., Kind], *given: Any, deadline: float) -> Kind:
+    async def run_in_thread(self, work: Callable[..., Kind], *arguments: Any, deadline: float) -> Kind:
         """What ``work`` makes of ``given`` in one of the decoders' threads. Raises `Refused` after the deadline."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
-                return await loop.run_in_executor(self.decoders, work, *given)
+                return await loop.run_in_executor(self.decoders, work, *arguments)
         except TimeoutError:
-            raise late() from None
+            raise deadline_error() from None
 
-    async def prepared(self, prepare: Callable[..., Kind], upload: Upload, deadline: float) -> Kind:
+    async def prepare(self, prepare: Callable[..., Kind], upload: Upload, deadline: float) -> Kind:
         """What ``prepare``, a method of `LoadedModel`, makes of an image file, in a thread. Raises `Refused`."""
         try:
-            return await self.aside(self._decoded, prepare, upload.content, deadline=deadline)
+            return await self.run_in_thread(self._decode, prepare, upload.content, deadline=deadline)
         except BadImage as error:
             self.metrics.bad_images.inc()
             reason = ADDRESS.sub("", error.reason)
             raise Refused("bad_image", f"the image cannot be used: {reason}", "send another file") from error
 
-    def _decoded(self, prepare: Callable[..., Kind], content: bytes) -> Kind:
+    def _decode(self, prepare: Callable[..., Kind], content: bytes) -> Kind:
         size = header_size(content)
         # several copies of a picture are held while it is decoded: large ones are, one after another
         is_large = size is not None and size[0] * size[1] > LARGE
         with self._large if is_large else nullcontext():
             return prepare(content, most_pixels=self.limits.pixels)
 
-    async def each(
+    async def run_each(
         self, served: LoadedModel, work: Callable[[list[Any]], Any], uploads: list[Upload], deadline: float
     ) -> list[Any]:
         """What ``work``, a method of ``served``, answers for each upload; a `Refused` in the place of one that is bad.
@@ -132,7 +136,7 @@ class Service:
 
         async def one(upload: Upload) -> Any:
             try:
-                picture = await self.prepared(served.prepare, upload, deadline)
+                picture = await self.prepare(served.prepare, upload, deadline)
             except Refused as refused:
                 return refused
             return await self.batcher.run(work, picture, deadline)
@@ -150,3 +154,10 @@ class Service:
         """Ends the threads, once everything is answered."""
         self.batcher.close()
         self.decoders.shutdown(wait=False, cancel_futures=True)
+
+
+async def get_service(request: Request) -> Service:
+    return request.app.state.service
+
+
+CurrentService = Annotated[Service, Depends(get_service)]

@@ -1,4 +1,4 @@
-"""From what the command line asks to a server that runs."""
+"""Starts a server with the options of the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitrail.errors import ConfigError
 from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.machine import cores, keep_large_buffers
 from vitrail.serving.limits import ServerLimits
-from vitrail.serving.loaded_model import load_served
+from vitrail.serving.loaded_model import load_model
 from vitrail.serving.server import bind, check_reach, run
 from vitrail.serving.service import Service
 
@@ -40,16 +40,16 @@ def start(
     runs: Path | None,
     access_log: bool,
 ) -> None:
-    """Serves until it is told to stop. Raises `ConfigError` for what cannot be listened to, and what `vitrail.load` raises."""
-    _say_on_stderr(access_log)
+    """Serves until a signal stops it. Raises `ConfigError` for what cannot be listened to, and what `vitrail.load` raises."""
+    _configure_logging(access_log)
     token = read_token(token_file)
     check_reach(host, token)
-    with bind(host, port) as bound, _stoppable():
+    with bind(host, port) as bound, _exit_on_sigterm():
         keep_large_buffers()
         torch.set_num_threads(cores())
         load = None
         if model is not None:
-            load = functools.partial(load_served, model, name=name, classes=classes, options=options, say=log.info)
+            load = functools.partial(load_model, model, name=name, classes=classes, options=options, say=log.info)
         service = Service(load, limits, threads=cores())
         if model is not None:
             log.info("%s %s answers", service.served.name, service.served.version)
@@ -57,7 +57,7 @@ def start(
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
+def _exit_on_sigterm() -> Iterator[None]:
     """SIGTERM ends the process while it loads, too: a container's first process has no default for it."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
@@ -82,8 +82,8 @@ def read_token(file: Path | None) -> str | None:
     return token
 
 
-def _say_on_stderr(access_log: bool) -> None:
+def _configure_logging(access_log: bool) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)-7s %(message)s", level=logging.WARNING)
     log.setLevel(logging.INFO)
     logging.getLogger("vitrail.access").setLevel(logging.INFO if access_log else logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what strangers send is counted, not told
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # invalid requests are counted, not logged

@@ -1,4 +1,4 @@
-"""Pictures out of a request's body, which is in memory whole and never anywhere else: multipart, raw or JSON."""
+"""Image files from the body of a request, which is kept in memory only: multipart, raw or JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Upload:
     content: bytes
 
 
-def uploads_of(body: bytes, content_type: str, *, most: int) -> list[Upload]:
+def parse_uploads(body: bytes, content_type: str, *, most: int) -> list[Upload]:
     """The image files in a body, in their order.
 
     Args:
@@ -38,23 +38,23 @@ def uploads_of(body: bytes, content_type: str, *, most: int) -> list[Upload]:
     """
     kind, options = parse_options_header(content_type)
     if kind == b"multipart/form-data":
-        found = _multipart(body, options.get(b"boundary", b""), most)
+        uploads = _parse_multipart(body, options.get(b"boundary", b""), most)
     elif kind.startswith(b"image/") or kind == b"application/octet-stream":
-        found = [Upload(None, body)] if body else []
+        uploads = [Upload(None, body)] if body else []
     elif kind == b"application/json":
-        found = _json(body)
+        uploads = _parse_json_uploads(body)
     else:
-        told = content_type[:80] or "nothing"
-        raise Refused("unsupported_media_type", f"the content type is {told!r}", FORMS)
-    if not found:
+        given = content_type[:80] or "nothing"
+        raise Refused("unsupported_media_type", f"the content type is {given!r}", FORMS)
+    if not uploads:
         raise Refused("bad_request", "there is no image in the request", FORMS)
-    if len(found) > most:
-        raise Refused("too_large", f"{len(found)} images in one request", f"send at most {most} at a time")
-    return found
+    if len(uploads) > most:
+        raise Refused("too_large", f"{len(uploads)} images in one request", f"send at most {most} at a time")
+    return uploads
 
 
 @dataclass
-class _Parts:
+class _MultipartHandler:
     """What a multipart parser says, as it says it; of parts without a file name nothing is kept."""
 
     most: int
@@ -103,8 +103,8 @@ class _Parts:
         self.whole = True
 
 
-def _multipart(body: bytes, boundary: bytes, most: int) -> list[Upload]:
-    parts = _Parts(most)
+def _parse_multipart(body: bytes, boundary: bytes, most: int) -> list[Upload]:
+    parts = _MultipartHandler(most)
     names = [name for name in dir(parts) if name.startswith("on_")]
     try:
         parser = MultipartParser(boundary, {name: getattr(parts, name) for name in names})  # type: ignore[arg-type]
@@ -117,15 +117,15 @@ def _multipart(body: bytes, boundary: bytes, most: int) -> list[Upload]:
     return parts.found
 
 
-def _json(body: bytes) -> list[Upload]:
-    told = parsed(body, most=MOST_COMMAS)
-    images = told.get("images", [told["image"]] if "image" in told else [])
+def _parse_json_uploads(body: bytes) -> list[Upload]:
+    content = parse_json(body, most=MOST_COMMAS)
+    images = content.get("images", [content["image"]] if "image" in content else [])
     if not isinstance(images, list):
-        raise Refused("bad_request", "'images' is no list", FORMS)
-    return [_from_json(each) for each in images]
+        raise Refused("bad_request", "'images' is not a list", FORMS)
+    return [_parse_json_upload(image) for image in images]
 
 
-def parsed(body: bytes, *, most: int) -> dict[str, Any]:
+def parse_json(body: bytes, *, most: int) -> dict[str, Any]:
     """The object of a JSON body. Raises `Refused` for anything else, and for more than ``most`` commas.
 
     The parser lets no other thread run, and makes of each value, two bytes long, an object of sixty.
@@ -133,26 +133,26 @@ def parsed(body: bytes, *, most: int) -> dict[str, Any]:
     if body.count(b",") > most:
         raise Refused("too_large", f"the JSON has over {most:,} values", "send fewer at a time")
     try:
-        told = json.loads(body)
+        content = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Refused("bad_request", "the body is no JSON", FORMS) from error
-    if not isinstance(told, dict):
-        raise Refused("bad_request", "the body is no JSON object", FORMS)
-    return told
+        raise Refused("bad_request", "the body is not JSON", FORMS) from error
+    if not isinstance(content, dict):
+        raise Refused("bad_request", "the body is not JSON object", FORMS)
+    return content
 
 
-def _from_json(image: Any) -> Upload:
+def _parse_json_upload(image: Any) -> Upload:
     name, data = (image.get("name"), image.get("data")) if isinstance(image, dict) else (None, image)
     if not (name is None or isinstance(name, str)) or not isinstance(data, str):
         raise Refused("bad_request", "an image in JSON is neither base64 nor {'name', 'data'}", FORMS)
-    return Upload(name[:MOST_NAME] if name else None, from_base64(data))
+    return Upload(name[:MOST_NAME] if name else None, decode_base64(data))
 
 
-def from_base64(text: str) -> bytes:
+def decode_base64(text: str) -> bytes:
     """Raises `Refused` for what is no base64."""
     try:
         return b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise Refused(
-            "bad_request", "an image is no base64", "encode the file's bytes; no 'data:' before it"
+            "bad_request", "an image is not base64", "encode the file's bytes; no 'data:' before it"
         ) from error

@@ -20,7 +20,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import activation_bytes, configure, cost_of, sketch
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task, create_task, find_task
-from vitrail.weights.resolve import find
+from vitrail.weights.resolve import resolve_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def check_model(run: Run) -> None:
 
 def load_start(run: Run, say: Say) -> Task | None:
     """The weights to start from, where the run names some."""
-    return None if run.model.init is None else weights.load(find(run.model.init).path.resolve(), log=say)
+    return None if run.model.init is None else weights.load(resolve_model(run.model.init).path.resolve(), log=say)
 
 
 def plan_network(run: Run, train: Source, start: Task | None, say: Say, *, arguments: Mapping[str, Any]) -> NetworkPlan:
@@ -78,7 +78,7 @@ def plan_network(run: Run, train: Source, start: Task | None, say: Say, *, argum
         assert run.model.init is not None
         channels = run.data.channels or own_channels or start.config.in_channels
         size, base = run.model.size or start.preprocessing.size, start.config
-        init = str(find(run.model.init).path.resolve())  # `latest` may be another one when the run is resumed
+        init = str(resolve_model(run.model.init).path.resolve())  # `latest` may be another one when the run is resumed
     changes = {**defaults, **changes_for(run, base, say, from_weights=start is not None)}
     classes = find_task(run.task).head_outputs(arguments["classes"])
     config = configure(base, **{**changes, "classes": classes, "image_size": size, "in_channels": channels})

@@ -24,7 +24,7 @@ from vitrail.training.prepare import Prepared, prepare
 from vitrail.training.provenance import Ending, Outcome, record_split
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import Training, averaged, restore
-from vitrail.weights.resolve import find
+from vitrail.weights.resolve import resolve_model
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,9 @@ def with_full_paths(run: Run) -> Run:
     Raises `CheckpointError` where there is no such model.
     """
     objective = run.objective
-    teacher, tokenizer = (path and str(find(path).path.resolve()) for path in (objective.teacher, objective.tokenizer))
+    teacher, tokenizer = (
+        path and str(resolve_model(path).path.resolve()) for path in (objective.teacher, objective.tokenizer)
+    )
     return replace(run, objective=replace(objective, teacher=teacher, tokenizer=tokenizer))
 
 

@@ -1,4 +1,4 @@
-"""Weights: whatever MODEL names becomes a `Task`, mostly a `Classifier`; name tables of foreign layouts both ways."""
+"""Reading and writing weights in all known layouts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from vitrail.runtime.progress import Say, to_stderr
 from vitrail.tasks import Task
 from vitrail.weights.adapt import adapt as adapt
-from vitrail.weights.adapt import adapted
-from vitrail.weights.read import read
-from vitrail.weights.resolve import find
+from vitrail.weights.adapt import apply_changes
+from vitrail.weights.read import read_model
+from vitrail.weights.resolve import resolve_model
 from vitrail.weights.tensors import warn_of_broken
 
 
@@ -25,31 +25,31 @@ def load(
     preprocessing: Mapping[str, Any] | None = None,
     log: Say = to_stderr,
 ) -> Task:
-    """The model that ``model`` names, on the CPU and ready to predict.
+    """Loads a model, a `Classifier` for all but vitrail's own files of other tasks, on the CPU and in evaluation mode.
 
     Args:
         model: a run directory, a ``model/`` folder, a ``.safetensors`` file of vitrail or in timm's layout, a folder as
             timm's ``save_for_hf`` or the ``save_pretrained`` of transformers writes it, ``hf:owner/name`` or
             ``hf:owner/name@revision`` for such a folder on the Hugging Face hub, an ``.npz`` as Google saves ViTs, hybrids
             and BiT's ResNets, a pickled checkpoint (.pt, .pth, .bin) in timm's layout, which a process of its own opens, an
-            ``.onnx`` that vitrail exported, which gives answers and features and runs on the CPU, or ``latest``: the newest
-            finished run under ``./runs``. What vitrail wrote beside a file of a foreign layout, in ``NAME.json``, holds.
-        classes_file: a text file that names the outputs, one a line; for weights that carry no names.
-        image_size: pixels, or (height, width), to use it at; positions are resized by the config's rule.
-        in_channels: of other images than it was trained on; see `vitrail.weights.adapt.for_channels`.
-        classes: other classes to train it for; the head is then one linear layer of zeros.
-        preprocessing: what is known better than the weights tell, as `Preprocessing.stated` takes it.
-        log: takes each line on what the weights do not say and was assumed.
+            ``.onnx`` that vitrail exported, which gives logits and features and runs on the CPU, or ``latest``: the newest
+            finished run under ``./runs``. A description that vitrail wrote beside a foreign file, ``NAME.json``, is used.
+        classes_file: a text file with class names, one per line, for weights that have none.
+        image_size: pixels, or (height, width); positions are resized by the config's rule.
+        in_channels: of the images, if other than in training; see `vitrail.weights.adapt.fit_first_layer`.
+        classes: other classes, to train for; the head is then a linear layer of zeros.
+        preprocessing: values that override those of the weights, as `Preprocessing.stated` takes them.
+        log: takes a line for everything that the weights do not state and was assumed.
 
     Raises:
-        ConfigError: there is nothing of that name; names that do not fit.
-        CheckpointError: damaged or foreign weights; says which tensors do not fit, or which formats are read.
+        ConfigError: no such model; class names that do not fit.
+        CheckpointError: damaged or unknown weights; lists the tensors that do not fit, or the formats that are read.
     """
-    found = find(model)
-    loaded = read(found, log, named=classes_file is not None)
-    warn_of_broken(loaded.classifier.backbone.state_dict(), found.path, log)
-    classifier = adapted(
-        loaded.classifier, classes_file, image_size=image_size, in_channels=in_channels, classes=classes
+    resolved = resolve_model(model)
+    loaded = read_model(resolved, log, has_names=classes_file is not None)
+    warn_of_broken(loaded.model.backbone.state_dict(), resolved.path, log)
+    classifier = apply_changes(
+        loaded.model, classes_file, image_size=image_size, in_channels=in_channels, classes=classes
     )
     if preprocessing:
         classifier.preprocessing = classifier.preprocessing.override(**preprocessing)

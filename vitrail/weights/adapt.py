@@ -1,4 +1,4 @@
-"""Weights made to fit another task: other classes, another image size, other channels."""
+"""Adapting a model: other classes, another image size, other channels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import configure
 from vitrail.tasks.task import Task, check_classes
 from vitrail.weights.onnx import ExportedBackbone
-from vitrail.weights.tensors import filled_backbone
+from vitrail.weights.tensors import build_backbone
 
 
 def adapt(
@@ -32,17 +32,17 @@ def adapt(
 
     Args:
         task: by default that of ``start``.
-        classes: the names of its outputs, by default those of ``start``. Other names than before get a zero head (paper,
-            appendix B.1.1), the same names keep theirs; either way its calibration is forgotten.
-        arguments: further arguments of the task, such as ``multi_label``; by default those of ``start``.
+        classes: names of the outputs. New names get a zero head (paper, appendix B.1.1), the same names keep theirs;
+            either way the temperature is reset to 1.
+        arguments: ``classes`` and further arguments of the task, such as ``multi_label``; by default those of ``start``.
         image_size: pixels, or (height, width); positions are resized by the config's rule, and the resize before the
             crop in proportion.
-        in_channels: of the images; the first layer follows as `for_channels` says, and so do mean and std.
+        in_channels: of the images; the first layer is changed as in `fit_first_layer`, and mean and std likewise.
         changes: other fields of the config that leave its tensors as they are, such as ``drop_path=0.1``.
 
     Raises:
-        ConfigError: a field or value that cannot be meant.
-        CheckpointError: lists the tensors that the changed config needs otherwise.
+        ConfigError: an invalid field or value.
+        CheckpointError: lists the tensors that do not fit the changed config.
     """
     kind = task or type(start)
     size = start.config.image_size if image_size is None else image_size
@@ -50,56 +50,54 @@ def adapt(
     config = configure(start.config, image_size=size, in_channels=channels, **changes)
     tensors = start.backbone.resized(start.backbone.state_dict(), start.config, config)
     first = start.backbone.first_layer
-    backbone = filled_backbone(config, {**tensors, first: for_channels(tensors[first], channels)}, "the checkpoint")
+    backbone = build_backbone(config, {**tensors, first: fit_first_layer(tensors[first], channels)}, "the checkpoint")
     described = start.describe() if kind is type(start) else {}
     if classes is not None or arguments is not None:
         described.pop("temperature", None)
-    answers = {
-        "classes": start.classes if classes is None else check_classes(classes),
-        **described,
-        **(arguments or {}),
-    }
-    keeps_head = kind is type(start) and start.keeps_head(answers)
+    names = start.classes if classes is None else check_classes(classes)
+    given = {"classes": names, **described, **(arguments or {})}
+    keeps_head = kind is type(start) and start.keeps_head(given)
     if not keeps_head:
-        backbone.new_head(kind.head_outputs(answers["classes"]))
-    preprocessing = _for_channels(start.preprocessing.at(config.image_size), channels)
-    model = kind(backbone, preprocessing=preprocessing, provenance=start.provenance, **answers)
+        backbone.new_head(kind.head_outputs(given["classes"]))
+    preprocessing = _fit_preprocessing(start.preprocessing.at(config.image_size), channels)
+    model = kind(backbone, preprocessing=preprocessing, provenance=start.provenance, **given)
     if keeps_head:
         model.own.load_state_dict(start.own.state_dict())
     return model
 
 
-def for_channels(weight: Tensor, channels: int) -> Tensor:
-    """The first layer's weight (D, C, P, Q) for other ``channels`` n: (D, n, P, Q).
+def fit_first_layer(weight: Tensor, channels: int) -> Tensor:
+    """The first layer's weight (D, C, P, Q) for ``channels`` n: (D, n, P, Q).
 
-    Channels are dealt round, as cards are. Of more than C, those that get the same one share it in equal parts; of fewer,
-    each gets the sum of its hand, so that one channel gets the sum of all. Either way an image whose channels are all
-    equal gets the answer that it got before.
+    Channels are assigned cyclically. With n > C, new channels that map to the same old channel each get an equal part of
+    its weight; with n < C, a new channel gets the sum of the old channels that map to it. Either way an image whose
+    channels are all equal gets the same output as before.
     """
     before = weight.shape[1]
-    dealt = torch.zeros(channels, before, dtype=weight.dtype, device=weight.device)  # (n, C)
+    shares = torch.zeros(channels, before, dtype=weight.dtype, device=weight.device)  # (n, C)
     places = torch.arange(max(channels, before), device=weight.device)
-    dealt[places % channels, places % before] = 1
-    return weight if channels == before else torch.einsum("nc,dcpq->dnpq", dealt / dealt.sum(0), weight)
+    shares[places % channels, places % before] = 1
+    return weight if channels == before else torch.einsum("nc,dcpq->dnpq", shares / shares.sum(0), weight)
 
 
-def _for_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
-    """Mean and std of each channel those of what it was dealt, averaged."""
+def _fit_preprocessing(preprocessing: Preprocessing, channels: int) -> Preprocessing:
+    """Mean and std of a new channel: the average over the old channels that map to it, as in `fit_first_layer`."""
     before = preprocessing.channels
     places = range(max(channels, before))
 
-    def dealt(values: tuple[float, ...]) -> tuple[float, ...]:
-        hands = ([values[place % before] for place in places if place % channels == each] for each in range(channels))
-        return tuple(sum(hand) / len(hand) for hand in hands)
+    def average(values: tuple[float, ...]) -> tuple[float, ...]:
+        groups = ([values[place % before] for place in places if place % channels == new] for new in range(channels))
+        return tuple(sum(group) / len(group) for group in groups)
 
     if channels == before:
         return preprocessing
-    return replace(preprocessing, mean=dealt(preprocessing.mean), std=dealt(preprocessing.std))
+    return replace(preprocessing, mean=average(preprocessing.mean), std=average(preprocessing.std))
 
 
-def adapted(start: Task, classes_file: str | Path | None = None, **changes: Any) -> Task:
-    """``start`` itself, its outputs named by a file of as many lines where one is given, or `adapt` where there is a change.
-    An exported graph can change its size alone.
+def apply_changes(start: Task, classes_file: str | Path | None = None, **changes: Any) -> Task:
+    """Applies what a command line asks for: class names from a file, and `adapt` if there is any other change.
+
+    ``start`` is changed in place where that is enough. Of an exported graph only the image size can change.
 
     Raises:
         ConfigError: names that do not fit; and as `adapt`.
@@ -115,7 +113,7 @@ def adapted(start: Task, classes_file: str | Path | None = None, **changes: Any)
 
 
 def read_classes(file: Path) -> tuple[str, ...]:
-    """The names in a text file, one a line, in the order of the outputs. Raises `ConfigError` where it is none."""
+    """Reads class names from a text file, one per line, in the order of the outputs. Raises `ConfigError`."""
     try:
         names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:

@@ -1,6 +1,4 @@
-"""Reading an .npz file that may come from anyone: nothing is unpickled, and every size is checked before memory is taken;
-and writing one.
-"""
+"""Reads and writes .npz files. Files are untrusted: nothing is unpickled, and sizes are checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -16,14 +14,14 @@ from numpy.lib import format as npy
 from vitrail.errors import CheckpointError
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable
 
-MOST_SQUEEZED = 20  # times that the arrays may be larger than the file
+MAX_EXPANSION = 20  # times that the arrays may be larger than the file
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz file by name; bf16, which NumPy has no type for, comes as fp32.
 
     Raises:
-        CheckpointError: it is not there, damaged, holds objects, or promises more than it has.
+        CheckpointError: it is missing or damaged, holds objects, or declares more data than it has.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -35,7 +33,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}", AGAIN) from error
     except Exception as error:  # zipfile, the decompressors and NumPy's reading of headers raise a dozen kinds
-        raise CheckpointError(f"{path} is no sound .npz file: {printable(error, 200)}", AGAIN) from error
+        raise CheckpointError(f"{path} is not a valid .npz file: {printable(error, 200)}", AGAIN) from error
 
 
 def _check_sizes(members: list[zipfile.ZipInfo], path: Path) -> None:
@@ -44,9 +42,9 @@ def _check_sizes(members: list[zipfile.ZipInfo], path: Path) -> None:
         raise CheckpointError(f"{path} holds {len(members):,} arrays", f"up to {MOST_TENSORS:,} are read")
     if len({member.filename.removesuffix(".npy") for member in members}) < len(members):
         raise CheckpointError(f"{path} holds two arrays of one name", AGAIN)
-    size, swollen = path.stat().st_size, sum(member.file_size for member in members)
-    if swollen > MOST_SQUEEZED * size:
-        what = f"{path} has {size:,} bytes and swells to {swollen:,}"
+    size, total = path.stat().st_size, sum(member.file_size for member in members)
+    if total > MAX_EXPANSION * size:
+        what = f"{path} has {size:,} bytes and expands to {total:,}"
         raise CheckpointError(what, "no weights compress so well; fetch the file from a source you trust")
 
 

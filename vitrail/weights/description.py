@@ -1,5 +1,5 @@
-"""What the tensors of a model do not say, as plain values for JSON: its config with the numerics, its preprocessing, its
-classes. It stands in a ``config.json``, in the header of a file, or in a file beside weights of a foreign layout.
+"""The description of a model as plain values for JSON: its config with the numerics, its preprocessing, its classes. It is
+stored in a ``config.json``, in the header of a file, or in a sidecar file beside weights of a foreign layout.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ARCHITECTURES, Backbone, Config
 from vitrail.tasks import TASKS, Task
-from vitrail.weights.tensors import AGAIN, filled_backbone, printable, read_json
+from vitrail.weights.tensors import AGAIN, build_backbone, printable, read_json
 
 FORMAT_VERSION = 2  # 1 had no task: it was classification
 READABLE = (1, 2)
-KEY = "vitrail"  # under which it stands among what others wrote
+KEY = "vitrail"  # of the description among the fields of other tools
 OWN = "task."  # before the names of tensors that the task has of its own, beside those of the backbone
-TOKENIZER = "tokenizer"  # the "kind" of a description that is none of a model
+TOKENIZER = "tokenizer"  # the "kind" of a description that is none of a classifier
 
 
 def describe(
     model: Task, *, metrics: Mapping[str, float] | None = None, provenance: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The description of ``model``.
+    """Describes ``model``.
 
     Args:
-        metrics: figures of its judgement.
-        provenance: plain facts on where the weights come from; by default those it was loaded with.
+        metrics: of its evaluation.
+        provenance: plain values that say where the weights come from; by default those it was loaded with.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -49,7 +49,7 @@ def describe(
 
 
 def check_version(description: Mapping[str, Any], where: Path | str) -> None:
-    """Refuses a description of a format that this vitrail does not read, or of no model. Raises `CheckpointError`."""
+    """Raises `CheckpointError` for a description of an unsupported format version, or of anything but a model."""
     check_format(description, where)
     if description.get("kind") == TOKENIZER:
         what = f"{where} is a tokenizer, which turns images into codes, and neither an encoder nor a classifier"
@@ -70,7 +70,7 @@ def task_of(description: Mapping[str, Any]) -> Any:
 
 
 def check_format(description: Mapping[str, Any], where: Path | str) -> None:
-    """Refuses a description of another version. Raises `CheckpointError`."""
+    """Raises `CheckpointError` for a description of an unsupported format version."""
     version = description.get("format_version")
     if version not in READABLE:
         readable = " and ".join(map(str, READABLE))
@@ -78,23 +78,23 @@ def check_format(description: Mapping[str, Any], where: Path | str) -> None:
         raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
 
 
-def config_of(description: Mapping[str, Any], where: Path | str) -> Config:
-    """The config in a description of a version that is read. Raises `CheckpointError`."""
+def parse_config(description: Mapping[str, Any], where: Path | str) -> Config:
+    """The config in a description of a supported version. Raises `CheckpointError`."""
     try:
         return ARCHITECTURES[description["architecture"]].from_dict(description["config"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise useless(where, error) from error
+        raise unusable_description(where, error) from error
 
 
-def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Path | str) -> Task:
-    """The model of a description of a version that is read, with ``tensors`` by our names, ready to predict.
+def build_model(description: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Path | str) -> Task:
+    """Builds the model of a description of a supported version, with ``tensors`` by our names, in evaluation mode.
 
     Raises:
-        CheckpointError: it cannot be meant, or the tensors are not exactly those of its config.
+        CheckpointError: the description is invalid, or the tensors are not exactly those of its config and its task.
     """
     own = {name.removeprefix(OWN): tensor for name, tensor in tensors.items() if name.startswith(OWN)}
     rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(OWN)}
-    model = described_around(lambda config: filled_backbone(config, rest, where), description, where)
+    model = build_model_around(lambda config: build_backbone(config, rest, where), description, where)
     try:
         model.own.load_state_dict(own)
     except RuntimeError as error:
@@ -102,60 +102,60 @@ def described(description: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
     return model
 
 
-def described_around(make: Callable[[Config], Backbone], description: Mapping[str, Any], where: Path | str) -> Task:
-    """The same around the backbone that ``make`` gives for the config."""
-    config, kind = config_of(description, where), TASKS[task_of(description)]
+def build_model_around(make: Callable[[Config], Backbone], description: Mapping[str, Any], where: Path | str) -> Task:
+    """Builds the model around the backbone that ``make`` returns for the config. Raises `CheckpointError`."""
+    config, task = parse_config(description, where), TASKS[task_of(description)]
     try:
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         classes = list(description["classes"])
         if not isinstance(description["classes"], list) or not all(isinstance(name, str) for name in classes):
             raise ValueError("its class names are no list of words")
-        options = kind.read_description(description)
+        arguments = task.read_description(description)
         provenance = dict(description.get("provenance") or {})
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise useless(where, error) from error
+        raise unusable_description(where, error) from error
     backbone = make(config)
     try:
-        model = kind(backbone, classes, preprocessing, provenance=provenance, **options)
+        model = task(backbone, classes, preprocessing, provenance=provenance, **arguments)
     except ConfigError as error:
         raise CheckpointError(f"the description in {where} cannot be used: {error.what}", AGAIN) from error
     return model.eval()
 
 
-def useless(where: Path | str, error: Exception) -> CheckpointError:
-    """What to raise where a description lacks something, or says what cannot be meant."""
+def unusable_description(where: Path | str, error: Exception) -> CheckpointError:
+    """The error for a description that lacks a field or has an invalid value."""
     reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
     return CheckpointError(f"the description in {where} cannot be used: {reason}", AGAIN)
 
 
-def sidecar(weights: Path) -> Path:
-    """Where the description of ``NAME.npz`` or ``NAME.safetensors`` of a foreign layout stands: ``NAME.json``."""
+def sidecar_path(weights: Path) -> Path:
+    """The path of the description of ``NAME.npz`` or ``NAME.safetensors`` in a foreign layout: ``NAME.json``."""
     return weights.with_suffix(".json")
 
 
 def read_sidecar(weights: Path) -> dict[str, Any] | None:
-    """The description beside a file of weights, or None where there is none, or a JSON file that is not vitrail's.
+    """The description beside a file of weights, or None if there is none or the JSON file is not vitrail's.
 
     Raises:
-        CheckpointError: it is damaged, of another version, or belongs to other weights.
+        CheckpointError: it is damaged, of an unsupported version, or belongs to other weights.
     """
-    beside = sidecar(weights)
+    beside = sidecar_path(weights)
     if not beside.is_file():
         return None
     description = read_json(beside)
     if "format_version" not in description:
         return None
     check_version(description, beside)
-    if description.get("sha256") != sha256_of(weights):
+    if description.get("sha256") != hash_file(weights):
         what = f"{beside} describes other weights than those in {weights.name}"
         raise CheckpointError(
-            what, f"put the two back together, or remove {beside.name}: the layout's own rules then hold"
+            what, f"put the two files together again, or remove {beside.name}: the layout's own rules then hold"
         )
     return description
 
 
-def sha256_of(path: Path) -> str:
-    """Raises `CheckpointError` where it cannot be read."""
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file. Raises `CheckpointError` if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

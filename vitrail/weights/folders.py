@@ -46,21 +46,21 @@ def read_sharded(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(promised.values())):
         path = _inside(folder, shard)
-        found, _ = read_tensors(path)
-        strange = [name for name in found if promised.get(name) != shard]
+        shard_tensors, _ = read_tensors(path)
+        strange = [name for name in shard_tensors if promised.get(name) != shard]
         if strange:
-            told = promised.get(strange[0])
-            where = f"promises in {told}" if told else "does not name"
+            other = promised.get(strange[0])
+            where = f"promises in {other}" if other else "does not name"
             raise CheckpointError(f"{path} holds {printable(strange[0])!r}, which {index.name} {where}", AGAIN)
-        tensors |= found
+        tensors |= shard_tensors
     missing = [name for name in promised if name not in tensors]
     if missing:
         name = missing[0]
         what = f"{index} promises {printable(name)!r} in {promised[name]}, which has no such tensor"
         raise CheckpointError(what, AGAIN)
-    held = sum(tensor.nbytes for tensor in tensors.values())
-    if total is not None and total != held:
-        raise CheckpointError(f"{index} promises {total} bytes, its shards hold {held}", AGAIN)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    if total is not None and total != size:
+        raise CheckpointError(f"{index} promises {total} bytes, its shards hold {size}", AGAIN)
     return tensors
 
 
@@ -106,7 +106,7 @@ def check_replaceable(folder: Path, names: Collection[str] = (WHOLE, CONFIG)) ->
     Args:
         names: of those files.
     """
-    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if held - set(names) or folder.is_file():
-        other = ", ".join(sorted(held - set(names))[:5]) or "it is a file"
+    files = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if files - set(names) or folder.is_file():
+        other = ", ".join(sorted(files - set(names))[:5]) or "it is a file"
         raise ConfigError(f"{folder} is there and is no model folder ({other})", "choose a folder that is new or empty")

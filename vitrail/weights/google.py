@@ -26,7 +26,7 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Config, ViTConfig
 from vitrail.models.resnet import ResNetConfig
 from vitrail.models.standardise import STANDARDISATIONS
-from vitrail.weights.description import config_of
+from vitrail.weights.description import parse_config
 from vitrail.weights.google_resnet import Names, bit_arrays, bit_config, bit_names, stem_fields, stem_names
 from vitrail.weights.layout import Weights
 from vitrail.weights.qkv import KV, QKV, join_parts, split_parts
@@ -105,7 +105,7 @@ def read_google(arrays: Mapping[str, np.ndarray], path: Path, description: Mappi
     """What the arrays hold, which is nothing but the weights: all else is as in the paper's code, or as ``description``,
     from the file beside them, says. Raises as `from_google`.
     """
-    config, tensors = from_google(arrays, path, None if description is None else config_of(description, path))
+    config, tensors = from_google(arrays, path, None if description is None else parse_config(description, path))
     size = "x".join(map(str, config.image_size))
     assumed = (*_numerics(config), f"images of {size} scaled to [-1, 1]")
     try:
@@ -161,13 +161,13 @@ def _later_names(arrays: Mapping[str, np.ndarray], where: Path) -> Arrays:
     """The model's own arrays by the names of big_vision, each block apart, positions without what is around them."""
     inner = [name for name in arrays if name.endswith("embedding/kernel") and "posembed" not in name]
     if not inner:
-        held = printable(", ".join(list(arrays)[:4]), 200) or "nothing"
+        names = printable(", ".join(list(arrays)[:4]), 200) or "nothing"
         raise CheckpointError(
-            f"{where} is no ViT or ResNet as Google saves it: it holds {held}", "give the .npz of a ViT or ResNet"
+            f"{where} is no ViT or ResNet as Google saves it: it holds {names}", "give the .npz of a ViT or ResNet"
         )
     around = min(inner, key=len).removesuffix("embedding/kernel")  # "", "params/", "params/img/", "opt/target/"
     later = {first: name for name, first in FIRST_NAMES.items()}
-    found: Arrays = {}
+    renamed: Arrays = {}
     for name, array in arrays.items():
         if not name.startswith(around):
             continue  # the optimiser's, or the other tower's
@@ -176,10 +176,10 @@ def _later_names(arrays: Mapping[str, np.ndarray], where: Path) -> Arrays:
             if array.ndim < 2 or len(array) > MOST_TENSORS:
                 raise ValueError(f"{name} of {array.shape} holds no stack of blocks")
             rest = name.removeprefix(ALL_BLOCKS)
-            found |= {_block(number) + rest: each for number, each in enumerate(array)}
+            renamed |= {_block(number) + rest: part for number, part in enumerate(array)}
         else:
-            found["pos_embedding" if name == FIRST_POSITIONS else name] = array
-    return found
+            renamed["pos_embedding" if name == FIRST_POSITIONS else name] = array
+    return renamed
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:
@@ -189,20 +189,20 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
 def _config(arrays: Arrays) -> ViTConfig:
     """What the shapes show. Raises `KeyError`, `ValueError` or `ConfigError` where they show no ViT."""
     *patch, channels, width = arrays["embedding/kernel"].shape
-    told: dict[str, Any] = {"patch_size": tuple(patch), "in_channels": channels, **stem_fields(arrays, patch)}
-    patch = told["patch_size"]
+    fields: dict[str, Any] = {"patch_size": tuple(patch), "in_channels": channels, **stem_fields(arrays, patch)}
+    patch = fields["patch_size"]
     query = arrays[f"{_block(0)}MultiHeadDotProductAttention_0/query/kernel"]  # (D, H, E)
     prefix = ("cls",) if "cls" in arrays else ()
     table = arrays.get("pos_embedding")  # (1, S, D)
     side = DEFAULT_SIDE // patch[0] if table is None else _side(table.shape[1], len(prefix))
     slotted = table is None or not prefix or table.shape[1] > side**2
     head = arrays.get("head/kernel")
-    depth = 1 + max(int(found[1]) for name in arrays if (found := re.search(r"/encoderblock_(\d+)/", name)))
+    depth = 1 + max(int(match[1]) for name in arrays if (match := re.search(r"/encoderblock_(\d+)/", name)))
     if depth > len(arrays):
         raise ValueError(f"there are {len(arrays)} arrays for {depth} blocks")
     return ViTConfig(
         image_size=(side * patch[0], side * patch[1]),
-        **told,
+        **fields,
         classes=0 if head is None else head.shape[-1],
         width=width,
         depth=depth,
@@ -253,7 +253,7 @@ def _modules(config: ViTConfig) -> dict[str, tuple[str, str]]:
     }
     absent = set() if config.classes else {"head"}
     absent |= set() if config.pre_logits else {"head.pre_logits"}
-    around = {ours: each for ours, each in AROUND.items() if ours not in absent}
+    around = {ours: module for ours, module in AROUND.items() if ours not in absent}
     return {**modules, **around, **(POOL if config.pool == "map" else {})}
 
 
@@ -314,8 +314,8 @@ def _kernel_of(weight: Tensor, kind: str, heads: int = 1) -> np.ndarray:
 
 def _joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """q, k and v as one, as our attention has them; of attention pooling, whose q is of the latent, k and v."""
-    pool = {name: each for name, each in state.items() if name.startswith("attn_pool.")}
-    return join_parts({name: each for name, each in state.items() if name not in pool}, QKV) | join_parts(pool, KV)
+    pool = {name: tensor for name, tensor in state.items() if name.startswith("attn_pool.")}
+    return join_parts({name: tensor for name, tensor in state.items() if name not in pool}, QKV) | join_parts(pool, KV)
 
 
 def _writable(config: Config) -> ViTConfig:

@@ -76,7 +76,7 @@ def stem_names(config: ViTConfig) -> Names:
     modules = {f"{root}conv": "conv_root", f"{root}norm": "gn_root"}
     modules |= _bottlenecks(config.stem, HYBRID, "block{}/unit{}/")
     names = _names(modules, scale="scale", shift="bias", kind="norm of maps")
-    return {f"patch_embed.backbone.{ours}": each for ours, each in names.items()}
+    return {f"patch_embed.backbone.{ours}": array for ours, array in names.items()}
 
 
 def bit_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -86,7 +86,7 @@ def bit_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     if not roots:
         return {}
     around = min(roots, key=len).rpartition("root_block/")[0]  # "resnet/", "", "params/"
-    found: dict[str, np.ndarray] = {}
+    renamed: dict[str, np.ndarray] = {}
     for name, array in arrays.items():
         if not plain[name].startswith(around):
             continue  # the optimiser's
@@ -94,10 +94,10 @@ def bit_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         unit = match[0] if (match := UNIT.match(inner)) else ""
         rest = inner.removeprefix(unit)
         inner = unit + PAPERS.get(rest, rest)
-        if inner in found:
-            raise ValueError(f"{inner} stands twice")
-        found[inner] = array
-    return found
+        if inner in renamed:
+            raise ValueError(f"{inner} appears twice")
+        renamed[inner] = array
+    return renamed
 
 
 def bit_config(arrays: Mapping[str, np.ndarray]) -> ResNetConfig:
@@ -127,8 +127,8 @@ def _depths(arrays: Mapping[str, np.ndarray]) -> tuple[int, ...]:
     """Units of each block. They are counted, so that no number in a name asks for more than there is."""
     units: dict[str, set[str]] = defaultdict(set)
     for name in arrays:
-        if found := UNIT.match(name):
-            units[found[1]].add(found[2])
+        if match := UNIT.match(name):
+            units[match[1]].add(match[2])
     blocks = [f"block{number}" for number in range(1, len(units) + 1)]
     if units.keys() != set(blocks):
         raise ValueError(f"its blocks are {', '.join(sorted(units))}")

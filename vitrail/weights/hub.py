@@ -25,7 +25,7 @@ def fetch(model: str) -> Path:
     matched = NAME.fullmatch(model)
     if matched is None or ".." in model:
         remedy = "give hf:owner/name, or hf:owner/name@revision"
-        raise ConfigError(f"{printable(model, 200)!r} is no name of a model on the hub", remedy)
+        raise ConfigError(f"{printable(model, 200)!r} is not the name of a model on the hub", remedy)
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

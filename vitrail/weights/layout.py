@@ -1,4 +1,4 @@
-"""What every foreign layout is read into before it becomes a model: tensors by our names, and what the file leaves unsaid."""
+"""The common form of foreign weights before a model is built: tensors by our names, and the values that were assumed."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from vitrail.models import Config
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
 from vitrail.tasks.classification import Classifier
-from vitrail.weights.description import described
-from vitrail.weights.tensors import filled_backbone
+from vitrail.weights.description import build_model
+from vitrail.weights.tensors import build_backbone
 
 MOST_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Foreign weights in our terms.
+    """Weights of a foreign layout.
 
     Args:
-        layout: whose it is, in a word.
+        layout: the name of the layout.
         tensors: by our names, exactly those of a model of ``config``.
-        classes: names of the outputs; None where the file carries none.
-        multi_label, temperature: as `Classifier` has them.
-        assumed: each numeric or step of preprocessing that the file does not state, with the value it was given.
-        unused: foreign names of tensors that have no place in the model, such as the decoder of an autoencoder.
-        description: what vitrail wrote beside them, which holds instead of all that is assumed.
+        classes: names of the outputs; None if the file has none.
+        multi_label, temperature: as in `Classifier`.
+        assumed: numerics and preprocessing that the file does not state, with the values that were assumed.
+        unused: foreign names of tensors that the model does not use, such as the decoder of an autoencoder.
+        description: the description that vitrail wrote beside the tensors; it replaces everything that is assumed.
     """
 
     layout: str
@@ -45,20 +45,20 @@ class Weights:
     unused: tuple[str, ...] = ()
     description: Mapping[str, Any] | None = None
 
-    def classifier(self, path: Path, log: Say, *, named: bool) -> Task:
-        """The model, saying what was assumed and left out.
+    def build_model(self, path: Path, log: Say, *, has_names: bool) -> Task:
+        """Builds the model and logs what was assumed and left out.
 
         Args:
-            path: where it comes from.
-            named: the outputs get their names elsewhere, so that none need be missed here.
+            path: the file or folder, for messages.
+            has_names: class names are given elsewhere, so that missing ones are not reported.
 
         Raises:
             CheckpointError: lists the tensors that do not fit.
         """
         if self.description is not None:
-            return described(self.description, self.tensors, path)
-        backbone = filled_backbone(self.config, self.tensors, path)
-        if self.classes is None and self.config.classes and not named:
+            return build_model(self.description, self.tensors, path)
+        backbone = build_backbone(self.config, self.tensors, path)
+        if self.classes is None and self.config.classes and not has_names:
             log(
                 f"assumed  {path.name} carries no class names: its outputs are numbered from 0 (--classes FILE names them)"
             )
@@ -67,22 +67,20 @@ class Weights:
         if self.unused:
             more = f" and {len(self.unused) - MOST_NAMED} more" if len(self.unused) > MOST_NAMED else ""
             log(f"unused   {len(self.unused)} tensors: {', '.join(self.unused[:MOST_NAMED])}{more}")
-        names = self.classes or [str(number) for number in range(self.config.classes)]
-        provenance = {"weights": path.name, "layout": self.layout}
         return Classifier(
             backbone,
-            names,
+            self.classes or [str(number) for number in range(self.config.classes)],
             self.preprocessing,
             multi_label=self.multi_label,
             temperature=self.temperature,
-            provenance=provenance,
+            provenance={"weights": path.name, "layout": self.layout},
         )
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A classifier, the layout it came in, and the names of tensors there that it has no use for."""
+class ReadModel:
+    """A model, the layout that it was read from, and the names of tensors in the file that it does not use."""
 
-    classifier: Task
+    model: Task
     layout: str
     unused: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import AttentionGrid, Backbone, Config, configure
 from vitrail.tasks import Task
-from vitrail.weights.description import KEY, check_version, described_around, sha256_of
+from vitrail.weights.description import KEY, build_model_around, check_version, hash_file
 from vitrail.weights.tensors import AGAIN, parse_json, printable
 
 INSTALL = "pip install 'vitrail[onnx]'"
@@ -35,12 +35,12 @@ def read_onnx(path: Path) -> Task:
     session = open_session(path)
     metadata = session.get_modelmeta().custom_metadata_map
     if KEY not in metadata:
-        what = f"{path} says nothing of its classes and preprocessing: it is not of `vitrail export`, or was rewritten since"
+        what = f"{path} has no description of its classes: it is not of `vitrail export`, or was changed since"
         raise CheckpointError(what, "export the model again: vitrail export MODEL --to onnx")
     description = parse_json(metadata[KEY], f"the metadata of {path}")
     check_version(description, path)
-    model = described_around(partial(_backbone, session, path), description, path)
-    outputs = {output.name: output.shape[1:] for output in session.get_outputs()}
+    model = build_model_around(partial(_backbone, session, path), description, path)
+    outputs = {value.name: value.shape[1:] for value in session.get_outputs()}
     classes = model.backbone.config.classes
     if outputs.keys() != set(model.graph_outputs) or outputs.get(LOGITS, [classes]) != [classes]:
         raise _other_graph(session, path)
@@ -72,7 +72,7 @@ def open_session(path: Path) -> Any:
 
 def _backbone(session: Any, path: Path, config: Config) -> ExportedBackbone:
     """Raises `CheckpointError` where the graph has not the inputs and outputs of a model of ``config``."""
-    inputs = {each.name: each for each in session.get_inputs()}
+    inputs = {value.name: value for value in session.get_inputs()}
     if list(inputs) == [PICTURES]:
         what = f"{path} prepares whole pictures by itself, for programs that have no vitrail"
         raise CheckpointError(what, "for use in vitrail export it without --pictures")
@@ -85,8 +85,8 @@ def _backbone(session: Any, path: Path, config: Config) -> ExportedBackbone:
 
 def _other_graph(session: Any, path: Path) -> CheckpointError:
     ends = (*session.get_inputs(), *session.get_outputs())
-    shapes = ", ".join(f"{end.name} {end.type} {end.shape}" for end in ends)
-    what = f"the graph in {path} is not the one that its description is of: it has {printable(shapes, 300)}"
+    signature = ", ".join(f"{value.name} {value.type} {value.shape}" for value in ends)
+    what = f"the graph in {path} is not the one that its description is of: it has {printable(signature, 300)}"
     return CheckpointError(what, AGAIN)
 
 
@@ -94,8 +94,8 @@ def _digest(path: Path) -> str:
     """SHA-256 of the file, and of the one beside it that holds its weights where they are too large for one."""
     beside = path.with_name(f"{path.name}.data")
     if not beside.is_file():
-        return sha256_of(path)
-    return hashlib.sha256(f"{sha256_of(path)}{sha256_of(beside)}".encode()).hexdigest()
+        return hash_file(path)
+    return hashlib.sha256(f"{hash_file(path)}{hash_file(beside)}".encode()).hexdigest()
 
 
 class ExportedBackbone(Backbone):
@@ -130,8 +130,8 @@ class ExportedBackbone(Backbone):
     @property
     def parity(self) -> dict[str, Any] | None:
         """The figures by which the export was compared with its source, where it carries them."""
-        told = self.session.get_modelmeta().custom_metadata_map.get(PARITY)
-        return None if told is None else parse_json(told, "the figures of the export")
+        text = self.session.get_modelmeta().custom_metadata_map.get(PARITY)
+        return None if text is None else parse_json(text, "the figures of the export")
 
     def at(self, size: int | tuple[int, int]) -> ExportedBackbone:
         """The same graph for images of another size. Raises `ConfigError` where it takes none."""
@@ -147,12 +147,12 @@ class ExportedBackbone(Backbone):
         """One output for images (B, C, H, W), on their device."""
         self._check(images)
         self._check_size(tuple(images.shape[2:]))
-        (found,) = self.session.run([output], {IMAGES: images.detach().float().cpu().contiguous().numpy()})
-        return torch.from_numpy(found).to(images.device)
+        (values,) = self.session.run([output], {IMAGES: images.detach().float().cpu().contiguous().numpy()})
+        return torch.from_numpy(values).to(images.device)
 
     def _check_size(self, size: tuple[int, ...]) -> None:
         if self.fixed is not None and size != self.fixed:
-            made, given = ("x".join(map(str, each)) for each in (self.fixed, size))
+            made, given = ("x".join(map(str, pair)) for pair in (self.fixed, size))
             what = f"the graph is made for images of {made} pixels, and these have {given}"
             raise ConfigError(what, f"export the model again for these: vitrail export MODEL --to onnx --size {given}")
 

@@ -1,4 +1,4 @@
-"""Pickled state dicts (.pt, .pth, .bin): a process of its own opens them, this one reads the safetensors it leaves."""
+"""Pickled state dicts (.pt, .pth, .bin): a process of its own opens them, this one reads the safetensors that it leaves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable, read_json, r
 
 LEAST_SECONDS = 120  # to import torch from a slow disk
 BYTES_PER_SECOND = 20_000_000  # of a slow disk
-SPARE_BYTES = 512 * 2**20  # the memory of the process beyond torch and the tensors
+SPARE_BYTES = 512 * 2**20  # memory and disk of the process beyond torch and the tensors
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR")
 DISTRUST = "leave it alone, or save its state_dict() as .safetensors where it comes from"
 
@@ -29,40 +29,39 @@ def read_pickle(path: Path, *, log: Callable[[str], None]) -> dict[str, Tensor]:
     """The tensors of the state dict in a pickled checkpoint of torch; nothing is unpickled in this process.
 
     Args:
-        log: takes a line on which of its state dicts was taken, and what was left.
+        log: takes a line on which of its state dicts was chosen, and what was left out.
 
     Raises:
-        CheckpointError: it is damaged, wants more than tensors, holds no state dict, or exceeds memory or time.
+        CheckpointError: it is damaged, needs more than tensors, holds no state dict, or exceeds memory or time.
     """
     try:
         size = path.stat().st_size
         place = Path(tempfile.gettempdir())
-        if free_bytes(place) < pickle_sandbox.MOST_SWOLLEN * size:
+        if free_bytes(place) < pickle_sandbox.MAX_EXPANSION * size:
             what = f"the tensors of {path} need {size:,} bytes in {place}, which has {free_bytes(place):,}"
-            raise CheckpointError(what, "free some space there, or let TMPDIR name another folder")
+            raise CheckpointError(what, "free some space there, or set TMPDIR to another folder")
         with tempfile.TemporaryDirectory(prefix="vitrail-unpickled-") as folder:
-            _open_aside(path, Path(folder).resolve(), size)
-            tensors, took = _left_in(Path(folder), path)
+            _rewrite(path, Path(folder).resolve(), size)
+            tensors, words = _read_answer(Path(folder), path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}", AGAIN) from error
-    log(f"read     {path.name}: {took}")
+    log(f"read     {path.name}: {words}")
     return tensors
 
 
-def _open_aside(path: Path, folder: Path, size: int) -> None:
-    """Lets `unpickler` leave what it found in ``folder``. Raises `CheckpointError` where it did not come to its end."""
+def _rewrite(path: Path, folder: Path, size: int) -> None:
+    """Runs `pickle_sandbox`, which writes to ``folder``. Raises `CheckpointError` if it does not end by itself."""
     seconds = LEAST_SECONDS + size // BYTES_PER_SECOND
-    told = {
+    options = {
         "source": str(path.absolute()),
         "folder": str(folder),
         "sys_path": [entry for entry in sys.path if os.path.isabs(entry)],
         "seconds": seconds,
-        "file_bytes": pickle_sandbox.MOST_SWOLLEN * size + SPARE_BYTES,
         "spare_bytes": SPARE_BYTES,
-        "most_tensors": MOST_TENSORS,
+        "max_tensors": MOST_TENSORS,
     }
     try:
-        code = run_alone(json.dumps(told), folder=folder, seconds=seconds)
+        code = run_alone(json.dumps(options), folder=folder, seconds=seconds)
     except subprocess.TimeoutExpired as error:
         raise CheckpointError(f"{path} could not be read in {seconds:,} s", DISTRUST) from error
     if code != 0 or not (folder / "answer.json").is_file():
@@ -70,25 +69,25 @@ def _open_aside(path: Path, folder: Path, size: int) -> None:
         raise CheckpointError(f"{path} ended the process that read it ({end})", DISTRUST)
 
 
-def _left_in(folder: Path, path: Path) -> tuple[dict[str, Tensor], str]:
-    """The tensors, and in words which they are. Raises `CheckpointError` with the reason where there are none."""
+def _read_answer(folder: Path, path: Path) -> tuple[dict[str, Tensor], str]:
+    """The tensors, and in words which they are. Raises `CheckpointError` with the reason if there are none."""
     try:
         answer = read_json(folder / "answer.json")
         tensors = {} if "what" in answer else read_tensors(folder / "model.safetensors")[0]
     except CheckpointError as error:
-        raise CheckpointError(f"{path} made its reader leave nonsense: {error.what}", DISTRUST) from error
+        raise CheckpointError(f"the process that read {path} gave an invalid answer: {error.what}", DISTRUST) from error
     if "what" in answer:
         raise CheckpointError(f"{path} {printable(answer['what'], 400)}", printable(answer.get("remedy"), 400))
-    return tensors, printable(answer.get("took"), 400)
+    return tensors, printable(answer.get("read"), 400)
 
 
-def run_alone(told: str, *, folder: Path, seconds: int) -> int:
-    """The exit code of `unpickler`, run in ``folder`` with no more of the environment than Python needs.
+def run_alone(options: str, *, folder: Path, seconds: int) -> int:
+    """The exit code of `pickle_sandbox`, run in ``folder`` with no more of the environment than Python needs.
 
     Raises:
         TimeoutExpired: it was killed at the limit.
     """
-    program = [sys.executable, "-I", "-B", pickle_sandbox.__file__, told]
+    program = [sys.executable, "-I", "-B", pickle_sandbox.__file__, options]
     environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

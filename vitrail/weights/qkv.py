@@ -16,11 +16,11 @@ def join_parts(state: Mapping[str, Tensor], parts: Sequence[str]) -> dict[str, T
     joined: dict[str, Tensor] = {}
     for name, tensor in state.items():
         owner, own, kind = _last_two(name)
-        group = [state.get(f"{owner}.{each}.{kind}") for each in parts]
+        group = [state.get(f"{owner}.{part}.{kind}") for part in parts]
         if own not in parts or not _fit(group):
             joined[name] = tensor
         elif own == parts[0]:
-            joined[f"{owner}.{''.join(parts)}.{kind}"] = torch.cat([each for each in group if each is not None])
+            joined[f"{owner}.{''.join(parts)}.{kind}"] = torch.cat([piece for piece in group if piece is not None])
     return joined
 
 
@@ -30,7 +30,7 @@ def split_parts(state: Mapping[str, Tensor], parts: Sequence[str]) -> dict[str, 
     for name, tensor in state.items():
         owner, own, kind = _last_two(name)
         if own == "".join(parts):
-            split |= {f"{owner}.{each}.{kind}": piece for each, piece in zip(parts, tensor.chunk(len(parts)))}
+            split |= {f"{owner}.{part}.{kind}": piece for part, piece in zip(parts, tensor.chunk(len(parts)))}
         else:
             split[name] = tensor
     return split
@@ -44,5 +44,5 @@ def _last_two(name: str) -> tuple[str, str, str]:
 
 
 def _fit(group: Sequence[Tensor | None]) -> bool:
-    kinds = {(each.shape[1:], each.dtype) for each in group if each is not None and each.ndim}
-    return len(kinds) == 1 and all(each is not None and each.ndim for each in group)
+    kinds = {(tensor.shape[1:], tensor.dtype) for tensor in group if tensor is not None and tensor.ndim}
+    return len(kinds) == 1 and all(tensor is not None and tensor.ndim for tensor in group)

@@ -1,4 +1,4 @@
-"""Which weights a word means: the path, and how they are laid out there."""
+"""From the name of a model to the path of its weights and their layout."""
 
 from __future__ import annotations
 
@@ -29,43 +29,43 @@ Layout = Literal[
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """Weights: the folder or file that holds them, and its layout; what a file holds is seen when it is read."""
+    """The folder or file of weights, and its layout; the layout of a ``.safetensors`` file is known once it is read."""
 
     path: Path
     layout: Layout
 
 
-def find(model: str | Path) -> ResolvedModel:
-    """What ``model`` means.
+def resolve_model(model: str | Path) -> ResolvedModel:
+    """Finds the weights that ``model`` names: a path, ``latest`` or ``hf:owner/name``.
 
     Raises:
-        ConfigError: there is nothing of that name; says what lies near.
-        CheckpointError: there is something, but nothing that can be read; or the hub cannot be reached.
+        ConfigError: no such model; suggests similar names.
+        CheckpointError: a file or folder that cannot be read; or the hub cannot be reached.
     """
     if str(model).startswith(REMOTE):
-        return _find_in_folder(fetch(str(model)))
+        return _resolve_folder(fetch(str(model)))
     path = newest_finished(Path("runs")) if str(model) == "latest" else Path(model).expanduser()
     try:
         if path.is_dir():
-            return _find_in_folder(path)
+            return _resolve_folder(path)
         if path.is_file():
-            return _find_file(path)
+            return _resolve_file(path)
         raise _nothing_at(path, str(model))
     except OSError as error:
-        what = f"{printable(model, 200)} cannot be looked at: {error.strerror or error}"
+        what = f"{printable(model, 200)} cannot be read: {error.strerror or error}"
         raise ConfigError(what, "check the path and its permissions") from error
 
 
 def newest_finished(runs: Path) -> Path:
-    """The run under ``runs`` that finished last. Raises `ConfigError` where none has."""
-    found = [
+    """The run under ``runs`` that finished last. Raises `ConfigError` if there is none."""
+    finished = [
         (path.stat().st_mtime_ns, path.parent) for path in runs.glob("*/status.json") if _state(path) == "finished"
     ]
-    if not found:
+    if not finished:
         raise ConfigError(
             f"there is no finished run under {runs.absolute()}", "train one, or give a path instead of 'latest'"
         )
-    return max(found)[1]
+    return max(finished)[1]
 
 
 def _state(status: Path) -> str:
@@ -75,7 +75,7 @@ def _state(status: Path) -> str:
         return "unknown"
 
 
-def _find_in_folder(folder: Path) -> ResolvedModel:
+def _resolve_folder(folder: Path) -> ResolvedModel:
     if (folder / "model" / CONFIG).is_file():
         folder = folder / "model"
     config = folder / CONFIG
@@ -83,22 +83,22 @@ def _find_in_folder(folder: Path) -> ResolvedModel:
         if (folder / "config.yaml").is_file():
             what = f"the run {folder} has no model yet; its state is {_state(folder / 'status.json')!r}"
             raise CheckpointError(what, f"let it finish: vitrail train --resume {folder}")
-        held = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-        raise CheckpointError(f"{folder} is no model: it holds {held}", f"give {READABLE}")
-    described = read_json(config)
-    if "format_version" in described:
+        names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise CheckpointError(f"{folder} is not a model: it holds {names}", f"give {READABLE}")
+    config_fields = read_json(config)
+    if "format_version" in config_fields:
         return ResolvedModel(folder, "native folder")
-    if "pretrained_cfg" in described or isinstance(described.get("architecture"), str):
+    if "pretrained_cfg" in config_fields or isinstance(config_fields.get("architecture"), str):
         return ResolvedModel(folder, "timm folder")
-    if "model_type" in described or "architectures" in described:
+    if "model_type" in config_fields or "architectures" in config_fields:
         return ResolvedModel(folder, "huggingface folder")
-    raise CheckpointError(f"{config} describes no model that is known here", f"give {READABLE}")
+    raise CheckpointError(f"{config} does not describe a known model", f"give {READABLE}")
 
 
-def _find_file(path: Path) -> ResolvedModel:
+def _resolve_file(path: Path) -> ResolvedModel:
     suffix = path.suffix.lower()
     if path.name in OF_A_FOLDER and (path.parent / CONFIG).is_file():
-        return _find_in_folder(path.parent)
+        return _resolve_folder(path.parent)
     if (path.parent / "manifest.json").is_file():
         raise CheckpointError(f"{path} is a part of a run's checkpoint", "give the run directory, two folders above")
     if suffix == ".safetensors":
@@ -113,11 +113,11 @@ def _find_file(path: Path) -> ResolvedModel:
         return ResolvedModel(path, "pickled file")
     if suffix in LATER:
         raise CheckpointError(f"{path} is {LATER[suffix]}, not read yet", f"give {READABLE}")
-    raise CheckpointError(f"{path} is no file of weights that is known here", f"give {READABLE}")
+    raise CheckpointError(f"{path} is not a known file of weights", f"give {READABLE}")
 
 
 def _is_archive(path: Path) -> bool:
-    """Whether it is a real tar, which checkpoints by the name of .pth.tar are not."""
+    """Whether it is a tar archive, which checkpoints named .pth.tar are not."""
     with open(path, "rb") as file:
         return file.read(262)[257:] == b"ustar"
 

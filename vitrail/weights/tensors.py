@@ -1,4 +1,4 @@
-"""Reading a safetensors file that may come from anyone, and comparing what it holds with what a model needs.
+"""Reads untrusted safetensors files and checks their tensors against those of a model.
 
 Nothing is unpickled, nothing is mapped into memory, and the header is checked before the tensors are read.
 """
@@ -32,10 +32,10 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Te
     """The tensors of a safetensors file, on the CPU, and the text in its header.
 
     Args:
-        sha256: what the bytes must hash to, where that is known.
+        sha256: the expected hash of the file, if known.
 
     Raises:
-        CheckpointError: the file is not there, is damaged, or has a header beyond 16 MB or 10,000 tensors.
+        CheckpointError: the file is missing or damaged, or has a header above 16 MB or more than 10,000 tensors.
     """
     try:
         with open(path, "rb") as file:
@@ -52,11 +52,11 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Te
     try:
         return from_bytes(content), metadata
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError, MemoryError) as error:
-        raise CheckpointError(f"{path} is no sound safetensors file: {printable(error, 200)}", AGAIN) from error
+        raise CheckpointError(f"{path} is not a valid safetensors file: {printable(error, 200)}", AGAIN) from error
 
 
 def _check_header(path: Path, start: bytes, size: int, read: Any) -> dict[str, str]:
-    """The header's text; refuses a header that is too large, or that promises another size of the file."""
+    """The metadata of the header; refuses a header that is too large or does not match the size of the file."""
     length = int.from_bytes(start, "little")
     if len(start) < 8 or (length <= MOST_HEADER_BYTES and 8 + length > size):
         raise CheckpointError(f"{path} has {size:,} bytes, fewer than its header needs", AGAIN)
@@ -69,7 +69,7 @@ def _check_header(path: Path, start: bytes, size: int, read: Any) -> dict[str, s
         promised = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
         sound = all(isinstance(value, str) for value in metadata.values())
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise CheckpointError(f"{path} is no sound safetensors file: its header cannot be read", AGAIN) from error
+        raise CheckpointError(f"{path} is not a valid safetensors file: its header cannot be read", AGAIN) from error
     if len(header) > MOST_TENSORS or not sound:
         raise CheckpointError(f"{path} holds {len(header):,} tensors", f"up to {MOST_TENSORS:,} are read")
     if promised != size:
@@ -78,10 +78,10 @@ def _check_header(path: Path, start: bytes, size: int, read: Any) -> dict[str, s
 
 
 def check_fit(needed: Mapping[str, Tensor], given: Mapping[str, Tensor], path: str | Path) -> None:
-    """Refuses tensors that are not exactly those a model needs, naming up to 12 of them.
+    """Checks that the tensors are exactly those that a model needs.
 
     Raises:
-        CheckpointError: lists every missing, unexpected or mis-shaped tensor, and those that are not numbers.
+        CheckpointError: lists up to 12 missing or unexpected tensors, and those of another shape or type.
     """
     faults = [
         f"missing     {printable(name)} {shape_of(tensor)}" for name, tensor in needed.items() if name not in given
@@ -103,20 +103,20 @@ def check_fit(needed: Mapping[str, Tensor], given: Mapping[str, Tensor], path: s
     raise CheckpointError(what, "give the weights of this architecture and size", value="\n".join(shown))
 
 
-def filled_backbone(config: Config, tensors: Mapping[str, Tensor], path: str | Path) -> Backbone:
-    """The backbone of ``config`` with these weights in fp32; the fit is checked before memory is taken for it.
+def build_backbone(config: Config, tensors: Mapping[str, Tensor], path: str | Path) -> Backbone:
+    """Builds the backbone of ``config`` with these weights in fp32; they are checked before memory is allocated.
 
     Raises:
         CheckpointError: lists the tensors that do not fit.
     """
-    return filled(lambda: sketch(config), config.blocks, tensors, path)
+    return build_network(lambda: sketch(config), config.blocks, tensors, path)
 
 
 M = TypeVar("M", bound=nn.Module)
 
 
-def filled(draft: Callable[[], M], blocks: int, tensors: Mapping[str, Tensor], path: str | Path) -> M:
-    """The same of any network of so many ``blocks`` that ``draft`` makes on the meta device."""
+def build_network(draft: Callable[[], M], blocks: int, tensors: Mapping[str, Tensor], path: str | Path) -> M:
+    """Builds the network of ``blocks`` blocks that ``draft`` creates on the meta device, as `build_backbone` does."""
     if blocks > len(tensors):
         what = f"{path} does not fit the model: {len(tensors)} tensors for {blocks} blocks"
         raise CheckpointError(what, "give the weights of this architecture and size")
@@ -131,16 +131,17 @@ def filled(draft: Callable[[], M], blocks: int, tensors: Mapping[str, Tensor], p
 
 
 def warn_of_broken(tensors: Mapping[str, Tensor], path: Path, log: Callable[[str], None]) -> None:
-    """Says where numbers are none: such weights are whole and can be looked into, but not used."""
+    """Warns of NaN and infinity: such weights can be inspected, but not used."""
     broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if broken:
         log(
-            f"warning  {path.name}: NaN or infinity in {len(broken)} tensors, such as {broken[0]}: answers mean nothing"
+            f"warning  {path.name}: NaN or infinity in {len(broken)} tensors, such as {broken[0]}: "
+            "its predictions are meaningless"
         )
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises `CheckpointError` where it is not there, too long, or no object."""
+    """Reads a JSON object. Raises `CheckpointError` if it is missing, too long or not an object."""
     try:
         with open(path, "rb") as file:
             content = file.read(MOST_HEADER_BYTES + 1)
@@ -152,20 +153,22 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(content: str | bytes, where: str) -> dict[str, Any]:
-    """The same from memory; ``where`` names it in messages."""
+    """Parses a JSON object; ``where`` names its source in messages. Raises `CheckpointError`."""
     if len(content) > MOST_HEADER_BYTES:
-        raise CheckpointError(f"{where} is longer than {MOST_HEADER_BYTES:,} bytes", "it is no model's description")
+        raise CheckpointError(
+            f"{where} is longer than {MOST_HEADER_BYTES:,} bytes", "it is not the description of a model"
+        )
     try:
         value = _load_json(content)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where} is no JSON: {printable(error, 200)}", AGAIN) from error
+        raise CheckpointError(f"{where} is not JSON: {printable(error, 200)}", AGAIN) from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{where} holds no JSON object", AGAIN)
+        raise CheckpointError(f"{where} is not a JSON object", AGAIN)
     return value
 
 
 def _load_json(content: str | bytes) -> Any:
-    """Raises `ValueError` before much memory is taken, and where a key stands twice: readers differ in which they take."""
+    """Raises `ValueError` for very many values, and for a key that appears twice: readers differ in which they take."""
     content = content.encode() if isinstance(content, str) else content
     pieces = sum(content.count(mark) for mark in (b",", b"[", b"{"))
     if pieces > MOST_PIECES:
@@ -174,20 +177,20 @@ def _load_json(content: str | bytes) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"{printable(twice, 80)!r} stands twice")
-    return found
+        raise ValueError(f"{printable(twice, 80)!r} appears twice")
+    return content
 
 
 def printable(text: object, most: int = 80) -> str:
-    """Text from a stranger for a message: one short line that moves no cursor."""
+    """Untrusted text for a message: one short line without control characters."""
     words = " ".join(str(text)[: 4 * most].split())
-    shown = "".join(each if each.isprintable() else "?" for each in words[:most])
+    shown = "".join(letter if letter.isprintable() else "?" for letter in words[:most])
     return shown if len(words) <= most else f"{shown}..."
 
 
 def shape_of(tensor: Tensor) -> str:
-    """The axes in a word, as in 3x224x224."""
+    """The shape as text, such as 3x224x224."""
     return "x".join(map(str, tensor.shape)) or "scalar"

@@ -15,10 +15,10 @@ from vitrail.errors import CheckpointError
 from vitrail.files import dump_json, replace_folder, stage_folder
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.runtime.progress import Say
-from vitrail.weights.description import FORMAT_VERSION, TOKENIZER, check_format, useless
+from vitrail.weights.description import FORMAT_VERSION, TOKENIZER, check_format, unusable_description
 from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
-from vitrail.weights.resolve import find
-from vitrail.weights.tensors import AGAIN, filled, read_json, read_tensors, warn_of_broken
+from vitrail.weights.resolve import resolve_model
+from vitrail.weights.tensors import AGAIN, build_network, read_json, read_tensors, warn_of_broken
 
 
 class SavedTokenizer(NamedTuple):
@@ -51,7 +51,7 @@ def save_tokenizer(
     """
     path = Path(path)
     check_replaceable(path)
-    tensors = {name: each.detach().cpu().contiguous() for name, each in tokenizer.state_dict().items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tokenizer.state_dict().items()}
     content = to_bytes(tensors)
     description = {
         "format_version": FORMAT_VERSION,
@@ -77,25 +77,27 @@ def load_tokenizer(path: str | Path, log: Say) -> SavedTokenizer:
         ConfigError: there is nothing of that name.
         CheckpointError: damaged, of another format version, or no tokenizer; lists the tensors that do not fit.
     """
-    found = find(path)
-    description = read_json(found.path / CONFIG) if found.layout == "native folder" else {}
+    resolved = resolve_model(path)
+    description = read_json(resolved.path / CONFIG) if resolved.layout == "native folder" else {}
     if description.get("kind") != TOKENIZER:
         raise CheckpointError(
-            f"{found.path} is no tokenizer", "give one: `vitrail pretrain DATA --objective tokenizer` trains it"
+            f"{resolved.path} is not a tokenizer", "give one: `vitrail pretrain DATA --objective tokenizer` trains it"
         )
-    check_format(description, found.path)
+    check_format(description, resolved.path)
     try:
         config = TokenizerConfig.from_dict(description["config"])
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         provenance = dict(description.get("provenance") or {})
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise useless(found.path, error) from error
+        raise unusable_description(resolved.path, error) from error
     if preprocessing.channels != config.in_channels:
-        what = f"{found.path} takes {config.in_channels} channels, and its preprocessing makes {preprocessing.channels}"
+        what = (
+            f"{resolved.path} takes {config.in_channels} channels, and its preprocessing makes {preprocessing.channels}"
+        )
         raise CheckpointError(what, AGAIN)
-    tensors, _ = read_tensors(found.path / WHOLE, sha256=str(description.get("sha256")))
-    tokenizer = filled(lambda: _sketch(config), config.blocks, tensors, found.path)
-    warn_of_broken(tokenizer.state_dict(), found.path, log)
+    tensors, _ = read_tensors(resolved.path / WHOLE, sha256=str(description.get("sha256")))
+    tokenizer = build_network(lambda: _sketch(config), config.blocks, tensors, resolved.path)
+    warn_of_broken(tokenizer.state_dict(), resolved.path, log)
     return SavedTokenizer(tokenizer.eval(), preprocessing, provenance)
 
 

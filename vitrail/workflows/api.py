@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from vitrail.evaluation.judgement import Judgement
     from vitrail.reports.transfer import Transfer
     from vitrail.tasks.classification import Classifier
-    from vitrail.weights.convert import Converted
+    from vitrail.workflows.convert import Converted
     from vitrail.workflows.export import Exported
     from vitrail.workflows.models import ModelFacts
     from vitrail.workflows.predict import Answer
@@ -268,7 +268,7 @@ def convert(
         What was written and how it was proved; with ``diff`` the difference.
     """
     if flags.pop("diff"):
-        from vitrail.weights.compare import compare
+        from vitrail.workflows.compare import compare
 
         if to or any(flags.values()):
             raise ConfigError("--diff compares two models as they are", "leave the other flags out, except --json")
@@ -278,7 +278,7 @@ def convert(
             "no layout was named", "--to native, google, timm or huggingface; or --diff to compare two models"
         )
     from vitrail.weights.adapt import read_classes
-    from vitrail.weights.convert import convert as write
+    from vitrail.workflows.convert import convert as write
 
     head, size = flags["head"], flags["size"]
     return write(

@@ -30,12 +30,12 @@ from vitrail.inference.inputs import find_inputs
 from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.device import in_precision
 from vitrail.runtime.progress import ProgressBar, to_stderr
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 from vitrail.workflows.evaluate import Say
 
 
 def explain(
-    model: str | Path | Classifier,
+    model: str | Path | Task,
     inputs: Sequence[str],
     out: Path,
     *,
@@ -76,7 +76,7 @@ def explain(
     replace_file(out / f"{how.method}.json", dump_json(facts))
 
 
-def inputs_of(classifier: Classifier, source: Source, bad: BadImages) -> Iterator[tuple[Item, PreparedImage]]:
+def inputs_of(classifier: Task, source: Source, bad: BadImages) -> Iterator[tuple[Item, PreparedImage]]:
     """Every image that can be read, one by one: each may have any size."""
     for index in range(len(source)):
         try:

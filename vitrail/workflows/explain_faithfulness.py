@@ -21,7 +21,7 @@ from vitrail.inference.inputs import find_inputs
 from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.device import in_precision
 from vitrail.runtime.progress import ProgressBar, to_stderr
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 from vitrail.workflows.evaluate import Say
 from vitrail.workflows.explain import inputs_of
 
@@ -60,7 +60,7 @@ class MethodScore:
 
 
 def faithfulness(
-    model: str | Path | Classifier,
+    model: str | Path | Task,
     inputs: Sequence[str],
     *,
     how: ExplainOptions = ExplainOptions(),
@@ -96,7 +96,7 @@ def faithfulness(
 
 
 def _compared(
-    classifier: Classifier,
+    classifier: Task,
     images: Tensor,
     methods: Sequence[str],
     how: ExplainOptions,

@@ -25,12 +25,12 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.machine import cores, keep_large_buffers, versions
 from vitrail.runtime.progress import to_stderr
 from vitrail.tasks.task import Task
-from vitrail.weights.convert import Converted, convert
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.hub import REMOTE
 from vitrail.weights.onnx import PARITY, ExportedBackbone, open_session
-from vitrail.weights.read import read
-from vitrail.weights.resolve import find
+from vitrail.weights.read import read_model
+from vitrail.weights.resolve import resolve_model
+from vitrail.workflows.convert import Converted, convert
 from vitrail.workflows.evaluate import Say
 from vitrail.workflows.export_parity import GENERATED, IMAGES, Proof, Tolerances, rounded, source_of
 
@@ -74,7 +74,7 @@ class ExportOptions:
         marks = ("-pictures" if self.pictures else "") + ("-int8" if self.int8 else "")
         if str(model).startswith(REMOTE):
             return Path(str(model).rpartition("/")[2].partition("@")[0] + marks + ending)
-        path = find(model).path.resolve()
+        path = resolve_model(model).path.resolve()
         name = path.parent.name if path.name == "model" else path.stem if path.is_file() else path.name
         return Path(name + marks + ending)
 
@@ -204,7 +204,7 @@ def _write(classifier: Task, made: Path, how: ExportOptions) -> tuple[bool, Verb
         dynamic = to_onnx(classifier, made, metadata=metadata, **whole)
     if how.pictures:
         return dynamic, _graph(open_session(made))
-    return dynamic, _graph(read(find(made), lambda line: None).classifier.backbone.session)
+    return dynamic, _graph(read_model(resolve_model(made), lambda line: None).model.backbone.session)
 
 
 def _graph(session: Any) -> Verb:

@@ -46,7 +46,7 @@ from vitrail.reports.wording import sentence
 from vitrail.runtime.device import in_precision
 from vitrail.runtime.machine import cores, describe, keep_large_buffers, versions
 from vitrail.runtime.progress import ProgressBar, to_stderr
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 from vitrail.workflows.evaluate import Say
 
 MOST = 512  # images that heads are measured on; the paper took 128
@@ -56,7 +56,7 @@ PAIRED = 32  # images that are moved, cut up and differentiated
 
 
 def inspect(
-    model: str | Path | Classifier,
+    model: str | Path | Task,
     out: Path,
     data: Any = None,
     *,
@@ -96,7 +96,7 @@ def inspect(
         found |= _cost(classifier, say)
     counted = cost_of(config)
     inspection = Inspection(
-        title=sentence(config.about) if isinstance(model, Classifier) else Path(str(model)).name,
+        title=sentence(config.about) if isinstance(model, Task) else Path(str(model)).name,
         model=config.about,
         image_size=config.image_size,
         patch_size=config.patch_size if classifier.attention_grids(config.image_size) else None,
@@ -115,7 +115,7 @@ def inspect(
     return write_inspection(out, inspection), figures
 
 
-def _cost(classifier: Classifier, say: Say) -> dict[str, list[CostPoint]]:
+def _cost(classifier: Task, say: Say) -> dict[str, list[CostPoint]]:
     """Time and memory on one thread, whose own time a busy machine takes little of."""
     say("measuring time and memory on one thread")
     before, config = torch.get_num_threads(), classifier.config
@@ -137,13 +137,13 @@ def _cost_by_patch(config: Any, device: torch.device) -> list[CostPoint]:
     return cost_by_patch(config, fitting, config.image_size, device=device)
 
 
-def _filters(classifier: Classifier) -> Filters:
+def _filters(classifier: Task) -> Filters:
     filters = embedding_filters(classifier)
     components, explained = principal_filters(filters, count=len(filters))
     return Filters(pictures=as_pictures(components[:SHOWN]), explained=explained.cpu().numpy(), width=len(filters))
 
 
-def _positions(classifier: Classifier) -> Positions | None:
+def _positions(classifier: Task) -> Positions | None:
     embeddings = position_embeddings(classifier)
     if embeddings is None:
         return None
@@ -156,7 +156,7 @@ def _positions(classifier: Classifier) -> Positions | None:
     )
 
 
-def _of_images(classifier: Classifier, data: Any, most: int, out: Path, options: InferenceOptions) -> dict[str, Any]:
+def _of_images(classifier: Task, data: Any, most: int, out: Path, options: InferenceOptions) -> dict[str, Any]:
     """Heads, samples and biases: all that needs images."""
     channels = classifier.config.in_channels
     split, source = choose_split(open_data(data, labelled=False, validation=0, channels=channels))
@@ -190,7 +190,7 @@ def _of_images(classifier: Classifier, data: Any, most: int, out: Path, options:
 
 
 def _batches(
-    classifier: Classifier, source: Source, options: InferenceOptions, bad: BadImages, **changes: Any
+    classifier: Task, source: Source, options: InferenceOptions, bad: BadImages, **changes: Any
 ) -> Iterator[tuple[Tensor, list[str]]]:
     """Normalised images (B, C, H, W) on the model's device and their keys; ``changes`` are of the preprocessing."""
     preprocessing, device = changes.get("preprocessing", classifier.preprocessing), device_of(classifier)
@@ -198,7 +198,7 @@ def _batches(
         yield preprocessing.normalise(batch.images.to(device)), batch.keys
 
 
-def _samples(classifier: Classifier, source: Source, options: InferenceOptions, bad: BadImages) -> list[Sample]:
+def _samples(classifier: Task, source: Source, options: InferenceOptions, bad: BadImages) -> list[Sample]:
     """Images with what counted in them, by each method that needs one pass."""
     samples, size = [], classifier.preprocessing.size
     methods: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
@@ -230,7 +230,7 @@ def _samples(classifier: Classifier, source: Source, options: InferenceOptions, 
     return samples
 
 
-def _biases(classifier: Classifier, source: Source, options: InferenceOptions, bad: BadImages) -> Biases | None:
+def _biases(classifier: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Biases | None:
     """What CNNs have by construction, measured on pictures a little larger than the model's window."""
     height, width = classifier.config.image_size
     room = _room(classifier)
@@ -249,7 +249,7 @@ def _biases(classifier: Classifier, source: Source, options: InferenceOptions, b
     )
 
 
-def _room(classifier: Classifier) -> int:
+def _room(classifier: Task) -> int:
     """Pixels by which a window must be able to move: whole patches, and a place of the coarsest map."""
     config = classifier.config
     with at_rest(classifier) as device:
@@ -262,7 +262,7 @@ def _spread(count: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
-def _notes(classifier: Classifier, data: Any, found: Mapping[str, Any]) -> list[str]:
+def _notes(classifier: Task, data: Any, found: Mapping[str, Any]) -> list[str]:
     """What is not there, and why."""
     notes = []
     if data is None:

@@ -15,7 +15,7 @@ import torch
 
 from vitrail import weights
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, Splits, check_data, choose_split, fingerprint
+from vitrail.data.sources.source import Source, Splits, choose_split, fingerprint
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.evaluation.intervals import crossed_bootstrap, paired_difference
 from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear, ridge
@@ -24,7 +24,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.runtime.machine import cores, keep_large_buffers
 from vitrail.runtime.progress import to_stderr
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Classifier, Task
 from vitrail.workflows.evaluate import Say
 
 PROTOCOLS = ("linear", "knn", "fewshot")
@@ -91,14 +91,14 @@ class Probe:
 
 
 def probe(
-    model: str | Path | Classifier,
+    model: str | Path | Task,
     data: Any,
     protocol: str = "linear",
     *,
     k: int = NEIGHBOURS,
     shots: Sequence[int] = SHOTS,
     seeds: int = SEEDS,
-    against: str | Path | Classifier | None = None,
+    against: str | Path | Task | None = None,
     classes: Path | None = None,
     options: InferenceOptions = InferenceOptions(),
     cache: Path | None = None,
@@ -110,7 +110,7 @@ def probe(
     data, else 15 % of each class held out of train. Neither needs the model's classes, and the model needs no head.
 
     Args:
-        model: anything `vitrail.load` takes, or a `Classifier`.
+        model: anything `vitrail.load` takes, or a `Task`.
         data: anything `open_data` takes, labelled with one label an image.
         protocol: ``linear``, logistic regression; ``knn``, the ``k`` nearest neighbours; ``fewshot``, least squares on
             ``shots`` images of each class, drawn ``seeds`` times: the mean over the draws. See `vitrail.evaluation.probes`.
@@ -144,7 +144,7 @@ def probe(
     return judge_features(how, split, *(shared(several) for several in zip(*found)), say=say)
 
 
-def open_to_probe(data: Any, classifier: Classifier) -> Splits:
+def open_to_probe(data: Any, classifier: Task) -> Splits:
     """The data, with a part held out of train only where they have nothing else to be judged on.
 
     Of the data that the model was trained on it is the part that was held out then.
@@ -161,13 +161,13 @@ def open_to_probe(data: Any, classifier: Classifier) -> Splits:
     return open_data(data, validation=HELD_OUT, channels=channels)
 
 
-def trained_without(classifier: Classifier, splits: Splits) -> bool:
+def trained_without(classifier: Task, splits: Splits) -> bool:
     """Whether the validation part was held out when the model was trained."""
     trained = classifier.provenance.get("split", {})
     return splits.val is not None and bool(trained.get("held_out")) and trained["sha256"] == fingerprint(splits.val)
 
 
-def warn_of_seen(classifier: Classifier, data: Any, splits: Splits, say: Say) -> None:
+def warn_of_seen(classifier: Task, data: Any, splits: Splits, say: Say) -> None:
     """Says where a part that was held out only now is of the data that the model was trained on."""
     before = classifier.provenance.get("data")
     if not splits.held_out or not before or not isinstance(data, str | Path) or trained_without(classifier, splits):
@@ -178,7 +178,10 @@ def warn_of_seen(classifier: Classifier, data: Any, splits: Splits, say: Say) ->
 
 def parts_to_probe(splits: Splits) -> tuple[Source, str, Source]:
     """What is learnt from, the name of the split that is judged, and that. Raises `DataError`."""
-    train = check_data(splits)
+    train = splits.train
+    if train is None or not len(train):
+        raise DataError("the data have no training images", "run `vitrail data check` to see what was found")
+    Classifier.read_source(train)
     if train.multi_label:
         fact = "the images have several labels each, and a probe judges one label an image"
         raise DataError(fact, "fine-tune instead, with `vitrail train DATA --init MODEL`")
@@ -189,7 +192,7 @@ def parts_to_probe(splits: Splits) -> tuple[Source, str, Source]:
 
 
 def features_by_split(
-    classifier: Classifier, sources: Mapping[str, Source], *, options: InferenceOptions, cache: Path | None, say: Say
+    classifier: Task, sources: Mapping[str, Source], *, options: InferenceOptions, cache: Path | None, say: Say
 ) -> list[Features]:
     """The features of each source, by a model that is fitted to their channels."""
     fitting = for_channels(classifier, next(iter(sources.values())), say)
@@ -197,7 +200,7 @@ def features_by_split(
     return [features_of(fitting, each, title=f"features of {name}", **how) for name, each in sources.items()]
 
 
-def for_channels(classifier: Classifier, train: Source, say: Say) -> Classifier:
+def for_channels(classifier: Task, train: Source, say: Say) -> Task:
     """The model for the channels of images in memory, as fine-tuning makes it; files are decoded to what it has."""
     own = classifier.config.in_channels
     channels = train.images.shape[3] if train.kind == "arrays" else own

@@ -33,9 +33,9 @@ from vitrail.reports.wording import plural
 from vitrail.runs.cells import Cells
 from vitrail.runtime.machine import cores, describe, keep_large_buffers, versions
 from vitrail.runtime.progress import to_stderr
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 from vitrail.training.train import train
-from vitrail.weights.resolve import find
+from vitrail.weights.resolve import resolve_model
 from vitrail.workflows.evaluate import Say
 from vitrail.workflows.probe import (
     NEIGHBOURS,
@@ -123,7 +123,7 @@ def transfer(
         if name != FINETUNE
     }
     names = names_of(data)
-    init = find(model).path.resolve()
+    init = resolve_model(model).path.resolve()
     if FINETUNE in protocols:
         # what cannot be meant is refused before anything is computed
         tuning.run(init, next(iter(names.values())), options, seed=0)
@@ -173,7 +173,7 @@ def names_of(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
 
 
 def settings_of(
-    classifier: Classifier, k: int, shots: Sequence[int], tuning: Tuning, options: InferenceOptions
+    classifier: Task, k: int, shots: Sequence[int], tuning: Tuning, options: InferenceOptions
 ) -> dict[str, Any]:
     """All that decides the figures but the data sets and protocols, which may grow."""
     weights = digest_of(classifier)
@@ -198,7 +198,7 @@ class DataSet:
 
     data: str
     init: Path
-    classifier: Classifier
+    classifier: Task
     kept: Cells
     options: InferenceOptions
     cache: Path | None

@@ -57,7 +57,7 @@ def read_huggingface(
     """
     family = _family(described, path)
     state, unused = family.ours(tensors)
-    fields = {**family.defaults, **{name: each for name, each in described.items() if each is not None}}
+    fields = {**family.defaults, **{name: value for name, value in described.items() if value is not None}}
     try:
         config = family.read(fields, state)
         classes, renamed = _classes(described.get("id2label"), config.classes)
@@ -67,7 +67,7 @@ def read_huggingface(
         what = f"config.json of {path} is of no model that can be built: {printable(error, 300)}"
         raise CheckpointError(what, AGAIN) from error
     preprocessing, assumed = from_processor(preprocessor, family.processor, config, path)
-    held = Weights(
+    weights = Weights(
         layout="Hugging Face",
         config=family.sized(config, preprocessing),
         tensors=state,
@@ -78,8 +78,8 @@ def read_huggingface(
         unused=unused,
     )
     if KEY not in described:
-        return held
-    return own.believed(described[KEY], tensors, held, family, processed=bool(preprocessor), path=path)
+        return weights
+    return own.merge_description(described[KEY], tensors, weights, family, processed=bool(preprocessor), path=path)
 
 
 def to_huggingface(classifier: Classifier) -> Folder:
@@ -92,10 +92,10 @@ def to_huggingface(classifier: Classifier) -> Folder:
     config, notes = family.spell(classifier.config)
     name, fields, more = family.write(config)
     notes += more
-    state = {name: each.detach().cpu() for name, each in classifier.backbone.state_dict().items()}
+    state = {name: tensor.detach().cpu() for name, tensor in classifier.backbone.state_dict().items()}
     state = family.spell_state(classifier.config, state)
     tensors = family.theirs(state, has_body=bool(classifier.classes))
-    tensors = {name: each.clone(memory_format=torch.contiguous_format) for name, each in tensors.items()}
+    tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     processor, more = to_processor(classifier.preprocessing)
     notes += more
     labels = {
@@ -108,7 +108,7 @@ def to_huggingface(classifier: Classifier) -> Folder:
         **fields,
         **(labels if classifier.classes else {}),
         **({"problem_type": MULTI_LABEL} if classifier.multi_label else {}),
-        KEY: own.described(classifier, tensors),
+        KEY: own.describe_with_digest(classifier, tensors),
     }
     if classifier.temperature != 1:
         notes.append(f"the temperature {classifier.temperature:g} is not applied there")
@@ -118,8 +118,8 @@ def to_huggingface(classifier: Classifier) -> Folder:
 def _family(described: Mapping[str, Any], path: Path) -> Family:
     model_type = described.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        told = printable(repr(model_type or described.get("architectures")))
-        what = f"{path} is a folder of Hugging Face transformers, of the model type {told}"
+        name = printable(repr(model_type or described.get("architectures")))
+        what = f"{path} is a folder of Hugging Face transformers, of the model type {name}"
         raise CheckpointError(what, f"{', '.join(FAMILIES)} are read")
     return FAMILIES[model_type]
 
@@ -144,5 +144,5 @@ def _classes(labels: Any, outputs: int) -> tuple[tuple[str, ...] | None, list[st
     if not outputs or names == [f"LABEL_{place}" for place in range(outputs)]:
         return None, []
     twice = {name for name, count in Counter(names).items() if count > 1}
-    told = [f"{name} ({place})" if name in twice else name for place, name in enumerate(names)]
-    return tuple(told), [f"numbers after the {len(twice)} class names that stand twice"] if twice else []
+    numbered = [f"{name} ({place})" if name in twice else name for place, name in enumerate(names)]
+    return tuple(numbered), [f"numbers after the {len(twice)} class names that appear twice"] if twice else []

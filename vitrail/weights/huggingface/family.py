@@ -75,11 +75,11 @@ class Family:
         has_body = any(name.startswith(f"{self.body}.") for name in tensors)
         inside = f"{self.body}." if has_body else ""
         idle = (*(inside + name for name in self.unused), *self.unused_heads)
-        patterns = [re.compile(_pattern(each) + r"(\..*)?") for each in idle]
-        unused = tuple(name for name in sorted(tensors) if any(each.fullmatch(name) for each in patterns))
+        patterns = [re.compile(_pattern(module) + r"(\..*)?") for module in idle]
+        unused = tuple(name for name in sorted(tensors) if any(pattern.fullmatch(name) for pattern in patterns))
         table = {theirs: ours for ours, theirs in self.table(has_body).items()} | dict(self.also)
         without = set(unused)
-        renamed = rename({name: each for name, each in tensors.items() if name not in without}, table)
+        renamed = rename({name: tensor for name, tensor in tensors.items() if name not in without}, table)
         return join_parts(renamed, self.parts), unused
 
     def theirs(self, state: State, *, has_body: bool) -> State:
@@ -100,11 +100,11 @@ def rename(tensors: State, names: Names) -> State:
     patterns = [(re.compile(_pattern(old) + r"(\.weight|\.bias)?"), new) for old, new in names.items()]
     renamed: State = {}
     for name, tensor in tensors.items():
-        found = next(((match, new) for old, new in patterns if (match := old.fullmatch(name))), None)
+        hit = next(((match, new) for old, new in patterns if (match := old.fullmatch(name))), None)
         other = name
-        if found is not None:
-            *numbers, kind = found[0].groups()
-            other = found[1].format(*numbers) + (kind or "")
+        if hit is not None:
+            *numbers, kind = hit[0].groups()
+            other = hit[1].format(*numbers) + (kind or "")
         renamed[name if other in renamed else other] = tensor
     return renamed
 

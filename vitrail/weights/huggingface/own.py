@@ -1,6 +1,6 @@
 """What vitrail itself says of a model in a folder of transformers: the key "vitrail" of its config.json.
 
-Transformers has no words for some of what a model of ours is: how positions follow another size, the temperature. The key
+Transformers cannot express some of what a model of ours is: how positions follow another size, the temperature. The key
 holds our whole description beside the digest of the tensors that it describes. It is believed where the tensors are still
 those, and only as far as it does not contradict what transformers reads.
 """
@@ -28,22 +28,22 @@ from vitrail.weights.layout import Weights
 OTHERWISE = "what vitrail once said of it (its config.json) is of other weights or settings, and was left out"
 
 
-def described(classifier: Classifier, tensors: State) -> dict[str, Any]:
+def describe_with_digest(classifier: Classifier, tensors: State) -> dict[str, Any]:
     """What the key holds for a model whose tensors are these by their names."""
     return {**describe(classifier), "digest": digest(tensors)}
 
 
 def digest(tensors: State) -> str:
     """SHA-256 of names, types, shapes and values, whatever the order and the files they lie in."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        sha256.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        sha256.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
 
 
-def believed(
-    description: Any, tensors: State, held: Weights, family: Family, *, processed: bool, path: Path
+def merge_description(
+    description: Any, tensors: State, weights: Weights, family: Family, *, processed: bool, path: Path
 ) -> Weights:
     """``held``, which is what transformers' own files say, with what our description knows better.
 
@@ -53,30 +53,30 @@ def believed(
         processed: there is a preprocessor_config.json, which counts where it says otherwise.
     """
     try:
-        known = _known(description, held, family, path)
+        known = _apply_description(description, weights, family, path)
     except (VitrailError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         known = None
     if known is None or description.get("digest") != digest(tensors):
-        return replace(held, assumed=(*held.assumed, OTHERWISE))
-    if processed and _as_read(known.preprocessing, known.config, path) != held.preprocessing:
-        known = replace(known, preprocessing=held.preprocessing)
+        return replace(weights, assumed=(*weights.assumed, OTHERWISE))
+    if processed and _round_trip(known.preprocessing, known.config, path) != weights.preprocessing:
+        known = replace(known, preprocessing=weights.preprocessing)
     return known
 
 
-def _known(description: Any, held: Weights, family: Family, path: Path) -> Weights | None:
+def _apply_description(description: Any, weights: Weights, family: Family, path: Path) -> Weights | None:
     """``held`` as the description has it; None where transformers would read another model out of it."""
     check_version(description, path)
     config = ARCHITECTURES[description["architecture"]].from_dict(description["config"])
     _, fields, _ = family.write(family.spell(config)[0])
-    classes = held.classes or check_classes(description["classes"], outputs=config.classes)
+    classes = weights.classes or check_classes(description["classes"], outputs=config.classes)
     temperature = float(description["temperature"])
-    read = family.sized(family.read({**family.defaults, **fields}, held.tensors), held.preprocessing)
-    if read != held.config or not 0 < temperature < math.inf:
+    read = family.sized(family.read({**family.defaults, **fields}, weights.tensors), weights.preprocessing)
+    if read != weights.config or not 0 < temperature < math.inf:
         return None
     return replace(
-        held,
+        weights,
         config=config,
-        tensors=family.restore(config, held.tensors),
+        tensors=family.restore(config, weights.tensors),
         preprocessing=Preprocessing.from_dict(description["preprocessing"]),
         classes=classes or None,
         temperature=temperature,
@@ -84,8 +84,8 @@ def _known(description: Any, held: Weights, family: Family, path: Path) -> Weigh
     )
 
 
-def _as_read(preprocessing: Preprocessing, config: Config, path: Path) -> Preprocessing | None:
-    """What transformers makes of it; None where it has no words for it."""
+def _round_trip(preprocessing: Preprocessing, config: Config, path: Path) -> Preprocessing | None:
+    """What transformers makes of it; None where it cannot express it."""
     try:
         return from_processor(to_processor(preprocessing)[0], "ViT", config, path)[0]
     except CheckpointError:

@@ -58,7 +58,7 @@ def from_processor(
     """
     kind = _kind(stated, where) or kind
     silent = PROCESSORS[kind] if config.in_channels == 3 else {**PROCESSORS[kind], "image_mean": 0.5, "image_std": 0.5}
-    value = {**silent, **{name: each for name, each in stated.items() if each is not None}}
+    value = {**silent, **{name: field for name, field in stated.items() if field is not None}}
     try:
         preprocessing, assumed = _framing(value, config, square=kind != "Bit")
         mean, std = _normal(value, config.in_channels)
@@ -75,8 +75,8 @@ def from_processor(
         preprocessing = replace(preprocessing, resize="squash", resize_to=None)
     to = "x".join(map(str, preprocessing.size))
     way = preprocessing.resize + ("" if preprocessing.resize_to is None else f" {preprocessing.resize_to}")
-    told = [f"mean {list(preprocessing.mean)}", f"std {list(preprocessing.std)}", f"resize {way}", f"crop {to}"]
-    return preprocessing, [*told, f"interpolation {preprocessing.interpolation}"]
+    assumptions = [f"mean {list(preprocessing.mean)}", f"std {list(preprocessing.std)}", f"resize {way}", f"crop {to}"]
+    return preprocessing, [*assumptions, f"interpolation {preprocessing.interpolation}"]
 
 
 def to_processor(preprocessing: Preprocessing) -> tuple[dict[str, Any], list[str]]:
@@ -153,7 +153,9 @@ def _framing(value: Mapping[str, Any], config: Config, *, square: bool) -> tuple
 
 def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
     """(height, width), or the shorter side alone."""
-    stated = {name: each for name, each in size.items() if each is not None} if isinstance(size, Mapping) else size
+    stated = (
+        {name: length for name, length in size.items() if length is not None} if isinstance(size, Mapping) else size
+    )
     if isinstance(stated, dict):
         lengths = [stated[name] for name in (["shortest_edge"] if "shortest_edge" in stated else ["height", "width"])]
         known = len(stated) == len(lengths)
@@ -161,7 +163,9 @@ def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
         lengths = [stated] if isinstance(stated, int) else list(stated)
         lengths *= 2 if len(lengths) == 1 and square else 1
         known = len(lengths) in (1, 2)
-    if not known or not all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in lengths):
+    if not known or not all(
+        isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths
+    ):
         raise ValueError(f"a size of {size}")
     return (lengths[0], lengths[1]) if len(lengths) == 2 else lengths[0]
 
@@ -172,12 +176,12 @@ def _normal(value: Mapping[str, Any], channels: int) -> tuple[tuple[float, ...],
     mean, std = (value["image_mean"], value["image_std"]) if value["do_normalize"] else (0.0, 1.0)
     if channels > MOST_CHANNELS:
         raise ValueError(f"images of {channels:,} channels")
-    found = []
+    scaled = []
     for numbers in (mean, std):
-        each = list(numbers) if isinstance(numbers, Sequence) else [numbers] * channels
-        if len(each) != channels:
+        channel_values = list(numbers) if isinstance(numbers, Sequence) else [numbers] * channels
+        if len(channel_values) != channels:
             raise ValueError(f"mean {mean} and std {std} for {channels} channels")
-        found.append(tuple(float(number) / scale for number in each))
-    if not all(map(math.isfinite, found[0] + found[1])):
+        scaled.append(tuple(float(number) / scale for number in channel_values))
+    if not all(map(math.isfinite, scaled[0] + scaled[1])):
         raise ValueError(f"mean {mean} and std {std}")
-    return found[0], found[1]
+    return scaled[0], scaled[1]

@@ -1,4 +1,4 @@
-"""timm's ``config.json`` both ways: which model it is, what it was told, how its pictures are made."""
+"""timm's ``config.json`` both ways: which model it is, its arguments, its preprocessing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitrail.models import Config, ViTConfig
 from vitrail.models.resnet import ResNetConfig
 from vitrail.models.standardise import STANDARDISATIONS
 from vitrail.tasks.classification import Classifier
-from vitrail.weights.description import config_of
+from vitrail.weights.description import parse_config
 from vitrail.weights.layout import Weights
 from vitrail.weights.tensors import AGAIN, printable
 from vitrail.weights.timm.beit import BEIT
@@ -28,7 +28,7 @@ from vitrail.weights.timm.resnet import BIT
 from vitrail.weights.timm.swin import SWIN
 from vitrail.weights.timm.vit import ACTIVATIONS, VIT
 
-# what the names of some of timm's models say and no tensor shows, as `from_timm` is told it
+# what the names of some of timm's models say and no tensor shows, as arguments of `from_timm`
 SAID_BY_NAME: dict[str, dict[str, Any]] = {
     r"vit_base_patch16_gap_": {"num_heads": 16},
     r"vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip_": {"act_layer": "gelu_tanh"},
@@ -51,21 +51,21 @@ def read_timm(
         description: vitrail's own, which then holds.
 
     Raises:
-        CheckpointError: as `from_timm` and `preprocessing_of`; a model or arguments of timm's that are not known here.
+        CheckpointError: as `from_timm` and `parse_preprocessing`; a model or arguments of timm's that are not known here.
     """
-    family = next((each for each in FAMILIES if each.mark in tensors), VIT)
+    family = next((member for member in FAMILIES if member.mark in tensors), VIT)
     if description is None:
-        told = told_by(described, family, path)
+        arguments = read_arguments(described, family, path)
     else:
-        config = config_of(description, path)
-        told = _sized(family_of(config).arguments(config), config.image_size, path)
+        config = parse_config(description, path)
+        arguments = _sized(family_of(config).arguments(config), config.image_size, path)
     try:
-        config, state = family.read(tensors, path, told)
+        config, state = family.read(tensors, path, arguments)
     except (ConfigError, KeyError, ValueError, IndexError, TypeError, ArithmeticError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else printable(error, 300)
         what = f"{path} is of no {family.config.about.partition(' ')[2]} that can be built: {reason}"
         raise CheckpointError(what, AGAIN) from error
-    preprocessing, assumed = preprocessing_of(described, config, path)
+    preprocessing, assumed = parse_preprocessing(described, config, path)
     stated = described.get("pretrained_cfg")
     # a model that timm loaded and saved again has them in the second place
     names = described.get("label_names") or (stated.get("label_names") if isinstance(stated, Mapping) else None)
@@ -75,16 +75,16 @@ def read_timm(
         tensors=state,
         preprocessing=preprocessing,
         classes=_names(names, config.classes),
-        assumed=(*_numerics(config, told), *assumed),
+        assumed=(*_numerics(config, arguments), *assumed),
         description=description,
     )
 
 
-def _numerics(config: Any, told: Mapping[str, Any]) -> list[str]:
+def _numerics(config: Any, arguments: Mapping[str, Any]) -> list[str]:
     """Those that no tensor shows."""
     said: list[str] = []
     if not isinstance(config, ResNetConfig):
-        said += [] if "act_layer" in told else ["exact GELU"]
+        said += [] if "act_layer" in arguments else ["exact GELU"]
         said += [f"LayerNorm eps {config.norm_eps:g}", f"{config.heads} heads"]
     if isinstance(config, ResNetConfig) or (isinstance(config, ViTConfig) and config.stem is not None):
         eps, where = STANDARDISATIONS[config.standardise]
@@ -92,7 +92,7 @@ def _numerics(config: Any, told: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def told_by(described: Mapping[str, Any], family: Family, path: Path) -> dict[str, Any]:
+def read_arguments(described: Mapping[str, Any], family: Family, path: Path) -> dict[str, Any]:
     """What a ``config.json`` says that no tensor shows, by the words of timm's class.
 
     Raises:
@@ -102,11 +102,11 @@ def told_by(described: Mapping[str, Any], family: Family, path: Path) -> dict[st
     if OTHER_BLOCKS.search(name):
         what = f"{path} is {printable(name)}, whose blocks compute something else than those of a ViT"
         raise CheckpointError(what, "such models cannot be built here")
-    known = family.told | family.shown | {"norm_layer", "global_pool"}
+    known = family.needed | family.derived | {"norm_layer", "global_pool"}
     unknown = sorted(set(arguments) - known) if isinstance(arguments, Mapping) else ["no object"]
     if unknown or arguments.get("norm_layer") not in (None, "layernorm"):
         what = f"{path} has model_args that are not known here: {printable(arguments, 200)}"
-        raise CheckpointError(what, "LayerNorm is known, and " + ", ".join(sorted(family.told)))
+        raise CheckpointError(what, "LayerNorm is known, and " + ", ".join(sorted(family.needed)))
     if str(arguments.get("act_layer") or "gelu") not in ACTIVATIONS:
         what = f"{path} has the act_layer {printable(arguments['act_layer'])}"
         raise CheckpointError(what, f"act_layer may be {' or '.join(ACTIVATIONS)}")
@@ -114,18 +114,18 @@ def told_by(described: Mapping[str, Any], family: Family, path: Path) -> dict[st
     if family.pool is not None and pool not in (None, family.pool):
         what = f"{path} pools by {printable(pool)!r}"
         raise CheckpointError(what, f"{family.config.about} pools by {family.pool} here")
-    told: dict[str, Any] = {"global_pool": pool}
+    known_arguments: dict[str, Any] = {"global_pool": pool}
     for pattern, said in SAID_BY_NAME.items():
-        told |= said if re.match(pattern, name) else {}
-    told |= {key: value for key, value in arguments.items() if key in family.told}
+        known_arguments |= said if re.match(pattern, name) else {}
+    known_arguments |= {key: value for key, value in arguments.items() if key in family.needed}
     stated = described.get("pretrained_cfg")
     size = stated.get("input_size") if isinstance(stated, Mapping) else None
-    return _sized(told, size[1:] if isinstance(size, list) else None, path)
+    return _sized(known_arguments, size[1:] if isinstance(size, list) else None, path)
 
 
-def _sized(told: Mapping[str, Any], size: Any, path: Path) -> dict[str, Any]:
+def _sized(arguments: Mapping[str, Any], size: Any, path: Path) -> dict[str, Any]:
     """With (height, width) of images as the model is made for them, and as its pictures are cropped to."""
-    return {**told, "img_size": _pair(told.get("img_size"), path), "input_size": _pair(size, path)}
+    return {**arguments, "img_size": _pair(arguments.get("img_size"), path), "input_size": _pair(size, path)}
 
 
 def _pair(size: Any, path: Path) -> tuple[int, int] | None:
@@ -135,7 +135,7 @@ def _pair(size: Any, path: Path) -> tuple[int, int] | None:
     return pair
 
 
-def preprocessing_of(described: Mapping[str, Any], config: Config, where: Path) -> tuple[Preprocessing, list[str]]:
+def parse_preprocessing(described: Mapping[str, Any], config: Config, where: Path) -> tuple[Preprocessing, list[str]]:
     """The preprocessing that timm's ``config.json`` states, with what of it was assumed; ``{}`` for a bare file.
 
     Raises:
@@ -181,7 +181,7 @@ def preprocessing_of(described: Mapping[str, Any], config: Config, where: Path) 
 
 def _names(names: object, classes: int) -> tuple[str, ...] | None:
     """The names, where they can be those of so many classes: words that stand once each."""
-    words = tuple(names) if isinstance(names, list) and all(isinstance(each, str) for each in names) else ()
+    words = tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
     return words if len(words) == len(set(words)) == classes else None
 
 
@@ -199,19 +199,19 @@ def as_timm(classifier: Classifier) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     config, family = classifier.config, family_of(classifier.config)
     family.check(config)
-    tensors, told = family.write(config, classifier.backbone.state_dict()), family.arguments(config)
+    tensors, arguments = family.write(config, classifier.backbone.state_dict()), family.arguments(config)
     heads = [name for name in (*family.head, "head_dist") if f"{name}.weight" in tensors]
     return tensors, {
         "architecture": family.architecture(config),
         "num_classes": config.classes,
         "num_features": classifier.width,
-        "global_pool": told.get("global_pool", "token" if classifier.prefix else "avg"),
+        "global_pool": arguments.get("global_pool", "token" if classifier.prefix else "avg"),
         "label_names": list(classifier.classes),
-        "model_args": told,
+        "model_args": arguments,
         "pretrained_cfg": {
             "custom_load": False,
             "input_size": [config.in_channels, *config.image_size],
-            "fixed_input_size": "img_size" in told,
+            "fixed_input_size": "img_size" in arguments,
             **_stated(classifier.preprocessing),
             "num_classes": config.classes,
             "pool_size": None,
@@ -222,7 +222,7 @@ def as_timm(classifier: Classifier) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _stated(preprocessing: Preprocessing) -> dict[str, Any]:
-    """What `preprocessing_of` reads; timm has no word for another rounding, nor for pictures that are not resized."""
+    """What `parse_preprocessing` reads; timm has no word for another rounding, nor for pictures that are not resized."""
     side, fraction = min(preprocessing.size), 1.0
     if preprocessing.resize_to is not None:
         fraction = side / preprocessing.resize_to

@@ -10,20 +10,19 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.models.beit import BEiTConfig
-from vitrail.weights.timm.family import COMMON, Family, State, numbered, outputs, refuse
-from vitrail.weights.timm.vit import heads_of, ratio_of
+from vitrail.weights.timm.family import COMMON, Family, State, heads_of, numbered, outputs, ratio_of, refuse
 
 TABLE = "relative_position_bias_table"
 SHARED = f"rel_pos_bias.{TABLE}"
 
 
-def read(state: Mapping[str, Tensor], where: Path, told: Mapping[str, Any]) -> tuple[BEiTConfig, State]:
-    """The config; the image is a square unless it is told."""
+def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any]) -> tuple[BEiTConfig, State]:
+    """The config; the image is a square unless the arguments say otherwise."""
     width, channels, *patch = state["patch_embed.proj.weight"].shape  # (D, C, P, Q)
     own, shared = state.get(f"blocks.0.attn.{TABLE}"), state.get(SHARED)
     table = own if own is not None else shared
     config = BEiTConfig(
-        image_size=told.get("img_size") or _square(table, state.get("pos_embed"), patch),
+        image_size=arguments.get("img_size") or _square(table, state.get("pos_embed"), patch),
         patch_size=(patch[0], patch[1]),
         in_channels=channels,
         classes=outputs(state, "head.weight"),
@@ -35,7 +34,7 @@ def read(state: Mapping[str, Tensor], where: Path, told: Mapping[str, Any]) -> t
         relative_bias="every" if own is not None else "none" if shared is None else "shared",
         positions="pos_embed" in state,
         position_resize="bicubic-antialias",
-        layer_scale=(told.get("init_values") or 0.1) if "blocks.0.gamma_1" in state else None,
+        layer_scale=(arguments.get("init_values") or 0.1) if "blocks.0.gamma_1" in state else None,
     )
     return config, dict(state)
 
@@ -81,8 +80,8 @@ def architecture(config: BEiTConfig) -> str:
 BEIT = Family(
     config=BEiTConfig,
     mark="blocks.0.attn.q_bias",
-    told=frozenset(["img_size", "init_values"]),
-    shown=COMMON | {"global_pool", "num_heads", "use_abs_pos_emb", "use_rel_pos_bias", "use_shared_rel_pos_bias"},
+    needed=frozenset(["img_size", "init_values"]),
+    derived=COMMON | {"global_pool", "num_heads", "use_abs_pos_emb", "use_rel_pos_bias", "use_shared_rel_pos_bias"},
     read=read,
     check=check,
     write=lambda config, state: dict(state),

@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.models.cait import CaiTConfig
-from vitrail.weights.timm.family import COMMON, Family, State, numbered, outputs, refuse
-from vitrail.weights.timm.vit import ratio_of
+from vitrail.weights.timm.family import COMMON, Family, State, numbered, outputs, ratio_of, refuse
 
 SIZES = {
     (192, 24): "xxs24",
@@ -25,12 +24,12 @@ SIZES = {
 AT = {"xxs24": 224, "xxs36": 224, "s24": 224, "m48": 448}  # the others are of 384 pixels
 
 
-def read(state: Mapping[str, Tensor], where: Path, told: Mapping[str, Any]) -> tuple[CaiTConfig, State]:
-    """The config; the image is a square unless it is told."""
+def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any]) -> tuple[CaiTConfig, State]:
+    """The config; the image is a square unless the arguments say otherwise."""
     width, channels, *patch = state["patch_embed.proj.weight"].shape  # (D, C, P, Q)
     side = math.isqrt(state["pos_embed"].shape[1])
     config = CaiTConfig(
-        image_size=told.get("img_size") or (side * patch[0], side * patch[1]),
+        image_size=arguments.get("img_size") or (side * patch[0], side * patch[1]),
         patch_size=(patch[0], patch[1]),
         in_channels=channels,
         classes=outputs(state, "head.weight"),
@@ -41,7 +40,7 @@ def read(state: Mapping[str, Tensor], where: Path, told: Mapping[str, Any]) -> t
         mlp_width=len(state["blocks.0.mlp.fc1.weight"]),
         position_resize="bicubic-antialias",
         qkv_bias="blocks.0.attn.qkv.bias" in state,
-        layer_scale=told.get("init_values") or 1e-5,
+        layer_scale=arguments.get("init_values") or 1e-5,
     )
     return config, dict(state)
 
@@ -76,8 +75,8 @@ def architecture(config: CaiTConfig) -> str:
 CAIT = Family(
     config=CaiTConfig,
     mark="blocks_token_only.0.attn.q.weight",
-    told=frozenset(["img_size", "init_values"]),
-    shown=COMMON | {"num_heads", "depth_token_only", "mlp_ratio_token_only"},
+    needed=frozenset(["img_size", "init_values"]),
+    derived=COMMON | {"num_heads", "depth_token_only", "mlp_ratio_token_only"},
     pool="token",
     read=read,
     check=check,

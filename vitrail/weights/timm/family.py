@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,11 @@ from vitrail.errors import CheckpointError
 from vitrail.models import Config
 
 State = dict[str, Tensor]
+# width -> heads of the published sizes: 64 wide up to B and in L, 72 in So400m, 80 in H, 88 in g, 104 in G, 112 in e
+HEADS = {
+    192: 3, 256: 4, 320: 5, 384: 6, 512: 8, 640: 10, 768: 12, 832: 13, 896: 14,
+    1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16, 1792: 16,
+}  # fmt: skip
 KEEP = "keep it in vitrail's format: --to native"
 
 
@@ -23,22 +29,22 @@ class Family:
     Args:
         config: the type of its configs here.
         mark: a tensor that only this architecture has.
-        told: arguments of timm's class that no tensor shows.
-        shown: those that tensors show, and those that only training heeds.
+        needed: arguments of timm's class that no tensor shows.
+        derived: arguments that tensors show, and those that only training uses.
         pool: the only ``global_pool`` that is known here; None where there are several.
         head: names of the layers that timm makes anew for other classes.
-        read: a state dict, the file for messages, and what it was told, to our config and the tensors by our names. Raises
+        read: a state dict, the file for messages, and the `needed` arguments, to our config and the tensors by our names. Raises
             `CheckpointError`, or what a value that cannot be meant raises.
         check: raises `CheckpointError` for a config that timm's class cannot be.
         write: the tensors of such a config by timm's names.
-        arguments: what timm's class must be told to be such a model.
+        arguments: the arguments with which timm's class is such a model.
         architecture: the name of one of its models, of this size or of one from which the arguments make it.
     """
 
     config: type[Config]
     mark: str
-    told: frozenset[str]
-    shown: frozenset[str]
+    needed: frozenset[str]
+    derived: frozenset[str]
     pool: str | None = None
     head: tuple[str, ...] = ("head",)
     read: Callable[[Mapping[str, Tensor], Path, Mapping[str, Any]], tuple[Any, State]]
@@ -72,3 +78,21 @@ def refuse(about: str, wrong: Mapping[str, bool]) -> None:
     for part, there in wrong.items():
         if there:
             raise CheckpointError(f"timm's {about} has no counterpart of {part}", KEEP)
+
+
+def heads_of(width: int, where: Path) -> int:
+    if width not in HEADS:
+        known = ", ".join(f"{width} ({heads})" for width, heads in HEADS.items())
+        what = f"{where} is {width} wide, and no shape shows its number of attention heads"
+        raise CheckpointError(
+            what,
+            'put it in a folder with a config.json that has "model_args": {"num_heads": ...}',
+            value=f"the widths (heads) that are known: {known}",
+        )
+    return HEADS[width]
+
+
+def ratio_of(mlp_width: int, width: int) -> float:
+    """What timm multiplies the width with, and cuts, to get the width of the MLP."""
+    ratio = mlp_width / width
+    return ratio if int(width * ratio) == mlp_width else math.nextafter(ratio, math.inf)

@@ -20,7 +20,7 @@ from vitrail.weights.timm.resnet import NUMERICS, depths_of
 
 STEM = "patch_embed.backbone."
 ROOTS = (f"{STEM}stem.conv.weight", f"{STEM}conv.weight")  # before stages, and alone
-# blocks of each stage, which timm's models cannot be told -> sizes of the ViT behind it, and timm's word for the stem
+# blocks of each stage, which timm's models have no argument for -> sizes of the ViT behind it, and timm's word for the stem
 MODELS: dict[tuple[int, ...], tuple[tuple[str, ...], str]] = {
     (): (("tiny",), "r_s16_p8"),
     (2, 2, 2, 2): (("small", "base"), "r26_s32"),
@@ -38,12 +38,12 @@ def stem_fields(state: Mapping[str, Tensor], cells: Sequence[int], where: Path) 
     Raises:
         CheckpointError: there is another stem than the ViT paper's.
     """
-    held = [name for name in state if name.startswith(STEM)]
-    if not held:
+    names = [name for name in state if name.startswith(STEM)]
+    if not names:
         return {}
     root = next((name for name in ROOTS if name in state), None)
     if root is None:
-        what = f"{where} has a stem that is not the ViT paper's ResNet: it holds {printable(', '.join(held[:3]), 200)}, ..."
+        what = f"{where} has a stem that is not the ViT paper's ResNet: it holds {printable(', '.join(names[:3]), 200)}, ..."
         raise CheckpointError(what, "such models cannot be built here")
     width, channels, *_ = state[root].shape  # (D, C, 7, 7)
     stem = depths_of(state, STEM)

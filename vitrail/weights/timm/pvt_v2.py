@@ -22,22 +22,24 @@ SIZES: dict[tuple[int, ...], str] = {
 }
 
 
-def read(state: Mapping[str, Tensor], where: Path, told: Mapping[str, Any]) -> tuple[PVTv2Config, State]:
-    """The config, of images of 224 pixels unless it is told."""
+def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any]) -> tuple[PVTv2Config, State]:
+    """The config, of images of 224 pixels unless the arguments say otherwise."""
     stages = range(numbered(state, "stages."))
     first = [f"stages.{stage}.blocks.0." for stage in stages]
     widths = tuple(len(state[f"{block}attn.q.weight"]) for block in first)
     reduced = [state.get(f"{block}attn.sr.weight") for block in first]  # (D, D, R, R)
     linear = all(kernel is not None and kernel.shape[2] == 1 for kernel in reduced)
     config = PVTv2Config(
-        image_size=told.get("input_size") or (224, 224),
+        image_size=arguments.get("input_size") or (224, 224),
         in_channels=state["patch_embed.proj.weight"].shape[1],
         classes=outputs(state, "head.weight"),
         widths=widths,
         depths=tuple(numbered(state, f"stages.{stage}.blocks.") for stage in stages),
-        heads=tuple(told.get("num_heads") or HEADS),
+        heads=tuple(arguments.get("num_heads") or HEADS),
         mlp_ratios=tuple(len(state[f"{block}mlp.fc1.weight"]) // width for block, width in zip(first, widths)),
-        reductions=tuple(told.get("sr_ratios") or (1 if kernel is None else kernel.shape[2] for kernel in reduced)),
+        reductions=tuple(
+            arguments.get("sr_ratios") or (1 if kernel is None else kernel.shape[2] for kernel in reduced)
+        ),
         qkv_bias="stages.0.blocks.0.attn.q.bias" in state,
         linear=linear,
     )
@@ -69,8 +71,8 @@ def architecture(config: PVTv2Config) -> str:
 PVT_V2 = Family(
     config=PVTv2Config,
     mark="stages.0.blocks.0.attn.kv.weight",
-    told=frozenset(["num_heads", "sr_ratios"]),
-    shown=COMMON | {"embed_dims", "depths", "mlp_ratios", "linear"},
+    needed=frozenset(["num_heads", "sr_ratios"]),
+    derived=COMMON | {"embed_dims", "depths", "mlp_ratios", "linear"},
     pool="avg",
     read=read,
     check=check,

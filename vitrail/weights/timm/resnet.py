@@ -19,7 +19,7 @@ from vitrail.weights.timm.family import COMMON, Family, State, outputs, refuse
 BLOCK = re.compile(r"stages\.(\d+)\.blocks\.(\d+)\.")
 # how timm standardises kernels and norms maps, in BiT and in hybrids
 NUMERICS: dict[str, Any] = {"standardise": "timm", "group_norm_eps": 1e-5}
-# timm's word for the blocks of each stage, which its models cannot be told, and the width factors that they come in
+# timm's word for the blocks of each stage, which its models have no argument for, and the width factors that they come in
 LAYERS = {
     "50": ((3, 4, 6, 3), (1, 3)),
     "101": ((3, 4, 23, 3), (1, 3)),
@@ -27,13 +27,13 @@ LAYERS = {
 }
 
 
-def read(state: Mapping[str, Tensor], where: Path, told: Mapping[str, Any]) -> tuple[ResNetConfig, State]:
-    """The config, whose image size no tensor shows: 224 pixels, unless it is told."""
+def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any]) -> tuple[ResNetConfig, State]:
+    """The config, whose image size no tensor shows: 224 pixels, unless the arguments say otherwise."""
     width, channels, *_ = state["stem.conv.weight"].shape  # (D, C, 7, 7)
     if width % STEM_WIDTH:
         raise ValueError(f"its root makes {width} channels, which is no multiple of {STEM_WIDTH}")
     config = ResNetConfig(
-        image_size=told.get("input_size") or (224, 224),
+        image_size=arguments.get("input_size") or (224, 224),
         in_channels=channels,
         classes=outputs(state, "head.fc.weight"),
         depths=depths_of(state),
@@ -42,8 +42,8 @@ def read(state: Mapping[str, Tensor], where: Path, told: Mapping[str, Any]) -> t
     )
     # (K, F, 1, 1) to (K, F)
     return config, {
-        name.replace("head.fc.", "head."): each.flatten(1) if name == "head.fc.weight" else each
-        for name, each in state.items()
+        name.replace("head.fc.", "head."): tensor.flatten(1) if name == "head.fc.weight" else tensor
+        for name, tensor in state.items()
     }
 
 
@@ -53,8 +53,8 @@ def depths_of(state: Mapping[str, Tensor], before: str = "") -> tuple[int, ...]:
     """
     blocks: dict[str, set[str]] = defaultdict(set)
     for name in state:
-        if name.startswith(before) and (found := BLOCK.match(name, len(before))):
-            blocks[found[1]].add(found[2])
+        if name.startswith(before) and (match := BLOCK.match(name, len(before))):
+            blocks[match[1]].add(match[2])
     stages = [str(number) for number in range(len(blocks))]
     if blocks.keys() != set(stages):
         raise ValueError(f"its stages are {', '.join(sorted(blocks))}")
@@ -67,8 +67,8 @@ def check(config: ResNetConfig) -> None:
 
 def write(config: ResNetConfig, state: Mapping[str, Tensor]) -> State:
     return {
-        name.replace("head.", "head.fc."): each[:, :, None, None] if name == "head.weight" else each
-        for name, each in state.items()
+        name.replace("head.", "head.fc."): tensor[:, :, None, None] if name == "head.weight" else tensor
+        for name, tensor in state.items()
     }
 
 
@@ -100,8 +100,8 @@ def _factor(config: ResNetConfig) -> int:
 BIT = Family(
     config=ResNetConfig,
     mark="stages.0.blocks.0.norm3.weight",
-    told=frozenset(),
-    shown=COMMON | {"stem_chs", "channels", "zero_init_last"},
+    needed=frozenset(),
+    derived=COMMON | {"stem_chs", "channels", "zero_init_last"},
     pool="avg",
     head=("head.fc",),
     read=read,

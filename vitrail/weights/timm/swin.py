@@ -18,14 +18,14 @@ TABLE = "layers.0.blocks.0.attn.relative_position_bias_table"
 SIZES = {(96, 6): "tiny", (96, 18): "small", (128, 18): "base", (192, 18): "large"}
 
 
-def read(state: Mapping[str, Tensor], where: Path, told: Mapping[str, Any]) -> tuple[SwinConfig, State]:
-    """The config, whose image size no tensor shows: 32 windows in a row, unless it is told."""
+def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any]) -> tuple[SwinConfig, State]:
+    """The config, whose image size no tensor shows: 32 windows in a row, unless the arguments say otherwise."""
     stages = range(numbered(state, "layers."))
     width, channels, *patch = state["patch_embed.proj.weight"].shape  # (D, C, P, Q)
     window = (math.isqrt(len(state[TABLE])) + 1) // 2  # of (2 w - 1)^2 rows
     side = window * 32
     config = SwinConfig(
-        image_size=told.get("img_size") or told.get("input_size") or (side, side),
+        image_size=arguments.get("img_size") or arguments.get("input_size") or (side, side),
         patch_size=(patch[0], patch[1]),
         in_channels=channels,
         classes=outputs(state, "head.fc.weight"),
@@ -38,7 +38,7 @@ def read(state: Mapping[str, Tensor], where: Path, told: Mapping[str, Any]) -> t
     )
     check(config)
     return config, {
-        name.replace("layers.", "stages.").replace("head.fc.", "head."): each for name, each in state.items()
+        name.replace("layers.", "stages.").replace("head.fc.", "head."): tensor for name, tensor in state.items()
     }
 
 
@@ -56,7 +56,7 @@ def check(config: SwinConfig) -> None:
 
 
 def write(config: SwinConfig, state: Mapping[str, Tensor]) -> State:
-    return {name.replace("stages.", "layers.").replace("head.", "head.fc."): each for name, each in state.items()}
+    return {name.replace("stages.", "layers.").replace("head.", "head.fc."): tensor for name, tensor in state.items()}
 
 
 def arguments(config: SwinConfig) -> dict[str, Any]:
@@ -82,8 +82,8 @@ def architecture(config: SwinConfig) -> str:
 SWIN = Family(
     config=SwinConfig,
     mark=TABLE,
-    told=frozenset(["img_size"]),
-    shown=COMMON | {"depths", "num_heads", "window_size"},
+    needed=frozenset(["img_size"]),
+    derived=COMMON | {"depths", "num_heads", "window_size"},
     pool="avg",
     head=("head.fc",),
     read=read,

@@ -1,5 +1,5 @@
 """timm's layout of a ViT, plain or hybrid: its names are those of `vitrail.models.vit` but for a few, and what no tensor
-shows is told in the words of timm's ``VisionTransformer``.
+shows is given as arguments of timm's ``VisionTransformer``.
 
 D width, N patches, P prefix tokens, R registers, S slots of the position table, K classes.
 """
@@ -17,14 +17,9 @@ from torch import Tensor
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import ViTConfig
 from vitrail.weights.tensors import AGAIN, printable
-from vitrail.weights.timm.family import COMMON, Family, refuse
+from vitrail.weights.timm.family import COMMON, Family, heads_of, ratio_of, refuse
 from vitrail.weights.timm.hybrid import hybrid_architecture, is_timms_stem, stem_fields
 
-# width -> heads of the published sizes: 64 wide up to B and in L, 72 in So400m, 80 in H, 88 in g, 104 in G, 112 in e
-HEADS = {
-    192: 3, 256: 4, 320: 5, 384: 6, 512: 8, 640: 10, 768: 12, 832: 13, 896: 14,
-    1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16, 1792: 16,
-}  # fmt: skip
 # timm's name -> ours, where there is a head for each of two tokens
 TWO_HEADS = {
     f"head{end}.{part}": f"head.{token}.{part}"
@@ -47,27 +42,27 @@ DISTILLED = {192: "tiny", 384: "small", 768: "base"}
 
 
 def from_timm(
-    state: Mapping[str, Tensor], where: Path, told: Mapping[str, Any] | None = None
+    state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any] | None = None
 ) -> tuple[ViTConfig, dict[str, Tensor]]:
     """The config of a timm state dict, and its tensors by our names.
 
     Args:
         where: the file, for messages.
-        told: what no tensor shows, as timm's ``VisionTransformer`` takes it: ``num_heads``, by default those of the
+        arguments: what no tensor shows, as timm's ``VisionTransformer`` takes it: ``num_heads``, by default those of the
             published model of that width; ``act_layer``; ``global_pool``, by default the class token where there is one,
             else the mean; ``img_size``, by default a square; ``no_embed_class``; and ``norm_eps``.
 
     Raises:
         CheckpointError: it is no such ViT, or something in it has no counterpart here.
     """
-    told = dict(told or {})
+    arguments = dict(arguments or {})
     _check_plain(state, where)
     width, channels, *cells = state["patch_embed.proj.weight"].shape  # (D, C, height, width of a patch)
     cut: dict[str, Any] = {"patch_size": cells, "in_channels": channels, **stem_fields(state, cells, where)}
     patch = cut["patch_size"]
     prefix = tuple(token for token in ("cls", "dist") if f"{token}_token" in state)
     registers = state["reg_token"].shape[1] if "reg_token" in state else 0
-    grid, slotted = _grid(state, told, patch, before=len(prefix) + registers, registers=registers, where=where)
+    grid, slotted = _grid(state, arguments, patch, before=len(prefix) + registers, registers=registers, where=where)
     renamed = _by_our_names(state, prefix=len(prefix), registers=registers if slotted else 0)
     head = state.get("head.weight")
     try:
@@ -76,19 +71,19 @@ def from_timm(
             classes=0 if head is None else len(head),
             width=width,
             depth=1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks.")),
-            heads=told.get("num_heads") or heads_of(width, where),
+            heads=arguments.get("num_heads") or heads_of(width, where),
             mlp_width=len(state["blocks.0.mlp.fc1.weight"]),
             prefix=prefix,
             registers=registers,
-            pool=_pool(state, told, prefix, registers, where),
+            pool=_pool(state, arguments, prefix, registers, where),
             pool_norm="fc_norm.weight" in state,
             positions="learned",
             prefix_positions=slotted or not prefix,
             position_resize="bicubic-antialias",
-            gelu=ACTIVATIONS[told.get("act_layer") or "gelu"],
-            norm_eps=told.get("norm_eps", 1e-6),
+            gelu=ACTIVATIONS[arguments.get("act_layer") or "gelu"],
+            norm_eps=arguments.get("norm_eps", 1e-6),
             qkv_bias="blocks.0.attn.qkv.bias" in state,
-            layer_scale=(told.get("init_values") or 1e-5) if "blocks.0.ls1.gamma" in state else None,
+            layer_scale=(arguments.get("init_values") or 1e-5) if "blocks.0.ls1.gamma" in state else None,
             **cut,
         )
     except (ConfigError, ValueError, TypeError, IndexError) as error:
@@ -117,7 +112,7 @@ def to_timm(config: ViTConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]
 def arguments_of(config: ViTConfig) -> dict[str, Any]:
     """The arguments with which timm's ``VisionTransformer`` is the model of ``config``. Raises as `to_timm`."""
     check(config)
-    told = {
+    arguments = {
         "img_size": list(config.image_size),
         "patch_size": [length // config.stem_stride for length in config.patch_size],
         "in_chans": config.in_channels,
@@ -134,7 +129,7 @@ def arguments_of(config: ViTConfig) -> dict[str, Any]:
         "fc_norm": config.pool_norm,
         "act_layer": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.gelu),
     }
-    return told if config.layer_scale is None else {**told, "init_values": config.layer_scale}
+    return arguments if config.layer_scale is None else {**arguments, "init_values": config.layer_scale}
 
 
 def architecture_of(config: ViTConfig) -> str:
@@ -146,12 +141,6 @@ def architecture_of(config: ViTConfig) -> str:
         return hybrid_architecture(config, size)
     patch = config.patch_size[0] if config.patch_size[0] in patches else patches[0] if patches else 16
     return f"vit_{size}_patch{patch}_224"
-
-
-def ratio_of(mlp_width: int, width: int) -> float:
-    """What timm multiplies the width with, and cuts, to get the width of the MLP."""
-    ratio = mlp_width / width
-    return ratio if int(width * ratio) == mlp_width else math.nextafter(ratio, math.inf)
 
 
 def check(config: ViTConfig) -> None:
@@ -189,12 +178,18 @@ def _by_our_names(state: Mapping[str, Tensor], *, prefix: int, registers: int) -
 
 
 def _grid(
-    state: Mapping[str, Tensor], told: Mapping[str, Any], patch: list[int], *, before: int, registers: int, where: Path
+    state: Mapping[str, Tensor],
+    arguments: Mapping[str, Any],
+    patch: list[int],
+    *,
+    before: int,
+    registers: int,
+    where: Path,
 ) -> tuple[tuple[int, int], bool]:
     """Rows and columns of patches, and whether the ``before`` tokens before them have slots in timm's table (1, S, D)."""
     if "pos_embed" not in state:
         raise CheckpointError(f"{where} has no 'pos_embed', from which its image size follows", "it cannot be read")
-    slots, size = state["pos_embed"].shape[1], told.get("img_size")
+    slots, size = state["pos_embed"].shape[1], arguments.get("img_size")
     if size is not None:
         rows, columns = (max(side // length, 1) for side, length in zip(size, patch))
         if slots in (rows * columns, rows * columns + before):
@@ -203,7 +198,7 @@ def _grid(
         raise CheckpointError(what, f"they have as many positions, or {before} more for other tokens")
     bare, slotted = _side(slots), _side(slots - before)
     # where both would be squares: published models with registers have slots for patches only
-    if bare is not None and (registers or slotted is None or told.get("no_embed_class")):
+    if bare is not None and (registers or slotted is None or arguments.get("no_embed_class")):
         return (bare, bare), False
     if slotted is not None:
         return (slotted, slotted), before > 0
@@ -212,14 +207,14 @@ def _grid(
 
 
 def _pool(
-    state: Mapping[str, Tensor], told: Mapping[str, Any], prefix: tuple[str, ...], registers: int, where: Path
+    state: Mapping[str, Tensor], arguments: Mapping[str, Any], prefix: tuple[str, ...], registers: int, where: Path
 ) -> str:
     """Our word for how it pools. Raises `CheckpointError` for a way that is not known here."""
     averaged = not prefix or "fc_norm.weight" in state
-    pool = told.get("global_pool") or ("map" if "attn_pool.latent" in state else "avg" if averaged else "token")
+    pool = arguments.get("global_pool") or ("map" if "attn_pool.latent" in state else "avg" if averaged else "token")
     if not isinstance(pool, str) or pool not in POOLS:
         raise CheckpointError(f"{where} pools by {printable(pool)!r}", f"{', '.join(POOLS)} are known here")
-    if (prefix or registers) and pool != "token" and bool(told.get("pool_include_prefix")) != (pool == "map"):
+    if (prefix or registers) and pool != "token" and bool(arguments.get("pool_include_prefix")) != (pool == "map"):
         tokens = "with" if pool == "avg" else "without"
         what = f"{where} pools by {pool} {tokens} the tokens before the patches"
         raise CheckpointError(what, "avg without and map with them are known here (pool_include_prefix)")
@@ -230,8 +225,8 @@ def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
     needed = {"patch_embed.proj.weight": 4, "blocks.0.attn.qkv.weight": 2, "blocks.0.mlp.fc1.weight": 2}
     for name, axes in needed.items():
         if name not in state or state[name].ndim != axes:
-            held = printable(", ".join(list(state)[:3]), 200) or "nothing"
-            what = f"{where} is no plain ViT in timm's layout: it has no {name!r} of {axes} axes; it holds {held}, ..."
+            names = printable(", ".join(list(state)[:3]), 200) or "nothing"
+            what = f"{where} is no plain ViT in timm's layout: it has no {name!r} of {axes} axes; it holds {names}, ..."
             raise CheckpointError(
                 what,
                 "ViT, DeiT, R+ViT, Swin, CaiT, PVT v2, BEiT and BiT by timm's names are read, and vitrail's own files",
@@ -254,25 +249,13 @@ def _side(patches: int) -> int | None:
     return side if side and side * side == patches else None
 
 
-def heads_of(width: int, where: Path) -> int:
-    if width not in HEADS:
-        known = ", ".join(f"{width} ({heads})" for width, heads in HEADS.items())
-        what = f"{where} is {width} wide, and no shape shows its number of attention heads"
-        raise CheckpointError(
-            what,
-            'put it in a folder with a config.json that has "model_args": {"num_heads": ...}',
-            value=f"the widths (heads) that are known: {known}",
-        )
-    return HEADS[width]
-
-
 VIT = Family(
     config=ViTConfig,
     mark="blocks.0.attn.qkv.weight",
-    told=frozenset(
+    needed=frozenset(
         {"num_heads", "act_layer", "global_pool", "img_size", "no_embed_class", "init_values", "pool_include_prefix"}
     ),
-    shown=COMMON | {"class_token", "reg_tokens", "fc_norm", "pre_norm", "qk_norm", "fix_init", "dynamic_img_size"},
+    derived=COMMON | {"class_token", "reg_tokens", "fc_norm", "pre_norm", "qk_norm", "fix_init", "dynamic_img_size"},
     read=from_timm,
     check=check,
     write=to_timm,

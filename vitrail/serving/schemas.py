@@ -9,36 +9,36 @@ from pydantic import BaseModel, ConfigDict, Field
 Score = Field(ge=0, le=1, examples=[0.81])
 
 
-class Told(BaseModel):
-    """Of a reply: nothing but what is named here."""
+class Schema(BaseModel):
+    """A part of a reply, with exactly these fields."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Fault(Told):
+class Fault(Schema):
     code: str = Field(examples=["bad_image"])
     message: str = Field(examples=["the image cannot be used: not a JPEG, PNG, WebP, BMP, GIF or TIFF image"])
     remedy: str = Field("", examples=["send another file"])
 
 
-class Error(Told):
+class Error(Schema):
     """Why there is no answer."""
 
     error: Fault
     request_id: str = Field(examples=["3f9c2a7be01d44c8"])
 
 
-class ModelName(Told):
+class ModelName(Schema):
     name: str = Field(examples=["flowers"])
     version: str = Field(examples=["3f9c2a7be01d"], description="of weights, preprocessing and classes")
 
 
-class Ranked(Told):
+class Ranked(Schema):
     label: str = Field(examples=["tabby"])
     score: float = Score
 
 
-class LayerMap(Told):
+class LayerMap(Schema):
     """What is looked at, row by row of the map; one list of values a head."""
 
     layer: int | None
@@ -49,14 +49,14 @@ class LayerMap(Told):
     values: list[list[float]]
 
 
-class Explanation(Told):
+class Explanation(Schema):
     method: str
     box: list[float] = Field(description="top, left, bottom, right of what the model sees, in pixels of the picture")
     maps: list[LayerMap]
 
 
-class Answer(Told):
-    """Of one image; an image that cannot be used has an error and nothing else."""
+class Answer(Schema):
+    """The prediction for one image; for an image that cannot be used only ``error`` is set."""
 
     name: str | None = Field(examples=["cat.jpg"])
     label: str | None = None
@@ -66,24 +66,24 @@ class Answer(Told):
     error: Fault | None = None
 
 
-class Predictions(Told):
+class Predictions(Schema):
     model: ModelName
     multi_label: bool
     predictions: list[Answer]
 
 
-class Embedding(Told):
+class Embedding(Schema):
     name: str | None
     features: list[float] | None = None
     error: Fault | None = None
 
 
-class Embeddings(Told):
+class Embeddings(Schema):
     model: ModelName
     embeddings: list[Embedding]
 
 
-class Picture(Told):
+class Picture(Schema):
     """The whole picture, upright, with at most 1,024 pixels on its longer side."""
 
     width: int
@@ -91,38 +91,38 @@ class Picture(Told):
     jpeg: str = Field(description="base64")
 
 
-class Ranking(Told):
+class Ranking(Schema):
     label: str
     score: float = Score
     top: list[Ranked]
 
 
-class Explained(Explanation):
+class ExplanationReply(Explanation):
     model: ModelName
     name: str | None
     prediction: Ranking | None = Field(description="None of a model without a head")
     picture: Picture
 
 
-class LayerAttention(Told):
+class LayerAttention(Schema):
     heads: int
     map: list[int] = Field(description="rows and columns of its places")
     asks: str = Field(examples=["all", "class token"])
     reads: str = Field(examples=["class token", "patches"], description="who asks unless a place is given")
 
 
-class AboutLimits(Told):
+class AboutLimits(Schema):
     body_bytes: int
     pixels: int
     images: int
     deadline_seconds: float
 
 
-class Attention(Told):
+class Attention(Schema):
     layers: list[LayerAttention]
 
 
-class AboutModel(Told):
+class AboutModel(Schema):
     """What the model is, what it was trained for and how well it did."""
 
     name: str
@@ -146,15 +146,15 @@ class AboutModel(Told):
     limits: AboutLimits
 
 
-class Reloaded(Told):
+class ReloadReply(Schema):
     model: ModelName
     previous: str = Field(description="the version before")
 
 
-class Readiness(Told):
+class Readiness(Schema):
     ready: bool
     reason: str
 
 
-class Liveness(Told):
+class Liveness(Schema):
     alive: bool

@@ -5,34 +5,28 @@ B images, C channels, K classes.
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError, nearest
-from vitrail.files import disk_errors, dump_json, replace_folder, stage_folder, sync_folder
+from vitrail.files import disk_errors, replace_folder, stage_folder, sync_folder
 from vitrail.models.config import INITIALISATION_FIELDS, TRAINING_FIELDS
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
-from vitrail.weights.adapt import adapted
-from vitrail.weights.arrays import to_npz
-from vitrail.weights.compare import SMALLEST, equal_bits, facts_of
-from vitrail.weights.description import KEY, describe, read_sidecar, sidecar
-from vitrail.weights.folders import CONFIG, OF_A_FOLDER, WHOLE, check_replaceable
-from vitrail.weights.google import to_google
-from vitrail.weights.huggingface import PROCESSOR, to_huggingface
-from vitrail.weights.native import as_file, as_folder
-from vitrail.weights.read import read
-from vitrail.weights.resolve import ResolvedModel, find
+from vitrail.weights.adapt import apply_changes
+from vitrail.weights.description import KEY, describe, read_sidecar, sidecar_path
+from vitrail.weights.encode import ENCODERS, EncodedModel
+from vitrail.weights.folders import CONFIG, OF_A_FOLDER, check_replaceable
+from vitrail.weights.huggingface import PROCESSOR
+from vitrail.weights.read import read_model
+from vitrail.weights.resolve import ResolvedModel, resolve_model
 from vitrail.weights.tensors import read_tensors
-from vitrail.weights.timm import as_timm
+from vitrail.workflows.compare import SMALLEST, equal_bits, flatten_description
 
 FAULT = "nothing was written; this is a fault of vitrail, please report it"
 TOLERANCE = 1e-5  # of the largest output
@@ -42,17 +36,6 @@ ROUNDINGS = {
     "preprocessing.crop_rounding",
 }  # of halves: they move a picture by a pixel at most
 NOT_ANSWERS = INITIALISATION_FIELDS | TRAINING_FIELDS  # fields of a config that leave the outputs as they are
-
-
-@dataclass(frozen=True)
-class Written:
-    """A model in some layout: the content of each file by name, and whether one of them is vitrail's own sidecar.
-
-    A destination that is a folder has these files; one that is a file has them beside each other, itself last.
-    """
-
-    files: Mapping[str, bytes]
-    sidecar: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,8 +49,8 @@ class Converted:
         tensors, parameters: how many.
         unused: names of the tensors in the source that the model has no use for.
         difference: between outputs of source and copy, the largest of all, as a share of the largest output.
-        unsaid: numerics and steps of preprocessing that the layout has no words for.
-        notes: further facts that it has no words for, which change no output at the model's own size.
+        unsaid: numerics and steps of preprocessing that the layout cannot express.
+        notes: further facts that it cannot express, which change no output at the model's own size.
         alone: the same difference where the copy is read without what vitrail wrote beside it; None where that is
             impossible, or where there is nothing beside it.
     """
@@ -85,53 +68,6 @@ class Converted:
     alone: float | None = None
 
 
-def as_native(classifier: Task, path: Path) -> Written:
-    """A model folder, or a file with the description in its header."""
-    description = describe(classifier)
-    if path.suffix == ".safetensors":
-        return Written({path.name: as_file(classifier, description)})
-    return Written(as_folder(classifier, description))
-
-
-def as_google(classifier: Task, path: Path) -> Written:
-    """An .npz as Google's code writes it, and all that it cannot say in a file beside it."""
-    if path.suffix != ".npz":
-        raise ConfigError(f"{path} is no name for Google's layout", "give one that ends in .npz")
-    content = to_npz(to_google(classifier.config, classifier.backbone.state_dict()))
-    return _beside(classifier, path, content)
-
-
-def in_timms_layout(classifier: Task, path: Path) -> Written:
-    """A folder as timm's ``save_for_hf`` writes it; or the tensors alone, and all that they cannot say beside them."""
-    tensors, config = as_timm(classifier)
-    content = to_bytes({name: each.contiguous() for name, each in tensors.items()}, {"format": "pt"})
-    if path.suffix == ".safetensors":
-        return _beside(classifier, path, content)
-    return Written({WHOLE: content, CONFIG: dump_json({**config, KEY: describe(classifier)}).encode()})
-
-
-def in_transformers_layout(classifier: Task, path: Path) -> Written:
-    """A folder as transformers' ``save_pretrained`` writes it."""
-    told = to_huggingface(classifier)
-    content = to_bytes(told.tensors, {"format": "pt"})
-    described = {CONFIG: told.config, PROCESSOR: told.preprocessor}
-    return Written({WHOLE: content, **{name: dump_json(value).encode() for name, value in described.items()}})
-
-
-def _beside(classifier: Task, path: Path, content: bytes) -> Written:
-    # the description comes first: with weights that are not its own it is refused, weights without it would not be
-    description = {**describe(classifier), "sha256": hashlib.sha256(content).hexdigest()}
-    return Written({sidecar(path).name: dump_json(description).encode(), path.name: content}, sidecar=True)
-
-
-WRITERS: dict[str, Callable[[Task, Path], Written]] = {
-    "native": as_native,
-    "google": as_google,
-    "timm": in_timms_layout,
-    "huggingface": in_transformers_layout,
-}
-
-
 def convert(
     source: str | Path,
     destination: str | Path,
@@ -142,42 +78,42 @@ def convert(
     log: Say = lambda line: None,
     **changes: Any,
 ) -> Converted:
-    """Writes the model ``source`` in the layout ``to``, proved before it is put in its place.
+    """Writes the model ``source`` in the layout ``to``; the copy is verified before it is put in place.
 
     Args:
         source: what `vitrail.load` takes.
         destination: a folder, or a file where the name ends in .safetensors or .npz. What is there is replaced if it is an
             empty folder or a model in the same layout.
-        to: one of `WRITERS`.
-        force: write it though the layout cannot say some of the numerics, so that others compute something else.
+        to: one of `ENCODERS`.
+        force: write it although the layout cannot express some of the numerics, so that other readers compute other outputs.
         classes_file: a text file that names the outputs, one a line.
-        log: takes each line on what the source does not say and was assumed.
+        log: takes a line for everything that the source does not state and was assumed.
         changes: what `adapt` takes: ``image_size``, ``in_channels``, ``classes`` for another head.
 
     Raises:
-        ConfigError: a layout or destination that cannot be meant.
+        ConfigError: an unknown layout or an unsuitable destination.
         CheckpointError: the source cannot be read; the layout has no counterpart of a part of the model, or no words for
             its numerics; or the outputs of the copy are not those of the source. Nothing is left behind.
         DiskError: the disk is full or refuses.
     """
-    if to not in WRITERS:
-        raise ConfigError(f"there is no layout {to!r}", nearest(to, WRITERS))
-    found, path = find(source), Path(destination).expanduser()
-    if found.layout == "onnx file":
-        what = f"{found.path} is an exported graph, whose weights are folded into it"
+    if to not in ENCODERS:
+        raise ConfigError(f"there is no layout {to!r}", nearest(to, ENCODERS))
+    resolved, path = resolve_model(source), Path(destination).expanduser()
+    if resolved.layout == "onnx file":
+        what = f"{resolved.path} is an exported graph, whose weights are folded into it"
         raise CheckpointError(what, "convert the model that it was exported from")
-    _check_destination(path, to, found)
-    loaded = read(found, log, named=classes_file is not None)
-    classifier = adapted(loaded.classifier, classes_file, **changes).eval()
-    written = WRITERS[to](classifier, path)
+    _check_destination(path, to, resolved)
+    loaded = read_model(resolved, log, has_names=classes_file is not None)
+    classifier = apply_changes(loaded.model, classes_file, **changes).eval()
+    written = ENCODERS[to](classifier, path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with stage_folder(path, written.files) as aside:
-        copy = find(aside / path.name if path.name in written.files else aside)
+        copy = resolve_model(aside / path.name if path.name in written.files else aside)
         difference = _prove(classifier, copy)
         unsaid, notes, alone = ((), (), None) if to == "native" else _read_alone(classifier, copy)
         if unsaid and not (force or written.sidecar):
-            what = f"the {to} layout has no words for {len(unsaid)} of the model's numerics"
+            what = f"the {to} layout cannot express {len(unsaid)} of the model's numerics"
             remedy = "--force writes it all the same; what reads it without vitrail then computes something else"
             raise CheckpointError(what, remedy, value="\n".join(unsaid))
         _put(aside, path, written)
@@ -187,7 +123,7 @@ def convert(
         layout=to,
         model=_model(classifier),
         tensors=len(classifier.backbone.state_dict()),
-        parameters=sum(each.numel() for each in classifier.parameters()),
+        parameters=sum(parameter.numel() for parameter in classifier.parameters()),
         unused=loaded.unused,
         difference=difference,
         unsaid=unsaid,
@@ -205,20 +141,20 @@ def _check_destination(path: Path, to: str, source: ResolvedModel) -> None:
     if path.is_dir():
         check_replaceable(path, (*OF_A_FOLDER, PROCESSOR))
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        if sidecar(path).is_file() and path.suffix in (".npz", ".safetensors") and to in ("google", "timm"):
-            raise ConfigError(f"{sidecar(path)} is there without {path.name}", "remove it, or choose another name")
+        if sidecar_path(path).is_file() and path.suffix in (".npz", ".safetensors") and to in ("google", "timm"):
+            raise ConfigError(f"{sidecar_path(path)} is there without {path.name}", "remove it, or choose another name")
         return
-    held = find(path)
-    layout = held.layout.split()[0]
+    existing = resolve_model(path)
+    layout = existing.layout.split()[0]
     if layout == "file":
         layout = "native" if KEY in read_tensors(path)[1] else "timm"
     if layout != to:
         raise ConfigError(f"{path} is there, in the {layout} layout", f"choose another name, or --to {layout}")
-    if layout != "native" and path.is_file() and sidecar(path).is_file() and read_sidecar(path) is None:
-        raise ConfigError(f"{sidecar(path)} is there and is not vitrail's", "move it away, or choose another name")
+    if layout != "native" and path.is_file() and sidecar_path(path).is_file() and read_sidecar(path) is None:
+        raise ConfigError(f"{sidecar_path(path)} is there and is not vitrail's", "move it away, or choose another name")
 
 
-def _put(aside: Path, path: Path, written: Written) -> None:
+def _put(aside: Path, path: Path, written: EncodedModel) -> None:
     if path.name not in written.files:
         replace_folder(path, aside)
         return
@@ -233,7 +169,7 @@ def _prove(classifier: Task, copy: ResolvedModel) -> float:
     Raises:
         CheckpointError: a tensor, a fact or an output of the copy is another one; says which, and by how much.
     """
-    again = read(copy, _unheard).classifier
+    again = read_model(copy, _unheard).model
     facts, copied = _facts(classifier), _facts(again)
     wrong = [name for name in facts if facts[name] != copied[name]]
     tensors, same = classifier.backbone.state_dict(), again.backbone.state_dict()
@@ -258,7 +194,7 @@ def _read_alone(classifier: Task, copy: ResolvedModel) -> tuple[tuple[str, ...],
         CheckpointError: its outputs are off though nothing is missing.
     """
     try:
-        alone = read(copy, _unheard, alone=True).classifier
+        alone = read_model(copy, _unheard, use_sidecar=False).model
     except CheckpointError as error:
         return (f"without its description the copy cannot be read: {error.what}",), (), None
     facts, seen = _facts(classifier), _facts(alone)
@@ -288,8 +224,8 @@ def _read_alone(classifier: Task, copy: ResolvedModel) -> tuple[tuple[str, ...],
 
 def _facts(classifier: Task) -> dict[str, Any]:
     """All of a description that matters once a model is trained, flat."""
-    told = facts_of(describe(classifier))
-    return {name: value for name, value in told.items() if name.removeprefix("config.") not in NOT_ANSWERS}
+    facts = flatten_description(describe(classifier))
+    return {name: value for name, value in facts.items() if name.removeprefix("config.") not in NOT_ANSWERS}
 
 
 @torch.inference_mode()
@@ -299,15 +235,15 @@ def compare_outputs(one: Task, other: Task) -> float:
     Outputs are the logits and, since those of a new head are all zero, the features that the head reads.
 
     Raises:
-        CheckpointError: those of ``one`` are no finite numbers.
+        CheckpointError: those of ``one`` are not finite.
     """
     size, worst = (IMAGES, one.config.in_channels, *one.config.image_size), 0.0
     for seed in range(DRAWS):
         images = torch.randn(size, generator=torch.Generator().manual_seed(seed))  # (B, C, H, W)
-        for expected, found in zip(_outputs(one, images), _outputs(other, images)):
+        for expected, actual in zip(_outputs(one, images), _outputs(other, images)):
             if not expected.isfinite().all():
-                raise CheckpointError("the outputs of the model are no finite numbers", "convert a model that works")
-            share = float((expected - found).abs().max() / expected.abs().max().clamp(min=SMALLEST))
+                raise CheckpointError("the outputs of the model are not finite", "convert a model that works")
+            share = float((expected - actual).abs().max() / expected.abs().max().clamp(min=SMALLEST))
             worst = share if share > worst or share != share else worst
     return worst
 
@@ -319,7 +255,7 @@ def _outputs(classifier: Task, images: Tensor) -> tuple[Tensor, Tensor]:
 
 def _model(classifier: Task) -> str:
     config = classifier.config
-    size, patch = ("x".join(map(str, each)) for each in (config.image_size, config.patch_size))
+    size, patch = ("x".join(map(str, pair)) for pair in (config.image_size, config.patch_size))
     return (
         f"{config.architecture} of {config.blocks} blocks, {classifier.width} wide, {size} pixels in patches of {patch}"
     )

@@ -13,19 +13,20 @@ import torch
 from tests.weights.kinds import a_model
 from vitrail.errors import CheckpointError
 from vitrail.tasks.classification import Classifier
-from vitrail.weights import convert as module
-from vitrail.weights.convert import Written, convert
+from vitrail.weights import encode
+from vitrail.weights.encode import EncodedModel
 from vitrail.weights.native import save_model
+from vitrail.workflows.convert import convert
 
 
-def corrupted(tensor: str, by: float) -> Callable[[Classifier, Path], Written]:
+def corrupted(tensor: str, by: float) -> Callable[[Classifier, Path], EncodedModel]:
     """A writer with a fault in one number."""
 
-    def write(classifier: Classifier, path: Path) -> Written:
+    def write(classifier: Classifier, path: Path) -> EncodedModel:
         faulty = a_model()
         with torch.no_grad():
             faulty.backbone.get_parameter(tensor).view(-1)[0] += by
-        return module.as_native(faulty, path)
+        return encode.encode_native(faulty, path)
 
     return write
 
@@ -37,7 +38,7 @@ def corrupted(tensor: str, by: float) -> Callable[[Classifier, Path], Written]:
 def test_a_copy_that_is_not_the_source_is_refused_with_the_figure_and_leaves_nothing(
     tmp_path, saved, monkeypatch, tensor, by
 ):
-    monkeypatch.setitem(module.WRITERS, "native", corrupted(tensor, by))
+    monkeypatch.setitem(encode.ENCODERS, "native", corrupted(tensor, by))
     with pytest.raises(
         CheckpointError, match=r"outputs differ by (nan|[\d.e-]+) of the largest, 1e-05 is allowed"
     ) as caught:
@@ -47,13 +48,13 @@ def test_a_copy_that_is_not_the_source_is_refused_with_the_figure_and_leaves_not
 
 
 def test_a_copy_whose_description_lies_is_refused_too(tmp_path, saved, monkeypatch):
-    def write(classifier: Classifier, path: Path) -> Written:
+    def write(classifier: Classifier, path: Path) -> EncodedModel:
         classifier.preprocessing = replace(classifier.preprocessing, interpolation="nearest")
-        written = module.as_native(classifier, path)
+        written = encode.encode_native(classifier, path)
         classifier.preprocessing = replace(classifier.preprocessing, interpolation="bilinear")
         return written
 
-    monkeypatch.setitem(module.WRITERS, "native", write)
+    monkeypatch.setitem(encode.ENCODERS, "native", write)
     with pytest.raises(CheckpointError, match="differ by 0 ") as caught:
         convert(saved(), tmp_path / "copy", "native")
     assert "preprocessing.interpolation" in caught.value.value
@@ -62,13 +63,13 @@ def test_a_copy_whose_description_lies_is_refused_too(tmp_path, saved, monkeypat
 def test_a_config_that_tells_timm_something_else_is_refused(tmp_path, saved, monkeypatch):
     """Read with our description the copy is right; timm would make another model of it."""
 
-    def write(classifier: Classifier, path: Path) -> Written:
-        written = module.in_timms_layout(classifier, path)
+    def write(classifier: Classifier, path: Path) -> EncodedModel:
+        written = encode.encode_timm(classifier, path)
         told = json.loads(written.files["config.json"])
         told["model_args"]["act_layer"] = "gelu"
-        return Written({**written.files, "config.json": json.dumps(told).encode()})
+        return EncodedModel({**written.files, "config.json": json.dumps(told).encode()})
 
-    monkeypatch.setitem(module.WRITERS, "timm", write)
+    monkeypatch.setitem(encode.ENCODERS, "timm", write)
     with pytest.raises(CheckpointError) as caught:
         convert(saved(), tmp_path / "copy", "timm")
     assert caught.value.value == "gelu tanh, read as exact"
@@ -78,5 +79,5 @@ def test_a_model_of_no_numbers_is_refused(tmp_path):
     model = a_model()
     with torch.no_grad():
         model.backbone.get_parameter("head.bias")[0] = torch.nan
-    with pytest.raises(CheckpointError, match="no finite numbers"):
+    with pytest.raises(CheckpointError, match="not finite"):
         convert(save_model(tmp_path / "source", model), tmp_path / "copy.npz", "google")

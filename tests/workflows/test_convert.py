@@ -21,12 +21,12 @@ from vitrail.errors import CheckpointError, ConfigError, DiskError
 from vitrail.models import MODELS, ViTConfig
 from vitrail.tasks.classification import create_model
 from vitrail.weights import load
-from vitrail.weights.compare import compare, equal_bits
-from vitrail.weights.convert import convert
 from vitrail.weights.description import describe
 from vitrail.weights.native import save_model
-from vitrail.weights.timm import as_timm, preprocessing_of
+from vitrail.weights.timm import as_timm, parse_preprocessing
 from vitrail.weights.timm.vit import architecture_of, arguments_of
+from vitrail.workflows.compare import compare, equal_bits
+from vitrail.workflows.convert import convert
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -131,7 +131,7 @@ def test_the_crop_that_timm_is_told_is_the_crop_it_makes():
     model = a_model()
     for resize, resize_to in [*itertools.product(("short", "squash"), range(17, 160)), ("short", 16), ("squash", None)]:
         model.preprocessing = replace(model.preprocessing, resize=resize, resize_to=resize_to)
-        assert preprocessing_of(as_timm(model)[1], model.config, Path("config.json"))[0] == model.preprocessing
+        assert parse_preprocessing(as_timm(model)[1], model.config, Path("config.json"))[0] == model.preprocessing
 
 
 def test_a_destination_is_replaced_only_by_a_model_in_the_same_layout(tmp_path, saved):

@@ -16,8 +16,8 @@ from vitrail.weights.arrays import read_npz
 from vitrail.weights.description import describe
 from vitrail.weights.folders import read_folder
 from vitrail.weights.pickled import read_pickle
-from vitrail.weights.read import read
-from vitrail.weights.resolve import ResolvedModel, find
+from vitrail.weights.read import read_model
+from vitrail.weights.resolve import ResolvedModel, resolve_model
 from vitrail.weights.tensors import read_tensors, shape_of
 
 SMALLEST = 1e-30  # stands for the largest number where all are 0
@@ -25,7 +25,7 @@ ABSENT = "-"
 
 
 @dataclass(frozen=True)
-class Differing:
+class TensorDifference:
     """A tensor that both have: the largest difference of a number, and the same as a share of the largest number."""
 
     name: str
@@ -48,7 +48,7 @@ class Difference:
 
     as_models: bool
     equal: int
-    differing: tuple[Differing, ...]
+    differing: tuple[TensorDifference, ...]
     shapes: Mapping[str, tuple[str, str]]
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
@@ -69,29 +69,34 @@ def compare(first: str | Path, second: str | Path, *, log: Say = lambda line: No
         ConfigError: there is nothing of that name.
         CheckpointError: a file that cannot be read at all.
     """
-    places = (find(first), find(second))
+    places = (resolve_model(first), resolve_model(second))
     try:
-        models = [read(place, log, named=True).classifier for place in places]
+        models = [read_model(place, log, has_names=True).model for place in places]
         (one, other), facts = (
             (model.backbone.state_dict() for model in models),
-            [facts_of(describe(model)) for model in models],
+            [flatten_description(describe(model)) for model in models],
         )
     except CheckpointError as error:
         log(f"raw      compared by the names in the files, not as models: {error.what}")
-        (one, other), facts = (_raw(place, log) for place in places), [{}, {}]
+        (one, other), facts = (_read_raw_tensors(place, log) for place in places), [{}, {}]
     shared = [name for name in one if name in other]
     alike = [name for name in shared if one[name].shape == other[name].shape and one[name].dtype == other[name].dtype]
-    differing = [_differing(name, one[name], other[name]) for name in alike if not equal_bits(one[name], other[name])]
+    differing = [
+        _compare_tensors(name, one[name], other[name]) for name in alike if not equal_bits(one[name], other[name])
+    ]
     return Difference(
         as_models=bool(facts[0]),
         equal=len(alike) - len(differing),
         differing=tuple(
-            sorted(differing, key=lambda each: (each.relative == each.relative, -each.relative, each.name))
+            sorted(
+                differing,
+                key=lambda item: (item.relative == item.relative, -item.relative, item.name),
+            )
         ),
-        shapes={name: (_kind(one[name]), _kind(other[name])) for name in shared if name not in alike},
+        shapes={name: (_format_shape(one[name]), _format_shape(other[name])) for name in shared if name not in alike},
         only_first=tuple(name for name in one if name not in other),
         only_second=tuple(name for name in other if name not in one),
-        facts=_unequal(*facts),
+        facts=_compare_facts(*facts),
     )
 
 
@@ -99,39 +104,39 @@ def equal_bits(one: Tensor, other: Tensor) -> bool:
     """Equal in shape, type and every bit; so that -0 is not 0, and NaN is itself."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
-    return torch.equal(*(each.contiguous().flatten().view(torch.uint8) for each in (one, other)))
+    return torch.equal(*(tensor.contiguous().flatten().view(torch.uint8) for tensor in (one, other)))
 
 
-def _differing(name: str, one: Tensor, other: Tensor) -> Differing:
+def _compare_tensors(name: str, one: Tensor, other: Tensor) -> TensorDifference:
     one, other = one.double(), other.double()
     absolute = (one - other).abs().max()
-    return Differing(name, float(absolute), float(absolute / one.abs().max().clamp(min=SMALLEST)))
+    return TensorDifference(name, float(absolute), float(absolute / one.abs().max().clamp(min=SMALLEST)))
 
 
-def _raw(found: ResolvedModel, log: Say) -> dict[str, Tensor]:
+def _read_raw_tensors(resolved: ResolvedModel, log: Say) -> dict[str, Tensor]:
     """The tensors of a place by the names that stand there."""
-    match found.layout:
+    match resolved.layout:
         case "file":
-            return read_tensors(found.path)[0]
+            return read_tensors(resolved.path)[0]
         case "pickled file":
-            return read_pickle(found.path, log=log)
+            return read_pickle(resolved.path, log=log)
         case "google file":
-            return {name: torch.from_numpy(array.copy()) for name, array in read_npz(found.path).items()}
-    return read_folder(found.path, log=log)
+            return {name: torch.from_numpy(array.copy()) for name, array in read_npz(resolved.path).items()}
+    return read_folder(resolved.path, log=log)
 
 
-def facts_of(description: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_description(description: Mapping[str, Any]) -> dict[str, Any]:
     """A description flat: ``config.gelu``, ``preprocessing.mean``, ``classes``; without where it comes from."""
     flat: dict[str, Any] = {}
     for name, value in description.items():
         if name in ("config", "preprocessing"):
-            flat |= {f"{name}.{key}": each for key, each in value.items()}
+            flat |= {f"{name}.{key}": inner for key, inner in value.items()}
         elif name not in ("metrics", "provenance", "format_version"):
             flat[name] = value
     return flat
 
 
-def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _compare_facts(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     names = dict.fromkeys([*one, *other])
     return {
         name: (one.get(name, ABSENT), other.get(name, ABSENT))
@@ -140,5 +145,5 @@ def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tupl
     }
 
 
-def _kind(tensor: Tensor) -> str:
+def _format_shape(tensor: Tensor) -> str:
     return f"{shape_of(tensor)} {str(tensor.dtype).removeprefix('torch.')}"

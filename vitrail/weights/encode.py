@@ -1,0 +1,89 @@
+"""A model as the files of a layout: the counterpart of `read`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import save as to_bytes
+
+from vitrail.errors import ConfigError
+from vitrail.files import dump_json
+from vitrail.tasks import Classifier, Task
+from vitrail.weights.arrays import to_npz
+from vitrail.weights.description import KEY, describe, sidecar_path
+from vitrail.weights.folders import CONFIG, WHOLE
+from vitrail.weights.google import to_google
+from vitrail.weights.huggingface import PROCESSOR, to_huggingface
+from vitrail.weights.native import encode_file, encode_folder
+from vitrail.weights.timm import as_timm
+
+
+@dataclass(frozen=True)
+class EncodedModel:
+    """The files of a model in some layout, by name, and whether one of them is vitrail's sidecar.
+
+    They are written into a folder, or beside each other if the destination is a file, which is then the last.
+    """
+
+    files: Mapping[str, bytes]
+    sidecar: bool = False
+
+
+def encode_native(model: Task, path: Path) -> EncodedModel:
+    """A model folder, or a file with the description in its header."""
+    description = describe(model)
+    if path.suffix == ".safetensors":
+        return EncodedModel({path.name: encode_file(model, description)})
+    return EncodedModel(encode_folder(model, description))
+
+
+def encode_google(model: Task, path: Path) -> EncodedModel:
+    """An .npz as Google's code writes it, and a sidecar with all that it cannot express."""
+    if path.suffix != ".npz":
+        raise ConfigError(f"{path} is no name for Google's layout", "give one that ends in .npz")
+    classifier = check_classifier(model)
+    content = to_npz(to_google(classifier.config, classifier.backbone.state_dict()))
+    return _add_sidecar(classifier, path, content)
+
+
+def encode_timm(model: Task, path: Path) -> EncodedModel:
+    """A folder as timm's ``save_for_hf`` writes it; or the tensors alone with a sidecar."""
+    classifier = check_classifier(model)
+    tensors, config = as_timm(classifier)
+    content = to_bytes({name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
+    if path.suffix == ".safetensors":
+        return _add_sidecar(classifier, path, content)
+    return EncodedModel({WHOLE: content, CONFIG: dump_json({**config, KEY: describe(classifier)}).encode()})
+
+
+def encode_huggingface(model: Task, path: Path) -> EncodedModel:
+    """A folder as transformers' ``save_pretrained`` writes it."""
+    folder = to_huggingface(check_classifier(model))
+    content = to_bytes(folder.tensors, {"format": "pt"})
+    descriptions = {CONFIG: folder.config, PROCESSOR: folder.preprocessor}
+    return EncodedModel({WHOLE: content, **{name: dump_json(value).encode() for name, value in descriptions.items()}})
+
+
+def check_classifier(model: Task) -> Classifier:
+    """The same. Raises `ConfigError` for another task, which the layouts of others have no words for."""
+    if not isinstance(model, Classifier):
+        what = f"a model of the task {model.name} can only be written in vitrail's own layout"
+        raise ConfigError(what, "give --to native")
+    return model
+
+
+def _add_sidecar(classifier: Classifier, path: Path, content: bytes) -> EncodedModel:
+    # the description comes first: with weights that are not its own it is refused, weights without it would not be
+    description = {**describe(classifier), "sha256": hashlib.sha256(content).hexdigest()}
+    return EncodedModel({sidecar_path(path).name: dump_json(description).encode(), path.name: content}, sidecar=True)
+
+
+ENCODERS: dict[str, Callable[[Task, Path], EncodedModel]] = {
+    "native": encode_native,
+    "google": encode_google,
+    "timm": encode_timm,
+    "huggingface": encode_huggingface,
+}
