@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from transformers import BeitConfig, BeitForImageClassification
 
 from tests.models.conftest import gradients, outputs_of, shaken
 from vitrail.errors import ConfigError
@@ -73,10 +72,11 @@ def from_memory(tensors: Iterable[tuple[str, torch.Tensor]], depth: int) -> dict
 
 
 @pytest.fixture(params=KINDS)
-def with_transformers(request) -> tuple[BEiT, BeitForImageClassification]:
+def with_transformers(request) -> tuple[BEiT, torch.nn.Module]:
+    transformers = pytest.importorskip("transformers")
     changes, options = KINDS[request.param]
     sizes = {"image_size": 32, "patch_size": 8, "num_labels": 7, "hidden_size": 12, "num_hidden_layers": 3}
-    config = BeitConfig(
+    config = transformers.BeitConfig(
         **sizes,
         num_attention_heads=3,
         intermediate_size=20,
@@ -84,7 +84,7 @@ def with_transformers(request) -> tuple[BEiT, BeitForImageClassification]:
         attn_implementation="eager",
         **options,
     )
-    theirs = shaken(BeitForImageClassification(config)).double().eval()
+    theirs = shaken(transformers.BeitForImageClassification(config)).double().eval()
     ours = make(bias_resize="bilinear", position_resize="bicubic", **changes)
     ours.load_state_dict(from_memory(theirs.state_dict().items(), depth=3))
     return ours, theirs

@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy.special import erf
 
 from tests.models.conftest import gradients, shaken
 from vitrail.errors import ConfigError
@@ -44,7 +44,7 @@ class Twin:
 
     def mlp(self, x, block):
         hidden = self.dense(self.norm(x, f"{block}.norm2"), f"{block}.mlp.fc1")
-        hidden = hidden * (1 + erf(hidden / math.sqrt(2))) / 2
+        hidden = hidden * (1 + scipy.special.erf(hidden / math.sqrt(2))) / 2
         return x + self.w[f"{block}.gamma_2"] * self.dense(hidden, f"{block}.mlp.fc2")
 
     def head(self, x, head):

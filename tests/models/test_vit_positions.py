@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-import scipy.ndimage
+import scipy
 import torch
 from PIL import Image
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
-from sklearn.datasets import load_sample_images
 
 from vitrail.data.augment import operations
 from vitrail.data.augment.geometry import GEOMETRY, box, flip, resample, rotation, shift, visible
@@ -20,6 +19,8 @@ AFFINE, BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
 
 def pictures():
     """(50, 54, 75, 5) uint8: parts of two photographs, smooth and grainy fields, poor contrast, two levels, one level."""
+    from sklearn.datasets import load_sample_images
+
     rng, sources = np.random.default_rng(0), load_sample_images().images
     made = []
     for number in range(25):
