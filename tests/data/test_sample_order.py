@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -57,8 +54,3 @@ def test_steps_and_epochs_are_one_division():
     assert stream.steps_for(0.001) == 1
     assert stream.epoch_at(25) == 8
     assert stream.epoch_at(1) == 0.32
-
-
-def test_the_order_and_the_workers_need_no_torch():
-    code = "import sys, vitrail.data.sample_order, vitrail.data.workers, vitrail.data.pictures; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
