@@ -12,11 +12,16 @@ import pytest
 # one thread for every test and every process that one starts: on shared cores tiny networks spend their time waiting
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
-# verbs take as many threads as there are cores: a worker of pytest-xdist, and what it starts, has one core of its own
-if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_setaffinity"):
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
-ROOT = Path(__file__).parent.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives whoever runs tests, and what they start, one core: verbs take as many threads as there are cores."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    starts_workers = worker is None and getattr(config.option, "numprocesses", None)
+    if hasattr(os, "sched_setaffinity") and not starts_workers:
+        cores = sorted(os.sched_getaffinity(0))
+        number = os.getpid() if worker is None else int(worker.removeprefix("gw"))
+        os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
 @pytest.fixture(autouse=True)
