@@ -9,6 +9,9 @@ BENCH  ?= $(filter-out harness $(WITH_DATA),$(patsubst benchmarks/%.py,%,$(wildc
 # real data for the tests that ask for it: what the caller names, else the folder beside the checkout if it is there
 export VITRAIL_TEST_DATA ?= $(wildcard $(abspath ../shared/data))
 
+# tests as pytest rewrites them are kept beside them: every worker would rewrite all of them anew, for 7 seconds
+export PYTHONDONTWRITEBYTECODE :=
+
 # a worker of pytest-xdist for every core; a file stays with one of them, since what a module shares is made once
 WORKERS := -n auto --dist loadfile
 
