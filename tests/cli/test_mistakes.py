@@ -201,7 +201,12 @@ MISTAKES: dict[str, Mistake] = {
     "an evaluation of an encoder": ("evaluate encoder digits --quiet", encoder, 2, "vitrail train DATA --init"),
     "a teacher that is an encoder": (TRAIN + "--teacher encoder", encoder, 2, "the teacher has no head"),
     "a mistyped teacher": (TRAIN + "--teacher don", nothing, 2, "done"),
-    "a teacher of other classes": ("train photos --steps 1 --size 32 --teacher done", nothing, 2, "does not know 2 of the 2"),
+    "a teacher of other classes": (
+        "train photos --steps 1 --size 32 --teacher done",
+        nothing,
+        2,
+        "does not know 2 of the 2",
+    ),
     "a mistyped protocol": ("probe done digits --protocol knnn", nothing, 2, "linear"),
     "more neighbours than images": (PROBE + "--protocol knn --k 2000", nothing, 2, "give a k from 1 to"),
     "shots that are no numbers": (PROBE + "--protocol fewshot --shots few", nothing, 2, "1,5,10,25"),

@@ -28,7 +28,6 @@ from vitrail.weights.native import save_model
 from vitrail.weights.timm import as_timm, preprocessing_of
 from vitrail.weights.timm.vit import architecture_of, arguments_of
 
-
 # of the size of the published one, which takes ten times as long as any other; its root is among the quick ones
 EACH_KIND = [pytest.param(kind, marks=pytest.mark.slow) if kind == "a hybrid" else kind for kind in KINDS]
 
