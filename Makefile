@@ -9,6 +9,12 @@ BENCH  ?= $(filter-out harness $(WITH_DATA),$(patsubst benchmarks/%.py,%,$(wildc
 # real data for the tests that ask for it: what the caller names, else the folder beside the checkout if it is there
 export VITRAIL_TEST_DATA ?= $(wildcard $(abspath ../shared/data))
 
+# tests as pytest rewrites them are kept beside them: every worker would rewrite all of them anew, for 7 seconds
+export PYTHONDONTWRITEBYTECODE :=
+
+# a worker of pytest-xdist for every core; a file stays with one of them, since what a module shares is made once
+WORKERS := -n auto --dist loadfile
+
 .PHONY: help demo test test-all check bench docs env env-peers test-peers clean
 .DELETE_ON_ERROR:
 
@@ -19,13 +25,13 @@ demo: .venv/core.done  ## train on digits, end with the path of the report
 	$(BIN)/vitrail train digits --out runs/demo
 
 test: .venv/test.done  ## the quick tests
-	$(BIN)/python -m pytest -m "not slow and not peers"
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow and not peers"
 
 test-all: .venv/all.done  ## the slow tests as well; or TESTS="tests/models tests/data"
-	$(BIN)/python -m pytest -m "not peers" $(TESTS)
+	$(BIN)/python -m pytest $(WORKERS) -m "not peers" $(TESTS)
 
 test-peers: .venv-peers/peers.done  ## against timm, torchvision and transformers
-	$(PEERS)/python -m pytest -m peers tests/peers
+	$(PEERS)/python -m pytest $(WORKERS) -m peers tests/peers
 
 check: .venv/test.done  ## lint, format, types, layout
 	$(BIN)/ruff check

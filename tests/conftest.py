@@ -1,8 +1,10 @@
-"""What every test may ask for: the folder of real data, one thread, and seeded tensors."""
+"""What every test may ask for: the folder of real data, one thread, and a run that is trained once."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,24 @@ import pytest
 # one thread for every test and every process that one starts: on shared cores tiny networks spend their time waiting
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
-ROOT = Path(__file__).parent.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives whoever runs tests, and what they start, one core: verbs take as many threads as there are cores."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    starts_workers = worker is None and getattr(config.option, "numprocesses", None)
+    if hasattr(os, "sched_setaffinity") and not starts_workers:
+        cores = sorted(os.sched_getaffinity(0))
+        number = os.getpid() if worker is None else int(worker.removeprefix("gw"))
+        os.sched_setaffinity(0, {cores[number % len(cores)]})
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A verb that was given more threads hands none of them on to the next test."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ LAYERS = [
 ]
 
 
+@cache
 def grids_of(name: str) -> list[AttentionGrid]:
     return create_backbone(TINY[name]).attention_grids(SIZES.get(name, (48, 32)))
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -55,8 +52,3 @@ def test_a_number_of_epochs_is_rounded_to_the_nearest_step():
     stream = TrainStream(images=100, batch=32, seed=0)
     assert stream.steps_for(8) == 25
     assert stream.steps_for(0.001) == 1
-
-
-def test_the_order_and_the_workers_need_no_torch():
-    code = "import sys, vitrail.data.sample_order, vitrail.data.workers, vitrail.data.pictures; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

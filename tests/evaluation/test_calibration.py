@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy.optimize import minimize_scalar
 
 from vitrail.evaluation.calibration import COLDEST, HOTTEST, fit_temperature
 from vitrail.tasks import metrics
@@ -31,7 +31,9 @@ def test_it_is_the_minimum_that_scipy_finds():
     def nll(temperature: float) -> float:
         return metrics.grade(logits, targets, temperature=temperature).nll.mean()
 
-    expected = minimize_scalar(nll, bounds=(COLDEST, HOTTEST), method="bounded", options={"xatol": 1e-9}).x
+    expected = scipy.optimize.minimize_scalar(
+        nll, bounds=(COLDEST, HOTTEST), method="bounded", options={"xatol": 1e-9}
+    ).x
     assert fit_temperature(torch.from_numpy(logits), torch.from_numpy(targets)) == pytest.approx(expected, rel=1e-6)
 
 

@@ -7,10 +7,9 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from PIL import Image
-from scipy import ndimage, stats
-from sklearn.datasets import load_sample_images
 
 from vitrail.errors import ConfigError
 from vitrail.evaluation import corruptions
@@ -20,6 +19,8 @@ from vitrail.evaluation.corruptions import CORRUPTIONS, LEVELS, corrupt
 @pytest.fixture(scope="module")
 def photographs() -> torch.Tensor:
     """(2, 3, 96, 96): the middles of the two photographs that scikit-learn carries, half their size."""
+    from sklearn.datasets import load_sample_images
+
     middles = [
         Image.fromarray(image).crop((224, 117, 416, 309)).resize((96, 96)) for image in load_sample_images().images
     ]
@@ -83,7 +84,7 @@ def test_gaussian_noise_has_the_deviation_it_states(grey):
     damaged = corrupt(grey, "gaussian_noise", 2).double()
     assert float(damaged.mean()) == pytest.approx(100, abs=0.6)
     assert float(damaged.std()) == pytest.approx(24, rel=0.02)
-    assert stats.kstest((damaged.ravel()[:2000] - 100) / 24, "norm").pvalue > 0.001
+    assert scipy.stats.kstest((damaged.ravel()[:2000] - 100) / 24, "norm").pvalue > 0.001
 
 
 @pytest.mark.parametrize("photons", [120, 6])
@@ -92,7 +93,7 @@ def test_shot_noise_counts_photons(grey, photons):
     counts = corruptions.shot_noise(grey.numpy(), photons, (0, "test", 0, 0, 0)) / 255 * photons  # not clipped yet
     np.testing.assert_allclose(counts, counts.round(), atol=1e-9)
     seen = np.bincount(counts.round().astype(int).ravel(), minlength=200)[:200] / counts.size
-    np.testing.assert_allclose(seen, stats.poisson(expected).pmf(range(200)), atol=0.01)
+    np.testing.assert_allclose(seen, scipy.stats.poisson(expected).pmf(range(200)), atol=0.01)
     assert counts.var() == pytest.approx(expected, rel=0.05)
 
 
@@ -137,7 +138,9 @@ def test_motion_spreads_a_point_over_a_line_of_the_stated_length():
 def test_blurs_are_those_of_scipy_inside_and_mirror_at_the_border(photographs):
     picture = photographs[0].numpy()
     kernel = np.random.default_rng(0).random((5, 5))
-    expected = [ndimage.correlate(plane.astype(float), kernel / kernel.sum(), mode="reflect") for plane in picture]
+    expected = [
+        scipy.ndimage.correlate(plane.astype(float), kernel / kernel.sum(), mode="reflect") for plane in picture
+    ]
     np.testing.assert_allclose(corruptions._convolve(picture, kernel), expected, rtol=1e-12)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 from vitrail.evaluation.intervals import bootstrap, crossed_bootstrap, paired_difference, resample_means
 
@@ -12,14 +12,16 @@ from vitrail.evaluation.intervals import bootstrap, crossed_bootstrap, paired_di
 def test_the_interval_of_an_accuracy_is_that_of_the_binomial():
     right = np.repeat([1.0, 0.0], [800, 200])
     low, high = bootstrap(right)
-    exact = stats.binom(1000, 0.8).ppf([0.025, 0.975]) / 1000
+    exact = scipy.stats.binom(1000, 0.8).ppf([0.025, 0.975]) / 1000
     np.testing.assert_allclose((low, high), exact, atol=0.002)
 
 
 def test_the_interval_of_a_loss_is_that_of_scipy():
     loss = np.random.default_rng(0).exponential(size=400)
     found = bootstrap(loss, seed=1)
-    expected = stats.bootstrap((loss,), np.mean, method="percentile", rng=np.random.default_rng(2)).confidence_interval
+    expected = scipy.stats.bootstrap(
+        (loss,), np.mean, method="percentile", rng=np.random.default_rng(2)
+    ).confidence_interval
     np.testing.assert_allclose(found, tuple(expected), atol=0.006)
 
 

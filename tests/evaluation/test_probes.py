@@ -5,9 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.neighbors import KNeighborsClassifier
-from sklearn.preprocessing import StandardScaler
 
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation import probes
@@ -35,6 +32,8 @@ def unit(features: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("k", [1, 5, 20])
 def test_the_votes_are_those_of_scikit_learn(k):
+    from sklearn.neighbors import KNeighborsClassifier
+
     (train, targets), (test, _) = clouds(90), clouds(40, seed=1)
     oracle = KNeighborsClassifier(
         k, metric="euclidean", algorithm="brute", weights=lambda d: np.exp((1 - d**2 / 2) / 0.07)
@@ -69,6 +68,9 @@ def test_neighbours_that_are_not_there_are_refused(asked):
 
 @pytest.mark.parametrize("strength", [10.0, 0.1, 1e-3])
 def test_the_linear_classifier_is_that_of_scikit_learn(strength):
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
     (train, targets), (test, _) = clouds(200), clouds(50, seed=1)
     found = linear(train, targets, classes=3, strengths=(strength,))
     train, test = train.astype(np.float64), test.astype(np.float64)

@@ -5,7 +5,6 @@ The oracle never transposes a grid; sizes are oblong, so that rows and columns c
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -264,33 +263,6 @@ def test_first_values_are_the_vits():
     assert (model.head.bias == -2).all()
 
 
-MISTAKES = {
-    "heads": (dict(heads=5), ["heads is 5", "divisor of width=768"]),
-    "size": (dict(image_size=225), ["225x225", "224x224 or 240x240", "pad=True"]),
-    "depth": (dict(depth=0), ["depth is 0", "from 1"]),
-    "positions": (dict(positions="relative"), ["positions is 'relative'", "learned"]),
-    "waves": (dict(width=18, heads=2, positions="sincos2d"), ["width is 18", "multiple of 4"]),
-    "resize": (dict(position_resize="cubic"), ["position_resize is 'cubic'", "'bicubic'"]),
-    "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, tanh"]),
-    "eps": (dict(norm_eps=0.0), ["norm_eps is 0.0", "1e-6"]),
-    "share": (dict(dropout=1.5), ["dropout is 1.5", "[0, 1)"]),
-    "switch": (dict(pad="yes"), ["pad is 'yes'", "True or False"]),
-}
-
-
-@pytest.mark.parametrize(("changes", "words"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_named_with_its_value_and_a_remedy(changes, words):
-    with pytest.raises(ConfigError) as caught:
-        AxialConfig(**changes)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-
-
 def test_there_is_no_class_token_to_ask_for():
     with pytest.raises(ConfigError, match="an axial ViT has no field 'prefix'"):
         configure("axial-b16", prefix=("cls",))
-
-
-@pytest.mark.parametrize("name", AXIALS)
-def test_a_config_survives_json(name):
-    config = configure(name, image_size=(64, 96), positions="sincos2d", pad=True)
-    assert AxialConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config

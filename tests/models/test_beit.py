@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 
 import pytest
 import torch
-from transformers import BeitConfig, BeitForImageClassification
 
 from tests.models.conftest import gradients, outputs_of, shaken
 from vitrail.errors import ConfigError
@@ -73,10 +71,11 @@ def from_memory(tensors: Iterable[tuple[str, torch.Tensor]], depth: int) -> dict
 
 
 @pytest.fixture(params=KINDS)
-def with_transformers(request) -> tuple[BEiT, BeitForImageClassification]:
+def with_transformers(request) -> tuple[BEiT, torch.nn.Module]:
+    transformers = pytest.importorskip("transformers")
     changes, options = KINDS[request.param]
     sizes = {"image_size": 32, "patch_size": 8, "num_labels": 7, "hidden_size": 12, "num_hidden_layers": 3}
-    config = BeitConfig(
+    config = transformers.BeitConfig(
         **sizes,
         num_attention_heads=3,
         intermediate_size=20,
@@ -84,7 +83,7 @@ def with_transformers(request) -> tuple[BEiT, BeitForImageClassification]:
         attn_implementation="eager",
         **options,
     )
-    theirs = shaken(BeitForImageClassification(config)).double().eval()
+    theirs = shaken(transformers.BeitForImageClassification(config)).double().eval()
     ours = make(bias_resize="bilinear", position_resize="bicubic", **changes)
     ours.load_state_dict(from_memory(theirs.state_dict().items(), depth=3))
     return ours, theirs
@@ -304,34 +303,14 @@ def test_first_values_are_the_authors():
             assert math.isclose(x.std(), cut * 0.02 * scale, rel_tol=0.1), name
 
 
-MISTAKES = {
-    "heads": (dict(width=192, heads=5), ["heads is 5", "divisor of width=192"]),
-    "size": (dict(image_size=225), ["225x225", "224x224 or 240x240", "pad=True"]),
-    "bias": (dict(relative_bias="all"), ["relative_bias is 'all'", "every, none, shared"]),
-    "rule": (dict(bias_resize="geometry"), ["bias_resize is 'geometry'", "'geometric'"]),
-    "pool": (dict(pool="map"), ["pool is 'map'"]),
-    "scale": (dict(layer_scale="small"), ["layer_scale is 'small'"]),
-    "positions": (dict(positions="learned"), ["positions is 'learned'", "True or False"]),
-    "eps": (dict(norm_eps=0), ["norm_eps is 0"]),
-}
-
-
-@pytest.mark.parametrize(("changes", "words"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_named_with_its_value_and_a_remedy(changes, words):
-    with pytest.raises(ConfigError) as caught:
-        BEiTConfig(**changes)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-
-
 # parameters with 1,000 classes; the ViT of the same sizes, whose multiply-adds it has
 SIZES = {"beit-b16": (86_530_984, "vit-b16"), "beit-l16": (304_430_568, "vit-l16")}
 
 
 @pytest.mark.parametrize("name", BEITS)
-def test_every_model_costs_what_is_published_and_survives_json(name):
+def test_every_model_costs_what_is_published(name):
     config = configure(name)
     parameters, vit = SIZES[name]
     cost = cost_of(config)
     assert cost.parameters == parameters
     assert cost.multiply_adds == cost_of(configure(vit)).multiply_adds
-    assert BEiTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy.interpolate import RectBivariateSpline, make_interp_spline
 
 from vitrail.models.beit_bias import BIAS_RESIZES, progression, resize_bias, rows_of, segments, spline
 
@@ -33,7 +33,7 @@ def test_the_progression_is_read_with_a_spline_or_straight_lines(old, new):
     image = table[:-3].T.unflatten(1, (len(y), len(x))).double().numpy()
     inside_y, inside_x = wanted_y.clip(y[0], y[-1]), wanted_x.clip(x[0], x[-1])
     for head in range(2):
-        expected = RectBivariateSpline(y, x, image[head])(inside_y, inside_x)
+        expected = scipy.interpolate.RectBivariateSpline(y, x, image[head])(inside_y, inside_x)
         found = resize_bias(table[None], old, new, "geometric-cubic")[0, :-3, head]
         np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=2e-5)
         lines = np.stack([np.interp(inside_x, x, row) for row in image[head]])
@@ -79,5 +79,5 @@ def test_lines_are_numpys_and_splines_scipys(count):
         segments(*given) @ torch.from_numpy(values), np.interp(wanted, places, values), atol=1e-12
     )
     if count % 2:  # as the number of offsets on a line is
-        expected = make_interp_spline(places, values, k=min(count - 1, 3))(wanted)
+        expected = scipy.interpolate.make_interp_spline(places, values, k=min(count - 1, 3))(wanted)
         np.testing.assert_allclose(spline(*given) @ torch.from_numpy(values), expected, atol=1e-7, rtol=1e-7)

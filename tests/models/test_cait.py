@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy.special import erf
 
 from tests.models.conftest import gradients, shaken
 from vitrail.errors import ConfigError
@@ -44,7 +43,7 @@ class Twin:
 
     def mlp(self, x, block):
         hidden = self.dense(self.norm(x, f"{block}.norm2"), f"{block}.mlp.fc1")
-        hidden = hidden * (1 + erf(hidden / math.sqrt(2))) / 2
+        hidden = hidden * (1 + scipy.special.erf(hidden / math.sqrt(2))) / 2
         return x + self.w[f"{block}.gamma_2"] * self.dense(hidden, f"{block}.mlp.fc2")
 
     def head(self, x, head):
@@ -300,25 +299,6 @@ def test_first_values_are_the_authors():
             assert 0.005 < x.std() < 0.04, name
 
 
-MISTAKES = {
-    "heads": (dict(width=192, heads=5), ["heads is 5", "divisor of width=192"]),
-    "no class block": (dict(class_depth=0), ["class_depth is 0", "from 1"]),
-    "size": (dict(image_size=225), ["225x225", "224x224 or 240x240", "pad=True"]),
-    "scale": (dict(layer_scale=None), ["layer_scale is None"]),
-    "share": (dict(patch_dropout=1.0), ["patch_dropout is 1.0", "[0, 1)"]),
-    "resize": (dict(position_resize="cubic"), ["position_resize is 'cubic'", "'bicubic'"]),
-    "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, tanh"]),
-    "eps": (dict(norm_eps=0), ["norm_eps is 0"]),
-}
-
-
-@pytest.mark.parametrize(("changes", "words"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_named_with_its_value_and_a_remedy(changes, words):
-    with pytest.raises(ConfigError) as caught:
-        CaiTConfig(**changes)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-
-
 # image size: parameters, 10^9 multiply-adds with 1,000 classes
 SIZES = {
     "cait-xxs24": {224: (11_956_264, 2.523), 384: (12_029_224, 9.599)},
@@ -332,13 +312,12 @@ SIZES = {
 
 
 @pytest.mark.parametrize("name", CAITS)
-def test_every_model_costs_what_is_published_and_survives_json(name):
+def test_every_model_costs_what_is_published(name):
     config = configure(name)
     assert next(iter(SIZES[name])) == config.image_size[0]
     for size, expected in SIZES[name].items():
         cost = cost_of(configure(config, image_size=size))
         assert (cost.parameters, round(cost.multiply_adds / 1e9, 3)) == expected
-    assert CaiTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 def test_attention_costs_products_and_mixing():

@@ -5,7 +5,6 @@ A new name there is tried without an edit here: sizes follow from the config and
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -63,10 +62,6 @@ def sizes(model, *growths):
 def distance(found, expected):
     """The largest difference, relative to the largest expected value."""
     return (found.float() - expected.float()).abs().max() / expected.abs().max()
-
-
-def test_a_config_survives_json(config):
-    assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 def test_square_and_oblong_images_of_any_batch_get_an_answer_each_of_its_own(model):

@@ -15,9 +15,6 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, given, settings
-from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from tests.serving.hostile_images import sound_files
 from tests.serving.hostile_requests import Hostile, hostile_requests
@@ -123,6 +120,10 @@ def test_hostile_requests_leave_no_5xx_no_traceback_and_no_memory_behind(server:
 
 @pytest.mark.slow
 def test_what_the_description_allows_is_answered_as_it_says(server: Process) -> None:
+    import schemathesis
+    from hypothesis import HealthCheck, given, settings
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
+
     host, port = server.address()
     schema = schemathesis.openapi.from_url(f"http://{host}:{port}/openapi.json")
     operations = [each.ok() for each in schema.get_all_operations()]

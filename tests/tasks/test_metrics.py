@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as sklearn_metrics
 
 from vitrail.tasks import metrics
 
 CLASSES = tuple("abcdefg")
+
+
+@pytest.fixture(scope="module")
+def sklearn_metrics() -> ModuleType:
+    return importlib.import_module("sklearn.metrics")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,7 @@ def labels() -> tuple[np.ndarray, np.ndarray]:
     return logits.round(1).astype(np.float32), targets
 
 
-def test_the_summary_is_what_scikit_learn_says(answers):
+def test_the_summary_is_what_scikit_learn_says(answers, sklearn_metrics):
     logits, targets = answers
     found = metrics.summary(logits, targets, CLASSES, temperature=1.5)
     p = torch.from_numpy(logits).double().div(1.5).softmax(1).numpy()
@@ -45,7 +51,7 @@ def test_the_summary_is_what_scikit_learn_says(answers):
     assert next(iter(found)) == "top1"
 
 
-def test_the_multi_label_summary_is_what_scikit_learn_says(labels):
+def test_the_multi_label_summary_is_what_scikit_learn_says(labels, sklearn_metrics):
     logits, targets = labels
     found = metrics.summary(logits, targets, CLASSES, multi_label=True, temperature=2)
     there, named = targets[:, :6], (logits >= 0).astype(int)
@@ -113,7 +119,7 @@ def test_probabilities_are_those_of_torch(answers):
     np.testing.assert_allclose(many, (logits / 2).sigmoid(), rtol=1e-12)
 
 
-def test_confusion_and_per_class_figures_are_those_of_scikit_learn(answers):
+def test_confusion_and_per_class_figures_are_those_of_scikit_learn(answers, sklearn_metrics):
     logits, targets = answers
     predicted = logits.argmax(1)
     counts = metrics.confusion(predicted, targets, 7)
@@ -132,7 +138,7 @@ def test_a_class_that_is_neither_there_nor_named_has_no_f1():
     np.testing.assert_array_equal(each.precision, [2 / 3, 1, math.nan])
 
 
-def test_per_label_figures_are_those_of_scikit_learn(labels):
+def test_per_label_figures_are_those_of_scikit_learn(labels, sklearn_metrics):
     logits, targets = labels
     each = metrics.per_label(logits, targets)
     expected = sklearn_metrics.precision_recall_fscore_support(targets, logits >= 0, zero_division=np.nan)

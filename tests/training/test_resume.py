@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from vitrail import cli, train
+from vitrail.errors import Preempted
 from vitrail.runs.checkpoint import list_checkpoints, load_newest, step_of
 from vitrail.runtime import fault_injection
+from vitrail.training import loop
 
 STEPS = 24
 # everything random is on: dropout, drop path, RandAugment, mixup and CutMix, averaging, two micro-steps
@@ -31,6 +35,7 @@ SETTINGS = (
     "save.every=0.05",
     "save.evaluations=3",
     "save.log_every=5",
+    "compute.threads=1",
 )
 
 
@@ -44,10 +49,10 @@ def run(out: Path, *more: str, data: str = "digits", fault: str = "") -> subproc
     return subprocess.run(command(out, *more, data=data), env=environment, capture_output=True, text=True)
 
 
-def assert_same_run(one: Path, other: Path) -> None:
+def assert_same_run(one: Path, other: Path, steps: int = STEPS) -> None:
     assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
     first, second = load_newest(one / "checkpoints"), load_newest(other / "checkpoints")
-    assert first.step == second.step == STEPS
+    assert first.step == second.step == steps
     assert first.state == second.state
     assert first.tensors.keys() == second.tensors.keys() == {"objective", "optimiser", "average"}
     for group, named in first.tensors.items():
@@ -60,9 +65,32 @@ def assert_same_run(one: Path, other: Path) -> None:
 @pytest.fixture(scope="module")
 def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reference") / "run"
-    done = run(folder)
-    assert done.returncode == 0, done.stderr
+    assert cli.run(command(folder)[3:]) == 0
     return folder
+
+
+def test_a_run_that_is_told_to_stop_goes_on_as_if_it_never_had_been(tmp_path, monkeypatch) -> None:
+    draw, steps = np.random.default_rng(0), 6
+    arrays = draw.integers(0, 256, (120, 8, 8, 1), dtype=np.uint8), np.arange(120) % 3
+    whole, parts = (
+        partial(train, arrays, steps=steps, settings=SETTINGS, out=tmp_path / name, quiet=True) for name in "ab"
+    )
+    whole()
+    take_step = loop.take_step
+
+    def stopping(training, batch):
+        loss = take_step(training, batch)
+        if training.progress.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss
+
+    monkeypatch.setattr(loop, "take_step", stopping)
+    with pytest.raises(Preempted):
+        parts()
+    monkeypatch.undo()
+    assert step_of(list_checkpoints(tmp_path / "b" / "checkpoints")[-1]) == 3
+    parts()
+    assert_same_run(tmp_path / "a", tmp_path / "b", steps)
 
 
 @pytest.mark.slow
@@ -141,18 +169,16 @@ def photographs(folder: Path) -> Path:
     return folder
 
 
-def test_a_finished_run_is_not_trained_again(never_stopped: Path) -> None:
+def test_a_finished_run_is_not_trained_again(never_stopped: Path, capsys) -> None:
     before = (never_stopped / "metrics.jsonl").stat().st_mtime_ns
-    again = run(never_stopped)
-    assert again.returncode == 0
-    assert str(never_stopped / "report.html") in again.stdout
+    assert cli.run(command(never_stopped)[3:]) == 0
+    assert str(never_stopped / "report.html") in capsys.readouterr().out
     assert (never_stopped / "metrics.jsonl").stat().st_mtime_ns == before
 
 
-def test_other_settings_in_the_same_folder_are_refused_with_the_difference(never_stopped: Path) -> None:
-    refused = run(never_stopped, "--lr", "0.5")
-    assert refused.returncode == 2
-    assert "optim.lr" in refused.stderr
+def test_other_settings_in_the_same_folder_are_refused_with_the_difference(never_stopped: Path, capsys) -> None:
+    assert cli.run(command(never_stopped, "--lr", "0.5")[3:]) == 2
+    assert "optim.lr" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy.special import softmax
 
 from vitrail.errors import CheckpointError
 from vitrail.models import configure, create_backbone
@@ -83,7 +83,7 @@ def forward(w: Arrays, images: np.ndarray) -> np.ndarray:
             np.einsum("btd,dhe->bthe", of, w[f"{owner}/{part}/kernel"]) + w[f"{owner}/{part}/bias"]
             for part, of in (("query", x), ("key", y), ("value", y))
         )
-        weights = softmax(np.einsum("bqhe,bkhe->bhqk", q, k) / math.sqrt(WIDTH // HEADS), axis=-1)
+        weights = scipy.special.softmax(np.einsum("bqhe,bkhe->bhqk", q, k) / math.sqrt(WIDTH // HEADS), axis=-1)
         seen = np.einsum("bhqk,bkhe->bqhe", weights, v)
         return np.einsum("bqhe,hed->bqd", seen, w[f"{owner}/out/kernel"]) + w[f"{owner}/out/bias"]
 

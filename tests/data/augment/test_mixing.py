@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy import stats
 
 from vitrail.data.augment import mixing
 from vitrail.data.augment.mixing import draw_mixing, mix, smooth
@@ -110,7 +110,7 @@ def test_weights_have_the_beta_distribution():
     each = replace(MIXUP, mix_each="image")
     _, shares, cut = draw_mixing(each, ids_of(3000), 0, (32, 32))
     assert not cut.any()
-    assert stats.kstest(shares, stats.beta(0.8, 0.8).cdf).pvalue > 1e-3
+    assert scipy.stats.kstest(shares, scipy.stats.beta(0.8, 0.8).cdf).pvalue > 1e-3
     _, shares, _ = draw_mixing(replace(each, mix_major=True), ids_of(3000), 0, (32, 32))
     assert shares.max() <= 0.5
 
@@ -124,20 +124,20 @@ def test_cut_boxes_are_drawn_all_over_the_picture():
     # uncut boxes have the picture's aspect, and areas that are uniform before the edge cuts any
     free = (left > 0) & (left + wide < 300) & (top > 0) & (top + tall < 200) & (tall > 20)
     assert np.abs(wide[free] / tall[free] - 1.5).max() < 0.15
-    assert stats.kstest((left + wide / 2)[wide < 30] / 300, "uniform").pvalue > 1e-3
+    assert scipy.stats.kstest((left + wide / 2)[wide < 30] / 300, "uniform").pvalue > 1e-3
 
 
 @pytest.mark.parametrize(("switch", "rate"), [(0.5, 0.5), (0.1, 0.1), (1.0, 1.0), (0.0, 0.0)])
 def test_the_switch_chooses_between_the_two(switch, rate):
     policy = replace(POLICIES["deit"], mix_each="image", switch=switch)
     cut = draw_mixing(policy, ids_of(2000), 0, (32, 32))[2]
-    assert stats.binomtest(int(cut.sum()), 2000, rate).pvalue > 1e-3
+    assert scipy.stats.binomtest(int(cut.sum()), 2000, rate).pvalue > 1e-3
 
 
 def test_some_are_not_mixed():
     policy = replace(MIXUP, mix_each="image", mix_probability=0.3)
     shares = draw_mixing(policy, ids_of(2000), 0, (32, 32))[1]
-    assert stats.binomtest(int((shares > 0).sum()), 2000, 0.3).pvalue > 1e-3
+    assert scipy.stats.binomtest(int((shares > 0).sum()), 2000, 0.3).pvalue > 1e-3
     images, targets = batch()
     never = mix(images, targets, ids_of(4), replace(MIXUP, mix_probability=1e-9), seed=0)
     assert never[0] is images

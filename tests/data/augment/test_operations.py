@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import colorsys
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
-from sklearn.datasets import load_sample_images
 
 from tests.data.augment.operate import operate
 from vitrail.data.augment import operations
@@ -19,8 +19,11 @@ HEIGHT, WIDTH = 54, 75
 AFFINE, BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
 
 
+@cache
 def pictures():
     """(50, 54, 75, 5) uint8: parts of two photographs, smooth and grainy fields, poor contrast, two levels, one level."""
+    from sklearn.datasets import load_sample_images
+
     rng, sources = np.random.default_rng(0), load_sample_images().images
     made = []
     for number in range(25):
@@ -34,9 +37,6 @@ def pictures():
         field = 128 + np.stack(waves, -1) * rng.uniform(2, 140) + rng.normal(0, rng.uniform(0, 40), (HEIGHT, WIDTH, 5))
         made.append((field > 128) * 200.0 if number == 23 else np.full_like(field, 77) if number == 24 else field)
     return np.stack([np.clip(each, 0, 255).astype(np.uint8) for each in made])
-
-
-PICTURES = pictures()
 
 
 def affine(image, *matrix):
@@ -92,7 +92,7 @@ WHOLE = ("posterise", "solarise", "solarise_add")
 
 def values_of(name):
     low, high = PILLOW[name][1:]
-    values = np.random.default_rng(len(name)).uniform(low, high, len(PICTURES))
+    values = np.random.default_rng(len(name)).uniform(low, high, len(pictures()))
     return np.floor(values) if name in WHOLE else values
 
 
@@ -129,7 +129,7 @@ def test_every_operation_is_compared():
 @pytest.mark.parametrize("channels", [1, 3, 5])
 @pytest.mark.parametrize("name", PILLOW)
 def test_an_operation_alone_equals_pillows(name, channels):
-    given, values = PICTURES[..., :channels], values_of(name)
+    given, values = pictures()[..., :channels], values_of(name)
     made = operate(tensor(given), name, values).numpy().astype(int)
     theirs = np.stack([by_pillow(name, picture, float(value)) for picture, value in zip(given, values)])
     assert made.shape == theirs.shape
@@ -137,7 +137,7 @@ def test_an_operation_alone_equals_pillows(name, channels):
 
 
 def test_a_turn_of_hues_is_pillows_up_to_its_eight_bits_of_hsv():
-    given, steps = PICTURES[:25, ..., :3], np.arange(-120, 130, 10)
+    given, steps = pictures()[:25, ..., :3], np.arange(-120, 130, 10)
     made = operate(tensor(given), "hue", steps / 256).numpy().astype(int)  # its hue wraps around at 256
     for picture, step, ours in zip(given, steps.tolist(), made):
         hsv = np.array(Image.fromarray(picture).convert("HSV"))
@@ -158,7 +158,7 @@ def test_hues_turn_through_the_whole_circle_and_greys_stay():
 
 @pytest.mark.parametrize("name", PILLOW)
 def test_floats_are_the_same_levels_unrounded(name):
-    given, values = tensor(PICTURES[..., :3]), values_of(name)
+    given, values = tensor(pictures()[..., :3]), values_of(name)
     floats = operate(given.float(), name, values)
     assert floats.dtype == torch.float32
     assert (floats - operate(given, name, values)).abs().max() < (3.5 if name == "blur" else 0.51)
@@ -166,7 +166,7 @@ def test_floats_are_the_same_levels_unrounded(name):
 
 @pytest.mark.parametrize("name", PILLOW)
 def test_an_operation_leaves_what_it_was_given(name):
-    for given in (tensor(PICTURES[:5, ..., :3]), tensor(PICTURES[:5, ..., :3]).float()):
+    for given in (tensor(pictures()[:5, ..., :3]), tensor(pictures()[:5, ..., :3]).float()):
         before = given.clone()
         operate(given, name, values_of(name)[:5])
         assert torch.equal(given, before)
@@ -175,7 +175,7 @@ def test_an_operation_leaves_what_it_was_given(name):
 @pytest.mark.parametrize("name", ["sharpness", "blur", "equalise", "rotate", "contrast"])
 @pytest.mark.parametrize("size", [(1, 1), (1, 4), (2, 3), (3, 3)])
 def test_the_smallest_pictures_have_operations_too(name, size):
-    given = PICTURES[:25, : size[0], : size[1], :3]
+    given = pictures()[:25, : size[0], : size[1], :3]
     made = operate(tensor(given), name, values_of(name)[:25]).numpy().astype(int)
     theirs = np.stack([by_pillow(name, picture, float(value)) for picture, value in zip(given, values_of(name))])
     assert np.abs(made - theirs).max() <= 2
@@ -184,13 +184,13 @@ def test_the_smallest_pictures_have_operations_too(name, size):
 @pytest.mark.parametrize("name", sorted(TABLES.keys() - set(LOOKING)))
 def test_a_table_that_does_not_look_needs_no_picture(name):
     values = torch.from_numpy(values_of(name)[:3]).float()
-    first, other = (TABLES[name](tensor(some[..., :3]), values) for some in (PICTURES[:3], PICTURES[3:6]))
+    first, other = (TABLES[name](tensor(some[..., :3]), values) for some in (pictures()[:3], pictures()[3:6]))
     assert torch.equal(first, other)
 
 
 def test_looking_up_takes_the_table_of_the_picture_and_the_channel():
     tables = torch.randint(0, 256, (4, 2, 256), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    images = tensor(PICTURES[:4, ..., :2])
+    images = tensor(pictures()[:4, ..., :2])
     made = look_up(images, tables)
     for picture in range(4):
         for channel in range(2):
@@ -199,7 +199,7 @@ def test_looking_up_takes_the_table_of_the_picture_and_the_channel():
 
 @pytest.mark.parametrize("count", [1, 7])
 def test_working_in_parts_changes_nothing(monkeypatch, count):
-    images = tensor(PICTURES[..., :3])
+    images = tensor(pictures()[..., :3])
     rows, values = torch.tensor([9, 2, 30, 31, 8]), torch.arange(5.0)
     monkeypatch.setattr(operations, "PART", count * images[0].numel())
     some = list(parts(images, rows, values))
@@ -239,7 +239,7 @@ def read(images, matrices, size=(HEIGHT, WIDTH), **how):
 @pytest.mark.parametrize("move", [(4, -4), (-3, 2), (0, 4), (0, 0)])
 def test_a_shift_is_a_slice_of_the_padded_picture(mode, move):
     right, down = move
-    images = tensor(PICTURES[:6, ..., :3])
+    images = tensor(pictures()[:6, ..., :3])
     padded = np.pad(images.numpy(), ((0, 0), (0, 0), (4, 4), (4, 4)), mode=mode)
     expected = padded[:, :, 4 - down : 4 - down + HEIGHT, 4 - right : 4 - right + WIDTH]
     made = read(images, shift(np.array([move] * 6)), border="reflect" if mode == "reflect" else "zero")
@@ -247,7 +247,7 @@ def test_a_shift_is_a_slice_of_the_padded_picture(mode, move):
 
 
 def test_a_flip_is_exact():
-    images = tensor(PICTURES[:6, ..., :3])
+    images = tensor(pictures()[:6, ..., :3])
     flipped = np.array([True, False] * 3)
     made = read(images, flip(flipped, WIDTH))
     assert torch.equal(made[0::2], images[0::2].flip(-1))
@@ -256,7 +256,7 @@ def test_a_flip_is_exact():
 
 def test_an_enlarged_part_equals_pillows_resize():
     boxes = np.array([[3, 5, 40, 30], [0, 0, 75, 54], [50, 20, 25, 34]] * 4)
-    given = PICTURES[:12, ..., :3]
+    given = pictures()[:12, ..., :3]
     made = read(tensor(given), box(boxes, 60, 80), (60, 80)).numpy().astype(int)
     for picture, (left, top, wide, tall), ours in zip(given, boxes.tolist(), made):
         part = (left, top, left + wide, top + tall)

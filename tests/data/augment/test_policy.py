@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 from vitrail.data.augment.policy import POLICIES, Augment, crop_box, crop_boxes
 from vitrail.errors import ConfigError
@@ -102,11 +100,6 @@ def test_a_policy_knows_whether_it_mixes(policy, mixes):
     assert Augment(**policy).mixes is mixes
 
 
-def test_drawing_needs_no_torch():
-    code = "import sys, vitrail.data.augment.sample; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
-
-
 @pytest.mark.parametrize("rule", ["area", "height"])
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (60, 40), (8, 8), (1, 1), (1000, 20)])
 def test_a_crop_lies_in_the_picture_and_within_its_ranges(rule, height, width):
@@ -131,8 +124,8 @@ def test_the_area_rule_draws_areas_and_log_aspects_evenly():
     _, _, wide, tall = crop_boxes(policy, 0, 0, SAMPLES, 0, 2000, 2000).T
     area = (wide * tall / 2000**2 - 0.1) / 0.3
     aspect = np.log(wide / tall) / (2 * np.log(4 / 3)) + 0.5
-    assert stats.kstest(area, "uniform").pvalue > 1e-3
-    assert stats.kstest(aspect, "uniform").pvalue > 1e-3
+    assert scipy.stats.kstest(area, "uniform").pvalue > 1e-3
+    assert scipy.stats.kstest(aspect, "uniform").pvalue > 1e-3
 
 
 def test_the_height_rule_draws_aspects_and_heights_evenly():
@@ -140,16 +133,16 @@ def test_the_height_rule_draws_aspects_and_heights_evenly():
     _, _, wide, tall = crop_boxes(policy, 0, 0, SAMPLES, 0, 2000, 2000).T
     aspect = wide / tall
     height = (tall * aspect**0.5 / 2000 - 0.1**0.5) / (0.4**0.5 - 0.1**0.5)
-    assert stats.kstest((aspect - 3 / 4) / (4 / 3 - 3 / 4), "uniform").pvalue > 1e-3
-    assert stats.kstest(height, "uniform").pvalue > 1e-3
+    assert scipy.stats.kstest((aspect - 3 / 4) / (4 / 3 - 3 / 4), "uniform").pvalue > 1e-3
+    assert scipy.stats.kstest(height, "uniform").pvalue > 1e-3
     by_area = crop_boxes(Augment(crop_area=(0.1, 0.4)), 0, 0, SAMPLES, 0, 2000, 2000)
     assert (wide * tall).mean() < by_area[:, 2:].prod(-1).mean()
 
 
 def test_crops_are_everywhere():
     left, top, wide, tall = crop_boxes(Augment(crop_area=(0.1, 0.4)), 0, 0, SAMPLES, 0, 1000, 1500).T
-    assert stats.kstest(left / (1500 - wide), "uniform").pvalue > 1e-3
-    assert stats.kstest(top / (1000 - tall), "uniform").pvalue > 1e-3
+    assert scipy.stats.kstest(left / (1500 - wide), "uniform").pvalue > 1e-3
+    assert scipy.stats.kstest(top / (1000 - tall), "uniform").pvalue > 1e-3
 
 
 def test_one_crop_is_that_of_the_batch():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 from vitrail.data.augment.policy import OPERATIONS, POLICIES, Augment
 from vitrail.data.augment.sample import draw_erasing, draw_flips, draw_layers, draw_shifts
@@ -73,25 +73,25 @@ def test_a_magnitude_means_what_the_papers_mean(increasing, magnitude, name, val
 
 def test_both_signs_are_as_likely():
     (layer,) = draw_layers(only(NONE, "rotate"), IDS, 0)
-    assert stats.binomtest(int((layer.values > 0).sum()), len(IDS)).pvalue > 1e-3
+    assert scipy.stats.binomtest(int((layer.values > 0).sum()), len(IDS)).pvalue > 1e-3
 
 
 def test_every_operation_is_as_likely_in_every_layer():
     for layer in draw_layers(only(NONE, layers=2), IDS, 0):
         counts = np.unique(layer.names, return_counts=True)[1]
         assert len(counts) == len(OPERATIONS)
-        assert stats.chisquare(counts).pvalue > 1e-3
+        assert scipy.stats.chisquare(counts).pvalue > 1e-3
 
 
 def test_layers_are_drawn_apart():
     first, second = draw_layers(only(NONE, layers=2), IDS, 0)
     same = int((first.names == second.names).sum())
-    assert stats.binomtest(same, len(IDS), 1 / len(OPERATIONS)).pvalue > 1e-3
+    assert scipy.stats.binomtest(same, len(IDS), 1 / len(OPERATIONS)).pvalue > 1e-3
 
 
 def test_a_layer_may_do_nothing():
     layer = draw_layers(POLICIES["deit"], IDS, 0)[0]
-    assert stats.binomtest(int((layer.names == "").sum()), len(IDS), 0.5).pvalue > 1e-3
+    assert scipy.stats.binomtest(int((layer.names == "").sum()), len(IDS), 0.5).pvalue > 1e-3
 
 
 def test_the_magnitude_varies_and_is_kept_within_ten():
@@ -99,21 +99,21 @@ def test_the_magnitude_varies_and_is_kept_within_ten():
     magnitudes = np.abs(layer.values) / 3
     assert magnitudes.max() == 10
     below = magnitudes[magnitudes < 9]
-    assert stats.kstest((9 - below) / 0.5, "halfnorm").pvalue > 1e-3
+    assert scipy.stats.kstest((9 - below) / 0.5, "halfnorm").pvalue > 1e-3
 
 
 def test_three_augment_is_one_of_three_and_then_jitter_in_any_order():
     three, *jitter = draw_layers(POLICIES["three_augment"], IDS, 0)
     counts = {name: int((three.names == name).sum()) for name in ("grey", "solarise", "blur")}
-    assert stats.chisquare(list(counts.values())).pvalue > 1e-3
+    assert scipy.stats.chisquare(list(counts.values())).pvalue > 1e-3
     assert sum(counts.values()) == len(IDS)
     assert values_of(three, "solarise") == {128}
-    assert stats.kstest((three.values[three.names == "blur"] - 0.1) / 1.9, "uniform").pvalue > 1e-3
+    assert scipy.stats.kstest((three.values[three.names == "blur"] - 0.1) / 1.9, "uniform").pvalue > 1e-3
     orders, counted = np.unique(np.stack([layer.names for layer in jitter]), axis=1, return_counts=True)
     assert orders.shape == (3, 6)
-    assert stats.chisquare(counted).pvalue > 1e-3
+    assert scipy.stats.chisquare(counted).pvalue > 1e-3
     for layer in jitter:
-        assert stats.kstest((layer.values - 0.7) / 0.6, "uniform").pvalue > 1e-3
+        assert scipy.stats.kstest((layer.values - 0.7) / 0.6, "uniform").pvalue > 1e-3
 
 
 def test_a_jitter_of_nothing_is_left_out():
@@ -127,10 +127,10 @@ def test_hue_joins_the_jitter_anywhere_and_leaves_the_others_as_they_were():
     three, four = draw_layers(plain, IDS, 0), draw_layers(coloured, IDS, 0)
     orders, counted = np.unique(np.stack([layer.names for layer in four]), axis=1, return_counts=True)
     assert orders.shape == (4, 24)
-    assert stats.chisquare(counted).pvalue > 1e-3
+    assert scipy.stats.chisquare(counted).pvalue > 1e-3
     names, values = (np.stack([getattr(layer, part) for layer in four], 1) for part in ("names", "values"))
     turns = values[names == "hue"]
-    assert stats.kstest((turns + 0.1) / 0.2, "uniform").pvalue > 1e-3
+    assert scipy.stats.kstest((turns + 0.1) / 0.2, "uniform").pvalue > 1e-3
     assert np.array_equal(names[names != "hue"].reshape(-1, 3), np.stack([layer.names for layer in three], 1))
     assert np.array_equal(values[names != "hue"].reshape(-1, 3), np.stack([layer.values for layer in three], 1))
 
@@ -144,7 +144,7 @@ def test_a_picture_is_jittered_whole_or_not_at_all():
     names = np.stack([layer.names for layer in draw_layers(replace(NONE, **JITTERED), IDS, 0)])
     count = (names != "").sum(0)
     assert set(count) == {0, 4}
-    assert stats.binomtest(int((count == 4).sum()), len(IDS), 0.8).pvalue > 1e-3
+    assert scipy.stats.binomtest(int((count == 4).sum()), len(IDS), 0.8).pvalue > 1e-3
 
 
 def test_views_are_greyed_alike_and_blurred_and_solarised_at_rates_of_their_own():
@@ -154,8 +154,8 @@ def test_views_are_greyed_alike_and_blurred_and_solarised_at_rates_of_their_own(
         *_, grey, blur, solarise = draw_layers(policy, ids, 0)
         for layer, name, rate in zip((grey, blur, solarise), ("grey", "blur", "solarise"), rates):
             assert set(layer.names) == {name, ""}
-            assert stats.binomtest(int((layer.names == name).sum()), len(ids), rate).pvalue > 1e-3
-        assert stats.kstest((blur.values[blur.names == "blur"] - 0.1) / 1.9, "uniform").pvalue > 1e-3
+            assert scipy.stats.binomtest(int((layer.names == name).sum()), len(ids), rate).pvalue > 1e-3
+        assert scipy.stats.kstest((blur.values[blur.names == "blur"] - 0.1) / 1.9, "uniform").pvalue > 1e-3
         assert values_of(solarise, "solarise") == {128}
 
 
@@ -170,12 +170,12 @@ def test_mocos_first_view_is_always_blurred_and_never_solarised():
 def test_flips_come_at_their_rate():
     assert not draw_flips(NONE, IDS, 0).any()
     assert draw_flips(replace(NONE, flip=1.0), IDS, 0).all()
-    assert stats.binomtest(int(draw_flips(replace(NONE, flip=0.3), IDS, 0).sum()), len(IDS), 0.3).pvalue > 1e-3
+    assert scipy.stats.binomtest(int(draw_flips(replace(NONE, flip=0.3), IDS, 0).sum()), len(IDS), 0.3).pvalue > 1e-3
 
 
 def test_shifts_are_all_as_likely():
     shifts = draw_shifts(Augment(crop="pad", pad=0.125), IDS, 0, (16, 32))
-    assert stats.chisquare(np.unique(shifts[:, 0], return_counts=True)[1]).pvalue > 1e-3
+    assert scipy.stats.chisquare(np.unique(shifts[:, 0], return_counts=True)[1]).pvalue > 1e-3
     assert set(shifts[:, 0]) == set(range(-4, 5))
     assert set(shifts[:, 1]) == set(range(-2, 3))
 
@@ -183,7 +183,7 @@ def test_shifts_are_all_as_likely():
 def test_erased_boxes_lie_within_their_ranges():
     policy = replace(NONE, erase=0.25)
     rows, boxes, states = draw_erasing(policy, IDS, 0, (200, 300))
-    assert stats.binomtest(len(rows), len(IDS), 0.25).pvalue > 1e-3
+    assert scipy.stats.binomtest(len(rows), len(IDS), 0.25).pvalue > 1e-3
     assert len(set(states.tolist())) == len(rows)
     left, top, wide, tall = boxes.T
     assert ((left >= 0) & (left + wide <= 300) & (top >= 0) & (top + tall <= 200)).all()

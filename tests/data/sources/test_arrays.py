@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
 from torch.utils.data import Subset, TensorDataset
 
 from vitrail.data.decode import BadImage
@@ -137,6 +136,8 @@ def test_an_npz_without_images_names_what_it_has(tmp_path):
 
 
 def test_the_digits_are_scikit_learns():
+    from sklearn.datasets import load_digits
+
     splits = open_data("digits")
     digits = load_digits()
     assert splits.classes == tuple("0123456789")

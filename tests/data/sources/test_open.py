@@ -258,11 +258,6 @@ def test_a_part_of_a_dict_may_not_hold_splits_itself(tmp_path):
     assert isinstance(splits.val, Source)
 
 
-def test_opening_data_needs_no_torch():
-    code = "import sys; from vitrail.data.sources.open import open_data; open_data('digits'); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @pytest.mark.slow
 def test_two_hundred_thousand_files_are_scanned_in_seconds_and_little_memory(tmp_path):
     for number in range(200):

@@ -6,8 +6,6 @@ import base64
 import hashlib
 import io
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -319,9 +317,3 @@ def test_a_folder_that_cannot_be_written_is_a_disk_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DiskError, match="cannot be written"):
         write_report(tmp_path / "file", facts())
-
-
-def test_a_report_needs_no_plotting_library():
-    ask = "import sys, vitrail.reports.classification.page; print(*sys.modules)"
-    seen = subprocess.check_output([sys.executable, "-c", ask], text=True).split()
-    assert not {"matplotlib", "sklearn"} & set(seen)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy.stats import spearmanr
 
 from vitrail.analysis.embeddings import LineSimilarity
 from vitrail.analysis.head_statistics import HeadFigures
@@ -86,4 +86,4 @@ def test_what_was_not_looked_at_is_not_said_to_be_too_little():
 @pytest.mark.parametrize("seed", range(3))
 def test_the_rank_correlation_is_spearmans(seed):
     values = np.random.default_rng(seed).integers(0, 5, 9).astype(float)
-    assert rank_correlation(values) == pytest.approx(spearmanr(values, np.arange(9)).statistic)
+    assert rank_correlation(values) == pytest.approx(scipy.stats.spearmanr(values, np.arange(9)).statistic)

@@ -1,0 +1,232 @@
+"""The configs of all architectures: what they refuse, that they survive JSON, and the sizes of the models that are published."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+
+import pytest
+
+from tests.models.tiny import TINY
+from vitrail.errors import ConfigError
+from vitrail.models import MODELS, ViTConfig, configure, cost_of
+from vitrail.models.axial import AXIALS, AxialConfig
+from vitrail.models.beit import BEITS, BEiTConfig
+from vitrail.models.cait import CAITS, CaiTConfig
+from vitrail.models.pvt import PVTS, PVTConfig
+from vitrail.models.pvt_v2 import PVT_V2S, PVTv2Config
+from vitrail.models.resnet import RESNETS, ResNetConfig
+from vitrail.models.swin import SWINS
+from vitrail.models.vit_config import HYBRIDS, VITS
+
+KINDS = {
+    "ViT": ViTConfig,
+    "hybrid": ViTConfig,
+    "axial": AxialConfig,
+    "Swin": partial(configure, "swin-t"),
+    "CaiT": CaiTConfig,
+    "BEiT": BEiTConfig,
+    "PVT": PVTConfig,
+    "PVT v2": PVTv2Config,
+    "BiT": ResNetConfig,
+}
+# what is changed, and the words of the message: the value, and a remedy
+MISTAKES = {
+    "ViT": {
+        "heads": (dict(width=192, heads=5), ["heads is 5", "divisor of width=192"]),
+        "size": (dict(image_size=225), ["225x225", "16x16", "224x224 or 240x240", "pad=True"]),
+        "oblong size": (dict(image_size=(224, 230)), ["224x230", "224x224 or 224x240"]),
+        "small size": (dict(image_size=8), ["8x8", "16x16"]),
+        "negative": (dict(depth=0), ["depth is 0", "from 1"]),
+        "fraction": (dict(width=192.0), ["width is 192.0", "whole number"]),
+        "word for a number": (dict(dropout="0.1"), ["dropout is '0.1'", "[0, 1)"]),
+        "whole share": (dict(drop_path=1), ["drop_path is 1", "[0, 1)"]),
+        "below zero": (dict(patch_dropout=-0.1), ["patch_dropout is -0.1"]),
+        "not a number": (dict(attention_dropout=math.nan), ["attention_dropout is nan"]),
+        "pool": (dict(pool="token"), ["pool is 'token'", "cls, cls+gap, cls-only, gap, map"]),
+        "positions": (dict(positions="learnt"), ["positions is 'learnt'", "'learned'"]),
+        "place": (dict(positions_at="steam"), ["positions_at is 'steam'", "'stem'"]),
+        "resize": (dict(position_resize="cubic"), ["position_resize is 'cubic'", "'bicubic'"]),
+        "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, tanh"]),
+        "nothing to read": (dict(prefix=()), ["prefix is ()", "pool='gap'"]),
+        "prefix": (dict(prefix=("dist",)), ["prefix is ('dist',)", "('cls', 'dist')"]),
+        "a token unread": (dict(pool="cls-only"), ["pool is 'cls-only'", "unless there is a second token"]),
+        "waves": (dict(width=18, heads=2, positions="sincos2d"), ["width is 18", "multiple of 4"]),
+        "halves": (dict(width=15, heads=3, positions="learned2d"), ["width is 15", "multiple of 2"]),
+        "hidden layer of no head": (dict(classes=0, pre_logits=True), ["pre_logits is True", "classes=0"]),
+        "patch": (dict(patch_size=(16, 16, 16)), ["patch_size is (16, 16, 16)", "(height, width)"]),
+        "patch of nothing": (dict(patch_size=0), ["patch_size is 0"]),
+        "eps": (dict(norm_eps=0.0), ["norm_eps is 0.0", "1e-6"]),
+        "scale": (dict(layer_scale="small"), ["layer_scale is 'small'"]),
+        "bias": (dict(head_bias=None), ["head_bias is None"]),
+        "switch": (dict(pad="yes"), ["pad is 'yes'", "True or False"]),
+        "norm of no mean": (dict(pool_norm=True), ["pool_norm is True", "pool = 'gap'"]),
+        "nothing to drop to": (dict(skips=False, drop_path=0.1), ["drop_path is 0.1", "0 without skips"]),
+        "start": (dict(initial="identiy"), ["initial is 'identiy'", "'identity'"]),
+        "truth for a number": (dict(registers=True), ["registers is True"]),
+    },
+    "hybrid": {
+        "no list": (dict(stem=3), ["stem is 3", "(3, 4, 9)"]),
+        "word": (dict(stem="349"), ["stem is '349'", "None"]),
+        "empty stage": (dict(stem=(3, 0)), ["stem is (3, 0)"]),
+        "stem width": (dict(stem=(), stem_width=48), ["stem_width is 48", "multiple of 32"]),
+        "no width": (dict(stem_width=0), ["stem_width is 0", "from 1"]),
+        "patch of half a cell": (
+            dict(stem=(3, 4, 6, 3)),
+            ["patch_size is (16, 16)", "multiples of 32", "(3, 4, 6, 3)"],
+        ),
+        "oblong patch": (dict(stem=(), patch_size=(8, 14)), ["patch_size is (8, 14)", "multiples of 4"]),
+        "image": (dict(stem=(3, 4, 9), image_size=230), ["230x230", "16x16"]),
+        "rule": (dict(standardise="std"), ["standardise is 'std'", "bit, timm, vit"]),
+        "eps": (dict(group_norm_eps=-1e-6), ["group_norm_eps is -1e-06"]),
+    },
+    "axial": {
+        "heads": (dict(heads=5), ["heads is 5", "divisor of width=768"]),
+        "size": (dict(image_size=225), ["225x225", "224x224 or 240x240", "pad=True"]),
+        "depth": (dict(depth=0), ["depth is 0", "from 1"]),
+        "positions": (dict(positions="relative"), ["positions is 'relative'", "learned"]),
+        "waves": (dict(width=18, heads=2, positions="sincos2d"), ["width is 18", "multiple of 4"]),
+        "resize": (dict(position_resize="cubic"), ["position_resize is 'cubic'", "'bicubic'"]),
+        "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, tanh"]),
+        "eps": (dict(norm_eps=0.0), ["norm_eps is 0.0", "1e-6"]),
+        "share": (dict(dropout=1.5), ["dropout is 1.5", "[0, 1)"]),
+        "switch": (dict(pad="yes"), ["pad is 'yes'", "True or False"]),
+    },
+    "Swin": {
+        "heads": (dict(heads=(3, 6, 12, 25)), ["heads is (3, 6, 12, 25)", "96, 192, 384, 768"]),
+        "stages": (dict(depths=(2, 2, 6)), ["heads is (3, 6, 12, 24)", "3 stages"]),
+        "no stage": (dict(depths=()), ["depths is ()", "each stage"]),
+        "no block": (dict(depths=(2, 0, 2, 2)), ["depths is (2, 0, 2, 2)"]),
+        "window": (dict(window=0), ["window is 0", "from 1"]),
+        "ratio": (dict(mlp_ratio=0.0), ["mlp_ratio is 0.0", "above 0"]),
+        "patch": (dict(patch_size=0), ["patch_size is 0"]),
+        "gelu": (dict(gelu="none"), ["gelu is 'none'", "exact, tanh"]),
+        "share": (dict(attention_dropout=1.0), ["attention_dropout is 1.0"]),
+        "field": (dict(depth=12), ["depth"]),
+    },
+    "CaiT": {
+        "heads": (dict(width=192, heads=5), ["heads is 5", "divisor of width=192"]),
+        "no class block": (dict(class_depth=0), ["class_depth is 0", "from 1"]),
+        "size": (dict(image_size=225), ["225x225", "224x224 or 240x240", "pad=True"]),
+        "scale": (dict(layer_scale=None), ["layer_scale is None"]),
+        "share": (dict(patch_dropout=1.0), ["patch_dropout is 1.0", "[0, 1)"]),
+        "resize": (dict(position_resize="cubic"), ["position_resize is 'cubic'", "'bicubic'"]),
+        "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, tanh"]),
+        "eps": (dict(norm_eps=0), ["norm_eps is 0"]),
+    },
+    "BEiT": {
+        "heads": (dict(width=192, heads=5), ["heads is 5", "divisor of width=192"]),
+        "size": (dict(image_size=225), ["225x225", "224x224 or 240x240", "pad=True"]),
+        "bias": (dict(relative_bias="all"), ["relative_bias is 'all'", "every, none, shared"]),
+        "rule": (dict(bias_resize="geometry"), ["bias_resize is 'geometry'", "'geometric'"]),
+        "pool": (dict(pool="map"), ["pool is 'map'"]),
+        "scale": (dict(layer_scale="small"), ["layer_scale is 'small'"]),
+        "positions": (dict(positions="learned"), ["positions is 'learned'", "True or False"]),
+        "eps": (dict(norm_eps=0), ["norm_eps is 0"]),
+    },
+    "PVT": {
+        "not whole patches": (dict(image_size=240), ["240x240", "32x32", "224x224 or 256x256", "pad=True"]),
+        "too small": (dict(image_size=(16, 64), pad=True), ["16x64", "4x16 places in stage 1", "8x8", "32x32 or more"]),
+        "class token in a map": (dict(reductions=(8, 4, 2, 2)), ["reductions is (8, 4, 2, 2)", "class token"]),
+        "heads": (dict(heads=(1, 3, 5, 8)), ["heads is (1, 3, 5, 8)", "widths=(64, 128, 320, 512)"]),
+        "stages": (dict(heads=(1, 2)), ["heads is (1, 2)", "4 stages"]),
+        "resize": (dict(position_resize="linear"), ["position_resize is 'linear'", "'bilinear'"]),
+        "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, tanh"]),
+        "eps": (dict(conv_norm_eps=0), ["conv_norm_eps is 0"]),
+    },
+    "PVT v2": {
+        "too small": (dict(image_size=(16, 64)), ["16x64", "4x16 places in stage 1", "8x8", "32x32 or more"]),
+        "heads": (dict(heads=(1, 3, 5, 8)), ["heads is (1, 3, 5, 8)", "widths=(64, 128, 320, 512)"]),
+        "stages": (dict(reductions=(1, 2)), ["reductions is (1, 2)", "4 stages"]),
+        "no stages": (dict(depths=()), ["depths is ()", "each stage"]),
+        "switch": (dict(linear="yes"), ["linear is 'yes'", "True or False"]),
+        "gelu": (dict(gelu="erf"), ["gelu is 'erf'", "exact, tanh"]),
+        "eps": (dict(norm_eps=0), ["norm_eps is 0"]),
+    },
+    "BiT": {
+        "no stage": (dict(depths=()), ["depths is ()", "for each stage"]),
+        "empty stage": (dict(depths=(3, 0)), ["depths is (3, 0)"]),
+        "width": (dict(width_factor=0), ["width_factor is 0", "from 1"]),
+        "half a width": (dict(width_factor=1.5), ["width_factor is 1.5", "whole number"]),
+        "rule": (dict(standardise="jax"), ["standardise is 'jax'", "bit, timm, vit"]),
+        "eps": (dict(group_norm_eps=0), ["group_norm_eps is 0", "above 0"]),
+        "channels": (dict(in_channels=0), ["in_channels is 0"]),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_is_named_with_its_value_and_a_remedy(kind):
+    for name, (changes, words) in MISTAKES[kind].items():
+        try:
+            message = f"taken: {KINDS[kind](**changes)}"
+        except ConfigError as error:
+            message = str(error)
+        assert all(word in message for word in words), f"{name}: {message}"
+
+
+# what is changed of each model of a family, so that fields of all types are not as by default
+CHANGES = [
+    (VITS, dict(layer_scale=1e-5, prefix=("cls", "dist"), registers=4)),
+    (HYBRIDS, dict(standardise="timm", group_norm_eps=1e-5)),
+    (AXIALS, dict(image_size=(64, 96), positions="sincos2d", pad=True)),
+    (SWINS, dict(drop_path=0.2, patch_size=(4, 8))),
+    (CAITS, {}),
+    (BEITS, {}),
+    (PVTS, dict(image_size=(96, 64), position_resize="bicubic", dropout=0.1)),
+    (PVT_V2S, dict(image_size=(96, 63), patch_size=2, dropout=0.1)),
+    (RESNETS, dict(image_size=(160, 128), standardise="timm", drop_path=0.1)),
+]
+CONFIGS = {name: configure(name, **changes) for names, changes in CHANGES for name in names}
+
+
+def test_every_config_survives_json():
+    for name, config in {**MODELS, **CONFIGS, **TINY}.items():
+        again = type(config).from_dict(json.loads(json.dumps(config.to_dict())))
+        assert again == config, name
+        assert isinstance(getattr(again, "stem", ()), tuple | None), name
+
+
+# parameters with 1,000 classes, 10^9 multiply-adds and tokens, at 224 x 224 pixels unless the name says 384
+SIZES = {
+    "r-vit-ti16": (6_337_704, 0.434, 50),
+    "r26-vit-s32": (36_431_912, 3.464, 50),
+    "r26-vit-b32": (101_383_976, 6.711, 50),
+    "r50-vit-b16": (98_659_112, 21.535, 197),
+    "r50-vit-b32": (110_945_832, 8.458, 50),
+    "r50-vit-l32": (328_994_856, 19.413, 50),
+    "swin-t": (28_288_354, 4.491, 49),
+    "swin-s": (49_606_258, 8.741, 49),
+    "swin-b": (87_768_224, 15.431, 49),
+    "swin-l": (196_532_476, 34.476, 49),
+    "swin-b-384": (87_903_584, 47.083, 144),
+    "swin-l-384": (196_735_516, 103.919, 144),
+    "pvt-tiny": (13_229_288, 1.933, 50),
+    "pvt-small": (24_485_864, 3.816, 50),
+    "pvt-medium": (44_208_104, 6.659, 50),
+    "pvt-large": (61_369_320, 9.814, 50),
+    "pvt-v2-b0": (3_666_760, 0.566, 49),
+    "pvt-v2-b1": (14_009_000, 2.108, 49),
+    "pvt-v2-b2": (25_362_856, 4.027, 49),
+    "pvt-v2-b2-li": (22_553_512, 3.889, 49),
+    "pvt-v2-b3": (45_238_696, 6.897, 49),
+    "pvt-v2-b4": (62_556_072, 10.101, 49),
+    "pvt-v2-b5": (81_956_008, 11.717, 49),
+    "bit-r50x1": (25_549_352, 4.089, 49),
+    "bit-r50x3": (217_319_080, 36.082, 49),
+    "bit-r101x1": (44_541_480, 7.801, 49),
+    "bit-r101x3": (387_934_888, 69.492, 49),
+    "bit-r152x2": (236_335_208, 45.814, 49),
+    "bit-r152x4": (936_533_224, 182.777, 49),
+}
+
+
+def test_every_one_of_these_models_states_its_size():
+    assert SIZES.keys() == {*HYBRIDS, *SWINS, *PVTS, *PVT_V2S, *RESNETS}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameters_and_multiply_adds_are_the_published_ones(name):
+    cost = cost_of(configure(name))
+    assert (cost.parameters, round(cost.multiply_adds / 1e9, 3), cost.tokens) == SIZES[name]
