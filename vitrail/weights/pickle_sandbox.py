@@ -1,6 +1,6 @@
 """The program that opens pickled checkpoints, in a process of its own that `vitrail.weights.pickled` starts.
 
-A pickle can ask for any function to be called, and `torch.load(weights_only=True)` alone stands against that. So the process
+A pickle can ask for any function to be called; besides the weights-only unpickler of torch, the process is restricted: it
 has no secrets in its environment, little memory, time and disk, may start no program and open no connection, and writes to
 one folder: the tensors as safetensors, and in ``answer.json`` what it read or why it refused. Its parent trusts neither.
 
