@@ -12,6 +12,7 @@ import torch
 
 from vitrail.config.compose import request
 from vitrail.errors import DivergedError
+from vitrail.inference import outputs
 from vitrail.objectives.mae import MAE
 from vitrail.runs.checkpoint import Checkpoint
 from vitrail.runs.folder import RunFolder
@@ -147,6 +148,20 @@ def test_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradient(tmp_pa
     assert_equal_to(expected, gradients(found, 64), 1e-6)
     assert found.run.data.micro_batch == 16
     assert "no longer bit-comparable" in (tmp_path / "halved" / "log.txt").read_text()
+
+
+def test_after_running_out_of_memory_evaluation_and_config_see_the_smaller_micro_batch(tmp_path, monkeypatch) -> None:
+    found = training(tmp_path, SMALL, "model.name=vit-ti16", "data.batch=64")
+    monkeypatch.setattr(found, "step_module", with_memory_for(16, found.step_module))
+    sizes, read = [], outputs.eval_batches
+    monkeypatch.setattr(
+        outputs, "eval_batches", lambda *given, batch, **more: sizes.append(batch) or read(*given, batch=batch, **more)
+    )
+    found.evaluate(lambda: False)
+    take_step(found, next(found.batches(0, 1)))
+    found.evaluate(lambda: False)
+    assert sizes == [64, 16]
+    assert found.folder.read_config().data.micro_batch == 16
 
 
 def test_out_of_memory_finds_a_divisor_of_any_batch(tmp_path, monkeypatch) -> None:

@@ -189,7 +189,7 @@ def test_weights_to_start_from_keep_their_network_whatever_the_recipe_makes_of_a
         before.gelu,
         before.positions,
     )
-    assert "which the weights say: left out" in (run.folder / "log.txt").read_text()
+    assert "which the weights decide: left out" in (run.folder / "log.txt").read_text()
     assert learn(objective, digits, tmp_path / "run", init=tmp_path / "model").figures == run.figures  # the same run
 
 

@@ -1,0 +1,123 @@
+"""The loop and what surrounds it: whole when it begins, nothing left running when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from vitrail.config.compose import request
+from vitrail.config.schema import Unlabelled
+from vitrail.data.loader import Batch
+from vitrail.errors import DivergedError, Preempted
+from vitrail.runs.checkpoint import list_checkpoints
+from vitrail.runs.folder import RunFolder
+from vitrail.runtime.progress import ProgressBar
+from vitrail.runtime.signals import StopRequests
+from vitrail.training import loop, time_budget
+from vitrail.training.goals.table import GOALS
+from vitrail.training.objective import OBJECTIVES
+from vitrail.training.prepare import prepare
+from vitrail.training.state import Training
+
+SETTINGS = (
+    "model.changes={width: 32, depth: 2, heads: 2, mlp_width: 64, patch_size: [2, 2]}",
+    "model.name=vit-ti16",
+    "data.batch=32",
+    "compute.threads=1",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    place = RunFolder(tmp_path / "run")
+    place.open()
+    yield place
+    place.close()
+
+
+def training(folder: RunFolder, *settings: str, **schedule: float) -> Training:
+    run, _ = request(flags={"data": {"source": "digits"}, "schedule": schedule}, settings=(*SETTINGS, *settings))
+    return prepare(run, folder, say=lambda line: None).training
+
+
+def watch_batches(training: Training) -> list[str]:
+    """Notes that the batches of ``training`` were opened and closed."""
+    events, read = [], training.batches
+
+    def batches(start: int, stop: int) -> Iterator[Batch]:
+        events.append("opened")
+        try:
+            yield from read(start, stop)
+        finally:
+            events.append("closed")
+
+    training.batches = batches  # type: ignore[assignment]
+    return events
+
+
+def fit(training: Training) -> None:
+    training.folder.start_metrics(0, step=0)
+    with StopRequests() as stop, ProgressBar("training", training.steps, quiet=True) as show:
+        loop.fit(training, stop, show)
+
+
+def test_every_objective_has_a_goal():
+    assert list(GOALS) == ["supervised", *get_args(Unlabelled)] == ["supervised", *OBJECTIVES]
+
+
+def test_the_batches_are_closed_when_the_run_ends(folder):
+    events = watch_batches(found := training(folder, steps=2))
+    fit(found)
+    assert events == ["opened", "closed"]
+
+
+def test_the_batches_are_closed_when_the_loss_diverges(folder):
+    events = watch_batches(found := training(folder, steps=2))
+    with torch.no_grad():
+        next(iter(found.objective.encoder.layers()[-1].values())).fill_(float("nan"))
+    with pytest.raises(DivergedError) as error:  # its traceback holds the frames of the loop
+        fit(found)
+    assert error.tb is not None and events == ["opened", "closed"]
+
+
+def test_the_batches_are_closed_when_the_run_is_stopped(folder, monkeypatch):
+    events, step = watch_batches(found := training(folder, steps=4)), loop.take_step
+
+    def stopping(training: Training, batch: Batch) -> float:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return step(training, batch)
+
+    monkeypatch.setattr(loop, "take_step", stopping)
+    with pytest.raises(Preempted) as error:
+        fit(found)
+    assert error.tb is not None and events == ["opened", "closed"]
+    assert [path.name for path in list_checkpoints(folder.checkpoints)] == ["step-00000001"]
+
+
+def test_a_length_in_time_is_measured_before_the_training_is_built(folder, monkeypatch):
+    monkeypatch.setattr(time_budget, "measure_step", lambda training: 0.5)
+    monkeypatch.setattr(time_budget, "measure_evaluation", lambda training: 1.0)
+    found = training(folder, "save.evaluations=4", time=100)
+    assert found.steps == found.run.schedule.steps == int((100 * 0.97 - 4) / 0.5)
+    assert found.evaluate_every == -(-found.steps // 4)
+    assert found.run.schedule.time == 100
+
+
+def test_measuring_a_step_leaves_the_training_as_it_was(folder, tmp_path):
+    bought = training(folder, "optim.ema=0.9", time=0.01)
+    other = RunFolder(tmp_path / "other")
+    other.open()
+    counted = training(other, "optim.ema=0.9", steps=1)
+    other.close()
+    assert bought.progress == counted.progress
+    tensors = counted.objective.state_dict()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in bought.objective.state_dict().items())
+    assert bought.average is not None and counted.average is not None
+    assert all(torch.equal(tensor, counted.average.tensors[name]) for name, tensor in bought.average.tensors.items())
+    assert not bought.optimiser.tensors()
