@@ -24,8 +24,9 @@ test: .venv/test.done  ## the quick tests
 test-all: .venv/all.done  ## the slow tests as well; or TESTS="tests/models tests/data"
 	$(BIN)/python -m pytest -m "not peers" $(TESTS)
 
-test-peers: .venv-peers/peers.done  ## against timm, torchvision and transformers
+test-peers: .venv-peers/peers.done  ## against timm, torchvision and transformers, in the newest torch
 	$(PEERS)/python -m pytest -m peers tests/peers
+	$(PEERS)/python -m pytest tests/test_torch_private.py
 
 check: .venv/test.done  ## lint, format, types, layout
 	$(BIN)/ruff check

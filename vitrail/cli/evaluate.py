@@ -41,8 +41,10 @@ def evaluate(
         One JSON object on the last line of stdout.
     """
     from vitrail.cli.output import columns, one_line
+    from vitrail.runtime.process import use_all_cores
     from vitrail.workflows.evaluate import evaluate as judge
 
+    use_all_cores()
     options = using.reading_images(max_bad="1%")
     found = judge(
         model, data, split=split, classes=using.classes, calibrate=calibrate, corruptions=corruptions, options=options

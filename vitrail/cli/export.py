@@ -70,8 +70,10 @@ def export(
     from vitrail.cli.convert import show
     from vitrail.config.units import part, size_in_pixels
     from vitrail.inference.options import InferenceOptions
+    from vitrail.runtime.process import use_all_cores
     from vitrail.workflows.export import Exported, export_model
 
+    use_all_cores()
     done = export_model(
         model,
         out,

@@ -42,8 +42,10 @@ def inspect(
     import sys
 
     from vitrail.cli.output import one_line
+    from vitrail.runtime.process import use_all_cores
     from vitrail.workflows.inspect import inspect as look
 
+    use_all_cores()
     options = using.reading_images(max_bad="1%")
     command = shlex.join(["vitrail", *sys.argv[1:]])
     report, figures = look(

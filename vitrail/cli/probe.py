@@ -48,8 +48,10 @@ def probe(
     """
     from vitrail.cli.output import columns, one_line, whole_numbers
     from vitrail.inference.features import default_cache
+    from vitrail.runtime.process import use_all_cores
     from vitrail.workflows.probe import probe as judge
 
+    use_all_cores()
     found = judge(
         model,
         data,

@@ -74,9 +74,11 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError as missing:
         raise ConfigError(f"a server needs the package {missing.name}", "pip install 'vitrail[serve]'") from missing
+    from vitrail.runtime.process import use_all_cores
     from vitrail.serving.limits import ServerLimits
     from vitrail.serving.start import start
 
+    use_all_cores()
     limits = ServerLimits(batch=max_batch, queue=queue, deadline=deadline, body=max_body << 20, drain=drain)
     start(
         model,

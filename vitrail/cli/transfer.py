@@ -60,9 +60,11 @@ def transfer(
 
     from vitrail.cli.output import columns, one_line, whole_numbers
     from vitrail.inference.features import default_cache
+    from vitrail.runtime.process import use_all_cores
     from vitrail.workflows.transfer import Tuning
     from vitrail.workflows.transfer import transfer as judge
 
+    use_all_cores()
     found = judge(
         model,
         data,

@@ -27,12 +27,21 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tenso
 # fused. Measured by benchmarks/attention.py. In bf16 on a CPU the fused backward pass makes training up to 6 times slower with
 # few tokens, 1.3 to 2.3 times with 197 or 257 and up to 2.6 times with 577; with 1,025 it wins. In inference it wins where
 # the processor has AMX; without, plain attention is 1.0 to 1.9 times faster with 197 or 257 tokens.
-CPU = "cpu" if torch.cpu._is_amx_tile_supported() else "cpu without AMX"
 PLAIN = {
     ("cpu", torch.bfloat16, True): (0, 577),
     ("cpu without AMX", torch.bfloat16, True): (0, 577),
     ("cpu without AMX", torch.bfloat16, False): (64, 577),
 }
+
+
+_processors: list[str] = []
+
+
+def processor() -> str:
+    """The CPU's name in `PLAIN`, asked for once: by the first network that is made, as a compiler could not trace it."""
+    if not _processors:
+        _processors.append("cpu" if torch.cpu.get_capabilities().get("amx_tile") else "cpu without AMX")
+    return _processors[0]
 
 
 def attention_path(device: str, dtype: torch.dtype, *, training: bool, tokens: int, learned_bias: bool = False) -> str:
@@ -44,7 +53,7 @@ def attention_path(device: str, dtype: torch.dtype, *, training: bool, tokens: i
     # on a CPU torch's kernel has no gradient for a bias: it would be the definition, and slower than this one
     if device == "meta" or (device == "cpu" and learned_bias and torch.is_grad_enabled()):
         return "plain"
-    least, most = PLAIN.get((CPU if device == "cpu" else device, dtype, training), (1, 0))
+    least, most = PLAIN.get((processor() if device == "cpu" else device, dtype, training), (1, 0))
     return "plain" if least <= tokens <= most else "fused"
 
 

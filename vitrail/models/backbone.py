@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import ConfigError
-from vitrail.models.attention import OnAttention
+from vitrail.models.attention import OnAttention, processor
 from vitrail.models.config import Config, changed, grid_of
 from vitrail.models.heads import Head
 from vitrail.models.layers import Patches, Tokens, whole_patches
@@ -61,6 +61,7 @@ class Backbone(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
+        processor()
         self.config = config
 
     @property

@@ -52,18 +52,18 @@ def activation_bytes(config: Config) -> int:
 
 def saved_bytes(module: nn.Module, images: Tensor) -> int:
     """Bytes that a module on the meta device keeps of what it does with ``images``, for the backward pass."""
-    parameters = {each.untyped_storage()._cdata for each in module.parameters()}
+    parameters = {id(parameter.untyped_storage()) for parameter in module.parameters()}
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in parameters:
-            kept[storage._cdata] = storage.nbytes()
+        if id(storage) not in parameters:
+            kept[id(storage)] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         answer = module(images)
-    assert answer is not None  # the graph keeps the storages, and so their addresses, apart until here
+    assert answer is not None  # the graph keeps the storages, and so what identifies them, apart until here
     return sum(kept.values())
 
 

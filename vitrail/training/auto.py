@@ -15,7 +15,7 @@ from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
 from vitrail.reports.wording import plural
 from vitrail.runtime.device import default_precision
-from vitrail.runtime.machine import cores
+from vitrail.runtime.process import cores
 from vitrail.runtime.progress import Say
 
 

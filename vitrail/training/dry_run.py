@@ -16,6 +16,7 @@ from vitrail.models import cost_of
 from vitrail.models.tokenizer import Tokenizer
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.machine import describe, peak_memory
+from vitrail.runtime.process import keep_generators, use_threads
 from vitrail.runtime.progress import Say, duration
 from vitrail.training.goals.classifier import prepare
 from vitrail.training.goals.encoder import prepare_pretraining
@@ -30,12 +31,13 @@ def dry_run(run: Run, *, data: Any = None) -> str:
         folder.open()
         try:
             lines: list[str] = []
-            training, model = _prepared(run, folder, data, lines.append)
-            fix_length(training, lines.append)
-            fix_evaluations(training)
-            return "\n".join(
-                [*lines, *_measured(training, model), "", yaml.safe_dump(plain(training.run), sort_keys=False)]
-            )
+            with keep_generators():
+                training, model = _prepared(run, folder, data, lines.append)
+                with use_threads(training.run.compute.threads or 1):
+                    fix_length(training, lines.append)
+                    fix_evaluations(training)
+                    lines += _measured(training, model)
+            return "\n".join([*lines, "", yaml.safe_dump(plain(training.run), sort_keys=False)])
         finally:
             folder.close()
 

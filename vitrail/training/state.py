@@ -16,6 +16,7 @@ from vitrail.data.loader import Batch
 from vitrail.objectives.objective import Objective
 from vitrail.runs.checkpoint import Checkpoint
 from vitrail.runs.folder import RunFolder
+from vitrail.torch_private import copy_
 from vitrail.training.inputs import Feed
 from vitrail.training.optimizer import Average, Optimiser
 
@@ -80,7 +81,7 @@ class Training:
     def refresh_working(self) -> None:
         """Brings the working copy up to the weights."""
         if self.working is not self.objective:
-            torch._foreach_copy_(list(self.working.parameters()), list(self.objective.parameters()))
+            copy_(list(self.working.parameters()), list(self.objective.parameters()))
 
 
 class averaged:
@@ -102,7 +103,7 @@ class averaged:
 
     @torch.no_grad()
     def _put(self, tensors: list[Tensor]) -> None:
-        torch._foreach_copy_(list(self.training.optimiser.parameters.values()), tensors)
+        copy_(list(self.training.optimiser.parameters.values()), tensors)
 
 
 def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:

@@ -16,6 +16,7 @@ from vitrail.config.schema import LENGTH, Run, differences
 from vitrail.errors import ConfigError
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder, default_folder, why_stopped
+from vitrail.runtime.process import keep_generators, use_threads
 from vitrail.runtime.progress import ProgressBar
 from vitrail.runtime.signals import StopRequests
 from vitrail.training.goals.classifier import finish, prepare
@@ -73,7 +74,7 @@ def train(
     folder.open()
     say = _teller(folder, quiet)
     try:
-        with StopRequests() as stop:
+        with keep_generators(), StopRequests() as stop:
             return _train(run, folder, data, transform, quiet, command, say, stop)
     except BaseException as error:
         if folder.path.is_dir() and folder.status().get("state") != "finished":
@@ -154,20 +155,22 @@ def _train(
         end = partial(finish_pretraining, prepared)
     training = prepared.training
     saved = checkpoint.load_newest(folder.checkpoints)
-    fix_length(training, say)
-    fix_evaluations(training)
-    record_split(folder, prepared.splits)
-    if saved is not None:
-        resume(training, saved, say)
-    folder.write_config(training.run)
-    folder.write_status("running", steps=training.steps)
-    progress = training.progress
-    folder.start_metrics(progress.metrics_bytes, step=progress.step, tensorboard=training.run.save.tensorboard)
-    say(f"training {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs; run {folder.path}")
-    with ProgressBar("training", training.steps, quiet=quiet) as show:
-        fit(training, stop, show)
-    seconds = time.perf_counter() - started
-    report, figures = end(command=command, seconds=seconds, quiet=quiet, say=say)
+    with use_threads(training.run.compute.threads or 1):
+        fix_length(training, say)
+        fix_evaluations(training)
+        record_split(folder, prepared.splits)
+        if saved is not None:
+            resume(training, saved, say)
+        folder.write_config(training.run)
+        folder.write_status("running", steps=training.steps)
+        progress = training.progress
+        folder.start_metrics(progress.metrics_bytes, step=progress.step, tensorboard=training.run.save.tensorboard)
+        length = f"{training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs"
+        say(f"training {length}; run {folder.path}")
+        with ProgressBar("training", training.steps, quiet=quiet) as show:
+            fit(training, stop, show)
+        seconds = time.perf_counter() - started
+        report, figures = end(command=command, seconds=seconds, quiet=quiet, say=say)
     return Result(folder.path, report, figures)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.sources.bad_images import BadImages
@@ -18,7 +17,6 @@ from vitrail.evaluation.judgement import Judgement, from_logits
 from vitrail.inference.inputs import split_to_judge
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
-from vitrail.runtime.machine import cores, keep_large_buffers
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.native import set_temperature
@@ -48,10 +46,8 @@ def evaluate(
     Raises `ConfigError` for a model without a head, `DataError` for unknown classes or an unlabelled split, `CheckpointError`
     for the weights.
     """
-    torch.set_num_threads(cores())
     classifier = options.load(model, classes, say)
     classifier.check_can_answer(1)
-    keep_large_buffers()
     name, source = split_to_judge(classifier, data, split, say)
     bad = BadImages(options.on_bad, options.max_bad, None, total=len(source))
     source = keep_decoded(source, channels=classifier.config.in_channels, bad=bad)

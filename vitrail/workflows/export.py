@@ -22,7 +22,7 @@ from vitrail.export.program import to_program
 from vitrail.export.quantise import to_int8
 from vitrail.files import disk_errors, free_bytes, sync_folder, written_aside
 from vitrail.inference.options import InferenceOptions
-from vitrail.runtime.machine import cores, keep_large_buffers, versions
+from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import to_stderr
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.convert import Converted, convert
@@ -146,8 +146,6 @@ def export_model(
     if images is not None and images < 1:
         raise ConfigError(f"images is {images}", "compare one image at least, such as --images 300")
     _check_destination(path, how, force=force)
-    torch.set_num_threads(cores())
-    keep_large_buffers()
     classifier = replace(options, device="cpu").load(model, classes, say)
     if isinstance(classifier.backbone, ExportedBackbone):
         raise ConfigError(f"{model} is an export already", "export the model that it was made from")

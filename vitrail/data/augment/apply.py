@@ -73,7 +73,7 @@ def _in_threads(
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return torch.cat(list(pool.map(work, images.tensor_split(threads), np.array_split(ids, threads))))
     finally:
-        torch.set_num_threads(before)  # new threads would take over what was set last
+        torch.set_num_threads(before)  # a thread sets its own number, and that of threads which start later
 
 
 def _augment(

@@ -30,7 +30,7 @@ from vitrail.reports.classification.page import Mistake, ReportFacts, worst_mist
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime import fault_injection
 from vitrail.runtime.device import find_device
-from vitrail.runtime.machine import keep_large_buffers, versions
+from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import ProgressBar, Say, duration
 from vitrail.tasks.classification import Classifier
 from vitrail.training.auto import settle
@@ -66,7 +66,6 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     Raises `ConfigError`, `DataError` or `CheckpointError` before any training memory is used.
     """
     run = check_model(run, say)
-    keep_large_buffers()
     device = find_device(run.compute.device)
     run, start = load_start(run, say)
     splits, bad = opened(run, folder, data, start)
@@ -76,7 +75,6 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     classifier = classifier.to(device)
     preprocessing, saved = classifier.preprocessing, activation_bytes(classifier.config)
     run = settle(run, preprocessing, train, device, say, width=classifier.width, saved=saved)
-    torch.set_num_threads(run.compute.threads or 1)
 
     def judge(stopped: Callable[[], bool]) -> dict[str, float] | None:
         return quick_figures(classifier, splits.val, run, bad=bad, stopped=stopped) if splits.val is not None else {}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vitrail.config.parse import plain
@@ -30,7 +29,7 @@ from vitrail.runs.folder import RunFolder
 from vitrail.runs.history import joined_records
 from vitrail.runtime import fault_injection
 from vitrail.runtime.device import find_device
-from vitrail.runtime.machine import keep_large_buffers, versions
+from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import Say, duration
 from vitrail.tasks.classification import Classifier
 from vitrail.training.auto import settle
@@ -73,7 +72,6 @@ def prepare_pretraining(
         raise ConfigError("model.head_only is set, and learning without labels has no head", "leave it out")
     if not tokenizes:
         run = check_model(run, say)
-    keep_large_buffers()
     device = find_device(run.compute.device)
     run, start = (run, None) if tokenizes else load_start(run, say)
     splits, bad = opened(run, folder, data, start, labels=False)
@@ -90,7 +88,6 @@ def prepare_pretraining(
     objective, seen = make_objective(run.objective, encoder, preprocessing, say)
     warn_of_repeats(run, objective, len(train), say)
     run = settle(run, preprocessing, train, device, say, width=width, saved=saved * objective.views)
-    torch.set_num_threads(run.compute.threads or 1)
     if isinstance(kept, Tokenizer):
         watch: CodeWatch | FeatureWatch = CodeWatch(kept, preprocessing, splits, run, bad)
     else:
