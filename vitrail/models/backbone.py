@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,34 +16,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import ConfigError
-from vitrail.models.attention import OnAttention, processor
+from vitrail.models.attention import AttentionGrid, OnAttention, processor
 from vitrail.models.config import Config, changed, grid_of
 from vitrail.models.heads import Head
 from vitrail.models.layers import Patches, Tokens, whole_patches
 
 TAKE_SUBSETS = ("vit", "beit", "cait")  # architectures whose `place` and `encode` take patches with ``ids``
-
-
-class AttentionGrid(NamedTuple):
-    """How the rows (queries) and columns (keys) of an attention matrix lie in the image.
-
-    The first ``prefix`` of both are tokens without a place; the rest are places of the grids, in row-major order, unless
-    ``rows`` (Q,) and ``columns`` (Q, K) say which place each of them is; there -1 is a place outside of the image, or one
-    that the query cannot see.
-    A grid of (0, 0) has no places: only the prefix tokens ask.
-
-    ``cell`` is how many pixels, (height, width), a place of the map is large: of the queries, or of the keys where no place
-    asks. Where there are fewer keys than places, a key stands for several places: with k keys along an axis for n places
-    that are ``covered``, all of them unless it says otherwise, key i for those from floor(i n / k) to ceil((i + 1) n / k) - 1.
-    """
-
-    prefix: int
-    queries: tuple[int, int]
-    keys: tuple[int, int]
-    cell: tuple[int, int]
-    rows: Tensor | None = None
-    columns: Tensor | None = None
-    covered: tuple[int, int] | None = None
 
 
 class Backbone(nn.Module):

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import AttentionRecord, OnAttention, attend, attention_path
-from vitrail.models.backbone import AttentionGrid, Backbone, first_token
+from vitrail.models.attention import AttentionGrid, AttentionRecord, OnAttention, attend, attention_path
+from vitrail.models.backbone import Backbone, first_token
 from vitrail.models.beit_bias import BIAS_RESIZES, bias_index, bias_of, resize_bias, rows_of
-from vitrail.models.config import RESIZES, Config, check_divides, grid_of, is_number
+from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of, is_number
 from vitrail.models.initialise import fills
 from vitrail.models.layers import (
-    GELUS,
     Dense,
     LayerNorm,
     Mlp,

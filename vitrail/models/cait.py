@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import ALL, AttentionRecord, OnAttention, attend, attention_path
-from vitrail.models.backbone import AttentionGrid, Backbone, first_token
-from vitrail.models.config import RESIZES, Config, check_divides, grid_of
+from vitrail.models.attention import ALL, AttentionGrid, AttentionRecord, OnAttention, attend, attention_path
+from vitrail.models.backbone import Backbone, first_token
+from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
 from vitrail.models.layers import (
-    GELUS,
     Dense,
     LayerNorm,
     Mlp,

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -178,6 +172,18 @@ def is_whole(value: Any, least: int) -> bool:
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
+
+# What fields may be, and the numerics that a word stands for.
+
+GELUS = ("tanh", "exact")  # the approximation of the paper's code, and the definition
+
+# what keeps the division by a kernel's deviation finite, and what it is added to: the variance or the deviation itself
+STANDARDISATIONS = {
+    "bit": (1e-10, "variance"),  # BiT's code
+    "timm": (1e-8, "variance"),  # timm and transformers, for BiT and for hybrids
+    "vit": (1e-5, "deviation"),  # the ViT paper's code, for hybrids
+}
+GROUPS = 32  # of channels in a group norm, whatever their number (BiT, Kolesnikov et al. 2020, section 2)
 
 KINDS = ("learned", "learned2d", "sincos2d", "relative", "none")
 PLACES = ("stem", "every", "shared")

@@ -47,9 +47,6 @@ class Tokens(NamedTuple):
     ids: Tensor | None = None
 
 
-GELUS = ("tanh", "exact")  # the approximation of the paper's code, and the definition
-
-
 def is_autocast(x: Tensor) -> bool:
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import OnAttention
-from vitrail.models.backbone import AttentionGrid, Backbone, block_number, first_token
+from vitrail.models.attention import AttentionGrid, OnAttention
+from vitrail.models.backbone import Backbone, block_number, first_token
 from vitrail.models.config import Config, check_divides
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
 from vitrail.models.layers import (

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.attention import OnAttention
-from vitrail.models.backbone import AttentionGrid, Backbone, block_number
+from vitrail.models.attention import AttentionGrid, OnAttention
+from vitrail.models.backbone import Backbone, block_number
 from vitrail.models.config import Config
 from vitrail.models.initialise import fill_truncated, fills
 from vitrail.models.layers import (

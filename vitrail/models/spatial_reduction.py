@@ -14,10 +14,9 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.models.attention import AttentionRecord, OnAttention, attend, attention_path
-from vitrail.models.backbone import AttentionGrid
-from vitrail.models.config import Config, grid_of
-from vitrail.models.layers import GELUS, Conv, Dense, LayerNorm
+from vitrail.models.attention import AttentionGrid, AttentionRecord, OnAttention, attend, attention_path
+from vitrail.models.config import GELUS, Config, grid_of
+from vitrail.models.layers import Conv, Dense, LayerNorm
 
 Grid = tuple[int, int]  # rows, columns
 

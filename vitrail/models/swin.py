@@ -16,12 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.attention import AttentionRecord, GroupedAttentionRecord, OnAttention, attend, attention_path
-from vitrail.models.backbone import AttentionGrid, Backbone, block_number
-from vitrail.models.config import Config, grid_of
+from vitrail.models.attention import (
+    AttentionGrid,
+    AttentionRecord,
+    GroupedAttentionRecord,
+    OnAttention,
+    attend,
+    attention_path,
+)
+from vitrail.models.backbone import Backbone, block_number
+from vitrail.models.config import GELUS, Config, grid_of
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
 from vitrail.models.layers import (
-    GELUS,
     Dense,
     LayerNorm,
     Mlp,

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import Attention, OnAttention, Relative
-from vitrail.models.backbone import AttentionGrid, Backbone
+from vitrail.models.attention import Attention, AttentionGrid, OnAttention, Relative
+from vitrail.models.backbone import Backbone
 from vitrail.models.config import changed, grid_of
 from vitrail.models.heads import AttentionPool, Head, Heads
 from vitrail.models.hybrid import HybridEmbed

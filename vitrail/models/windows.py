@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.models.backbone import AttentionGrid
+from vitrail.models.attention import AttentionGrid
 from vitrail.models.config import grid_of
 from vitrail.torch_private import check
 
