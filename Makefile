@@ -56,7 +56,7 @@ clean:  ## remove both environments
 	@touch $@
 
 .venv/test.done: .venv/core.done
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[data,hub,onnx,serve,track]' --group test
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[data,figure,hub,onnx,serve,track]' --group test
 	@touch $@
 
 .venv/all.done: .venv/test.done

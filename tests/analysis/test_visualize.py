@@ -311,6 +311,15 @@ def test_pyplot_is_not_loaded_and_matplotlib_only_for_a_figure():
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=Path(vitrail.__file__).parent.parent)
 
 
+def test_without_matplotlib_the_error_names_the_command(monkeypatch):
+    monkeypatch.delitem(sys.modules, "vitrail.analysis.figure", raising=False)
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"needs matplotlib\n.*pip install 'vitrail\[figure\]'"):
+        visualize_attention(shaken(VIT), photo(), 1)
+
+
 def test_the_model_is_left_as_it_was():
     model = shaken(VIT).train()
     visualize_attention(model, photo(), 1)

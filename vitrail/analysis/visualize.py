@@ -63,7 +63,7 @@ def visualize_attention(
 
     Raises:
         ConfigError: a layer, head or patch that the model does not have; a model without attention; several images; an
-            image that a backbone cannot take; an ending that is no format.
+            image that a backbone cannot take; an ending that is no format; no matplotlib.
         DataError: a picture that cannot be used, and why.
         DiskError: ``path`` cannot be written.
     """
@@ -86,7 +86,12 @@ def visualize_attention(
     title = f"layer {layer}, {looks} ({asking})"
     shown = _enlarged(_before(model, images) if picture is None else _seen(picture, model.preprocessing))
 
-    from vitrail.analysis.figure import AttentionFigure
+    try:
+        from vitrail.analysis.figure import AttentionFigure
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").split(".")[0] != "matplotlib":
+            raise
+        raise ConfigError("drawing a figure needs matplotlib", "pip install 'vitrail[figure]'") from missing
 
     cell = grids[layer].cell
     figure = AttentionFigure(shown, attention, title, size=size, cell=cell, tokens=tokens, query=query)

@@ -130,7 +130,7 @@ class Backbone(nn.Module):
         again from q and k. Their memory grows with the square of the tokens; `forward_recording` is for large images.
         """
         matrices: list[Tensor] = []
-        logits = self.forward_recording(images, lambda look: matrices.append(look.weights()))
+        logits = self.forward_recording(images, lambda record: matrices.append(record.weights()))
         return logits, matrices
 
     @abstractmethod
@@ -187,7 +187,7 @@ class Backbone(nn.Module):
 
     def _run(self, block: nn.Module, *given: Any, on_attention: OnAttention | None = None) -> Any:
         """A block's answer; in training with ``checkpoint`` its inner activations are computed again for the gradient, unless
-        they are looked at, for which they would be seen twice.
+        their attention is recorded, which would record it twice.
         """
         if on_attention is not None:
             return block(*given, on_attention=on_attention)

@@ -166,7 +166,7 @@ class ResNet(Backbone):
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """The stages, the last norm and ReLU: (B, N, D) to the cells of the last map, (B, T, F).
 
-        Raises `ConfigError` where attention is to be looked at: there is none.
+        Raises `ConfigError` where attention is to be recorded: there is none.
         """
         if on_attention is not None:
             remedy = "look at feature_maps(images), or take an architecture with attention, such as vit-b16"

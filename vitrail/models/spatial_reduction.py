@@ -134,10 +134,10 @@ class ReducedAttention(nn.Module):
         """(B, T, D) to (B, T, D); the last N of the T tokens are the places of ``grid``."""
         q, k, v = self.split(x, grid)
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2])
-        found = attend(q, k, v, dropout=self.dropout if self.training else 0.0, path=path)
+        output = attend(q, k, v, dropout=self.dropout if self.training else 0.0, path=path)
         if on_attention is not None:
-            on_attention(AttentionRecord(partial(self.split, x, grid), found))
-        return self.proj(found.transpose(1, 2).flatten(2))
+            on_attention(AttentionRecord(partial(self.split, x, grid), output))
+        return self.proj(output.transpose(1, 2).flatten(2))
 
 
 class SpatialReductionAttention(ReducedAttention):

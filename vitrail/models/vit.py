@@ -70,7 +70,7 @@ class Block(nn.Module):
         if not self.skips:
             return mlp(attention(x))
         drop = self.drop_path if self.training else 0.0
-        # all images are looked at, and where each has an index of its own, a subset of them would need a subset of it too
+        # attention is recorded of all images, and where each has an index of its own, a subset of them needs a subset of it
         skip = False if on_attention is not None or (relative is not None and relative.index.ndim == 3) else None
         x = add_branch(x, attention, drop=drop, skip=skip, queries=queries)
         return add_branch(x, mlp, drop=drop, skip=skip)
