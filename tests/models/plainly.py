@@ -53,7 +53,7 @@ def _in_order(matrix: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
 
 
 def records_of(model: Backbone, images: Tensor) -> list:
-    looks: list = []
+    records: list = []
     with torch.no_grad():
-        model.forward_recording(images, looks.append)
-    return looks
+        model.forward_recording(images, records.append)
+    return records

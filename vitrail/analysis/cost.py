@@ -124,9 +124,9 @@ def cost_by_patch(
     if "patch_size" not in {field.name for field in fields(config)}:
         what = f"{config.about} has patches of {'x'.join(map(str, config.patch_size))} pixels and no others"
         raise ConfigError(what, "take an architecture whose patches can be chosen, such as vit-b16")
-    configs = [changed(config, image_size=image_size, patch_size=each) for each in patch_sizes]
+    configs = [changed(config, image_size=image_size, patch_size=patch_size) for patch_size in patch_sizes]
     asked: dict[str, Any] = {"batch": batch, "repeats": repeats, "plain": plain, "limit": limit}
-    measured = (measure_cost(create_backbone(each).to(device), [each.image_size], **asked) for each in configs)
+    measured = (measure_cost(create_backbone(config).to(device), [config.image_size], **asked) for config in configs)
     return [point for points in measured for point in points]
 
 

@@ -159,8 +159,8 @@ def compare(
     found = {name: curves(on_grid(heat, grid)) for name, heat in heats.items()}
     drawn = [curves(random_heat(len(images), grid, seed, draw=draw)) for draw in range(draws)]
     found[BASELINE] = Faithfulness(
-        torch.stack([each.deletion for each in drawn]).mean(0),
-        torch.stack([each.insertion for each in drawn]).mean(0),
+        torch.stack([scores.deletion for scores in drawn]).mean(0),
+        torch.stack([scores.insertion for scores in drawn]).mean(0),
     )
     return found
 

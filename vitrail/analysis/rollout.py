@@ -115,10 +115,10 @@ def _backwards(
     while records:
         record, below = records.pop(), Lift(grids[len(records)], images.device)
         shares = _between(shares, lift, below)
-        found = torch.zeros_like(shares)
+        carried = torch.zeros_like(shares)
         for rows in record.slices():
-            found += below.carry(shares, matrix(record, rows, below), rows)
-        shares = shares * (1 - (1 - kept) * below.asks) + given * found
+            carried += below.carry(shares, matrix(record, rows, below), rows)
+        shares = shares * (1 - (1 - kept) * below.asks) + given * carried
         lift = below
     return shares[:, lift.prefix :].unflatten(1, lift.map)
 

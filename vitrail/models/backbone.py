@@ -153,7 +153,7 @@ class Backbone(nn.Module):
 
     def no_decay(self) -> set[str]:
         """Names of all that is no kernel: biases, norms, tokens, positions, factors of LayerScale."""
-        return {name for name, each in self.named_parameters() if each.ndim == 1 or not name.endswith(".weight")}
+        return {name for name, tensor in self.named_parameters() if tensor.ndim == 1 or not name.endswith(".weight")}
 
     def new_head(self, classes: int) -> None:
         """A linear head of zeros for other classes (paper, appendix B.1.1)."""
@@ -198,7 +198,7 @@ class Backbone(nn.Module):
 
 def device_of(model: nn.Module) -> torch.device:
     """Where the parameters of ``model`` lie; the CPU for one that has none, as an exported graph."""
-    return next((each.device for each in model.parameters()), torch.device("cpu"))
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def block_number(stage: int, block: int, depths: Sequence[int]) -> int:

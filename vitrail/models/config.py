@@ -144,7 +144,7 @@ def check_divides(size: Sequence[int], patch_size: Sequence[int]) -> None:
         return
     below = [max(length // patch, 1) * patch for length, patch in zip(size, patch_size)]
     above = [-(-length // patch) * patch for length, patch in zip(size, patch_size)]
-    written, patches, *near = ["x".join(map(str, each)) for each in (size, patch_size, below, above)]
+    written, patches, *near = ["x".join(map(str, sides)) for sides in (size, patch_size, below, above)]
     raise ConfigError(
         f"an image of {written} pixels does not divide into patches of {patches}",
         f"resize to {' or '.join(dict.fromkeys(near))}, or set pad=True to fill up with zeros",
@@ -160,7 +160,7 @@ def _pair(name: str, value: Any) -> tuple[int, int]:
 
 def _stages(name: str, value: Any) -> tuple[int, ...]:
     stages = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    if not stages or not all(is_whole(each, 1) for each in stages):
+    if not stages or not all(is_whole(value, 1) for value in stages):
         raise ConfigError(f"{name} is {value!r}", f"{name} = one whole number from 1 for each stage")
     return stages
 

@@ -225,12 +225,12 @@ class PVT(Backbone):
 
     @classmethod
     def resized(cls, tensors: Mapping[str, Tensor], old: PVTConfig, new: PVTConfig) -> dict[str, Tensor]:
-        found = dict(tensors)
+        resized = dict(tensors)
         for stage, grids in enumerate(zip(old.grids(old.image_size), new.grids(new.image_size))):
             name = f"stages.{stage}.pos_embed"
             prefix, table = new.prefixes(stage), {"pos_embed": tensors[name]}
-            found[name] = positions.resize_tables(table, *grids, prefix=prefix, rule=new.position_resize)["pos_embed"]
-        return found
+            resized[name] = positions.resize_tables(table, *grids, prefix=prefix, rule=new.position_resize)["pos_embed"]
+        return resized
 
 
 @fills

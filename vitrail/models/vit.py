@@ -176,7 +176,7 @@ class ViT(Backbone):
             before = [torch.cat(before, 1) + self._embeddings(0, patches.grid, x)[0]]
         if self.config.registers:
             before.append(self.reg_token.to(x.dtype))
-        x = torch.cat([*(each.expand(x.shape[0], -1, -1) for each in before), x], 1)
+        x = torch.cat([*(token.expand(x.shape[0], -1, -1) for token in before), x], 1)
         return self.dropout(residual_stream(x))
 
     def _layers(self, patches: Patches) -> list[tuple[Any, Tensor | None, Relative | None]]:

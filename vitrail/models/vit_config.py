@@ -113,7 +113,7 @@ class ViTConfig(Config):
     def __post_init__(self) -> None:
         object.__setattr__(self, "prefix", tuple(self.prefix))
         if self.stem is not None:
-            listed = isinstance(self.stem, tuple | list) and all(is_whole(each, 1) for each in self.stem)
+            listed = isinstance(self.stem, tuple | list) and all(is_whole(depth, 1) for depth in self.stem)
             self._check("stem", listed, "None, or the blocks of each stage, such as (3, 4, 9)")
             object.__setattr__(self, "stem", tuple(self.stem))
         super().__post_init__()

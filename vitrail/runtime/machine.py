@@ -41,13 +41,13 @@ def peak_memory() -> int:
 
 def versions() -> dict[str, str]:
     """The version of each package that counts, ``absent`` where it is not installed."""
-    found = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            by_package[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "absent"
-    return found
+            by_package[name] = "absent"
+    return by_package
 
 
 def processor() -> str:
