@@ -30,8 +30,9 @@ test: .venv/test.done  ## the quick tests
 test-all: .venv/all.done  ## the slow tests as well; or TESTS="tests/models tests/data"
 	$(BIN)/python -m pytest $(WORKERS) -m "not peers" $(TESTS)
 
-test-peers: .venv-peers/peers.done  ## against timm, torchvision and transformers
+test-peers: .venv-peers/peers.done  ## against timm, torchvision and transformers, in the newest torch
 	$(PEERS)/python -m pytest $(WORKERS) -m peers tests/peers
+	$(PEERS)/python -m pytest tests/test_torch_private.py
 
 check: .venv/test.done  ## lint, format, types, layout
 	$(BIN)/ruff check
@@ -61,7 +62,7 @@ clean:  ## remove both environments
 	@touch $@
 
 .venv/test.done: .venv/core.done
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[data,hub,onnx,serve,track]' --group test
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[data,figure,hub,onnx,serve,track]' --group test
 	@touch $@
 
 .venv/all.done: .venv/test.done

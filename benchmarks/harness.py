@@ -94,7 +94,7 @@ def machine(device: str) -> dict[str, object]:
     return {
         "processor": found[1] if found else platform.processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "amx": torch.cpu._is_amx_tile_supported(),
+        "amx": bool(torch.cpu.get_capabilities().get("amx_tile")),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "clock": clock_of(device).__name__,

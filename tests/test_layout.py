@@ -17,7 +17,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "vitrail"
 FLOOR = {
     "errors": 0,
-    "files": 1,
+    "files": 1, "torch_private": 1,
     "models": 2, "data": 2, "runtime": 2,
     "tasks": 3, "config": 3,
     "objectives": 4, "evaluation": 4, "analysis": 4, "weights": 4, "exports": 4, "runs": 4,
@@ -32,6 +32,8 @@ WORKERS = "data/workers.py"  # reads pickles, from the pipes of its own processe
 UNPICKLER = "weights/pickle_sandbox.py"  # the program of a process that holds nothing; `weights.pickled` starts it
 MAY_UNPICKLE = {WORKERS: "pickle", UNPICKLER: "torch.load("}
 BANNED = re.compile(r"TODO|FIXME|pickle\.loads?\b|torch\.load\(")
+PRIVATE = re.compile(r"torch\.[\w.]*\b_[a-z]\w*|torch\.ops\.mkldnn|\b_cdata\b|_conv_forward")
+MAY_BE_PRIVATE = "torch_private.py"
 LONGEST_FILE, LONGEST_FUNCTION = 400, 40  # lines
 LARGEST_ROOM, MOST_FLOORS = 0.15, 7  # of all lines, and modules on the longest way down inside of a room
 
@@ -196,6 +198,15 @@ def banned_words(package: Path) -> list[str]:
     ]
 
 
+def private_names(package: Path) -> list[str]:
+    return [
+        f"{file.relative_to(package)}:{number}: {line.strip()}"
+        for file in files(package)
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if PRIVATE.search(line) and str(file.relative_to(package)) != MAY_BE_PRIVATE
+    ]
+
+
 def long_files(package: Path) -> list[str]:
     counts = {file: len(file.read_text().splitlines()) for file in files(package)}
     return [f"{file.relative_to(package)}: {count} lines" for file, count in counts.items() if count > LONGEST_FILE]
@@ -256,6 +267,11 @@ def test_every_field_of_a_config_is_read():
 
 def test_no_unsafe_loading_and_nothing_left_to_do():
     assert not banned_words(PACKAGE)
+
+
+def test_private_names_of_torch_stand_in_one_file():
+    assert not private_names(PACKAGE)
+    assert (PACKAGE / MAY_BE_PRIVATE).is_file()
 
 
 def test_whatever_may_unpickle_is_there_and_never_unpickles_without_a_guard():
@@ -380,6 +396,21 @@ def test_banned_words_and_sizes_are_found(house):
     assert banned_words(built) == ["data/decode.py:2: y = torch.load(x)"]
     assert long_files(built) == ["models/vit.py: 401 lines"]
     assert long_functions(built) == ["models/vit.py:1: f has 401 lines"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch._foreach_copy_(a, b)",
+        "torch.cpu._is_vnni_supported()",
+        "torch.ops.mkldnn.mystery()",
+        "from torch.utils._pytree import tree_iter",
+        "key = storage._cdata",
+    ],
+)
+def test_a_private_name_of_torch_is_found(house, line):
+    built = house(**{"models/vit": line, "torch_private": line, "data/decode": "torch.from_numpy(x)\ntorch.add_(y)"})
+    assert private_names(built) == [f"models/vit.py:1: {line}"]
 
 
 if __name__ == "__main__":

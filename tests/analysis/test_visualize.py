@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from dataclasses import replace
 from io import BytesIO
 from typing import TYPE_CHECKING
@@ -378,3 +379,12 @@ def test_a_place_that_cannot_be_written_is_a_disk_error(tmp_path):
         visualize_attention(shaken(VIT), photo(), 0, path=tmp_path / "file" / "map.png")
     with pytest.raises(DiskError):
         visualize_attention(shaken(VIT), photo(), 0, path=tmp_path / "no" / "map.png")
+
+
+def test_without_matplotlib_the_error_names_the_command(monkeypatch):
+    monkeypatch.delitem(sys.modules, "vitrail.analysis.figure", raising=False)
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"needs matplotlib\n.*pip install 'vitrail\[figure\]'"):
+        visualize_attention(shaken(VIT), photo(), 1)

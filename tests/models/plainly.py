@@ -39,7 +39,7 @@ def run_plainly(model: Backbone, images: Tensor, targets: Tensor) -> tuple[Tenso
         logits = model(images.clone().requires_grad_())
         logits.gather(1, targets[:, None]).sum().backward()
     model.zero_grad()
-    shapes = [look.shape for look in looks_of(model, images)]
+    shapes = [record.shape for record in records_of(model, images)]
     gradients = [each.grad for each in kept]
     matrices = [_in_order(each, shape) for each, shape in zip(kept, shapes, strict=True)]
     return logits.detach(), matrices, [_in_order(each, shape) for each, shape in zip(gradients, shapes, strict=True)]
@@ -52,8 +52,8 @@ def _in_order(matrix: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
     return matrix.reshape(batch, -1, heads, *matrix.shape[2:]).transpose(1, 2).flatten(2, 3)
 
 
-def looks_of(model: Backbone, images: Tensor) -> list:
-    looks: list = []
+def records_of(model: Backbone, images: Tensor) -> list:
+    records: list = []
     with torch.no_grad():
-        model.forward_recording(images, looks.append)
-    return looks
+        model.forward_recording(images, records.append)
+    return records

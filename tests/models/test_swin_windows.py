@@ -72,7 +72,7 @@ def test_windows_are_attention_over_the_whole_map_with_a_mask_gradients_included
     for mine, other in zip(*(torch.autograd.grad((each * towards).sum(), wanted) for each in (found, answer))):
         torch.testing.assert_close(mine, other)
     # the grid says where each entry of the windows' matrices stands in the dense one
-    matrices, grid = block.attn.look(x, block.windows(*size)).weights(), block.windows(*size).grid(*size, (4, 4))
+    matrices, grid = block.attn.record(x, block.windows(*size)).weights(), block.windows(*size).grid(*size, (4, 4))
     assert (grid.prefix, grid.queries, grid.keys) == (0, size, size)
     assert matrices.shape[2:] == grid.columns.shape
     rebuilt = torch.zeros_like(dense)

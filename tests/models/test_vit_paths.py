@@ -44,13 +44,13 @@ def test_both_attention_paths_drop_and_rescale_the_attention_matrix():
 
 def test_the_attention_path_follows_the_table(monkeypatch):
     for (device, dtype, training), (least, most) in PLAIN.items():
-        monkeypatch.setattr(attention, "CPU", device)
+        monkeypatch.setattr(attention, "processor", lambda name=device: name)
         chosen = {tokens: attention_path("cpu", dtype, training=training, tokens=tokens) for tokens in (least, most)}
         assert set(chosen.values()) == {"plain"}
         assert attention_path("cpu", dtype, training=training, tokens=most + 1) == "fused"
         assert not least or attention_path("cpu", dtype, training=training, tokens=least - 1) == "fused"
     for processor, path in (("cpu", "fused"), ("cpu without AMX", "plain")):
-        monkeypatch.setattr(attention, "CPU", processor)
+        monkeypatch.setattr(attention, "processor", lambda name=processor: name)
         assert attention_path("cpu", torch.bfloat16, training=True, tokens=197) == "plain"
         assert attention_path("cpu", torch.bfloat16, training=False, tokens=197) == path
         assert attention_path("cpu", torch.float32, training=True, tokens=197) == "fused"

@@ -125,7 +125,7 @@ def test_attention_comes_with_the_logits_and_is_what_the_model_used(make, pictur
 
 @torch.no_grad()
 @pytest.mark.parametrize("pool", POOLS)
-def test_looking_changes_no_bit_of_the_logits(make, pictures, pool):
+def test_recording_changes_no_bit_of_the_logits(make, pictures, pool):
     model = make(torch.float32, pool=pool, prefix=POOLS[pool])
     images = pictures(3, dtype=torch.float32)
     assert torch.equal(model.forward_with_attention(images)[0], model(images))

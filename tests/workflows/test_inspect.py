@@ -16,6 +16,7 @@ from vitrail.analysis.head_statistics import HeadStatistics
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import changed
+from vitrail.runtime.process import use_threads
 from vitrail.weights.native import save_model
 from vitrail.workflows import inspect as verb
 from vitrail.workflows.inspect import inspect
@@ -95,18 +96,17 @@ def test_no_image_at_all_cannot_be_asked_for(tmp_path):
         inspect(shaken(), tmp_path / "out", most=0, options=QUIET, say=silent)
 
 
-def test_threads_are_as_many_as_before_a_measurement_that_fails(tmp_path, monkeypatch):
-    seen = []
+def test_cost_is_measured_on_one_thread(tmp_path, monkeypatch):
+    threads = []
 
     def fails(*_) -> None:
-        seen.append(torch.get_num_threads())
+        threads.append(torch.get_num_threads())
         raise MemoryError
 
     monkeypatch.setattr("vitrail.workflows.inspect.measure_cost", fails)
-    monkeypatch.setattr("vitrail.workflows.inspect.cores", lambda: 2)
-    with pytest.raises(MemoryError):
+    with use_threads(2), pytest.raises(MemoryError):
         inspect(shaken(), tmp_path / "out", cost=True, options=QUIET, say=silent)
-    assert (*seen, torch.get_num_threads()) == (1, 2)
+    assert threads == [1]
 
 
 @pytest.mark.parametrize("name", ["vit", "bit"])

@@ -58,17 +58,17 @@ def maps_of_layers(
 ) -> dict[int, Tensor]:
     """`head_maps` of several layers, numbered from 0, in one pass: of each (B, H, h, w) on its own map."""
     grids = model.attention_grids(tuple(images.shape[2:]))
-    found: dict[int, Tensor] = {}
+    maps: dict[int, Tensor] = {}
     numbers = count()
 
-    def on_attention(look: AttentionRecord) -> None:
+    def on_attention(record: AttentionRecord) -> None:
         if (layer := next(numbers)) in layers:
             shares = asking_shares(model, grids[layer], query, images.device)
-            found[layer] = _received(look, Lift(grids[layer], images.device), shares)
+            maps[layer] = _received(record, Lift(grids[layer], images.device), shares)
 
     with at_rest(model):
         model.forward_recording(images, on_attention)
-    return found
+    return maps
 
 
 def asking_shares(model: Any, grid: AttentionGrid, query: Place | None, device: torch.device) -> Tensor:
@@ -89,12 +89,12 @@ def asking_shares(model: Any, grid: AttentionGrid, query: Place | None, device: 
     return shares
 
 
-def _received(look: AttentionRecord, lift: Lift, shares: Tensor) -> Tensor:
+def _received(record: AttentionRecord, lift: Lift, shares: Tensor) -> Tensor:
     """What the places get of the attention of queries that weigh ``shares`` (T,): (B, H, h, w)."""
-    batch, heads, *_ = look.shape
+    batch, heads, *_ = record.shape
     shares = shares.expand(batch * heads, -1)
-    found = torch.zeros(batch * heads, lift.tokens, device=shares.device)
-    for rows in look.slices():
+    received = torch.zeros(batch * heads, lift.tokens, device=shares.device)
+    for rows in record.slices():
         asking = lift.rows[rows]
         asked = (asking < lift.tokens) & (shares[0, asking.clamp(max=lift.tokens - 1)] > 0)
         if not asked.any():
@@ -102,8 +102,8 @@ def _received(look: AttentionRecord, lift: Lift, shares: Tensor) -> Tensor:
         # of a long piece only what asks: most often it is the class token alone
         first, last = asked.nonzero()[[0, -1], 0].tolist()
         rows = slice(rows.start + first, rows.start + last + 1)
-        found += lift.carry(shares, lift.inside(look.weights(rows), rows).flatten(0, 1), rows)
-    return found[:, lift.prefix :].unflatten(1, lift.map).unflatten(0, (batch, heads))
+        received += lift.carry(shares, lift.inside(record.weights(rows), rows).flatten(0, 1), rows)
+    return received[:, lift.prefix :].unflatten(1, lift.map).unflatten(0, (batch, heads))
 
 
 def reach_of(cells: Sequence[int], cell: Place, size: Place) -> tuple[float, float]:

@@ -71,9 +71,9 @@ class Lift:
         if self.columns is None:
             with by_hand(weights):
                 return self.spread((given[:, None] @ weights)[:, 0])
-        found = torch.zeros_like(padded)
-        found.index_add_(1, self.columns[rows].flatten(), (given[..., None] * weights).flatten(1))
-        return found[:, :-1]
+        carried = torch.zeros_like(padded)
+        carried.index_add_(1, self.columns[rows].flatten(), (given[..., None] * weights).flatten(1))
+        return carried[:, :-1]
 
     def spread(self, keys: Tensor) -> Tensor:
         """Numbers of the prefix and the keys (..., P + K) as those of tokens (..., T): a key's is shared by its places."""

@@ -22,14 +22,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from vitrail.analysis.equivariance import Model, Pair
 from vitrail.errors import ConfigError, nearest
 from vitrail.models import Config, configure, cost_of, create_backbone, sketch
 from vitrail.models.backbone import at_rest
 from vitrail.models.config import changed, is_whole
+from vitrail.torch_private import TorchDispatchMode
 
 LIMIT = 2 << 30  # bytes of attention matrices that are made without being asked
 LARGEST = 1024  # pixels of the longer side of `default_sizes`
@@ -125,9 +124,9 @@ def cost_by_patch(
     if "patch_size" not in {field.name for field in fields(config)}:
         what = f"{config.about} has patches of {'x'.join(map(str, config.patch_size))} pixels and no others"
         raise ConfigError(what, "take an architecture whose patches can be chosen, such as vit-b16")
-    configs = [changed(config, image_size=image_size, patch_size=each) for each in patch_sizes]
+    configs = [changed(config, image_size=image_size, patch_size=patch_size) for patch_size in patch_sizes]
     asked: dict[str, Any] = {"batch": batch, "repeats": repeats, "plain": plain, "limit": limit}
-    measured = (measure_cost(create_backbone(each).to(device), [each.image_size], **asked) for each in configs)
+    measured = (measure_cost(create_backbone(config).to(device), [config.image_size], **asked) for config in configs)
     return [point for points in measured for point in points]
 
 
@@ -199,30 +198,34 @@ class _Made(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.live: dict[int, weakref.ref] = {}  # by address, which another storage may have after one is freed
-        self.found: dict[int, torch.UntypedStorage] = {}  # held, so that their addresses stay theirs
+        self.live: dict[int, weakref.ref] = {}  # by id, which another storage may have after one is freed
+        self.given: dict[int, torch.UntypedStorage] = {}  # held, so that their ids stay theirs
         self.held = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for storage in _storages((args, kwargs)):
-            if storage._cdata not in self.live:
-                self.found[storage._cdata] = storage
+            if id(storage) not in self.live:
+                self.given[id(storage)] = storage
         made = func(*args, **kwargs)
         for storage in _storages(made):
-            if storage._cdata not in self.live and storage._cdata not in self.found:
-                self.live[storage._cdata] = weakref.ref(storage, partial(self._free, storage._cdata, storage.nbytes()))
+            if id(storage) not in self.live and id(storage) not in self.given:
+                self.live[id(storage)] = weakref.ref(storage, partial(self._free, id(storage), storage.nbytes()))
                 self.held += storage.nbytes()
         self.peak = max(self.peak, self.held)
         return made
 
-    def _free(self, address: int, size: int, _: weakref.ref) -> None:
-        del self.live[address]
+    def _free(self, storage: int, size: int, _: weakref.ref) -> None:
+        del self.live[storage]
         self.held -= size
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    return [leaf.untyped_storage() for leaf in tree_iter(tree) if isinstance(leaf, Tensor)]
+    """Of the tensors among what an operation is given or makes."""
+    if isinstance(tree, Tensor):
+        return [tree.untyped_storage()]
+    branches = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
+    return [storage for branch in branches for storage in _storages(branch)]
 
 
 def _point(model: Model, config: Config, batch: int, repeats: int, limit: int) -> CostPoint:

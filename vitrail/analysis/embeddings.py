@@ -17,7 +17,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Patches
 from vitrail.models.backbone import at_rest
 from vitrail.models.config import is_whole
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 
 
 class PrincipalFilters(NamedTuple):
@@ -36,7 +36,7 @@ class LineSimilarity:
     elsewhere: float
 
 
-def position_embeddings(model: Classifier | Backbone, grid: tuple[int, int] | None = None) -> Tensor | None:
+def position_embeddings(model: Task | Backbone, grid: tuple[int, int] | None = None) -> Tensor | None:
     """What is added to each patch where it enters the encoder: (h, w, D), in the model's precision.
 
     None where that is nothing: no positions, or such as act elsewhere only (in each block, or on attention).
@@ -118,7 +118,7 @@ def _offsets(similarity: Tensor) -> tuple[Tensor, Tensor]:
     return (rows - rows[:, None])[:, None, :, None], (columns - columns[:, None])[None, :, None]
 
 
-def embedding_filters(model: Classifier | Backbone) -> Tensor:
+def embedding_filters(model: Task | Backbone) -> Tensor:
     """The kernels of the first layer, as they are stored: (D, C, P, Q) in fp32.
 
     Those of a BiT ResNet and of a hybrid's stem are 7 x 7, and are standardised each time they are used: what acts on
@@ -169,6 +169,6 @@ def as_pictures(components: Tensor) -> np.ndarray:
     return np.rint(127.5 + 127.5 * scaled).astype(np.uint8)
 
 
-def _first_layer(model: Classifier | Backbone) -> Tensor:
+def _first_layer(model: Task | Backbone) -> Tensor:
     """The parameter that sees the channels of the image: (D, C, P, Q)."""
     return model.layers()[0][model.first_layer].detach()

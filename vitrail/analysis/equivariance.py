@@ -19,9 +19,9 @@ from vitrail.errors import ConfigError, nearest
 from vitrail.models import Backbone, Patches, Tokens
 from vitrail.models.backbone import TAKE_SUBSETS, at_rest
 from vitrail.models.config import grid_of, is_whole
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 
-Model = Classifier | Backbone
+Model = Task | Backbone
 Pair = tuple[int, int]  # (height, width) or (down, right)
 
 DIRECTIONS: dict[str, Pair] = {"diagonal": (1, 1), "down": (1, 0), "right": (0, 1)}

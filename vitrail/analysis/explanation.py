@@ -19,7 +19,7 @@ from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.decode import MAX_PIXELS, decode
 from vitrail.errors import ConfigError, nearest
 from vitrail.models import device_of
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 
 WIDEST = 720  # pixels of a tile before it is laid on a contact sheet
 
@@ -57,7 +57,7 @@ class ExplainOptions:
 
 
 Method = Callable[
-    [Classifier, Tensor, Tensor, ExplainOptions, int], Tensor
+    [Task, Tensor, Tensor, ExplainOptions, int], Tensor
 ]  # model, images, targets, how, versions at one time
 
 
@@ -121,7 +121,7 @@ class PreparedImage:
 
 
 def seen_by(
-    classifier: Classifier, content: bytes | Image.Image | np.ndarray, *, max_pixels: int = MAX_PIXELS
+    classifier: Task, content: bytes | Image.Image | np.ndarray, *, max_pixels: int = MAX_PIXELS
 ) -> PreparedImage:
     """One image file, of at most ``max_pixels``, or what a source holds in its place. Raises `BadImage`."""
     preprocessing, device = classifier.preprocessing, device_of(classifier)
@@ -133,7 +133,7 @@ def seen_by(
     return PreparedImage(rgb(picture), preprocessing.visible_box(*picture.shape[:2]), images)
 
 
-def check_can(classifier: Classifier, how: ExplainOptions) -> ExplainOptions:
+def check_can(classifier: Task, how: ExplainOptions) -> ExplainOptions:
     """The same with its layer counted from 0. Raises `ConfigError` for what the model has not, before an image is touched."""
     if how.method in NEEDS_ANSWER or how.target is not None:
         classifier.check_can_answer(1)
@@ -148,7 +148,7 @@ def check_can(classifier: Classifier, how: ExplainOptions) -> ExplainOptions:
     return how
 
 
-def explained(classifier: Classifier, key: str, seen: PreparedImage, how: ExplainOptions, batch: int) -> Explanation:
+def explained(classifier: Task, key: str, seen: PreparedImage, how: ExplainOptions, batch: int) -> Explanation:
     """One image explained, nothing written; ``how`` as `check_can` gives it, ``batch`` versions of the image at one time."""
     answer, target = _answered(classifier, seen.images, how) if classifier.classes else (None, 0)
     size = seen.images.shape[2], seen.images.shape[3]
@@ -174,7 +174,7 @@ def explained(classifier: Classifier, key: str, seen: PreparedImage, how: Explai
 
 
 @torch.no_grad()
-def _answered(classifier: Classifier, images: Tensor, how: ExplainOptions) -> tuple[ExplainedAnswer, int]:
+def _answered(classifier: Task, images: Tensor, how: ExplainOptions) -> tuple[ExplainedAnswer, int]:
     """What the model says of one image, and the number of the class that is explained."""
     scores = classifier.probabilities(classifier(images))[0]
     best = int(scores.argmax())

@@ -20,7 +20,7 @@ from torch import Tensor
 from vitrail.analysis.perturbation import answered, probabilities_of
 from vitrail.data.rng import uniforms
 from vitrail.errors import ConfigError
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 
 STEPS = 28  # 7 cells each on a grid of 14 x 14
 # the sigma of the blur that insertion starts from, of the longer side: a ViT-Ti/16 at 224 pixels, whose answer has a mean
@@ -48,7 +48,7 @@ class Faithfulness:
 
 
 def deletion(
-    model: Classifier,
+    model: Task,
     images: Tensor,
     heat: Tensor,
     *,
@@ -89,7 +89,7 @@ def deletion(
 
 
 def insertion(
-    model: Classifier,
+    model: Task,
     images: Tensor,
     heat: Tensor,
     *,
@@ -120,7 +120,7 @@ def insertion(
 
 
 def compare(
-    model: Classifier,
+    model: Task,
     images: Tensor,
     heats: Mapping[str, Tensor],
     *,
@@ -159,8 +159,8 @@ def compare(
     found = {name: curves(on_grid(heat, grid)) for name, heat in heats.items()}
     drawn = [curves(random_heat(len(images), grid, seed, draw=draw)) for draw in range(draws)]
     found[BASELINE] = Faithfulness(
-        torch.stack([each.deletion for each in drawn]).mean(0),
-        torch.stack([each.insertion for each in drawn]).mean(0),
+        torch.stack([scores.deletion for scores in drawn]).mean(0),
+        torch.stack([scores.insertion for scores in drawn]).mean(0),
     )
     return found
 

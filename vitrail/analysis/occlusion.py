@@ -12,14 +12,14 @@ from vitrail.analysis.perturbation import answered, probabilities_of
 from vitrail.errors import ConfigError
 from vitrail.models import Config
 from vitrail.models.config import is_whole
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 
 Lengths = int | tuple[int, int]  # pixels, (height, width); one number stands for a square
 GRID = 14  # windows, about, along a side where patches grow from stage to stage: those of a ViT/16 at 224 pixels
 
 
 def occlusion(
-    model: Classifier,
+    model: Task,
     images: Tensor,
     *,
     targets: Tensor | None = None,

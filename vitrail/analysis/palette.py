@@ -25,7 +25,7 @@ LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R 601
 
 # at equal distances along the curve
 ANCHORS = "#08122c #1f3164 #645482 #8e6476 #b07264 #d18857 #efab52 #f7d284 #faedc0"
-SCALE = np.stack([triple(each) for each in ANCHORS.split()])  # (9, 3)
+SCALE = np.stack([triple(colour) for colour in ANCHORS.split()])  # (9, 3)
 
 
 def colours(levels: np.ndarray) -> np.ndarray:

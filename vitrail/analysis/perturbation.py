@@ -12,12 +12,12 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.models.backbone import at_rest
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 
 Make = Callable[[Tensor, Tensor, Tensor], Tensor]  # pixels (b, C, H, W), image (b,), version (b,) -> (b, C, H, W)
 
 
-def answered(model: Classifier, images: Tensor, targets: Tensor | None, *, batch: int) -> Tensor:
+def answered(model: Task, images: Tensor, targets: Tensor | None, *, batch: int) -> Tensor:
     """The classes whose probabilities are followed, (B,) on the model's device: ``targets``, or the model's answers.
 
     Raises:
@@ -49,9 +49,7 @@ def check_targets(targets: Tensor, images: int, classes: int) -> Tensor:
     return targets.to(torch.long, copy=True)
 
 
-def probabilities_of(
-    model: Classifier, images: Tensor, targets: Tensor, versions: int, make: Make, *, batch: int
-) -> Tensor:
+def probabilities_of(model: Task, images: Tensor, targets: Tensor, versions: int, make: Make, *, batch: int) -> Tensor:
     """The probability of each image's target in each of its versions: (B, V) in fp32, on the device of the images.
 
     Never more than ``batch`` versions are in memory, of whatever images.

@@ -45,14 +45,14 @@ def rollout(model: Any, images: Tensor, query: Place | None = None) -> Tensor:
         ConfigError: a model without attention, or a place that is not there.
     """
 
-    def averaged(look: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
-        weights = lift.inside(look.weights(rows), rows).mean(1)  # (B, R, K)
+    def averaged(record: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
+        weights = lift.inside(record.weights(rows), rows).mean(1)  # (B, R, K)
         return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
     with at_rest(model):
-        looks: list[AttentionRecord] = []
-        model.forward_recording(images, looks.append)
-        return _backwards(model, images, looks, query, averaged, kept=0.5, given=0.5)
+        records: list[AttentionRecord] = []
+        model.forward_recording(images, records.append)
+        return _backwards(model, images, records, query, averaged, kept=0.5, given=0.5)
 
 
 def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -71,31 +71,31 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
         ConfigError: a model without attention, or without a head.
     """
 
-    def weighted(look: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
-        gradient = look.gradient(gradients[look], rows)
-        return lift.inside(look.weights(rows) * gradient, rows).clamp(min=0).mean(1)  # (B, R, K)
+    def weighted(record: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
+        gradient = record.gradient(gradients[record], rows)
+        return lift.inside(record.weights(rows) * gradient, rows).clamp(min=0).mean(1)  # (B, R, K)
 
     if not model.config.classes:
         raise ConfigError(
             "the model has no head, so it gives no answer to explain", "train one: `vitrail train DATA --init MODEL`"
         )
     with at_rest(model, gradients=True):
-        looks: list[AttentionRecord] = []
+        records: list[AttentionRecord] = []
         # a copy that asks for a gradient: the parameters may be frozen
-        logits = model.forward_recording(images.clone().requires_grad_(), looks.append)
+        logits = model.forward_recording(images.clone().requires_grad_(), records.append)
         chosen = logits.argmax(1) if targets is None else check_targets(targets, *logits.shape).to(logits.device)
         answers = logits.gather(1, chosen[:, None]).sum()
-        of_found = torch.autograd.grad(answers, [look.found for look in looks])  # type: ignore[arg-type]
-        gradients = WeakKeyDictionary(zip(looks, of_found))  # so that a look goes when it has been used
+        of_output = torch.autograd.grad(answers, [record.output for record in records])  # type: ignore[arg-type]
+        gradients = WeakKeyDictionary(zip(records, of_output))  # so that a record goes when it has been used
         del logits, answers
         with torch.no_grad():
-            return _backwards(model, images, looks, None, weighted, kept=1.0, given=1.0)
+            return _backwards(model, images, records, None, weighted, kept=1.0, given=1.0)
 
 
 def _backwards(
     model: Any,
     images: Tensor,
-    looks: list[AttentionRecord],
+    records: list[AttentionRecord],
     query: Place | None,
     matrix: Matrix,
     *,
@@ -105,20 +105,20 @@ def _backwards(
     """Shares of the last tokens carried back through all layers to the patches: (B, h, w).
 
     Args:
-        looks: of all layers; each is let go when it has been used.
+        records: of all layers; each is let go when it has been used.
         matrix: (B, R, K) of the given rows of a layer, zero outside of the image.
         kept, given: how much of its share a token that asks keeps, and gives to its keys; one that rests keeps all.
     """
     grids = model.attention_grids(tuple(images.shape[2:]))
     lift = Lift(grids[-1], images.device)
     shares = asking_shares(model, grids[-1], query, images.device).expand(len(images), -1)  # (B, T)
-    while looks:
-        look, below = looks.pop(), Lift(grids[len(looks)], images.device)
+    while records:
+        record, below = records.pop(), Lift(grids[len(records)], images.device)
         shares = _between(shares, lift, below)
-        found = torch.zeros_like(shares)
-        for rows in look.slices():
-            found += below.carry(shares, matrix(look, rows, below), rows)
-        shares = shares * (1 - (1 - kept) * below.asks) + given * found
+        carried = torch.zeros_like(shares)
+        for rows in record.slices():
+            carried += below.carry(shares, matrix(record, rows, below), rows)
+        shares = shares * (1 - (1 - kept) * below.asks) + given * carried
         lift = below
     return shares[:, lift.prefix :].unflatten(1, lift.map)
 

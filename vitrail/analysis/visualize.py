@@ -21,7 +21,7 @@ from vitrail.data.decode import convert_image
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import AttentionGrid, device_of
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 from vitrail.tasks.pictures import to_pixels
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def visualize_attention(
     below says how much attention each light is, how much the brightest patch has, and how much lies on patches at all.
 
     Args:
-        model: a `Classifier`, or a backbone, which has no preprocessing and takes normalised tensors alone.
-        image: one of: the path of an image file; what `Classifier.preprocess` takes for one picture; or the normalised
+        model: a `Task`, or a backbone, which has no preprocessing and takes normalised tensors alone.
+        image: one of: the path of an image file; what `Task.preprocess` takes for one picture; or the normalised
             input of the model, a float tensor (1, C, H, W), or (C, H, W) with a value outside of [0, 1]. So a float
             tensor (C, H, W) in [0, 1] is a picture, for a classifier; with the axis of the batch it is an input. Of a
             picture the part is shown that the model sees; an input is shown as it was before its normalisation, or,
@@ -64,7 +64,7 @@ def visualize_attention(
 
     Raises:
         ConfigError: a layer, head or patch that the model does not have; a model without attention; several images; an
-            image that a backbone cannot take; an ending that is no format.
+            image that a backbone cannot take; an ending that is no format; no matplotlib.
         DataError: a picture that cannot be used, and why.
         DiskError: ``path`` cannot be written.
     """
@@ -87,7 +87,12 @@ def visualize_attention(
     title = f"layer {layer}, {looks} ({asking})"
     shown = _enlarged(_before(model, images) if picture is None else _seen(picture, model.preprocessing))
 
-    from vitrail.analysis.figure import AttentionFigure
+    try:
+        from vitrail.analysis.figure import AttentionFigure
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").split(".")[0] != "matplotlib":
+            raise
+        raise ConfigError("drawing a figure needs matplotlib", "pip install 'vitrail[figure]'") from missing
 
     cell = grids[layer].cell
     figure = AttentionFigure(shown, attention, title, size=size, cell=cell, tokens=tokens, query=query)
@@ -111,9 +116,9 @@ def _looked_at(model: Any, image: Any) -> tuple[Tensor, Image.Image | np.ndarray
     image = _single(image)
     if isinstance(image, Tensor) and _is_input(model, image):
         return (image if image.ndim == 4 else image[None]).detach().to(device), None
-    if not isinstance(model, Classifier):
+    if not isinstance(model, Task):
         what = f"a backbone has no preprocessing and cannot take a {type(image).__name__} as its image"
-        raise ConfigError(what, "give a normalised float tensor (1, C, H, W), or a Classifier as the model")
+        raise ConfigError(what, "give a normalised float tensor (1, C, H, W), or a Task as the model")
     if isinstance(image, str | PathLike):
         image = _content(Path(image))
     elif isinstance(image, np.ndarray | Tensor) and image.ndim == 4:
@@ -133,7 +138,7 @@ def _is_input(model: Any, image: Tensor) -> bool:
     """Whether a tensor is what the model takes, and not a picture that is still to be prepared."""
     if not image.is_floating_point() or image.ndim not in (3, 4):
         return False
-    return image.ndim == 4 or not isinstance(model, Classifier) or not bool(((image >= 0) & (image <= 1)).all())
+    return image.ndim == 4 or not isinstance(model, Task) or not bool(((image >= 0) & (image <= 1)).all())
 
 
 def _content(path: Path) -> bytes:
@@ -164,7 +169,7 @@ def _seen(picture: Image.Image | np.ndarray, preprocessing: Preprocessing) -> np
 
 def _before(model: Any, images: Tensor) -> np.ndarray:
     """A model's input (1, C, H, W) as the picture that it stands for: uint8 (H, W, 3)."""
-    if isinstance(model, Classifier):
+    if isinstance(model, Task):
         return thumbnail(model.preprocessing.denormalise(images)[0].cpu().numpy())
     values = images[0].float()  # (C, H, W)
     low, high = values.min(), values.max()

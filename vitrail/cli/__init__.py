@@ -26,6 +26,7 @@ from vitrail.cli import (
     transfer,
 )
 from vitrail.errors import VitrailError
+from vitrail.runtime.process import keep_large_buffers
 
 
 def build_app() -> App:
@@ -66,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and leaves with its exit code (0 done, 2 usage, 3 data, 4 checkpoint, 5 diverged, 6 disk, ...)."""
     # threads that wait give their core up soon; read when torch is loaded, which no verb has done yet (docs/decisions.md)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    keep_large_buffers()
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]

@@ -31,8 +31,10 @@ def evaluate(
         What `vitrail train` takes.
     """
     from vitrail.cli.output import columns, one_line
+    from vitrail.runtime.process import use_all_cores
     from vitrail.workflows.api import evaluate as judge
 
+    use_all_cores()
     judgement = judge(model, data, **flags)
     if per_class:
         head, rows = judgement.per_class()

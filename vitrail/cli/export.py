@@ -25,9 +25,11 @@ def export(model: str, /, *, json: AsJson = False, **flags: Unpack[ExportFlags])
         A run directory, `latest`, a model folder, a file of weights, or hf:owner/name.
     """
     from vitrail.cli.convert import print_converted
+    from vitrail.runtime.process import use_all_cores
     from vitrail.workflows.api import export as write
     from vitrail.workflows.export import Exported
 
+    use_all_cores()
     result = write(model, **flags)
     if isinstance(result, Exported):
         _print_exported(result, json=json)

@@ -19,8 +19,10 @@ def inspect(model: str, /, *, json: AsJson = False, **flags: Unpack[InspectFlags
         A run directory, `latest`, a model folder, or a .safetensors file.
     """
     from vitrail.cli.output import command_line, one_line
+    from vitrail.runtime.process import use_all_cores
     from vitrail.workflows.api import inspect as look
 
+    use_all_cores()
     report, figures = look(model, command=command_line(), **flags)
     if json:
         plain = {name: value for name, value in figures.items() if isinstance(value, int | float | str)}

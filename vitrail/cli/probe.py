@@ -23,8 +23,10 @@ def probe(model: str, data: str, /, *, json: AsJson = False, **flags: Unpack[Pro
         What `vitrail train` takes; its classes need not be the model's.
     """
     from vitrail.cli.output import columns, one_line
+    from vitrail.runtime.process import use_all_cores
     from vitrail.workflows.api import probe as judge
 
+    use_all_cores()
     result = judge(model, data, **flags)
     head, rows = result.table()
     print(columns(rows, head))

@@ -19,6 +19,8 @@ def serve(model: str | None = None, /, **flags: Unpack[ServeFlags]) -> None:
     model
         A run directory, `latest`, a model folder, a file of weights or an exported .onnx; with --runs it may be left out.
     """
+    from vitrail.runtime.process import use_all_cores
     from vitrail.workflows.api import serve as run
 
+    use_all_cores()
     run(model, **flags)

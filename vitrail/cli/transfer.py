@@ -25,8 +25,10 @@ def transfer(model: str, /, *data: str, json: AsJson = False, **flags: Any) -> i
     import sys
 
     from vitrail.cli.output import columns, command_line, one_line
+    from vitrail.runtime.process import use_all_cores
     from vitrail.workflows.api import transfer as judge
 
+    use_all_cores()
     result = judge(model, data, command=command_line(), **flags)
     print(columns(result.table(), ["data", *result.protocols]))
     print(f"report: {flags['out'] / 'report.html'}")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.data.preprocessing import WHOLE_PIXELS, Preprocessing
+from vitrail.torch_private import check
 
 HALF_WIDTHS = {"box": 0.5, "bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}  # of a kernel that does not shrink
 SHARPNESS = -0.5  # of the cubic kernel
@@ -113,7 +114,7 @@ def _ones_at(places: Tensor, line: Tensor) -> Tensor:
 def _nearest(start: Tensor, step: Tensor, offset: Tensor, places: Tensor) -> Tensor:
     """The pixel under each of the crop's, (new,). Pillow adds up steps, and their roundings decide where one ends on an edge."""
     count = torch.sym_int((offset + len(places)).long().item())
-    torch._check(count >= len(places))
+    check(count >= len(places))
     steps = step.expand(count).clone()
     steps[0] = start + step / 2
     return steps.cumsum(0)[count - len(places) :].floor()

@@ -1,6 +1,6 @@
-"""Attention: the definition and the fast ways, and how it is looked at afterwards.
+"""Attention: the definition and the fast ways, and the record of it.
 
-B images, T tokens, D width, H heads, E = D / H, Q queries, K keys, R rows that are looked at; G groups of S queries.
+B images, T tokens, D width, H heads, E = D / H, Q queries, K keys, R rows of a record; G groups of S queries.
 """
 
 from __future__ import annotations
@@ -27,12 +27,21 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tenso
 # fused. Measured by benchmarks/attention.py. In bf16 on a CPU the fused backward pass makes training up to 6 times slower with
 # few tokens, 1.3 to 2.3 times with 197 or 257 and up to 2.6 times with 577; with 1,025 it wins. In inference it wins where
 # the processor has AMX; without, plain attention is 1.0 to 1.9 times faster with 197 or 257 tokens.
-CPU = "cpu" if torch.cpu._is_amx_tile_supported() else "cpu without AMX"
 PLAIN = {
     ("cpu", torch.bfloat16, True): (0, 577),
     ("cpu without AMX", torch.bfloat16, True): (0, 577),
     ("cpu without AMX", torch.bfloat16, False): (64, 577),
 }
+
+
+_processors: list[str] = []
+
+
+def processor() -> str:
+    """The CPU's name in `PLAIN`, asked for once: by the first network that is made, as a compiler could not trace it."""
+    if not _processors:
+        _processors.append("cpu" if torch.cpu.get_capabilities().get("amx_tile") else "cpu without AMX")
+    return _processors[0]
 
 
 def attention_path(device: str, dtype: torch.dtype, *, training: bool, tokens: int, learned_bias: bool = False) -> str:
@@ -44,7 +53,7 @@ def attention_path(device: str, dtype: torch.dtype, *, training: bool, tokens: i
     # on a CPU torch's kernel has no gradient for a bias: it would be the definition, and slower than this one
     if device == "meta" or (device == "cpu" and learned_bias and torch.is_grad_enabled()):
         return "plain"
-    least, most = PLAIN.get((CPU if device == "cpu" else device, dtype, training), (1, 0))
+    least, most = PLAIN.get((processor() if device == "cpu" else device, dtype, training), (1, 0))
     return "plain" if least <= tokens <= most else "fused"
 
 
@@ -70,18 +79,18 @@ class AttentionRecord:
 
     Args:
         split: gives q (B, H, Q, E), k and v (B, H, K, E) once more from the input of the layer, which is all that is kept.
-        found: what the layer found, (B, H, Q', E), with its place in the graph; fewer than Q where only the first are needed.
+        output: of the layer, (B, H, Q', E), with its place in the graph; fewer than Q where only the first are needed.
         bias: of queries (B, H, R, E), which are the given rows: (B or 1, H, R, K), added to the scaled logits.
     """
 
     def __init__(
         self,
         split: Callable[[], tuple[Tensor, Tensor, Tensor]],
-        found: Tensor | None = None,
+        output: Tensor | None = None,
         bias: Callable[[Tensor, slice], Tensor] | None = None,
     ) -> None:
         self.split, self.bias = split, bias
-        self.found = found if found is not None and found.requires_grad else None
+        self.output = output if output is not None and output.requires_grad else None
 
     @cached_property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,7 +105,7 @@ class AttentionRecord:
         return q.shape[0], q.shape[1], q.shape[2], k.shape[2]
 
     def slices(self) -> Iterator[slice]:
-        """All rows, in pieces that are small enough for looking to need no more memory than the model itself."""
+        """All rows, in pieces that are small enough to need no more memory than the model itself."""
         batch, heads, queries, keys = self.shape
         step = max(AT_ONCE // (batch * heads * keys), 1)
         return (slice(start, min(start + step, queries)) for start in range(0, queries, step))
@@ -107,14 +116,14 @@ class AttentionRecord:
         q = q[:, :, rows]
         return attention_weights(q, k, None if self.bias is None else self.bias(q, rows).float())
 
-    def gradient(self, of_found: Tensor, rows: slice = ALL) -> Tensor:
-        """The gradient of `weights`, (B, H, R, K) in fp32, from that of ``found``: the matrix itself need be in no graph.
+    def gradient(self, of_output: Tensor, rows: slice = ALL) -> Tensor:
+        """The gradient of `weights`, (B, H, R, K) in fp32, from that of ``output``: the matrix itself need be in no graph.
 
         Zero for queries whose answer was not needed.
         """
         q, _, v = self.parts
         with by_hand(v):
-            return F.pad(of_found.float(), (0, 0, 0, q.shape[2] - of_found.shape[2]))[:, :, rows] @ v.mT
+            return F.pad(of_output.float(), (0, 0, 0, q.shape[2] - of_output.shape[2]))[:, :, rows] @ v.mT
 
 
 class GroupedAttentionRecord(AttentionRecord):
@@ -134,11 +143,11 @@ class GroupedAttentionRecord(AttentionRecord):
         weights = attention_weights(q, k, None if self.bias is None else self.bias(q, groups).float())
         return _one_after_another(weights)[:, :, inside]
 
-    def gradient(self, of_found: Tensor, rows: slice = ALL) -> Tensor:
+    def gradient(self, of_output: Tensor, rows: slice = ALL) -> Tensor:
         groups, inside = self._groups(rows)
         q, _, v = self.parts
         with by_hand(v):
-            gradient = of_found.float().reshape(q.shape)[:, groups] @ v[:, groups].mT
+            gradient = of_output.float().reshape(q.shape)[:, groups] @ v[:, groups].mT
         return _one_after_another(gradient)[:, :, inside]
 
     def _groups(self, rows: slice) -> tuple[slice, slice]:
@@ -152,6 +161,28 @@ class GroupedAttentionRecord(AttentionRecord):
 def _one_after_another(groups: Tensor) -> Tensor:
     """(B, G, H, S, K) to (B, H, G S, K)."""
     return groups.transpose(1, 2).flatten(2, 3)
+
+
+class AttentionGrid(NamedTuple):
+    """How the rows (queries) and columns (keys) of an attention matrix lie in the image.
+
+    The first ``prefix`` of both are tokens without a place; the rest are places of the grids, in row-major order, unless
+    ``rows`` (Q,) and ``columns`` (Q, K) say which place each of them is; there -1 is a place outside of the image, or one
+    that the query cannot see.
+    A grid of (0, 0) has no places: only the prefix tokens ask.
+
+    ``cell`` is how many pixels, (height, width), a place of the map is large: of the queries, or of the keys where no place
+    asks. Where there are fewer keys than places, a key stands for several places: with k keys along an axis for n places
+    that are ``covered``, all of them unless it says otherwise, key i for those from floor(i n / k) to ceil((i + 1) n / k) - 1.
+    """
+
+    prefix: int
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    cell: tuple[int, int]
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+    covered: tuple[int, int] | None = None
 
 
 OnAttention = Callable[[AttentionRecord], None]  # is given each layer's attention as the images go through
@@ -203,11 +234,11 @@ class Attention(nn.Module):
         bias = relative.bias(q, slice(queries)) if relative else None
         learned = bias is not None and bias.requires_grad
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2], learned_bias=learned)
-        found = attend(q, k, v, bias=bias, dropout=self.dropout if self.training else 0.0, path=path)
+        output = attend(q, k, v, bias=bias, dropout=self.dropout if self.training else 0.0, path=path)
         if on_attention is not None:
-            on_attention(self.look(x, relative, found))
-        return self.proj(found.transpose(1, 2).flatten(2))
+            on_attention(self.record(x, relative, output))
+        return self.proj(output.transpose(1, 2).flatten(2))
 
-    def look(self, x: Tensor, relative: Relative | None = None, found: Tensor | None = None) -> AttentionRecord:
+    def record(self, x: Tensor, relative: Relative | None = None, output: Tensor | None = None) -> AttentionRecord:
         """What every token attends to, of (B, T, D)."""
-        return AttentionRecord(partial(self.split, x), found, relative.bias if relative else None)
+        return AttentionRecord(partial(self.split, x), output, relative.bias if relative else None)

@@ -16,21 +16,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.attention import Attention, AttentionRecord, GroupedAttentionRecord, OnAttention
-from vitrail.models.backbone import AttentionGrid, Backbone
-from vitrail.models.config import RESIZES, Config, check_divides, grid_of
+from vitrail.models.attention import Attention, AttentionGrid, AttentionRecord, GroupedAttentionRecord, OnAttention
+from vitrail.models.backbone import Backbone
+from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of
 from vitrail.models.initialise import fill_as_paper
-from vitrail.models.layers import (
-    GELUS,
-    LayerNorm,
-    Mlp,
-    PatchEmbed,
-    Patches,
-    Tokens,
-    add_branch,
-    drop_rates,
-    residual_stream,
-)
+from vitrail.models.layers import LayerNorm, Mlp, PatchEmbed, Patches, Tokens, add_branch, drop_rates, residual_stream
 from vitrail.models.positions import resize, resize_tables, sincos2d
 
 
@@ -100,7 +90,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
         """(B, L, T, D) to (B, L, T, D)."""
-        in_lines = None if on_attention is None else lambda look: on_attention(_of_lines(look, len(x)))
+        in_lines = None if on_attention is None else lambda record: on_attention(_of_lines(record, len(x)))
 
         def attention(x: Tensor) -> Tensor:
             return self.dropout(self.attn(self.norm1(x).flatten(0, 1), on_attention=in_lines)).view_as(x)
@@ -109,18 +99,18 @@ class Layer(nn.Module):
             return self.mlp(self.norm2(x))
 
         drop = self.drop_path if self.training else 0.0
-        skip = None if on_attention is None else False  # all images are looked at
+        skip = None if on_attention is None else False  # attention is recorded of all images
         return add_branch(add_branch(x, attention, drop=drop, skip=skip), mlp, drop=drop)
 
 
-def _of_lines(look: AttentionRecord, batch: int) -> AttentionRecord:
+def _of_lines(record: AttentionRecord, batch: int) -> AttentionRecord:
     """The attention of lines that went through as (B L, T, D), as that of B images."""
 
     def split() -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (part.unflatten(0, (batch, -1)) for part in look.split())  # (B, L, A, T, E) each
+        q, k, v = (part.unflatten(0, (batch, -1)) for part in record.split())  # (B, L, A, T, E) each
         return q, k, v
 
-    return GroupedAttentionRecord(split, look.found)
+    return GroupedAttentionRecord(split, record.output)
 
 
 class Block(nn.Module):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,34 +16,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import ConfigError
-from vitrail.models.attention import OnAttention
+from vitrail.models.attention import AttentionGrid, OnAttention, processor
 from vitrail.models.config import Config, changed, grid_of
 from vitrail.models.heads import Head
 from vitrail.models.layers import Patches, Tokens, whole_patches
 
 TAKE_SUBSETS = ("vit", "beit", "cait")  # architectures whose `place` and `encode` take patches with ``ids``
-
-
-class AttentionGrid(NamedTuple):
-    """How the rows (queries) and columns (keys) of an attention matrix lie in the image.
-
-    The first ``prefix`` of both are tokens without a place; the rest are places of the grids, in row-major order, unless
-    ``rows`` (Q,) and ``columns`` (Q, K) say which place each of them is; there -1 is a place outside of the image, or one
-    that the query cannot see.
-    A grid of (0, 0) has no places: only the prefix tokens ask.
-
-    ``cell`` is how many pixels, (height, width), a place of the map is large: of the queries, or of the keys where no place
-    asks. Where there are fewer keys than places, a key stands for several places: with k keys along an axis for n places
-    that are ``covered``, all of them unless it says otherwise, key i for those from floor(i n / k) to ceil((i + 1) n / k) - 1.
-    """
-
-    prefix: int
-    queries: tuple[int, int]
-    keys: tuple[int, int]
-    cell: tuple[int, int]
-    rows: Tensor | None = None
-    columns: Tensor | None = None
-    covered: tuple[int, int] | None = None
 
 
 class Backbone(nn.Module):
@@ -61,6 +39,7 @@ class Backbone(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
+        processor()
         self.config = config
 
     @property
@@ -151,7 +130,7 @@ class Backbone(nn.Module):
         again from q and k. Their memory grows with the square of the tokens; `forward_recording` is for large images.
         """
         matrices: list[Tensor] = []
-        logits = self.forward_recording(images, lambda look: matrices.append(look.weights()))
+        logits = self.forward_recording(images, lambda record: matrices.append(record.weights()))
         return logits, matrices
 
     @abstractmethod
@@ -174,7 +153,7 @@ class Backbone(nn.Module):
 
     def no_decay(self) -> set[str]:
         """Names of all that is no kernel: biases, norms, tokens, positions, factors of LayerScale."""
-        return {name for name, each in self.named_parameters() if each.ndim == 1 or not name.endswith(".weight")}
+        return {name for name, tensor in self.named_parameters() if tensor.ndim == 1 or not name.endswith(".weight")}
 
     def new_head(self, classes: int) -> None:
         """A linear head of zeros for other classes (paper, appendix B.1.1)."""
@@ -208,7 +187,7 @@ class Backbone(nn.Module):
 
     def _run(self, block: nn.Module, *given: Any, on_attention: OnAttention | None = None) -> Any:
         """A block's answer; in training with ``checkpoint`` its inner activations are computed again for the gradient, unless
-        they are looked at, for which they would be seen twice.
+        their attention is recorded, which would record it twice.
         """
         if on_attention is not None:
             return block(*given, on_attention=on_attention)
@@ -219,7 +198,7 @@ class Backbone(nn.Module):
 
 def device_of(model: nn.Module) -> torch.device:
     """Where the parameters of ``model`` lie; the CPU for one that has none, as an exported graph."""
-    return next((each.device for each in model.parameters()), torch.device("cpu"))
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def block_number(stage: int, block: int, depths: Sequence[int]) -> int:

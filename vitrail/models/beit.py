@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import AttentionRecord, OnAttention, attend, attention_path
-from vitrail.models.backbone import AttentionGrid, Backbone, first_token
+from vitrail.models.attention import AttentionGrid, AttentionRecord, OnAttention, attend, attention_path
+from vitrail.models.backbone import Backbone, first_token
 from vitrail.models.beit_bias import BIAS_RESIZES, bias_index, bias_of, resize_bias, rows_of
-from vitrail.models.config import RESIZES, Config, check_divides, grid_of, is_number
+from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of, is_number
 from vitrail.models.initialise import fills
 from vitrail.models.layers import (
-    GELUS,
     Dense,
     LayerNorm,
     Mlp,
@@ -129,15 +128,15 @@ class Attention(nn.Module):
         q, k, v = self._split(x)
         learned = bias is not None and bias.requires_grad
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=x.shape[1], learned_bias=learned)
-        found = attend(q, k, v, bias=bias, path=path)
+        output = attend(q, k, v, bias=bias, path=path)
         if on_attention is not None:
-            on_attention(self.look(x, bias, found))
-        return self.proj(found.transpose(1, 2).flatten(2))
+            on_attention(self.record(x, bias, output))
+        return self.proj(output.transpose(1, 2).flatten(2))
 
-    def look(self, x: Tensor, bias: Tensor | None, found: Tensor | None = None) -> AttentionRecord:
+    def record(self, x: Tensor, bias: Tensor | None, output: Tensor | None = None) -> AttentionRecord:
         """What every token attends to, of (B, T, D)."""
         return AttentionRecord(
-            partial(self._split, x), found, None if bias is None else lambda q, rows: bias[:, :, rows]
+            partial(self._split, x), output, None if bias is None else lambda q, rows: bias[:, :, rows]
         )
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -171,7 +170,7 @@ class Block(nn.Module):
             return _scale(self.mlp(self.norm2(x)), self.gamma_2)
 
         drop = self.drop_path if self.training else 0.0
-        # all images are looked at, and where each has its own bias, a subset of them would need it too
+        # attention is recorded of all images, and where each has its own bias, a subset of them would need it too
         skip = False if on_attention is not None or (bias is not None and bias.shape[0] > 1) else None
         x = add_branch(x, attention, drop=drop, skip=skip)
         return add_branch(x, mlp, drop=drop, skip=skip)

@@ -36,7 +36,7 @@ def bias_index(grid: Grid, ids: Tensor | None, device: torch.device) -> Tensor:
     places = F.pad(ids, (1, 0), value=-1)  # (T,) or (B, T), the class token is nowhere
     y = places // columns
     x = places - y * columns  # the remainder, which the ONNX exporter cannot write for an open number of columns
-    down, right = (each.unsqueeze(-1) - each.unsqueeze(-2) for each in (y, x))
+    down, right = (axis.unsqueeze(-1) - axis.unsqueeze(-2) for axis in (y, x))
     index = (down + rows - 1) * (2 * columns - 1) + right + columns - 1
     is_class = places < 0
     index = torch.where(is_class.unsqueeze(-1), last - 2, index)

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import ALL, AttentionRecord, OnAttention, attend, attention_path
-from vitrail.models.backbone import AttentionGrid, Backbone, first_token
-from vitrail.models.config import RESIZES, Config, check_divides, grid_of
+from vitrail.models.attention import ALL, AttentionGrid, AttentionRecord, OnAttention, attend, attention_path
+from vitrail.models.backbone import Backbone, first_token
+from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
 from vitrail.models.layers import (
-    GELUS,
     Dense,
     LayerNorm,
     Mlp,
@@ -109,14 +108,14 @@ class TalkingHeads(nn.Module):
         q, k, v = self._split(x)
         with by_hand(q):
             weights = mix_heads(self.softmax(q, k), self.proj_w)  # (B, A, N, N)
-            found = weights @ v
+            output = weights @ v
         if on_attention is not None:
-            on_attention(self.look(x, found))
-        return self.proj(found.transpose(1, 2).flatten(2))
+            on_attention(self.record(x, output))
+        return self.proj(output.transpose(1, 2).flatten(2))
 
-    def look(self, x: Tensor, found: Tensor | None = None) -> AttentionRecord:
+    def record(self, x: Tensor, output: Tensor | None = None) -> AttentionRecord:
         """What every patch attends to, of (B, N, D)."""
-        return TalkingLook(self, partial(self._split, x), found)
+        return TalkingRecord(self, partial(self._split, x), output)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v: (B, N, D) to (B, A, N, E) each."""
@@ -129,23 +128,23 @@ class TalkingHeads(nn.Module):
             return mix_heads(q * q.shape[-1] ** -0.5 @ k.mT, self.proj_l).softmax(-1)
 
 
-class TalkingLook(AttentionRecord):
+class TalkingRecord(AttentionRecord):
     """The softmax of talking heads. What multiplies v are its heads after ``proj_w`` has mixed them, numbers of either sign
-    that sum to nothing in particular: ``mix_heads(look.weights(), block.attn.proj_w)``.
+    that sum to nothing in particular: ``mix_heads(record.weights(), block.attn.proj_w)``.
     """
 
     def __init__(
-        self, attention: TalkingHeads, split: Callable[[], tuple[Tensor, Tensor, Tensor]], found: Tensor | None
+        self, attention: TalkingHeads, split: Callable[[], tuple[Tensor, Tensor, Tensor]], output: Tensor | None
     ) -> None:
-        super().__init__(split, found)
+        super().__init__(split, output)
         self.attention = attention
 
     def weights(self, rows: slice = ALL) -> Tensor:
         q, k, _ = self.parts
         return self.attention.softmax(q[:, :, rows], k)
 
-    def gradient(self, of_found: Tensor, rows: slice = ALL) -> Tensor:
-        of_mixed = super().gradient(of_found, rows)  # (B, A, R, N)
+    def gradient(self, of_output: Tensor, rows: slice = ALL) -> Tensor:
+        of_mixed = super().gradient(of_output, rows)  # (B, A, R, N)
         with by_hand(of_mixed):
             return torch.einsum("barn,ac->bcrn", of_mixed, self.attention.proj_w.weight.to(of_mixed))
 
@@ -169,17 +168,17 @@ class ClassAttention(nn.Module):
         self.proj = Dense(width, width)
 
     def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
-        """The class token and the patches (B, 1 + N, D) to what the token found (B, 1, D)."""
+        """The class token and the patches (B, 1 + N, D) to the output of the token (B, 1, D)."""
         q, k, v = self._split(x)
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=x.shape[1])
-        found = attend(q, k, v, path=path)
+        output = attend(q, k, v, path=path)
         if on_attention is not None:
-            on_attention(self.look(x, found))
-        return self.proj(found.transpose(1, 2).flatten(2))
+            on_attention(self.record(x, output))
+        return self.proj(output.transpose(1, 2).flatten(2))
 
-    def look(self, x: Tensor, found: Tensor | None = None) -> AttentionRecord:
+    def record(self, x: Tensor, output: Tensor | None = None) -> AttentionRecord:
         """What the token attends to, of (B, 1 + N, D)."""
-        return AttentionRecord(partial(self._split, x), found)
+        return AttentionRecord(partial(self._split, x), output)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, A, 1, E), k and v (B, A, 1 + N, E)."""
@@ -214,7 +213,7 @@ class Block(nn.Module):
             return y * self.gamma_2.to(y.dtype)
 
         drop = self.drop_path if self.training else 0.0
-        skip = None if on_attention is None else False  # all images are looked at
+        skip = None if on_attention is None else False  # attention is recorded of all images
         x = add_branch(asked, attention, drop=drop, skip=skip, queries=x.shape[1])
         return add_branch(x, mlp, drop=drop)
 

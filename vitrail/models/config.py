@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -154,7 +148,7 @@ def check_divides(size: Sequence[int], patch_size: Sequence[int]) -> None:
         return
     below = [max(length // patch, 1) * patch for length, patch in zip(size, patch_size)]
     above = [-(-length // patch) * patch for length, patch in zip(size, patch_size)]
-    written, patches, *near = ["x".join(map(str, each)) for each in (size, patch_size, below, above)]
+    written, patches, *near = ["x".join(map(str, sides)) for sides in (size, patch_size, below, above)]
     raise ConfigError(
         f"an image of {written} pixels does not divide into patches of {patches}",
         f"resize to {' or '.join(dict.fromkeys(near))}, or set pad=True to fill up with zeros",
@@ -170,7 +164,7 @@ def _pair(name: str, value: Any) -> tuple[int, int]:
 
 def _stages(name: str, value: Any) -> tuple[int, ...]:
     stages = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    if not stages or not all(is_whole(each, 1) for each in stages):
+    if not stages or not all(is_whole(value, 1) for value in stages):
         raise ConfigError(f"{name} is {value!r}", f"{name} = one whole number from 1 for each stage")
     return stages
 
@@ -182,6 +176,18 @@ def is_whole(value: Any, least: int) -> bool:
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
+
+# What fields may be, and the numerics that a word stands for.
+
+GELUS = ("tanh", "exact")  # the approximation of the paper's code, and the definition
+
+# what keeps the division by a kernel's deviation finite, and what it is added to: the variance or the deviation itself
+STANDARDISATIONS = {
+    "bit": (1e-10, "variance"),  # BiT's code
+    "timm": (1e-8, "variance"),  # timm and transformers, for BiT and for hybrids
+    "vit": (1e-5, "deviation"),  # the ViT paper's code, for hybrids
+}
+GROUPS = 32  # of channels in a group norm, whatever their number (BiT, Kolesnikov et al. 2020, section 2)
 
 KINDS = ("learned", "learned2d", "sincos2d", "relative", "none")
 PLACES = ("stem", "every", "shared")

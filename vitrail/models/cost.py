@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.models.backbone import Backbone
-from vitrail.models.config import Config
-from vitrail.models.family import sketch
 
 
 class Cost(NamedTuple):
@@ -27,13 +25,13 @@ class Cost(NamedTuple):
     tokens: int
 
 
-def cost_of(config: Config) -> Cost:
-    """What a network of ``config`` costs."""
+def count_cost(backbone: Backbone) -> Cost:
+    """What a network on the meta device costs."""
     # a view of a parameter, such as a repeated class token, counts as one that needs a gradient even without a graph
-    backbone = sketch(config).requires_grad_(False)
+    backbone = backbone.requires_grad_(False)
     parameters = sum(parameter.numel() for parameter in backbone.parameters())
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        tokens = backbone.forward_features(_image_for(backbone))
+        tokens = backbone.forward_features(image_for(backbone))
         backbone.head(backbone.pool(tokens))
     batched = sum(
         counts.get(product, 0)
@@ -44,28 +42,23 @@ def cost_of(config: Config) -> Cost:
     return Cost(parameters, counter.get_total_flops() // 2, batched // 2, tokens.x.shape[1])
 
 
-def activation_bytes(config: Config) -> int:
-    """Bytes that one image keeps for the backward pass in fp32; parameters are not among them."""
-    backbone = sketch(config)
-    return saved_bytes(backbone.train(), _image_for(backbone))
-
-
 def saved_bytes(module: nn.Module, images: Tensor) -> int:
     """Bytes that a module on the meta device keeps of what it does with ``images``, for the backward pass."""
-    parameters = {each.untyped_storage()._cdata for each in module.parameters()}
+    parameters = {id(parameter.untyped_storage()) for parameter in module.parameters()}
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in parameters:
-            kept[storage._cdata] = storage.nbytes()
+        if id(storage) not in parameters:
+            kept[id(storage)] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         answer = module(images)
-    assert answer is not None  # the graph keeps the storages, and so their addresses, apart until here
+    assert answer is not None  # the graph keeps the storages, and so what identifies them, apart until here
     return sum(kept.values())
 
 
-def _image_for(backbone: Backbone) -> Tensor:
+def image_for(backbone: Backbone) -> Tensor:
+    """An image of its size, on the meta device."""
     return torch.empty(1, backbone.config.in_channels, *backbone.config.image_size, device="meta")

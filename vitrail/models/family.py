@@ -12,6 +12,7 @@ from vitrail.models.backbone import Backbone
 from vitrail.models.beit import BEITS, BEiT, BEiTConfig
 from vitrail.models.cait import CAITS, CaiT, CaiTConfig
 from vitrail.models.config import Config, changed
+from vitrail.models.cost import Cost, count_cost, image_for, saved_bytes
 from vitrail.models.pvt import PVT, PVTS, PVTConfig
 from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config
 from vitrail.models.resnet import RESNETS, ResNet, ResNetConfig
@@ -68,3 +69,14 @@ def sketch(model: str | Config, **changes: Any) -> Backbone:
     """The same on the meta device: shapes without numbers, for `cost_of` and its like."""
     with torch.device("meta"):
         return create_backbone(model, **changes)
+
+
+def cost_of(config: Config) -> Cost:
+    """What a network of ``config`` costs."""
+    return count_cost(sketch(config))
+
+
+def activation_bytes(config: Config) -> int:
+    """Bytes that one image keeps for the backward pass in fp32; parameters are not among them."""
+    backbone = sketch(config)
+    return saved_bytes(backbone.train(), image_for(backbone))

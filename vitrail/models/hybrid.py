@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.layers import PatchEmbed
-from vitrail.models.resnet import Shape, Stage, shapes
-from vitrail.models.standardise import GroupNorm, StdConv
+from vitrail.models.standardise import GroupNorm, Shape, Stage, StdConv, shapes
 from vitrail.models.vit_config import ViTConfig
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail import torch_private
 from vitrail.models.config import check_divides, grid_of
 
 
@@ -47,10 +47,6 @@ class Tokens(NamedTuple):
     ids: Tensor | None = None
 
 
-GELUS = ("tanh", "exact")  # the approximation of the paper's code, and the definition
-ALGORITHMS = {"tanh": "tanh", "exact": "none"}  # oneDNN's words for them
-
-
 def is_autocast(x: Tensor) -> bool:
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
@@ -63,14 +59,6 @@ def working_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
 def by_hand(x: Tensor) -> AbstractContextManager:
     """Autocast off: what follows says itself which type it computes in."""
     return torch.autocast(x.device.type, enabled=False) if is_autocast(x) else nullcontext()
-
-
-@cache
-def has_fused_dense(dtype: torch.dtype) -> bool:
-    """Whether oneDNN adds bias and GELU inside its matrix product on this processor."""
-    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
-        return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class Dense(nn.Linear):
@@ -91,8 +79,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: str | None = Non
     """`Dense` as a function: (..., D) to (..., D')."""
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if can_fuse_dense(x, weight):
-        algorithm = ALGORITHMS[gelu] if gelu else ""
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "gelu" if gelu else "none", [], algorithm)
+        return torch_private.linear(x, weight, bias, gelu)
     y = F.linear(x, weight, bias)
     return activate(y, gelu) if gelu else y
 
@@ -100,7 +87,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: str | None = Non
 def can_fuse_dense(x: Tensor, weight: Tensor) -> bool:
     needs_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return x.device.type == "cpu" and not needs_gradient and not traced and has_fused_dense(x.dtype)
+    return x.device.type == "cpu" and not needs_gradient and not traced and torch_private.has_fused(x.dtype)
 
 
 def activate(x: Tensor, gelu: str) -> Tensor:
@@ -133,14 +120,19 @@ class Conv(nn.Conv2d):
     def apply_kernel(self, x: Tensor, weight: Tensor, gelu: str | None = None) -> Tensor:
         """The same with another kernel of the same shape."""
         dtype = working_dtype(x, self.weight)
+        window: dict[str, Any] = {
+            "stride": self.stride,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+        }
         with by_hand(x):
             x = x.to(dtype)
             bias = None if self.bias is None else self.bias.to(x.dtype)
             weight = weight.to(x.dtype)
             if gelu and can_fuse_dense(x, weight):
-                given = (self.padding, self.stride, self.dilation, self.groups)
-                return torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *given, "gelu", [], ALGORITHMS[gelu])
-            y = self._conv_forward(x, weight, bias)
+                return torch_private.convolution(x, weight, bias, gelu, **window)
+            y = F.conv2d(x, weight, bias, **window)
             # with the channels last, as maps of tokens lie in memory: there GELU and its gradient take a fifth less time
             return activate(y.movedim(1, -1), gelu).movedim(-1, 1) if gelu else y
 

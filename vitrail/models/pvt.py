@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import OnAttention
-from vitrail.models.backbone import AttentionGrid, Backbone, block_number, first_token
+from vitrail.models.attention import AttentionGrid, OnAttention
+from vitrail.models.backbone import Backbone, block_number, first_token
 from vitrail.models.config import Config, check_divides
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
 from vitrail.models.layers import (
@@ -106,7 +106,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, grid: Grid, on_attention: OnAttention | None = None) -> Tensor:
         """(B, T, D) to (B, T, D)."""
         drop = self.drop_path if self.training else 0.0
-        skip = None if on_attention is None else False  # all images are looked at
+        skip = None if on_attention is None else False  # attention is recorded of all images
         x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, on_attention)), drop=drop, skip=skip)
         return add_branch(x, lambda x: self.mlp(self.norm2(x)), drop=drop)
 
@@ -225,12 +225,12 @@ class PVT(Backbone):
 
     @classmethod
     def resized(cls, tensors: Mapping[str, Tensor], old: PVTConfig, new: PVTConfig) -> dict[str, Tensor]:
-        found = dict(tensors)
+        resized = dict(tensors)
         for stage, grids in enumerate(zip(old.grids(old.image_size), new.grids(new.image_size))):
             name = f"stages.{stage}.pos_embed"
             prefix, table = new.prefixes(stage), {"pos_embed": tensors[name]}
-            found[name] = positions.resize_tables(table, *grids, prefix=prefix, rule=new.position_resize)["pos_embed"]
-        return found
+            resized[name] = positions.resize_tables(table, *grids, prefix=prefix, rule=new.position_resize)["pos_embed"]
+        return resized
 
 
 @fills

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.attention import OnAttention
-from vitrail.models.backbone import AttentionGrid, Backbone, block_number
+from vitrail.models.attention import AttentionGrid, OnAttention
+from vitrail.models.backbone import Backbone, block_number
 from vitrail.models.config import Config
 from vitrail.models.initialise import fill_truncated, fills
 from vitrail.models.layers import (
@@ -153,7 +153,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, grid: Grid, on_attention: OnAttention | None = None) -> Tensor:
         """(B, N, D) to (B, N, D)."""
         drop = self.drop_path if self.training else 0.0
-        skip = None if on_attention is None else False  # all images are looked at
+        skip = None if on_attention is None else False  # attention is recorded of all images
         x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, on_attention)), drop=drop, skip=skip)
         return add_branch(x, lambda x: self.mlp(self.norm2(x), grid), drop=drop)
 

@@ -6,21 +6,20 @@ B images, C channels, H x W pixels, h x w = N cells of a map, D its channels, M 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.models.attention import OnAttention
-from vitrail.models.backbone import AttentionGrid, Backbone, block_number
-from vitrail.models.config import Config
+from vitrail.models.attention import AttentionGrid, OnAttention
+from vitrail.models.backbone import Backbone, block_number
+from vitrail.models.config import STANDARDISATIONS, Config
 from vitrail.models.initialise import fill_lecun_normal, fills
 from vitrail.models.layers import Patches, Tokens, add_branch, residual_stream, stage_drop_rates
-from vitrail.models.standardise import STANDARDISATIONS, GroupNorm, StdConv
+from vitrail.models.standardise import GroupNorm, Shape, Stage, StdConv, shapes
 
 STEM_WIDTH = 64
 
@@ -32,7 +31,7 @@ class ResNetConfig(Config):
     Args:
         depths: blocks of each stage; each stage but the first halves the map, and doubles the width.
         width_factor: all widths times this, the "x3" of R50x3.
-        standardise: how kernels are standardised, one of `standardise.STANDARDISATIONS`.
+        standardise: how kernels are standardised, one of `config.STANDARDISATIONS`.
         group_norm_eps: added to the variance in each group norm.
         drop_path: of the last block; it grows linearly from 0 at the first. BiT itself drops none.
     """
@@ -98,37 +97,6 @@ def _framed(x: Tensor) -> Tensor:
         zeros = torch.zeros_like(x.narrow(axis, 0, 1))
         x = torch.cat([zeros, x, zeros], axis)
     return x
-
-
-class Shape(NamedTuple):
-    """What one bottleneck makes of a map: ``outputs`` channels of ``inputs``, every ``stride``-th row and column."""
-
-    inputs: int
-    outputs: int
-    stride: int
-
-
-def shapes(depths: Sequence[int], stem_width: int) -> Iterator[list[Shape]]:
-    """Of the blocks of each stage: the first block of a stage changes the width, and halves all maps but the stem's."""
-    inputs = stem_width
-    for stage, depth in enumerate(depths):
-        outputs = 4 * stem_width * 2**stage
-        yield [Shape(inputs, outputs, 2 if stage else 1), *[Shape(outputs, outputs, 1)] * (depth - 1)]
-        inputs = outputs
-
-
-class Stage(nn.Module):
-    """Blocks whose maps have one size."""
-
-    def __init__(self, blocks: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-
-    def forward(self, x: Tensor, run: Callable[..., Tensor]) -> Tensor:
-        """``run`` calls a block, as `Backbone._run` does: (B, D, h, w) to (B, D', h', w')."""
-        for block in self.blocks:
-            x = run(block, x)
-        return x
 
 
 class Bottleneck(nn.Module):
@@ -198,7 +166,7 @@ class ResNet(Backbone):
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """The stages, the last norm and ReLU: (B, N, D) to the cells of the last map, (B, T, F).
 
-        Raises `ConfigError` where attention is to be looked at: there is none.
+        Raises `ConfigError` where attention is to be recorded: there is none.
         """
         if on_attention is not None:
             remedy = "look at feature_maps(images), or take an architecture with attention, such as vit-b16"

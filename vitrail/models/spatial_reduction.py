@@ -14,10 +14,9 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.models.attention import AttentionRecord, OnAttention, attend, attention_path
-from vitrail.models.backbone import AttentionGrid
-from vitrail.models.config import Config, grid_of
-from vitrail.models.layers import GELUS, Conv, Dense, LayerNorm
+from vitrail.models.attention import AttentionGrid, AttentionRecord, OnAttention, attend, attention_path
+from vitrail.models.config import GELUS, Config, grid_of
+from vitrail.models.layers import Conv, Dense, LayerNorm
 
 Grid = tuple[int, int]  # rows, columns
 
@@ -135,10 +134,10 @@ class ReducedAttention(nn.Module):
         """(B, T, D) to (B, T, D); the last N of the T tokens are the places of ``grid``."""
         q, k, v = self.split(x, grid)
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2])
-        found = attend(q, k, v, dropout=self.dropout if self.training else 0.0, path=path)
+        output = attend(q, k, v, dropout=self.dropout if self.training else 0.0, path=path)
         if on_attention is not None:
-            on_attention(AttentionRecord(partial(self.split, x, grid), found))
-        return self.proj(found.transpose(1, 2).flatten(2))
+            on_attention(AttentionRecord(partial(self.split, x, grid), output))
+        return self.proj(output.transpose(1, 2).flatten(2))
 
 
 class SpatialReductionAttention(ReducedAttention):

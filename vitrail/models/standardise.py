@@ -1,4 +1,4 @@
-"""Convolutions with standardised kernels and group norm: what BiT's ResNets and the stems of hybrids share.
+"""Convolutions with standardised kernels, group norm, stages of blocks: what BiT's ResNets and the stems of hybrids share.
 
 B images, C channels in, D out, P x Q the kernel, h x w cells.
 """
@@ -6,21 +6,15 @@ B images, C channels in, D out, P x Q the kernel, h x w cells.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.models.config import GROUPS, STANDARDISATIONS
 from vitrail.models.layers import Conv, by_hand, working_dtype
-
-GROUPS = 32  # of channels in a group norm, whatever their number (BiT, Kolesnikov et al. 2020, section 2)
-
-# what keeps the division by a kernel's deviation finite, and what it is added to: the variance or the deviation itself
-STANDARDISATIONS = {
-    "bit": (1e-10, "variance"),  # BiT's code
-    "timm": (1e-8, "variance"),  # timm and transformers, for BiT and for hybrids
-    "vit": (1e-5, "deviation"),  # the ViT paper's code, for hybrids
-}
 
 
 def standardise(weight: Tensor, rule: str) -> Tensor:
@@ -69,3 +63,34 @@ class GroupNorm(nn.GroupNorm):
             y = F.group_norm(x, self.num_groups, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
         y = y.to(working_dtype(x, self.weight))
         return F.relu(y, inplace=True) if self.relu else y
+
+
+class Shape(NamedTuple):
+    """What one bottleneck makes of a map: ``outputs`` channels of ``inputs``, every ``stride``-th row and column."""
+
+    inputs: int
+    outputs: int
+    stride: int
+
+
+def shapes(depths: Sequence[int], stem_width: int) -> Iterator[list[Shape]]:
+    """Of the blocks of each stage: the first block of a stage changes the width, and halves all maps but the stem's."""
+    inputs = stem_width
+    for stage, depth in enumerate(depths):
+        outputs = 4 * stem_width * 2**stage
+        yield [Shape(inputs, outputs, 2 if stage else 1), *[Shape(outputs, outputs, 1)] * (depth - 1)]
+        inputs = outputs
+
+
+class Stage(nn.Module):
+    """Blocks whose maps have one size."""
+
+    def __init__(self, blocks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor, run: Callable[..., Tensor]) -> Tensor:
+        """``run`` calls a block, as `Backbone._run` does: (B, D, h, w) to (B, D', h', w')."""
+        for block in self.blocks:
+            x = run(block, x)
+        return x

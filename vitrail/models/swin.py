@@ -16,12 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.attention import AttentionRecord, GroupedAttentionRecord, OnAttention, attend, attention_path
-from vitrail.models.backbone import AttentionGrid, Backbone, block_number
-from vitrail.models.config import Config, grid_of
+from vitrail.models.attention import (
+    AttentionGrid,
+    AttentionRecord,
+    GroupedAttentionRecord,
+    OnAttention,
+    attend,
+    attention_path,
+)
+from vitrail.models.backbone import Backbone, block_number
+from vitrail.models.config import GELUS, Config, grid_of
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
 from vitrail.models.layers import (
-    GELUS,
     Dense,
     LayerNorm,
     Mlp,
@@ -163,20 +169,20 @@ class WindowAttention(nn.Module):
             x.device.type, q.dtype, training=q.requires_grad, tokens=side**2, learned_bias=bias.requires_grad
         )
         dropout = self.dropout if self.training else 0.0
-        found = attend(q, k, v, bias=bias[None], dropout=dropout, path="plain" if rough else path)
+        output = attend(q, k, v, bias=bias[None], dropout=dropout, path="plain" if rough else path)
         if on_attention is not None:
-            on_attention(self.look(x, windows, found))
-        x = found.reshape(batch, rows, columns, self.heads, side, side, channels // self.heads)
+            on_attention(self.record(x, windows, output))
+        x = output.reshape(batch, rows, columns, self.heads, side, side, channels // self.heads)
         x = x.permute(0, 1, 4, 2, 5, 3, 6).reshape(batch, rows * side, columns * side, channels)
         return windows.lift(self.proj(x), height, width)
 
-    def look(self, x: Tensor, windows: Windows, found: Tensor | None = None) -> AttentionRecord:
+    def record(self, x: Tensor, windows: Windows, output: Tensor | None = None) -> AttentionRecord:
         """What every place attends to, of (B, h, w, D)."""
 
         def bias(q: Tensor, groups: slice) -> Tensor:
             return self.bias(windows)[groups if windows.shifts else slice(None)]
 
-        return GroupedAttentionRecord(partial(self.split, x, windows), found, bias)
+        return GroupedAttentionRecord(partial(self.split, x, windows), output, bias)
 
 
 class Block(nn.Module):
@@ -207,7 +213,7 @@ class Block(nn.Module):
             return self.mlp(self.norm2(x))
 
         drop = self.drop_path if self.training else 0.0
-        skip = None if on_attention is None else False  # all images are looked at
+        skip = None if on_attention is None else False  # attention is recorded of all images
         x = add_branch(x, attention, drop=drop, skip=skip)
         return add_branch(x, mlp, drop=drop)
 

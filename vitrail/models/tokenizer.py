@@ -140,9 +140,9 @@ class Tokenizer(nn.Module):
         x = residual_stream(self.patch_embed(images)).unflatten(1, (rows, -1))  # (B, h, w, D)
         for block in self.blocks[: config.depth]:
             x = block(x)
-        found = self.to_levels(x)
-        found = found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
-        return (self._levels(images.device) - 1) * found.sigmoid()
+        levels = self.to_levels(x)
+        levels = levels.float() if levels.dtype in (torch.float16, torch.bfloat16) else levels
+        return (self._levels(images.device) - 1) * levels.sigmoid()
 
     def _drawn(self, rounded: Tensor) -> Tensor:
         """Images (B, C, H, W) of the levels (B, h, w, S)."""

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models import positions
-from vitrail.models.attention import Attention, OnAttention, Relative
-from vitrail.models.backbone import AttentionGrid, Backbone
+from vitrail.models.attention import Attention, AttentionGrid, OnAttention, Relative
+from vitrail.models.backbone import Backbone
 from vitrail.models.config import changed, grid_of
 from vitrail.models.heads import AttentionPool, Head, Heads
 from vitrail.models.hybrid import HybridEmbed
@@ -70,7 +70,7 @@ class Block(nn.Module):
         if not self.skips:
             return mlp(attention(x))
         drop = self.drop_path if self.training else 0.0
-        # all images are looked at, and where each has an index of its own, a subset of them would need a subset of it too
+        # attention is recorded of all images, and where each has an index of its own, a subset of them needs a subset of it
         skip = False if on_attention is not None or (relative is not None and relative.index.ndim == 3) else None
         x = add_branch(x, attention, drop=drop, skip=skip, queries=queries)
         return add_branch(x, mlp, drop=drop, skip=skip)
@@ -176,7 +176,7 @@ class ViT(Backbone):
             before = [torch.cat(before, 1) + self._embeddings(0, patches.grid, x)[0]]
         if self.config.registers:
             before.append(self.reg_token.to(x.dtype))
-        x = torch.cat([*(each.expand(x.shape[0], -1, -1) for each in before), x], 1)
+        x = torch.cat([*(token.expand(x.shape[0], -1, -1) for token in before), x], 1)
         return self.dropout(residual_stream(x))
 
     def _layers(self, patches: Patches) -> list[tuple[Any, Tensor | None, Relative | None]]:

@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from vitrail.models.config import KINDS, PLACES, RESIZES, Config, check_divides, is_number, is_whole
-from vitrail.models.layers import GELUS
-from vitrail.models.standardise import GROUPS, STANDARDISATIONS
+from vitrail.models.config import (
+    GELUS,
+    GROUPS,
+    KINDS,
+    PLACES,
+    RESIZES,
+    STANDARDISATIONS,
+    Config,
+    check_divides,
+    is_number,
+    is_whole,
+)
 
 INITIALS = ("paper", "truncated", "mimetic", "identity")
 PREFIXES = ((), ("cls",), ("cls", "dist"))
@@ -22,7 +31,7 @@ class ViTConfig(Config):
         stem: blocks of each stage of a ResNet whose map the patches are cut from, see `vitrail.models.hybrid`. The map has
             a stride of 4 with (), the root alone, or with one stage, and twice that with each further stage. None: no stem.
         stem_width: channels of the root; a stage's are 4, 8, 16 ... times as many.
-        standardise: how the stem's kernels are standardised, one of `standardise.STANDARDISATIONS`.
+        standardise: how the stem's kernels are standardised, one of `config.STANDARDISATIONS`.
         group_norm_eps: added to the variance in each group norm of the stem.
         prefix: learned tokens before the patches: none, the class token, or also DeiT's distillation token.
         registers: further learned tokens, without position and never read (Darcet et al. 2024).
@@ -33,7 +42,7 @@ class ViTConfig(Config):
         positions_at: added at the stem, at every layer from a table of its own, or at every layer from one table
             (appendix D.4). Relative positions are part of attention: "shared" is one table, otherwise each layer has its own.
         prefix_positions: prefix tokens have positions too; without, patches alone (DeiT III).
-        position_resize: how tables follow another image size; one of `positions.RESIZES`.
+        position_resize: how tables follow another image size; one of `config.RESIZES`.
         pre_logits: the head of pre-training, with a hidden layer and tanh.
         gelu: "tanh", the approximation of the paper's code, or "exact".
         initial: first values of the weights, see `vitrail.models.initialise`: as in the paper; "truncated", as DeiT;
@@ -104,7 +113,7 @@ class ViTConfig(Config):
     def __post_init__(self) -> None:
         object.__setattr__(self, "prefix", tuple(self.prefix))
         if self.stem is not None:
-            listed = isinstance(self.stem, tuple | list) and all(is_whole(each, 1) for each in self.stem)
+            listed = isinstance(self.stem, tuple | list) and all(is_whole(depth, 1) for depth in self.stem)
             self._check("stem", listed, "None, or the blocks of each stage, such as (3, 4, 9)")
             object.__setattr__(self, "stem", tuple(self.stem))
         super().__post_init__()

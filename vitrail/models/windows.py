@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.models.backbone import AttentionGrid
+from vitrail.models.attention import AttentionGrid
 from vitrail.models.config import grid_of
+from vitrail.torch_private import check
 
 
 class Windows(NamedTuple):
@@ -112,5 +113,5 @@ def _opaque(length: Any, least: int) -> Any:
     if isinstance(length, int):
         return length
     number = torch.scalar_tensor(length, dtype=torch.int64).item()
-    torch._check(number >= least)
+    check(number >= least)
     return number

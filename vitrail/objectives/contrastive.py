@@ -21,6 +21,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import Backbone, sketch
 from vitrail.models.layers import by_hand
 from vitrail.objectives.gradient_cache import ContrastiveObjective
+from vitrail.torch_private import lerp_
 
 
 class MoCo(ContrastiveObjective):
@@ -98,7 +99,7 @@ class MoCo(ContrastiveObjective):
         moves = (1 - self.momentum) * (1 + math.cos(math.pi * share)) / 2
         slow: list[Tensor] = [*self.momentum_encoder.parameters(), *self.momentum_projector.parameters()]
         trained: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
-        torch._foreach_lerp_(slow, trained, moves)
+        lerp_(slow, trained, moves)
 
 
 class SimCLR(ContrastiveObjective):

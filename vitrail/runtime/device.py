@@ -28,10 +28,15 @@ def find_device(name: str | None) -> torch.device:
     return torch.device(name)
 
 
+def has_fast_bf16() -> bool:
+    """Whether this processor multiplies bf16 natively."""
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+
+
 def default_precision(device: torch.device, width: int) -> Literal["fp32", "bf16", "fp16"]:
     """bf16 where the hardware multiplies it natively and the network is wide enough to gain; see docs/decisions.md."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    if device.type == "cpu" and torch.cpu._is_avx512_bf16_supported() and width >= 128:
+    if device.type == "cpu" and has_fast_bf16() and width >= 128:
         return "bf16"
     return "fp32"

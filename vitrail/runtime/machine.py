@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
-import os
 import platform
 import shutil
 import sys
@@ -12,12 +10,14 @@ from pathlib import Path
 
 import torch
 
+from vitrail.runtime.device import has_fast_bf16
+from vitrail.runtime.process import cores
+
 try:
     import resource
 except ImportError:  # Windows has none
     resource = None  # type: ignore[assignment]
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # glibc's malloc.h
 PACKAGES = (
     "vitrail",
     "torch",
@@ -41,13 +41,13 @@ def peak_memory() -> int:
 
 def versions() -> dict[str, str]:
     """The version of each package that counts, ``absent`` where it is not installed."""
-    found = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            by_package[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "absent"
-    return found
+            by_package[name] = "absent"
+    return by_package
 
 
 def processor() -> str:
@@ -59,35 +59,11 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def accelerator() -> str:
     """The name of the GPU, or the empty string."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name(0)
     return "Apple GPU (mps)" if torch.backends.mps.is_available() else ""
-
-
-def has_fast_bf16() -> bool:
-    """Whether this processor multiplies bf16 natively."""
-    return bool(torch.cpu._is_avx512_bf16_supported())
-
-
-def keep_large_buffers() -> None:
-    """Tells glibc to keep freed memory of up to 1 GiB for the next step, instead of giving it back and mapping it anew.
-
-    Every step frees and takes the same large activations; mapping them afresh cost 40 % of a step of ViT-S on a CPU
-    (benchmarks/README.md). Elsewhere than on Linux with glibc this does nothing.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return
-    for option, value in ((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 1 << 26)):
-        mallopt(option, value)
 
 
 def describe() -> str:

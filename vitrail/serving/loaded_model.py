@@ -39,7 +39,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.runtime.device import in_precision
 from vitrail.runtime.progress import Say
-from vitrail.tasks.classification import Classifier
+from vitrail.tasks import Task
 from vitrail.weights.folders import CONFIG
 from vitrail.weights.onnx import ExportedBackbone
 from vitrail.weights.resolve import resolve_model
@@ -103,7 +103,7 @@ class LoadedModel:
     """
 
     def __init__(
-        self, classifier: Classifier, name: str, *, precision: str = "fp32", about: Mapping[str, Any] | None = None
+        self, classifier: Task, name: str, *, precision: str = "fp32", about: Mapping[str, Any] | None = None
     ) -> None:
         self.classifier, self.name, self.precision = classifier, name, precision
         self.about = dict(about or {})
@@ -224,7 +224,7 @@ class LoadedModel:
         return attention["asks"] == "all" and all(0 <= at < length for at, length in zip(query, attention["map"]))
 
 
-def _describe_attention(classifier: Classifier) -> list[dict[str, Any]]:
+def _describe_attention(classifier: Task) -> list[dict[str, Any]]:
     """Of each layer: its heads, the map of its places, whether all of them ask or the class token alone, and who does unasked."""
     size, device = classifier.preprocessing.size, device_of(classifier)
     if not (grids := classifier.attention_grids(size)):
@@ -246,7 +246,7 @@ def _describe_attention(classifier: Classifier) -> list[dict[str, Any]]:
     ]
 
 
-def compute_version(classifier: Classifier) -> str:
+def compute_version(classifier: Task) -> str:
     """Twelve digits of a SHA-256 of all that decides an answer: weights, preprocessing, classes and temperature."""
     parts = (digest_of(classifier), classifier.classes, classifier.multi_label, classifier.temperature)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from vitrail.errors import ConfigError
 from vitrail.inference.options import InferenceOptions
-from vitrail.runtime.machine import cores, keep_large_buffers
+from vitrail.runtime.process import cores
 from vitrail.serving.limits import ServerLimits
 from vitrail.serving.loaded_model import load_model
 from vitrail.serving.server import bind, check_reach, run
@@ -45,8 +43,6 @@ def start(
     token = read_token(token_file)
     check_reach(host, token)
     with bind(host, port) as bound, _exit_on_sigterm():
-        keep_large_buffers()
-        torch.set_num_threads(cores())
         load = None
         if model is not None:
             load = functools.partial(load_model, model, name=name, classes=classes, options=options, say=log.info)

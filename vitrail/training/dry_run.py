@@ -15,6 +15,7 @@ from vitrail.config.parse import plain
 from vitrail.config.schema import Run
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.machine import describe, peak_memory
+from vitrail.runtime.process import keep_generators, use_threads
 from vitrail.runtime.progress import duration
 from vitrail.training.network import Kept
 from vitrail.training.prepare import prepare
@@ -29,8 +30,10 @@ def dry_run(run: Run, *, data: Any = None) -> str:
         folder.open()
         try:
             lines: list[str] = []
-            prepared = prepare(run, folder, data=data, say=lines.append)
-            measured = _measure(prepared.training, prepared.kept)
+            with keep_generators():
+                prepared = prepare(run, folder, data=data, say=lines.append)
+                with use_threads(prepared.training.run.compute.threads or 1):
+                    measured = _measure(prepared.training, prepared.kept)
             settings = yaml.safe_dump(plain(prepared.training.run), sort_keys=False)
             return "\n".join([*lines, *measured, "", settings])
         finally:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.torch_private import lerp, lerp_, multiply_
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic: steepest at zero, and bounded after
 ITERATIONS = 5
 
@@ -46,10 +48,10 @@ class Muon(torch.optim.Optimizer):
     def _update(self, pairs: list[tuple[Tensor, Tensor]], rate: float, momentum: float, decay: float) -> None:
         parameters, gradients = ([pair[side] for pair in pairs] for side in (0, 1))
         means = [self._mean(parameter) for parameter in parameters]
-        torch._foreach_lerp_(means, gradients, 1 - momentum)
-        ahead = torch._foreach_lerp(gradients, means, momentum)
-        torch._foreach_mul_(parameters, 1 - rate * decay)
-        for parameter, direction in zip(parameters, orthogonal(list(ahead)), strict=True):
+        lerp_(means, gradients, 1 - momentum)
+        ahead = lerp(gradients, means, momentum)
+        multiply_(parameters, 1 - rate * decay)
+        for parameter, direction in zip(parameters, orthogonal(ahead), strict=True):
             parameter.add_(direction, alpha=-rate * 0.2 * max(parameter.shape) ** 0.5)
 
     def _mean(self, parameter: Tensor) -> Tensor:

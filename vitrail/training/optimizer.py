@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config.schema import OptimSettings
+from vitrail.torch_private import lerp_
 from vitrail.training.muon import Muon
 
 
@@ -144,6 +145,4 @@ class Average:
     def update(self, parameters: Mapping[str, nn.Parameter], step: int) -> None:
         """Moves towards ``parameters`` after update number ``step`` (from 0)."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(
-            list(self.tensors.values()), [parameters[name].detach() for name in self.tensors], 1 - decay
-        )
+        lerp_(list(self.tensors.values()), [parameters[name].detach() for name in self.tensors], 1 - decay)

@@ -12,7 +12,6 @@ from vitrail.data.loader import collate_labels
 from vitrail.data.sources.source import describe_data
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import find_device
-from vitrail.runtime.machine import keep_large_buffers
 from vitrail.runtime.progress import Say
 from vitrail.training.auto import length_in_steps, resolve
 from vitrail.training.data import RunData, TrainingBatches, Transform
@@ -47,7 +46,6 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     """
     goal = GOALS[run.objective.name]
     goal.check(run)
-    keep_large_buffers()
     device = find_device(run.compute.device)
     start = goal.start(run, say)
     opened = goal.open(run, data, folder, transform, start)
@@ -55,7 +53,6 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     run = resolve(run, goal.plan(run, opened.train, start, say), opened.train, device, say)
     kept = goal.build(run, opened, start, say)
     kept.model.to(device)
-    torch.set_num_threads(run.compute.threads or 1)
     training = assemble(run, goal, kept, opened, folder, device, say)
     return Prepared(goal, training, kept, opened)
 

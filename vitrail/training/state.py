@@ -16,6 +16,7 @@ from vitrail.config.schema import Run
 from vitrail.objectives.objective import Objective
 from vitrail.runs.checkpoint import Checkpoint
 from vitrail.runs.folder import RunFolder
+from vitrail.torch_private import copy_
 from vitrail.training.data import TrainingBatches
 from vitrail.training.inputs import Inputs
 from vitrail.training.monitors import Monitor
@@ -98,7 +99,7 @@ class Training:
     def refresh_working(self) -> None:
         """Brings the working copy up to the weights."""
         if self.working is not self.objective:
-            torch._foreach_copy_(list(self.working.parameters()), list(self.objective.parameters()))
+            copy_(list(self.working.parameters()), list(self.objective.parameters()))
 
 
 class averaged:
@@ -120,7 +121,7 @@ class averaged:
 
     @torch.no_grad()
     def _put(self, tensors: list[Tensor]) -> None:
-        torch._foreach_copy_(list(self.training.optimiser.parameters.values()), tensors)
+        copy_(list(self.training.optimiser.parameters.values()), tensors)
 
 
 def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:

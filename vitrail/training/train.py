@@ -16,6 +16,7 @@ from vitrail.errors import ConfigError
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder, default_folder, why_stopped
 from vitrail.runtime import fault_injection
+from vitrail.runtime.process import keep_generators, use_threads
 from vitrail.runtime.progress import ProgressBar, Say, duration
 from vitrail.runtime.signals import StopRequests
 from vitrail.training.data import Transform
@@ -74,13 +75,14 @@ def train(
     say = _log_and_print(folder, quiet)
     started = time.perf_counter()
     try:
-        with StopRequests() as stop:
+        with keep_generators(), StopRequests() as stop:
             if run.recipe in RECIPES:
                 recipe = RECIPES[run.recipe]
                 say(f"recipe   {run.recipe}: {recipe.source}\nexpect   {recipe.expect}")
             prepared = prepare(run, folder, data=data, transform=transform, say=say)
-            _run_steps(prepared, stop, quiet, say)
-            outcome = _finish(prepared, Ending(command, time.perf_counter() - started, quiet), say)
+            with use_threads(prepared.training.run.compute.threads or 1):
+                _run_steps(prepared, stop, quiet, say)
+                outcome = _finish(prepared, Ending(command, time.perf_counter() - started, quiet), say)
             return Result(folder.path, outcome.report, outcome.figures)
     except BaseException as error:
         if folder.path.is_dir() and folder.status().get("state") != "finished":

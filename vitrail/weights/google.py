@@ -24,8 +24,8 @@ from torch import Tensor
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Config, ViTConfig
+from vitrail.models.config import STANDARDISATIONS
 from vitrail.models.resnet import ResNetConfig
-from vitrail.models.standardise import STANDARDISATIONS
 from vitrail.weights.description import parse_config
 from vitrail.weights.google_resnet import Names, bit_arrays, bit_config, bit_names, stem_fields, stem_names
 from vitrail.weights.layout import Weights

@@ -20,7 +20,6 @@ from vitrail.evaluation.judgement import Judgement
 from vitrail.inference.inputs import split_to_judge
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
-from vitrail.runtime.machine import cores, keep_large_buffers
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks.task import Task
 from vitrail.weights.native import set_temperature
@@ -50,12 +49,10 @@ def evaluate(
     Raises `ConfigError` for a model without a head, `DataError` for unknown classes or an unlabelled split, `CheckpointError`
     for the weights.
     """
-    torch.set_num_threads(cores())
     task = options.load(model, classes, say)
     task.check_can_answer()
     if calibrate and task.temperature is None:
         raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
-    keep_large_buffers()
     name, source = split_to_judge(task, data, split, say)
     bad = BadImages(options.on_bad, options.max_bad, None, total=len(source))
     source = keep_decoded(source, channels=task.config.in_channels, bad=bad)

@@ -22,7 +22,7 @@ from vitrail.exports.program import to_program
 from vitrail.exports.quantise import to_int8
 from vitrail.files import disk_errors, free_bytes, stage_folder, sync_folder
 from vitrail.inference.options import InferenceOptions
-from vitrail.runtime.machine import cores, keep_large_buffers, versions
+from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import to_stderr
 from vitrail.tasks.task import Task
 from vitrail.weights.description import KEY, describe
@@ -146,8 +146,6 @@ def export_model(
     if images is not None and images < 1:
         raise ConfigError(f"images is {images}", "compare one image at least, such as --images 300")
     _check_destination(path, how, force=force)
-    torch.set_num_threads(cores())
-    keep_large_buffers()
     classifier = replace(options, device="cpu").load(model, classes, say)
     if isinstance(classifier.backbone, ExportedBackbone):
         raise ConfigError(f"{model} is an export already", "export the model that it was made from")

@@ -44,7 +44,8 @@ from vitrail.reports.inspection.numbers import numbers
 from vitrail.reports.inspection.page import write_inspection
 from vitrail.reports.wording import sentence
 from vitrail.runtime.device import in_precision
-from vitrail.runtime.machine import cores, describe, keep_large_buffers, versions
+from vitrail.runtime.machine import describe, versions
+from vitrail.runtime.process import use_threads
 from vitrail.runtime.progress import ProgressBar, to_stderr
 from vitrail.tasks import Task
 from vitrail.workflows.evaluate import Say
@@ -85,8 +86,6 @@ def inspect(
     if most < 1:
         raise ConfigError(f"most is {most}", "look at one image at least, such as --most 128")
     classifier = options.load(model, classes, say)
-    keep_large_buffers()
-    torch.set_num_threads(cores())
     make_folder(out)
     config = classifier.config
     found: dict[str, Any] = {"filters": _filters(classifier), "positions": _positions(classifier)}
@@ -118,13 +117,10 @@ def inspect(
 def _cost(classifier: Task, say: Say) -> dict[str, list[CostPoint]]:
     """Time and memory on one thread, whose own time a busy machine takes little of."""
     say("measuring time and memory on one thread")
-    before, config = torch.get_num_threads(), classifier.config
-    torch.set_num_threads(1)
-    try:
+    config = classifier.config
+    with use_threads(1):
         by_size = measure_cost(classifier, default_sizes(config))
         return {"cost": by_size, "cost_by_patch": _cost_by_patch(config, device_of(classifier))}
-    finally:
-        torch.set_num_threads(before)
 
 
 def _cost_by_patch(config: Any, device: torch.device) -> list[CostPoint]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from vitrail import weights
 from vitrail.data.sources.open import open_data
@@ -22,7 +21,6 @@ from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear,
 from vitrail.inference.features import Features, features_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
-from vitrail.runtime.machine import cores, keep_large_buffers
 from vitrail.runtime.progress import to_stderr
 from vitrail.tasks import Classifier, Task
 from vitrail.workflows.evaluate import Say
@@ -130,8 +128,6 @@ def probe(
     models = [options.load(model, classes, say)]
     if against is not None:
         models.append(InferenceOptions(device=options.device).load(against, None, say))
-    keep_large_buffers()
-    torch.set_num_threads(cores())
     splits = open_to_probe(data, models[0])
     train, split, judged = parts_to_probe(splits)
     how.check(train.targets)

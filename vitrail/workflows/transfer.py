@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from vitrail.config.compose import request
 from vitrail.config.parse import plain
@@ -31,7 +30,7 @@ from vitrail.inference.outputs import judge
 from vitrail.reports.transfer import Cell, Transfer, write_transfer
 from vitrail.reports.wording import plural
 from vitrail.runs.cells import Cells
-from vitrail.runtime.machine import cores, describe, keep_large_buffers, versions
+from vitrail.runtime.machine import describe, versions
 from vitrail.runtime.progress import to_stderr
 from vitrail.tasks import Task
 from vitrail.training.train import train
@@ -223,8 +222,6 @@ class DataSet:
     @cached_property
     def features(self) -> list[Features]:
         """Of what is learnt from, and of what is judged."""
-        keep_large_buffers()
-        torch.set_num_threads(cores())
         learnt, split, judged = self.parts
         both = {"train": learnt, split: judged}
         return features_by_split(self.classifier, both, options=self.options, cache=self.cache, say=self.say)

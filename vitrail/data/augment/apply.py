@@ -85,7 +85,7 @@ def _in_threads(
             made, matrices = zip(*parts)
             return torch.cat(made), np.concatenate(matrices)
     finally:
-        torch.set_num_threads(before)  # new threads would take over what was set last
+        torch.set_num_threads(before)  # a thread sets its own number, and that of threads which start later
 
 
 def _augment(

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from vitrail.errors import CheckpointError
+from vitrail.models.config import GROUPS
 from vitrail.models.resnet import STEM_WIDTH, ResNetConfig
-from vitrail.models.standardise import GROUPS, standardise
+from vitrail.models.standardise import standardise
 from vitrail.weights.huggingface.family import Family, State, check_said, outputs_of
 
 RULE, EPS = "timm", 1e-5  # of kernels, and of group norms

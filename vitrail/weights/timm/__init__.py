@@ -14,8 +14,8 @@ from torch import Tensor
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Config, ViTConfig
+from vitrail.models.config import STANDARDISATIONS
 from vitrail.models.resnet import ResNetConfig
-from vitrail.models.standardise import STANDARDISATIONS
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.description import parse_config
 from vitrail.weights.layout import Weights

@@ -1,4 +1,4 @@
-"""Attention that is looked at afterwards, of every architecture, against the plain definition with its matrix in the graph."""
+"""The record of attention, of every architecture, against the plain definition with its matrix in the graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.models.conftest import assert_near, shaken
-from tests.models.plainly import looks_of, run_plainly
+from tests.models.plainly import records_of, run_plainly
 from tests.models.tiny import TINY
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, ViTConfig, create_backbone
@@ -55,39 +55,41 @@ def test_the_gradient_of_a_matrix_is_that_of_the_same_logit_where_the_matrix_is_
     model, targets = make(name), torch.tensor([3, 5])
     images = draw(model)
     _, _, truths = run_plainly(model, images, targets)
-    looks: list = []
-    logits = model.forward_recording(images.requires_grad_(), looks.append)
-    founds = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), [look.found for look in looks])
-    for look, of_found, truth in zip(looks, founds, truths, strict=True):
-        gradient = look.gradient(of_found)
-        assert gradient.dtype == torch.float32 and gradient.shape == look.shape
+    records: list = []
+    logits = model.forward_recording(images.requires_grad_(), records.append)
+    gradients_of_outputs = torch.autograd.grad(
+        logits.gather(1, targets[:, None]).sum(), [record.output for record in records]
+    )
+    for record, of_output, truth in zip(records, gradients_of_outputs, truths, strict=True):
+        gradient = record.gradient(of_output)
+        assert gradient.dtype == torch.float32 and gradient.shape == record.shape
         needed = truth.shape[2]
         assert truth.any()
         assert_near(gradient[:, :, :needed], truth.float(), 1e-4)
         assert not gradient[:, :, needed:].any()
         for rows in (slice(0, 1), slice(1, max(needed, 2)), slice(needed - 1, None)):
-            torch.testing.assert_close(look.gradient(of_found, rows), gradient[:, :, rows], atol=1e-6, rtol=1e-4)
+            torch.testing.assert_close(record.gradient(of_output, rows), gradient[:, :, rows], atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_any_rows_put_together_are_the_matrix(name, monkeypatch):
     model = make(name, torch.float32)
-    for look in looks_of(model, draw(model, torch.float32)):
-        whole, (batch, heads, queries, keys) = look.weights(), look.shape
-        assert whole.shape == look.shape
+    for record in records_of(model, draw(model, torch.float32)):
+        whole, (batch, heads, queries, keys) = record.weights(), record.shape
+        assert whole.shape == record.shape
         for at_once in (1, 3 * batch * heads * keys, 5 * batch * heads * keys + 1, 1 << 21):
             monkeypatch.setattr("vitrail.models.attention.AT_ONCE", at_once)
-            pieces = list(look.slices())
+            pieces = list(record.slices())
             rows = [row for piece in pieces for row in range(queries)[piece]]
             assert rows == list(range(queries))
             assert all(piece.stop - piece.start <= max(at_once // (batch * heads * keys), 1) for piece in pieces)
-            together = torch.cat([look.weights(piece) for piece in pieces], 2)
+            together = torch.cat([record.weights(piece) for piece in pieces], 2)
             torch.testing.assert_close(together, whole, atol=1e-6, rtol=1e-5)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_looking_changes_no_bit_of_the_logits(name):
+def test_recording_changes_no_bit_of_the_logits(name):
     model = make(name, torch.float32)
     images, watched = draw(model, torch.float32, batch=3), []
     assert torch.equal(model.forward_recording(images, watched.append), model(images))
@@ -95,15 +97,15 @@ def test_looking_changes_no_bit_of_the_logits(name):
     with torch.autocast("cpu", torch.bfloat16):
         rough: list = []
         assert torch.equal(model.forward_recording(images, rough.append), model(images))
-        for look in rough:
-            assert look.weights().dtype == torch.float32
-            assert (look.weights().sum(-1) - 1).abs().max() < 1e-5
+        for record in rough:
+            assert record.weights().dtype == torch.float32
+            assert (record.weights().sum(-1) - 1).abs().max() < 1e-5
 
 
 @torch.no_grad()
-def test_a_look_keeps_no_place_in_a_graph_where_there_is_none():
+def test_a_record_keeps_no_place_in_a_graph_where_there_is_none():
     model = make("vit")
-    assert all(look.found is None for look in looks_of(model, draw(model)))
+    assert all(record.output is None for record in records_of(model, draw(model)))
 
 
 @pytest.mark.parametrize("name", [name for name, config in TINY.items() if config.attention == "none"])
@@ -158,6 +160,6 @@ def test_in_training_every_image_is_seen_once_in_every_layer(name):
         return
     model = shaken(create_backbone(replace(TINY[name], drop_path=0.5, checkpoint=True))).train()
     images = draw(model, torch.float32, batch=16).requires_grad_()
-    looks: list[int] = []
-    model.forward_recording(images, lambda look: looks.append(look.shape[0])).sum().backward()
-    assert looks == [16] * len(model.attention_grids(model.config.image_size))
+    records: list[int] = []
+    model.forward_recording(images, lambda record: records.append(record.shape[0])).sum().backward()
+    assert records == [16] * len(model.attention_grids(model.config.image_size))

@@ -1,0 +1,132 @@
+"""What the package takes from torch beyond its documented functions; no other file names a private attribute of torch.
+
+Everything here has a probe, whether it is there and works, and the same by public functions alone where it does not. The tests
+hold both equal, in the lowest and in the newest version of torch that is supported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# under this name in torch's own documentation ("Extending PyTorch"); there is no public one, and so no other way
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+Tensors = Sequence[Tensor]
+APPROXIMATIONS = {"tanh": "tanh", "exact": "none"}  # of GELU; torch's words and oneDNN's are the same
+
+
+# Lists of tensors: one kernel for all of them on a GPU, where the obvious loop starts one for each.
+
+
+def _of_lists(name: str) -> Callable[..., Any] | None:
+    return getattr(torch, f"_foreach_{name}", None)
+
+
+def lerp(starts: Tensors, ends: Tensors, weight: float) -> list[Tensor]:
+    """``start + weight (end - start)`` of each pair."""
+    together = _of_lists("lerp")
+    if together is not None:
+        return list(together(starts, ends, weight))
+    return [start.lerp(end, weight) for start, end in zip(starts, ends, strict=True)]
+
+
+def lerp_(starts: Tensors, ends: Tensors, weight: float) -> None:
+    """`lerp` in place of ``starts``."""
+    together = _of_lists("lerp_")
+    if together is not None:
+        together(starts, ends, weight)
+        return
+    for start, end in zip(starts, ends, strict=True):
+        start.lerp_(end, weight)
+
+
+def multiply_(tensors: Tensors, factor: float) -> None:
+    """Each tensor times ``factor``, in place."""
+    together = _of_lists("mul_")
+    if together is not None:
+        together(tensors, factor)
+        return
+    for tensor in tensors:
+        tensor.mul_(factor)
+
+
+def copy_(tensors: Tensors, sources: Tensors) -> None:
+    """Each source copied into its tensor, whatever the type of either."""
+    together = _of_lists("copy_")
+    if together is not None:
+        together(tensors, sources)
+        return
+    for tensor, source in zip(tensors, sources, strict=True):
+        tensor.copy_(source)
+
+
+# Dense layers and convolutions on a CPU: oneDNN adds bias and GELU inside its product. No operation here has a gradient.
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: str | None) -> Tensor:
+    """``x @ weight.T + bias``, then GELU where ``gelu`` names one ("tanh" or "exact"); where `has_fused` says so."""
+    kind, algorithm = ("gelu", APPROXIMATIONS[gelu]) if gelu else ("none", "")
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, kind, [], algorithm)
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gelu: str,
+    *,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """A convolution, then GELU; where `has_fused` says so."""
+    window = (padding, stride, dilation, groups)
+    return torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *window, "gelu", [], APPROXIMATIONS[gelu])
+
+
+@cache
+def has_fused(dtype: torch.dtype) -> bool:
+    """Whether `linear` and `convolution` are there for ``dtype`` on this processor, and compute what they should."""
+    try:
+        return torch.backends.mkldnn.is_available() and _is_multiplied(dtype) and _is_right(dtype)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return False
+
+
+def _is_multiplied(dtype: torch.dtype) -> bool:
+    """Whether oneDNN takes numbers of this type here."""
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+
+
+@torch.no_grad()
+def _is_right(dtype: torch.dtype) -> bool:
+    """Both, on a few numbers, against public functions."""
+    with torch.autocast("cpu", enabled=False):
+        numbers = torch.linspace(-2, 2, 36, dtype=dtype, device="cpu")
+        x, weight, bias = numbers.view(6, 6), numbers.flip(0).view(6, 6) / 4, numbers[:6]
+        image, kernel = numbers.view(1, 1, 6, 6), numbers[:9].view(1, 1, 3, 3)
+        window = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+        pairs = [(linear(x, weight, bias, None), F.linear(x, weight, bias))]
+        for gelu, approximation in APPROXIMATIONS.items():
+            plain = F.gelu(F.linear(x, weight, bias), approximate=approximation)
+            pairs.append((linear(x, weight, bias, gelu), plain))
+            plain = F.gelu(F.conv2d(image, kernel, bias[:1], **window), approximate=approximation)
+            pairs.append((convolution(image, kernel, bias[:1], gelu, **window), plain))
+        error = 1e-4 if dtype == torch.float32 else 0.1
+        return all(torch.allclose(fused.float(), plain.float(), atol=error, rtol=error) for fused, plain in pairs)
+
+
+def check(condition: Any) -> None:
+    """Tells a graph that is being exported what holds for a length that it does not know; elsewhere makes sure of it."""
+    tell = getattr(torch, "_check", None)
+    if tell is not None:
+        tell(condition)
+    elif not condition:
+        raise RuntimeError("a length is not what the graph was told")
