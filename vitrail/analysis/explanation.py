@@ -137,6 +137,9 @@ def check_can(classifier: Task, how: ExplainOptions) -> ExplainOptions:
     """The same with its layer counted from 0. Raises `ConfigError` for what the model has not, before an image is touched."""
     if how.method in NEEDS_ANSWER or how.target is not None:
         classifier.check_can_answer(1)
+        if not classifier.answers_classes:
+            what = f"a model of the task {classifier.name} has no classes to explain"
+            raise ConfigError(what, "take the method attention or rollout, without a target")
     if how.target is not None and how.target not in classifier.classes:
         raise ConfigError(f"the model has no class {how.target!r}", nearest(how.target, classifier.classes))
     layers = len(classifier.attention_grids(classifier.preprocessing.size))
@@ -150,7 +153,7 @@ def check_can(classifier: Task, how: ExplainOptions) -> ExplainOptions:
 
 def explained(classifier: Task, key: str, seen: PreparedImage, how: ExplainOptions, batch: int) -> Explanation:
     """One image explained, nothing written; ``how`` as `check_can` gives it, ``batch`` versions of the image at one time."""
-    answer, target = _answered(classifier, seen.images, how) if classifier.classes else (None, 0)
+    answer, target = _answered(classifier, seen.images, how) if classifier.answers_classes else (None, 0)
     size = seen.images.shape[2], seen.images.shape[3]
     maps, heads_cell, cell = None, (1, 1), default_window(classifier.config, size)
     if grids := classifier.attention_grids(size):

@@ -112,7 +112,8 @@ class LoadedModel:
         self.methods = [
             method
             for method in METHODS
-            if (self.attention or method not in NEEDS_ATTENTION) and (classifier.classes or method not in NEEDS_ANSWER)
+            if (self.attention or method not in NEEDS_ATTENTION)
+            and (classifier.answers_classes or method not in NEEDS_ANSWER)
         ]
 
     @property

@@ -158,6 +158,10 @@ class Classifier(Task):
             "temperature": float(description["temperature"]),
         }
 
+    @property
+    def answers_classes(self) -> bool:
+        return bool(self.classes)
+
     @classmethod
     def check_policy(cls, policy: Augment) -> None:
         """Labels can be mixed and smoothed."""

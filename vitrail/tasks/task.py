@@ -168,6 +168,16 @@ class Task(nn.Module, ABC):
             what = f"mixing images and smoothing labels have no meaning for the task {cls.name}"
             raise ConfigError(what, "set augment.mixup, augment.cutmix and augment.smoothing to 0")
 
+    @property
+    def answers_classes(self) -> bool:
+        """Whether an answer is a class with a probability, which `probabilities` gives for each of ``classes``."""
+        return False
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """(B, K) in fp32 of a task that `answers_classes`. Raises `ConfigError` for others."""
+        what = f"a model of the task {self.name} gives no probabilities of classes"
+        raise ConfigError(what, "take a classifier")
+
     def keeps_head(self, arguments: Mapping[str, Any]) -> bool:
         """Whether a model with these ``classes`` and further arguments has the same outputs as this one."""
         own = {"classes": self.classes, **self.describe()}

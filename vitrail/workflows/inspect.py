@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,13 @@ from vitrail.analysis.head_statistics import HeadStatistics
 from vitrail.analysis.locality import locality
 from vitrail.analysis.pictures import thumbnail
 from vitrail.analysis.rollout import relevance, rollout
-from vitrail.data.loader import eval_batches
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, choose_split
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.inference.options import InferenceOptions
+from vitrail.inference.outputs import inputs
 from vitrail.models import cost_of, device_of
 from vitrail.models.backbone import at_rest
 from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Positions, Sample
@@ -178,7 +178,7 @@ def _of_images(classifier: Task, data: Any, most: int, out: Path, options: Infer
         "data": ", ".join(
             filter(None, (str(data) if isinstance(data, str | Path) else "", split * (split != "train")))
         ),
-        "samples": _samples(classifier, shown, options, bad) if has_attention and classifier.classes else [],
+        "samples": _samples(classifier, shown, options, bad) if has_attention and classifier.answers_classes else [],
         "biases": biases,
         "images": count,
         "heads": statistics.figures() if has_attention else [],
@@ -189,9 +189,9 @@ def _batches(
     classifier: Task, source: Source, options: InferenceOptions, bad: BadImages, **changes: Any
 ) -> Iterator[tuple[Tensor, list[str]]]:
     """Normalised images (B, C, H, W) on the model's device and their keys; ``changes`` are of the preprocessing."""
-    preprocessing, device = changes.get("preprocessing", classifier.preprocessing), device_of(classifier)
-    for batch in eval_batches(source, preprocessing, batch=min(options.batch, 32), workers=options.workers, bad=bad):
-        yield preprocessing.normalise(batch.images.to(device)), batch.keys
+    few = replace(options, batch=min(options.batch, 32))
+    for batch, images in inputs(classifier, source, few, bad=bad, **changes):
+        yield images, batch.keys
 
 
 def _samples(classifier: Task, source: Source, options: InferenceOptions, bad: BadImages) -> list[Sample]:

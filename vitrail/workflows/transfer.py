@@ -261,7 +261,6 @@ class DataSet:
     def fine_tune(self, tuning: Tuning) -> dict[str, float]:
         """The accuracy after fine-tuning, the mean over seeds, on the images that the probes are judged on."""
         learnt, split, judged = self.parts
-        how = {"batch": self.options.batch, "workers": self.options.workers, "precision": self.options.precision}
         right = []
         for seed in range(tuning.seeds):
             run = tuning.run(self.init, self.data, self.options, seed=seed)
@@ -269,8 +268,7 @@ class DataSet:
             result = train(run, out=folder, data=self.splits, quiet=self.options.quiet, command=self.command)
             tuned = InferenceOptions(device=self.options.device).load(result.folder, None, self.say)
             bad = BadImages(self.options.on_bad, self.options.max_bad, None, total=len(judged))
-            found = judge(tuned, judged, split=split, bad=bad, **how)
-            right.append(found.logits.argmax(1) == found.targets)
+            right.append(judge(tuned, judged, self.options, split=split, bad=bad).metric.samples())
         return {**figures_of(np.stack(right)), "images": len(right[0]), "train_images": len(learnt)}
 
 
