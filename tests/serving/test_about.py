@@ -14,11 +14,11 @@ from vitrail.weights.native import save_model
 
 def test_the_model_tells_all_that_a_page_needs(client, served):
     told = client.get("/v1/model").json()
-    assert told["classes"] == list(served.classifier.classes) and told["metrics"] == {"top1": 0.5}
+    assert told["classes"] == list(served.model.classes) and told["metrics"] == {"top1": 0.5}
     layer = {"heads": 2, "map": [4, 4], "asks": "all", "reads": "class token"}
     assert told["attention"]["layers"] == [layer] * 3
     assert told["methods"] == ["attention", "rollout", "gradient", "occlusion"]
-    assert told["parameters"] == sum(each.numel() for each in served.classifier.parameters())
+    assert told["parameters"] == sum(each.numel() for each in served.model.parameters())
     assert told["limits"]["images"] == client.service.limits.images
 
 

@@ -37,9 +37,9 @@ def test_its_paths_are_all_there(client, path, served):
 
 def test_files_pixels_and_normalised_images_get_the_same_answer(client, path, served, png):
     files = [png(seed=seed) for seed in range(3)]
-    logits = served.classifier(served.classifier.preprocess(files)).detach().numpy()
-    pixels = np.stack([served.prepare(each, most_pixels=10**6) for each in files]).transpose(0, 2, 3, 1)
-    images = served.classifier.preprocess(files).numpy()
+    logits = served.model(served.model.preprocess(files)).detach().numpy()
+    pixels = np.stack([served.prepare(each, most_pixels=10**6).pixels for each in files]).transpose(0, 2, 3, 1)
+    images = served.model.preprocess(files).numpy()
     replies = [
         ask(client, path, "image", "BYTES", [b64encode(each).decode() for each in files], id="seven"),
         ask(client, f"{path}/versions/{served.version}", "pixels", "UINT8", pixels),
@@ -49,7 +49,7 @@ def test_files_pixels_and_normalised_images_get_the_same_answer(client, path, se
     for reply in replies:
         told = {each["name"]: each for each in reply.json()["outputs"]}
         assert told["logits"]["shape"] == [3, 7] and np.allclose(told["logits"]["data"], logits.ravel(), atol=1e-5)
-        assert told["label"]["data"] == [served.classifier.classes[at] for at in logits.argmax(1)]
+        assert told["label"]["data"] == [served.model.classes[at] for at in logits.argmax(1)]
 
 
 def test_outputs_may_be_chosen(client, path, png):

@@ -28,7 +28,7 @@ def encoded(content: bytes) -> str:
 
 
 def test_three_ways_of_sending_give_the_answer_of_the_library(client, served, png):
-    expected = served.classifier.predict([png()], top=3)[0]
+    expected = served.model.predict([png()], top=3)[0]
     raw = client.post("/v1/predict?top=3", content=png(), headers={"content-type": "image/png"})
     form = client.post("/v1/predict?top=3", files={"file": ("cat.png", png(), "image/png")})
     words = client.post("/v1/predict?top=3", json={"image": {"name": "cat.png", "data": encoded(png())}})
@@ -48,29 +48,27 @@ def test_several_images_are_answered_in_their_order_and_a_bad_one_in_its_place(c
     told = client.post("/v1/predict", files=files).json()["predictions"]
     assert [each["name"] for each in told] == ["0.png", "1.png", "no.png", "2.png", "3.png"]
     assert told.pop(2)["error"]["code"] == "bad_image"
-    expected = served.classifier.predict([png(seed=seed) for seed in range(4)])
+    expected = served.model.predict([png(seed=seed) for seed in range(4)])
     assert np.allclose([each["score"] for each in told], [each.score for each in expected], atol=1e-6)
 
 
 def test_features_are_those_that_the_head_reads(client, served, png):
     told = client.post("/v1/embed", files={"file": png()}).json()["embeddings"][0]["features"]
     with torch.no_grad():
-        expected = served.classifier.features(served.classifier.preprocess(png()))[0]
+        expected = served.model.features(served.model.preprocess(png()))[0]
     assert np.allclose(told, expected, atol=1e-6)
 
 
 def test_all_heads_of_all_layers_come_at_once_and_are_those_of_the_analysis(client, served, png):
     reply = client.post("/v1/explain?layer=all&head=all&query=1,2", files={"file": ("a.png", png())})
     told = reply.json()
-    images = served.classifier.preprocess(png())
+    images = served.model.preprocess(png())
     assert [each["layer"] for each in told["maps"]] == [0, 1, 2]
     for each in told["maps"]:
-        expected = head_maps(served.classifier, images, each["layer"], (1, 2))[0]  # (H, h, w)
+        expected = head_maps(served.model, images, each["layer"], (1, 2))[0]  # (H, h, w)
         assert [each["rows"], each["columns"]] == list(expected.shape[1:]) and each["heads"] == [0, 1]
         assert np.allclose(each["values"], expected.flatten(1), rtol=1e-4, atol=1e-6)
-    assert (
-        told["prediction"]["label"] == served.classifier.predict(png())[0].label and len(told["prediction"]["top"]) == 5
-    )
+    assert told["prediction"]["label"] == served.model.predict(png())[0].label and len(told["prediction"]["top"]) == 5
     shown = Image.open(io.BytesIO(b64decode(told["picture"]["jpeg"])))
     assert shown.size == (52, 40) == (told["picture"]["width"], told["picture"]["height"])
 
@@ -83,14 +81,14 @@ def test_a_large_picture_is_shown_small_and_its_box_with_it(client, png):
 
 
 def test_rollout_is_one_map_and_so_is_a_mean_of_heads(client, served, png):
-    images = served.classifier.preprocess(png())
+    images = served.model.preprocess(png())
     (rolled,) = client.post("/v1/explain?method=rollout", files={"file": png()}).json()["maps"]
     assert rolled["layer"] is None and np.allclose(
-        rolled["values"], rollout(served.classifier, images).flatten(1), rtol=1e-4
+        rolled["values"], rollout(served.model, images).flatten(1), rtol=1e-4
     )
     (mean,) = client.post("/v1/explain?layer=1", files={"file": png()}).json()["maps"]
     assert mean["layer"] == 1 and mean["heads"] is None
-    assert np.allclose(mean["values"], head_maps(served.classifier, images, 1).mean(1).flatten(1), rtol=1e-4)
+    assert np.allclose(mean["values"], head_maps(served.model, images, 1).mean(1).flatten(1), rtol=1e-4)
 
 
 @pytest.mark.parametrize("asked", ["head=all", "head=1&layer=0", "method=gradient", "method=occlusion", "query=0,3"])
@@ -159,13 +157,13 @@ def test_an_exported_graph_answers_embeds_and_is_explained_by_occlusion_alone(st
         str(write_graph(tmp_path / "a.onnx")), name=None, classes=None, options=InferenceOptions(), say=print
     )
     client = start(lambda: served)
-    expected = served.classifier.predict([png()])[0]
+    expected = served.model.predict([png()])[0]
     assert client.post("/v1/predict", files={"file": png()}).json()["predictions"][0]["label"] == expected.label
     assert client.post("/v1/embed", files={"file": png()}).status_code == 200
     assert client.get("/v1/model").json()["methods"] == ["occlusion"]
     (found,) = client.post("/v1/explain?method=occlusion", files={"file": png()}).json()["maps"]
-    images = served.classifier.preprocess(png())
-    assert np.allclose(found["values"], occlusion(served.classifier, images).flatten(1), rtol=1e-4, atol=1e-6)
+    images = served.model.preprocess(png())
+    assert np.allclose(found["values"], occlusion(served.model, images).flatten(1), rtol=1e-4, atol=1e-6)
     refused = client.post("/v1/explain", files={"file": png()}).json()["error"]
     assert refused["code"] == "cannot_explain" and "occlusion" in refused["remedy"]
 
@@ -191,7 +189,7 @@ def test_an_explanation_stops_when_nobody_waits_for_it_any_more(start, png, monk
             assert given_up.wait(10)  # the first batch takes longer than the client waits
             return super().forward(images)
 
-    served.classifier.__class__ = Slow
+    served.model.__class__ = Slow
     until = served.until
 
     @contextmanager
@@ -208,7 +206,7 @@ def test_an_explanation_stops_when_nobody_waits_for_it_any_more(start, png, monk
     # sixteen patches, eight at a time, and two looks before them: four batches, of which there is time for one
     late = client.post("/v1/explain?method=occlusion&as=png", files={"file": png()}, headers={"x-deadline-ms": "1000"})
     assert late.status_code == 504 and stopped.wait(10) and len(seen) == 1
-    assert not served.classifier._forward_pre_hooks
+    assert not served.model._forward_pre_hooks
 
 
 def test_an_answer_that_is_no_number_fails_alone_and_says_so(start, png):

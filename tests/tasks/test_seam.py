@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import vitrail
+from tests.serving.conftest import start as start
 from tests.tasks.regression import Regression
 from vitrail.data.sources.contents import Arrays, Strings
 from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import CheckpointError, ConfigError
+from vitrail.serving.loaded_model import LoadedModel
 from vitrail.tasks import TASKS
 
 SIDE = 16
@@ -35,6 +40,21 @@ def spots(count: int, seed: int) -> Source:
         image[y - 1 : y + 2, x - 1 : x + 2] = 255
     keys = Strings([f"{number}.png" for number in range(count)])
     return Source(contents=Arrays(images, keys), targets=(points + 0.5).astype(np.float32))
+
+
+def judging() -> Splits:
+    return Splits(train=None, val=spots(60, 1), test=None, layout="", classes=())
+
+
+def large_pictures(folder: Path) -> list[str]:
+    """The paths of two pictures of 96 x 96 pixels with a spot, the first at 4 of 16 and the second at 12."""
+    names = []
+    for x in (4, 12):
+        picture = np.full((SIDE, SIDE, 3), 30, np.uint8)
+        picture[7:10, x - 1 : x + 2] = 255
+        names.append(str(folder / f"{x}.png"))
+        Image.fromarray(picture.repeat(6, 0).repeat(6, 1)).save(names[-1])
+    return names
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,8 +84,55 @@ def test_it_is_trained_and_targets_follow_their_pixels(trained):
 def test_it_is_loaded_and_judged_as_it_was_in_training(trained):
     model = vitrail.load(trained.folder)
     assert isinstance(model, Regression)
-    judged = vitrail.evaluate(model, Splits(train=None, val=spots(60, 1), test=None, layout="", classes=()), quiet=True)
+    judged = vitrail.evaluate(model, judging(), quiet=True)
     assert judged.figures["mean_error"] == pytest.approx(trained.figures["mean_error"], abs=1e-6)
+
+
+def test_it_is_predicted_with_in_the_pixels_of_each_picture(trained, tmp_path):
+    names = large_pictures(tmp_path)
+    answers = list(vitrail.predict(trained.folder, names, quiet=True))
+    assert [answer.key for answer in answers] == names
+    assert np.abs([answer.x - 6 * x for answer, x in zip(answers, (4, 12))]).max() < 2 * SIDE
+    table = vitrail.predict(trained.folder, names, out=tmp_path / "table.csv", quiet=True)
+    assert table.read_text().splitlines()[0] == "path,x"
+    in_memory = vitrail.load(trained.folder).predict([Image.open(name) for name in names])
+    assert [answer.x for answer in in_memory] == pytest.approx([answer.x for answer in answers], abs=1e-3)
+
+
+def test_it_is_exported_and_the_graph_answers_as_the_model_does(trained, tmp_path):
+    pytest.importorskip("onnxruntime")
+    exported = vitrail.export(trained.folder, tmp_path / "spots.onnx", check=judging(), images=32, quiet=True)
+    assert exported.figures["metric"] == "mean_error"
+    assert exported.figures["agreement"] == 1.0
+    graph, model = vitrail.load(tmp_path / "spots.onnx"), vitrail.load(trained.folder)
+    images = torch.randn(3, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(graph(images), model(images), atol=1e-4, rtol=1e-4)
+    assert vitrail.evaluate(graph, judging(), quiet=True).figures["mean_error"] == pytest.approx(
+        trained.figures["mean_error"], abs=1e-4
+    )
+
+
+def test_it_is_served(trained, tmp_path, start):
+    (name, _) = large_pictures(tmp_path)
+    client = start(lambda: LoadedModel(vitrail.load(trained.folder), "spots"))
+    with client:
+        reply = client.post("/v1/predict", files={"image": ("spot.png", Path(name).read_bytes())})
+        assert reply.status_code == 200, reply.text
+        (answer,) = vitrail.predict(trained.folder, [name], quiet=True)
+        assert reply.json()["predictions"][0]["x"] == pytest.approx(answer.x, abs=1e-2)
+        about = client.get("/v2/models/spots").json()
+        assert [output["name"] for output in about["outputs"]] == ["outputs"]
+        refused = client.post("/v1/explain?method=gradient", files={"image": ("spot.png", Path(name).read_bytes())})
+        assert refused.status_code == 422
+
+
+def test_only_vitrails_own_layout_holds_it(trained, tmp_path):
+    with pytest.raises(ConfigError, match="the task regression can only be written in vitrail's own layout"):
+        vitrail.convert(trained.folder, tmp_path / "copy", to="timm")
+    copy = vitrail.convert(trained.folder, tmp_path / "copy.safetensors", to="native")
+    assert copy is not None
+    images = torch.zeros(1, 3, SIDE, SIDE)
+    assert torch.equal(vitrail.load(tmp_path / "copy.safetensors")(images), vitrail.load(trained.folder)(images))
 
 
 def test_a_model_of_an_unknown_task_is_refused_by_name(trained, monkeypatch):

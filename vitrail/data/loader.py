@@ -30,7 +30,6 @@ from vitrail.errors import DataError
 DEVICE_BYTES = 2**32  # arrays up to this size are kept on the device
 Bad = Callable[[str, str], None]  # key, reason; raises to stop
 Collate = Callable[[Any], Any]  # the rows of a source's targets as those of a batch: `Task.collate`
-UNKNOWN = (float("nan"),) * 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,10 +251,8 @@ def _stacked(
     pixels = [picture.pixels for picture in pictures]
     if len({image.dtype for image in pixels}) > 1:  # a user's Dataset may give either kind
         pixels = [image if image.dtype == np.float32 else image / np.float32(255) for image in pixels]
-    crops = np.array([picture.crop or UNKNOWN for picture in pictures], np.float64).reshape(-1, 4)
-    sizes = np.array([picture.full or UNKNOWN[:2] for picture in pictures], np.float64).reshape(-1, 2)
     images = np.stack(pixels) if pixels else np.zeros((0, 0, 0, 0), np.uint8)
-    return ids, images, Frames(crops, sizes), reasons
+    return ids, images, Frames.of(pictures), reasons
 
 
 def _batch(source: Source, images: Tensor, ids: np.ndarray, frames: Frames, collate: Collate) -> Batch:

@@ -131,7 +131,7 @@ def _check(values: np.ndarray, source: Source) -> None:
 def digest_of(model: Task) -> str:
     """SHA-256 of all that decides what the model makes of a picture: weights, config and preprocessing."""
     hashed = hashlib.sha256(f"{model.config!r}\n{model.preprocessing!r}\n".encode())
-    for name, tensor in model.backbone.state_dict().items():
+    for name, tensor in {**model.backbone.state_dict(), **model.own.state_dict()}.items():
         hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return hashed.hexdigest()

@@ -31,7 +31,7 @@ async def model(service: CurrentService) -> Response:
 
 def describe_model(service: Service) -> dict[str, Any]:
     served, limits = service.served, service.limits
-    classifier = served.classifier
+    classifier = served.model
     description = describe(classifier)
     return {
         "name": served.name,

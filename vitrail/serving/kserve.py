@@ -16,8 +16,9 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
+from vitrail.data.pictures import Picture
 from vitrail.serving.documents import PIXEL
-from vitrail.serving.loaded_model import LoadedModel, Scores
+from vitrail.serving.loaded_model import LoadedModel, Output
 from vitrail.serving.refusals import Refused
 from vitrail.serving.service import CurrentService, Service
 from vitrail.serving.uploads import MOST_COMMAS, Upload, decode_base64, parse_json
@@ -92,10 +93,9 @@ async def ready(service: CurrentService) -> Response:
 @router.get(VERSION, responses=errors(401, 403, 404, 422), operation_id="metadata_of_version")
 async def metadata(served: CurrentModel) -> dict[str, Any]:
     """Names, types and shapes of the inputs, of which a request has one, and of the outputs."""
-    height, width = served.classifier.preprocessing.size
-    channels, classes = served.classifier.preprocessing.channels, len(served.classifier.classes)
-    outputs = [_describe_tensor(name, "FP32", -1, classes) for name in ("logits", "probabilities")]
-    outputs.append(_describe_tensor("label", "BYTES", -1))
+    height, width = served.model.preprocessing.size
+    channels = served.model.preprocessing.channels
+    outputs = [_describe_output(name, array) for name, array in served.sample.items()]
     return {
         "name": served.name,
         "versions": [served.version],
@@ -105,9 +105,7 @@ async def metadata(served: CurrentModel) -> dict[str, Any]:
             _describe_tensor("pixels", "UINT8", -1, height, width, channels),
             _describe_tensor("images", "FP32", -1, channels, height, width),
         ],
-        "outputs": [*outputs, _describe_tensor("label", "BYTES", -1)]
-        if classes
-        else [_describe_tensor("features", "FP32", -1, -1)],
+        "outputs": outputs or [_describe_tensor("features", "FP32", -1, -1)],
     }
 
 
@@ -129,7 +127,7 @@ INFERS = errors(400, 401, 403, 404, 408, 413, 422, 500, 503, 504)
 )
 async def infer(request: Request, served: CurrentModel, service: CurrentService) -> Response:
     """Logits, probabilities and labels of each image; of a model without a head its features."""
-    preprocessing = served.classifier.preprocessing
+    preprocessing = served.model.preprocessing
     numbers = service.limits.images * preprocessing.channels * math.prod(preprocessing.size)
     # numbers in JSON take their time
     asked = await asyncio.to_thread(parse_json, request.state.body, most=numbers + MOST_COMMAS)
@@ -160,7 +158,7 @@ async def _run_model(service: Service, served: LoadedModel, tensor: dict[str, An
     """What the model answers for every image of the input. Raises `Refused`, for the first image that is bad."""
     name, kind = tensor.get("name"), tensor.get("datatype")
     works: dict[str, Callable[..., Any]] = {"pixels": served.answer, "images": served.answer_normalised}
-    has_head = bool(served.classifier.classes)
+    has_head = bool(served.model.classes)
     if name == "image" and kind == "BYTES":
         data = tensor["data"]
         if tensor["shape"] != [len(data)]:
@@ -181,9 +179,9 @@ async def _run_model(service: Service, served: LoadedModel, tensor: dict[str, An
     return list(await asyncio.gather(*(service.batcher.run(works[str(name)], item, deadline) for item in pictures)))
 
 
-def _parse_pictures(served: LoadedModel, name: str, tensor: dict[str, Any]) -> list[np.ndarray]:
+def _parse_pictures(served: LoadedModel, name: str, tensor: dict[str, Any]) -> list[Picture] | list[np.ndarray]:
     """The numbers of an input as pictures (C, h, w) each. Raises `Refused` for another shape or kind of numbers."""
-    preprocessing = served.classifier.preprocessing
+    preprocessing = served.model.preprocessing
     (height, width), channels = preprocessing.size, preprocessing.channels
     shape = (height, width, channels) if name == "pixels" else (channels, height, width)
     if tuple(tensor["shape"][1:]) != shape:
@@ -201,19 +199,15 @@ def _parse_pictures(served: LoadedModel, name: str, tensor: dict[str, Any]) -> l
         return list(numbers)
     if ((numbers < 0) | (numbers > 255) | (numbers % 1 != 0)).any():
         raise Refused("bad_request", "pixels are whole numbers from 0 to 255", INPUTS)
-    return list(np.ascontiguousarray(numbers.astype(np.uint8).transpose(0, 3, 1, 2)))
+    pixels = np.ascontiguousarray(numbers.astype(np.uint8).transpose(0, 3, 1, 2))
+    return [Picture(image) for image in pixels]
 
 
 def _encode_outputs(served: LoadedModel, answers: list[Any]) -> list[dict[str, Any]]:
-    if not served.classifier.classes:
+    if not served.model.classes:
         return [_encode_tensor("features", np.stack(answers))]
-    scores: list[Scores] = answers
-    labels = [served.top(row.probabilities, 1)[0][0] for row in scores]
-    return [
-        _encode_tensor("logits", np.stack([row.logits for row in scores])),
-        _encode_tensor("probabilities", np.stack([row.probabilities for row in scores])),
-        {"name": "label", "datatype": "BYTES", "shape": [len(labels)], "data": labels},
-    ]
+    outputs: list[Output] = answers
+    return [_encode_output(name, array) for name, array in served.encode(outputs).items()]
 
 
 def _select_outputs(outputs: list[dict[str, Any]], asked: dict[str, Any]) -> list[dict[str, Any]]:
@@ -238,3 +232,16 @@ def _describe_tensor(name: str, kind: str, *shape: int) -> dict[str, Any]:
 
 def _encode_tensor(name: str, values: np.ndarray) -> dict[str, Any]:
     return {**_describe_tensor(name, "FP32", *values.shape), "data": values.ravel().tolist()}
+
+
+def _describe_output(name: str, array: np.ndarray | list[str]) -> dict[str, Any]:
+    """An output by the shape of one, any number of images."""
+    if isinstance(array, list):
+        return _describe_tensor(name, "BYTES", -1)
+    return _describe_tensor(name, "FP32", -1, *array.shape[1:])
+
+
+def _encode_output(name: str, array: np.ndarray | list[str]) -> dict[str, Any]:
+    if isinstance(array, list):
+        return {**_describe_tensor(name, "BYTES", len(array)), "data": array}
+    return _encode_tensor(name, array)

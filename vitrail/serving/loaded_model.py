@@ -32,7 +32,9 @@ from vitrail.analysis.explanation import (
     seen_by,
     shrunk,
 )
+from vitrail.data.augment.placement import Frames
 from vitrail.data.decode import decode
+from vitrail.data.pictures import Picture, size_of
 from vitrail.errors import ConfigError
 from vitrail.inference.features import digest_of
 from vitrail.inference.options import InferenceOptions
@@ -50,11 +52,11 @@ NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)
 VERSIONS = 8  # of an occluded image that the network sees at one time
 
 
-class Scores(NamedTuple):
-    """Of one picture: the logits (K,), before any temperature, and the probabilities (K,)."""
+class Output(NamedTuple):
+    """Of one picture: what calling the model gave for it, and what its input shows of the picture, where that is known."""
 
-    logits: np.ndarray
-    probabilities: np.ndarray
+    values: Tensor
+    frames: Frames | None
 
 
 class LayerMaps(NamedTuple):
@@ -96,55 +98,76 @@ class LoadedModel:
     """A model that answers. `prepare` and `look` may be called by any thread, all else by one at a time.
 
     Args:
-        classifier: on its device, in evaluation mode.
+        model: on its device, in evaluation mode.
         name: what clients call it.
         precision: "fp32" or "bf16".
         about: what lies beside the weights: metrics, card, parity.
     """
 
     def __init__(
-        self, classifier: Task, name: str, *, precision: str = "fp32", about: Mapping[str, Any] | None = None
+        self, model: Task, name: str, *, precision: str = "fp32", about: Mapping[str, Any] | None = None
     ) -> None:
-        self.classifier, self.name, self.precision = classifier, name, precision
+        self.model, self.name, self.precision = model, name, precision
         self.about = dict(about or {})
-        self.version = compute_version(classifier)
-        self.attention = _describe_attention(classifier)
+        self.version = compute_version(model)
+        self.attention = _describe_attention(model)
         self.methods = [
             method
             for method in METHODS
             if (self.attention or method not in NEEDS_ATTENTION)
-            and (classifier.answers_classes or method not in NEEDS_ANSWER)
+            and (model.answers_classes or method not in NEEDS_ANSWER)
         ]
+        self.sample = self._try()  # a model that cannot answer is refused before it is asked
 
     @property
     def identity(self) -> dict[str, str]:
         """What replies say of the model."""
         return {"name": self.name, "version": self.version}
 
-    def prepare(self, content: bytes, *, most_pixels: int) -> np.ndarray:
-        """An image file as the model takes it before normalisation, uint8 (C, h, w). Raises `BadImage`."""
-        preprocessing = self.classifier.preprocessing
-        return preprocessing.picture(decode(content, channels=preprocessing.channels, max_pixels=most_pixels))
+    def _try(self) -> dict[str, np.ndarray | list[str]]:
+        """The outputs for one blank picture, as `encode` gives them; none of a model without a head."""
+        size = self.model.preprocessing.size
+        pixels = np.zeros((self.model.preprocessing.channels, *size), np.uint8)
+        blank = Picture(pixels, (0.0, 0.0, size[1], size[0]), size)
+        if self.model.classes:
+            return self.encode(self.answer([blank]))
+        self.features([blank])
+        return {}
 
-    def answer(self, pictures: list[np.ndarray]) -> list[Scores]:
-        """The answer for each picture that `prepare` gave. Raises `ArithmeticError` where one is no finite number."""
-        return self._score(self._normalise(pictures))
+    def prepare(self, content: bytes, *, most_pixels: int) -> Picture:
+        """An image file as the model takes it before normalisation, uint8. Raises `BadImage`."""
+        preprocessing = self.model.preprocessing
+        image = decode(content, channels=preprocessing.channels, max_pixels=most_pixels)
+        top, left, bottom, right = preprocessing.visible_box(*size_of(image))
+        return Picture(preprocessing.picture(image), (left, top, right, bottom), size_of(image))
 
-    def answer_normalised(self, pictures: list[np.ndarray]) -> list[Scores]:
+    def answer(self, pictures: list[Picture]) -> list[Output]:
+        """The output for each picture that `prepare` gave. Raises `ArithmeticError` where one is no finite number."""
+        values = self._run(self.model, self._normalise(pictures))
+        frames = Frames.of(pictures)
+        return [Output(row, frames.take(np.array([index]))) for index, row in enumerate(values)]
+
+    def answer_normalised(self, pictures: list[np.ndarray]) -> list[Output]:
         """The same for what was normalised before: float32 (C, h, w) each."""
-        return self._score(torch.from_numpy(np.stack(pictures)).to(device_of(self.classifier)))
+        values = self._run(self.model, torch.from_numpy(np.stack(pictures)).to(device_of(self.model)))
+        return [Output(row, None) for row in values]
 
-    def _score(self, images: Tensor) -> list[Scores]:
-        logits = self._run(self.classifier, images)  # (B, K)
-        return [Scores(*rows) for rows in zip(logits.numpy(), self.classifier.probabilities(logits).numpy())]
+    def decode(self, output: Output, top: int) -> dict[str, Any]:
+        """The answer in an output, as the server sends it."""
+        (answer,) = self.model.decode(output.values[None], output.frames, top=top)
+        return answer.to_json()
 
-    def features(self, pictures: list[np.ndarray]) -> list[np.ndarray]:
+    def encode(self, outputs: list[Output]) -> dict[str, np.ndarray | list[str]]:
+        """Outputs as named arrays, the images first."""
+        return self.model.reply_arrays(torch.stack([output.values for output in outputs]))
+
+    def features(self, pictures: list[Picture]) -> list[np.ndarray]:
         """What the head reads of each picture that `prepare` gave: (F,) float32. Raises `ArithmeticError`."""
-        return list(self._run(self.classifier.features, self._normalise(pictures)).numpy())
+        return list(self._run(self.model.features, self._normalise(pictures)).numpy())
 
-    def _normalise(self, pictures: list[np.ndarray]) -> Tensor:
-        stacked = torch.from_numpy(np.stack(pictures))  # (B, C, h, w)
-        return self.classifier.preprocessing.normalise(stacked.to(device_of(self.classifier)))
+    def _normalise(self, pictures: list[Picture]) -> Tensor:
+        stacked = torch.from_numpy(np.stack([picture.pixels for picture in pictures]))  # (B, C, h, w)
+        return self.model.preprocessing.normalise(stacked.to(device_of(self.model)))
 
     @torch.inference_mode()
     def _run(self, verb: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
@@ -154,14 +177,9 @@ class LoadedModel:
             raise ArithmeticError("the model's output is not finite")
         return outputs
 
-    def top(self, probabilities: np.ndarray, count: int) -> list[tuple[str, float]]:
-        """The best classes of (K,) probabilities and theirs, best first."""
-        places = np.argsort(-probabilities, kind="stable")[:count]
-        return [(self.classifier.classes[place], float(probabilities[place])) for place in places]
-
     def prepare_explanation(self, content: bytes, *, most_pixels: int) -> PreparedImage:
         """An image file as it is looked at, a large one shrunk for showing. Raises `BadImage`."""
-        prepared = seen_by(self.classifier, content, max_pixels=most_pixels)
+        prepared = seen_by(self.model, content, max_pixels=most_pixels)
         picture, box = shrunk(prepared.picture, prepared.box, SHOWN)
         return replace(prepared, picture=picture, box=box)
 
@@ -170,7 +188,7 @@ class LoadedModel:
         if (method := request.options.method) not in self.methods:
             asked = ", ".join(self.methods) or "nothing"
             raise ConfigError(f"this model cannot be asked for {method}", f"it can for: {asked}")
-        request = replace(request, options=check_can(self.classifier, request.options))
+        request = replace(request, options=check_can(self.model, request.options))
         if request.query is not None and not self._layers_of(request):
             where = "any layer" if request.every_layer else f"layer {request.options.layer}"
             maps = sorted({"{} x {}".format(*layer["map"]) for layer in self.attention if layer["asks"] == "all"})
@@ -189,7 +207,7 @@ class LoadedModel:
             if over.is_set():
                 raise Abandoned
 
-        hook = self.classifier.register_forward_pre_hook(check)
+        hook = self.model.register_forward_pre_hook(check)
         try:
             yield
         finally:
@@ -197,7 +215,7 @@ class LoadedModel:
 
     def explain(self, prepared: PreparedImage, request: ExplanationRequest) -> Explanation:
         """One image explained, as `workflows.explain` does; ``request`` as `check_request` gives it."""
-        return explained(self.classifier, "image", prepared, request.options, VERSIONS)
+        return explained(self.model, "image", prepared, request.options, VERSIONS)
 
     def maps(self, prepared: PreparedImage, request: ExplanationRequest) -> list[LayerMaps]:
         """The numbers of an explanation, one entry a layer."""
@@ -205,8 +223,8 @@ class LoadedModel:
             explanation = self.explain(prepared, request)
             return [LayerMaps(None, None, explanation.heat[None], explanation.reach)]
         size = prepared.images.shape[2], prepared.images.shape[3]
-        grids, head = self.classifier.attention_grids(size), request.options.head
-        layers = maps_of_layers(self.classifier, prepared.images, self._layers_of(request), request.query)
+        grids, head = self.model.attention_grids(size), request.options.head
+        layers = maps_of_layers(self.model, prepared.images, self._layers_of(request), request.query)
         layer_maps = []
         for layer, maps in layers.items():
             values = maps[0].float().cpu().numpy()  # (H, h, w)
@@ -249,7 +267,7 @@ def _describe_attention(classifier: Task) -> list[dict[str, Any]]:
 
 def compute_version(classifier: Task) -> str:
     """Twelve digits of a SHA-256 of all that decides an answer: weights, preprocessing, classes and temperature."""
-    parts = (digest_of(classifier), classifier.classes, classifier.multi_label, classifier.temperature)
+    parts = (digest_of(classifier), classifier.classes, *classifier.describe().values())
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
@@ -264,13 +282,7 @@ def load_model(
     about = _read_about(resolved.path)
     if isinstance(classifier.backbone, ExportedBackbone):
         about["parity"] = classifier.backbone.parity
-    served = LoadedModel(classifier, name or _choose_name(resolved.path), precision=options.precision, about=about)
-    blank = np.zeros((classifier.preprocessing.channels, *classifier.preprocessing.size), np.uint8)
-    if classifier.classes:
-        served.answer([blank])
-    else:
-        served.features([blank])
-    return served
+    return LoadedModel(classifier, name or _choose_name(resolved.path), precision=options.precision, about=about)
 
 
 def _choose_name(path: Path) -> str:

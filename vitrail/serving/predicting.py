@@ -18,7 +18,7 @@ from vitrail.analysis.pictures import light_range, overlay
 from vitrail.errors import nearest
 from vitrail.serving import schemas
 from vitrail.serving.documents import IMAGE_ERRORS, errors, image_body
-from vitrail.serving.loaded_model import ExplanationRequest, LayerMaps, LoadedModel, Scores
+from vitrail.serving.loaded_model import ExplanationRequest, LayerMaps, LoadedModel, Output
 from vitrail.serving.refusals import Refused
 from vitrail.serving.service import CurrentService, Service
 from vitrail.serving.uploads import Upload, parse_uploads
@@ -70,21 +70,21 @@ async def predict(
 ) -> Response:
     """The best classes of each image. With `explain`, also what its best class rests on, as numbers."""
     served, deadline = service.served, request.state.deadline
-    if not served.classifier.classes:
+    if not served.model.classes:
         raise Refused("no_head", "the model has no head to predict with", "POST /v1/embed gives its features")
     wanted = (
         None if explain is None else served.check_request(ExplanationRequest(options=ExplainOptions(method=explain)))
     )
     with service.batcher.places(len(uploads)):
-        scores = await service.run_each(served, served.answer, uploads, deadline)
-        rows = [{"name": upload.name, **_rank(served, score, top)} for upload, score in zip(uploads, scores)]
+        outputs = await service.run_each(served, served.answer, uploads, deadline)
+        rows = [{"name": upload.name, **_decode(served, output, top)} for upload, output in zip(uploads, outputs)]
         if wanted is not None:
             for upload, row in zip(uploads, rows):
                 if "error" not in row:
                     prepared = await service.prepare(served.prepare_explanation, upload, deadline)
                     maps = await _explain(service, served, served.maps, prepared, wanted, deadline)
                     row["explanation"] = _encode_explanation(prepared, wanted, maps)
-    return JSONResponse({"model": served.identity, "multi_label": served.classifier.multi_label, "predictions": rows})
+    return JSONResponse({"model": served.identity, "multi_label": served.model.multi_label, "predictions": rows})
 
 
 @router.post(
@@ -161,10 +161,10 @@ async def explain(
                 media_type="image/png",
             )
         prediction = None
-        if served.classifier.classes:
+        if served.model.answers_classes:
             images = prepared.images[0].cpu().numpy()  # (C, h, w), decoded once for both
-            answer = await service.batcher.run(served.answer_normalised, images, deadline)
-            prediction = _rank(served, answer, LISTED)
+            output = await service.batcher.run(served.answer_normalised, images, deadline)
+            prediction = _decode(served, output, LISTED)
         maps = await _explain(service, served, served.maps, prepared, wanted, deadline)
         reply = {"model": served.identity, "name": upload.name, "prediction": prediction}
         body = await service.run_in_thread(_encode_reply, reply, prepared, wanted, maps, deadline=deadline)
@@ -192,13 +192,9 @@ async def _explain(
         over.set()
 
 
-def _rank(served: LoadedModel, answer: Scores | Refused, top: int) -> dict[str, Any]:
-    """The best classes of one image, or why there are none."""
-    if isinstance(answer, Refused):
-        return {"error": answer.fault}
-    ranked = served.top(answer.probabilities, top)
-    rows = [{"label": label, "score": score} for label, score in ranked]
-    return {**rows[0], "top": rows}
+def _decode(served: LoadedModel, output: Output | Refused, top: int) -> dict[str, Any]:
+    """The answer for one image, or why there is none."""
+    return {"error": output.fault} if isinstance(output, Refused) else served.decode(output, top)
 
 
 def _encode_explanation(prepared: PreparedImage, wanted: ExplanationRequest, maps: list[LayerMaps]) -> dict[str, Any]:

@@ -190,9 +190,9 @@ class Classifier(Task):
     def metric(self) -> ClassMetric | LabelMetric:
         return (LabelMetric if self.multi_label else ClassMetric)(self.classes, self.temperature)
 
-    def probabilities(self, logits: Tensor) -> Tensor:
+    def probabilities(self, outputs: Tensor) -> Tensor:
         """(B, K) twice, in fp32: softmax of logits / temperature; with several labels the sigmoid of each."""
-        scaled = logits.float() / self.temperature
+        scaled = outputs.float() / self.temperature
         return scaled.sigmoid() if self.multi_label else scaled.softmax(1)
 
     def decode(self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5) -> list[Prediction]:

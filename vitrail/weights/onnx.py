@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models import AttentionGrid, Backbone, Config, configure
+from vitrail.models import AttentionGrid, Backbone, Config, configure, sketch
 from vitrail.tasks import Task
 from vitrail.weights.description import KEY, build_model_around, check_version, hash_file
 from vitrail.weights.tensors import AGAIN, parse_json, printable
@@ -124,8 +124,9 @@ class ExportedBackbone(Backbone):
 
     @property
     def width(self) -> int:
-        """Of the features; the graph shows no other."""
-        return next((output.shape[1] for output in self.session.get_outputs() if output.name == FEATURES), 0)
+        """Of the features; of a graph that does not give them, that of the network it was made from."""
+        shapes = {value.name: value.shape for value in self.session.get_outputs()}
+        return shapes[FEATURES][1] if FEATURES in shapes else sketch(self.config).width
 
     @property
     def parity(self) -> dict[str, Any] | None:

@@ -268,7 +268,9 @@ class DataSet:
             result = train(run, out=folder, data=self.splits, quiet=self.options.quiet, command=self.command)
             tuned = InferenceOptions(device=self.options.device).load(result.folder, None, self.say)
             bad = BadImages(self.options.on_bad, self.options.max_bad, None, total=len(judged))
-            right.append(judge(tuned, judged, self.options, split=split, bad=bad).metric.samples())
+            samples = judge(tuned, judged, self.options, split=split, bad=bad).metric.samples()
+            assert samples is not None, "a classifier is judged by each image"
+            right.append(samples)
         return {**figures_of(np.stack(right)), "images": len(right[0]), "train_images": len(learnt)}
 
 

@@ -40,7 +40,7 @@ def test_the_model_is_told(visit, address, small):
     page = visit(f"{address}#/model")
     page.locator("#model-facts dl").wait_for()
     words = page.locator("#model").inner_text()
-    wanted = {"small.safetensors", "75.0 %", "1.25", "64, 64", "A card", small.classifier.preprocessing.interpolation}
+    wanted = {"small.safetensors", "75.0 %", "1.25", "64, 64", "A card", small.model.preprocessing.interpolation}
     assert {word for word in wanted if word in words} == wanted
     page.get_by_label("Find a class").fill("TAB")
     assert page.locator(".classes li").all_inner_texts() == ["0\ntabby"]

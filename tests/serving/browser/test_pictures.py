@@ -30,7 +30,7 @@ def test_a_chosen_picture_is_answered_in_bars(visit, address, small):
     see(page, file())
     bars = page.locator(".bars li")
     assert bars.count() == 5
-    (answer,) = small.classifier.predict(photograph(), top=5)
+    (answer,) = small.model.predict(photograph(), top=5)
     best = answer.top
     assert page.locator(".best").inner_text() == best[0][0]
     assert [bars.nth(at).locator(".label").inner_text() for at in range(5)] == [label for label, _ in best]

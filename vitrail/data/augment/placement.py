@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.augment.geometry import Numbers
+from vitrail.data.pictures import Picture
 from vitrail.data.preprocessing import Preprocessing
+
+UNKNOWN = (float("nan"),) * 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +43,12 @@ class Frames:
         """Of images that are their pictures, each (height, width)."""
         height, width = size
         return cls(np.tile([0.0, 0.0, width, height], (images, 1)), np.tile([float(height), width], (images, 1)))
+
+    @classmethod
+    def of(cls, pictures: Sequence[Picture]) -> Frames:
+        """Of images that were made one by one."""
+        crops = np.array([picture.crop or UNKNOWN for picture in pictures], np.float64).reshape(-1, 4)
+        return cls(crops, np.array([picture.full or UNKNOWN[:2] for picture in pictures], np.float64).reshape(-1, 2))
 
     @classmethod
     def seen(cls, preprocessing: Preprocessing, sizes: Sequence[tuple[int, int]]) -> Frames:
