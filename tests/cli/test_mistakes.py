@@ -183,7 +183,12 @@ MISTAKES: dict[str, Mistake] = {
         "did you mean 'mask_ratio'",
     ),
     "beit without a tokenizer": (PRETRAIN + "--objective beit", nothing, 2, "--objective tokenizer"),
-    "a tokenizer that is a classifier": (PRETRAIN + "--objective beit --tokenizer done", nothing, 4, "no tokenizer"),
+    "a tokenizer that is a classifier": (
+        PRETRAIN + "--objective beit --tokenizer done",
+        nothing,
+        4,
+        "is not a tokenizer",
+    ),
     "an architecture that cannot carry it": (
         PRETRAIN + "--objective mae --model swin-t --size 32",
         nothing,

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import vitrail
-from tests.looked_at import QUIET, picture
+from tests.looked_at import picture
 from tests.models.tiny import TINY
 from vitrail.errors import VitrailError
 from vitrail.runs.folder import RunFolder
@@ -24,9 +24,6 @@ from vitrail.runtime.process import cores, keep_generators, keep_large_buffers, 
 from vitrail.tasks.classification import Classifier, create_model
 from vitrail.training.dry_run import dry_run
 from vitrail.weights.native import save_model
-from vitrail.workflows.inspect import inspect
-from vitrail.workflows.predict import predict
-from vitrail.workflows.transfer import Tuning
 
 PACKAGE = Path(vitrail.__file__).parent
 THREADS = 3  # of the user; no verb would choose as many by itself, and a run is told to take two
@@ -75,24 +72,27 @@ def pretrain(data: str, out: Path) -> Any:
 
 
 def transfer(data: str, out: Path) -> Any:
-    tuning = Tuning(steps=2, settings=("data.batch=8", "compute.threads=2"))
+    tuning = {"steps": 2, "set": ("data.batch=8", "compute.threads=2")}
     protocols = {"protocols": ["knn", "finetune"], "k": 3}
     save_model(out / "model", make_model())
-    return vitrail.transfer(out / "model", [data], out / "table", **protocols, tuning=tuning, options=QUIET, say=silent)
+    return vitrail.transfer(out / "model", [data], out=out / "table", **protocols, **tuning, **QUIET)
 
 
+def predict(data: str, out: Path) -> Any:
+    return list(vitrail.predict(make_model(), [str(Path(data).with_suffix(".png"))], **QUIET))
+
+
+QUIET = {"quiet": True, "log": silent}
 VERBS: dict[str, Callable[[str, Path], Any]] = {
     "train": train,
     "pretrain": pretrain,
-    "evaluate": lambda data, out: vitrail.evaluate(make_model(), data, options=QUIET, say=silent),
-    "predict": lambda data, out: list(
-        predict(make_model(), [str(Path(data).with_suffix(".png"))], options=QUIET, say=silent)
-    ),
-    "probe": lambda data, out: vitrail.probe(make_model(), data, "knn", k=3, options=QUIET, say=silent),
+    "evaluate": lambda data, out: vitrail.evaluate(make_model(), data, **QUIET),
+    "predict": predict,
+    "probe": lambda data, out: vitrail.probe(make_model(), data, protocol="knn", k=3, cache=False, **QUIET),
     "transfer": transfer,
-    "export": lambda data, out: vitrail.export_model(make_model(), out / "a.onnx", options=QUIET, say=silent),
-    "inspect": lambda data, out: inspect(make_model(), out / "page", data, options=QUIET, say=silent),
-    "inspect --cost": lambda data, out: inspect(make_model(), out / "page", cost=True, options=QUIET, say=silent),
+    "export": lambda data, out: vitrail.export(make_model(), out=out / "a.onnx", **QUIET),
+    "inspect": lambda data, out: vitrail.inspect(make_model(), out=out / "page", data=data, **QUIET),
+    "inspect --cost": lambda data, out: vitrail.inspect(make_model(), out=out / "page", cost=True, **QUIET),
 }
 
 
@@ -105,7 +105,7 @@ def test_a_verb_leaves_threads_malloc_and_generators_as_they_were(verb, data, tm
         opened.append(name)
         return load(name, *arguments, **options)
 
-    monkeypatch.setattr("vitrail.export.parity.SECONDS", 0.01)
+    monkeypatch.setattr("vitrail.exports.parity.SECONDS", 0.01)
     if "cost" in verb:
         monkeypatch.setattr("vitrail.workflows.inspect.measure_cost", lambda *_: [])
     monkeypatch.setattr(ctypes, "CDLL", record)

@@ -26,6 +26,8 @@ class Position(Answer):
 class MeanError(Metric):
     """How far answers are off, on average, as a share of the picture's width."""
 
+    higher_is_better = False
+
     def __init__(self, task):
         self.task, self.keys, self.errors = task, [], []
 

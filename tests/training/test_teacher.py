@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+from vitrail.data.augment.placement import Frames
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
@@ -65,7 +66,9 @@ def test_a_teacher_sees_a_few_images_at_a_time_however_large_the_batch():
         seen.append(len(some))
         return some.flatten(1)
 
-    batch = Batch(images, torch.zeros(len(images)), [], np.zeros((len(images), 3), np.int64))
+    batch = Batch(
+        images, torch.zeros(len(images)), [], np.zeros((len(images), 3), np.int64), Frames.whole(len(images), (2, 2))
+    )
     given, targets, answers = TaughtInputs(lambda batch: (batch.images, batch.targets), teacher)(batch)
     assert given is images and targets is batch.targets
     assert torch.equal(answers, images.flatten(1)) and seen == [CHUNK, 3]

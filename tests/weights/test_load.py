@@ -96,7 +96,7 @@ def test_a_mistyped_path_names_what_lies_near(run, name, words):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("photo.jpg", "no file of weights"),
+        ("photo.jpg", "is not a known file of weights"),
         ("manifest.json", "part of a run's checkpoint"),
     ],
 )
@@ -112,7 +112,7 @@ def test_a_file_that_cannot_be_read_is_refused_without_opening_it(tmp_path, name
     [
         (None, "is not a model: it holds notes.txt"),
         ({"model_type": "vit", "architectures": ["ViT"]}, "model.safetensors cannot be read: No such file"),
-        ({"colour": "blue"}, "describes no model"),
+        ({"colour": "blue"}, "does not describe a known model"),
         ({"architecture": "vit_tiny"}, "model.safetensors cannot be read: No such file"),
         ({"format_version": 1, "architecture": "vit"}, "model.safetensors cannot be read: No such file"),
     ],

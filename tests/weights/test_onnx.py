@@ -83,7 +83,7 @@ def test_it_is_judged_as_any_model(tmp_path):
     images = digits.preprocess(np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), dtype=np.uint8))
     np.testing.assert_allclose(digits(images), images.numpy().mean((2, 3)) @ weight.T + bias, rtol=1e-5, atol=1e-6)
     assert judgement.figures["images"] == 1797
-    assert judgement.figures["top1"] == np.mean(judgement.logits.argmax(1) == judgement.targets)
+    assert judgement.figures["top1"] == np.mean(judgement.metric.predicted == judgement.metric.targets)
 
 
 def test_an_encoder_gives_features(tmp_path):

@@ -100,7 +100,7 @@ def test_the_same_model_gives_the_same_bytes(tmp_path, saved):
 
 def test_numerics_without_words_in_a_layout_are_refused_by_name_and_forced(tmp_path, saved):
     source = saved(norm_eps=1e-5, gelu="exact")
-    with pytest.raises(CheckpointError, match="no words for 1 of the model's numerics") as caught:
+    with pytest.raises(CheckpointError, match="cannot express 1 of the model's numerics") as caught:
         convert(source, tmp_path / "b", "timm")
     assert caught.value.value == "norm_eps 1e-05, read as 1e-06"
     assert "--force" in caught.value.remedy
@@ -172,7 +172,7 @@ def test_a_destination_is_replaced_only_by_a_model_in_the_same_layout(tmp_path, 
 
 
 @pytest.mark.parametrize(("layout", "name"), [("google", "a.npz"), ("timm", "b"), ("native", "c.safetensors")])
-@pytest.mark.parametrize("step", ["files.write_bytes", "files.os.rename", "weights.convert.os.replace"])
+@pytest.mark.parametrize("step", ["files.write_bytes", "files.os.rename", "workflows.convert.os.replace"])
 def test_a_disk_that_fails_at_any_step_leaves_what_was_there(tmp_path, saved, monkeypatch, layout, name, step):
     source = saved()
     convert(source, tmp_path / name, layout)

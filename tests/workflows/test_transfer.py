@@ -18,6 +18,7 @@ from tests.models.tiny import TINY
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DiskError, Interrupted
 from vitrail.inference.features import Features
+from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
 from vitrail.reports.transfer import Cell, Transfer, markdown, page
 from vitrail.tasks.classification import create_model
@@ -90,7 +91,7 @@ def test_fine_tuning_is_judged_on_the_images_of_the_probes(done: tuple[Path, Tra
     (folder,) = (out / "finetune").glob("photos-*-seed0")
     splits = open_to_probe(place / "photos", shaken())
     assert splits.val is not None
-    figures = judge(load(folder, log=silent), splits.val, split="val", batch=4, workers=0).figures
+    figures = judge(load(folder, log=silent), splits.val, InferenceOptions(batch=4), split="val").figures
     cell = found.rows["photos"]["finetune"].figures
     assert (cell["accuracy"], cell["accuracy_low"]) == (figures["top1"], figures["top1_low"])
     assert (cell["images"], cell["train_images"]) == (

@@ -113,7 +113,7 @@ def test_a_temperature_is_fitted_stored_and_lowers_the_nll(trained: Result, phot
     before = evaluate(trained.folder, photos, options=options, say=silent)
     after = evaluate(trained.folder, photos, calibrate=True, options=options, say=silent)
     assert after.figures["nll"] <= before.figures["nll"] + 1e-9
-    assert vitrail.load(trained.folder, log=silent).temperature == pytest.approx(after.temperature)
+    assert vitrail.load(trained.folder, log=silent).temperature == pytest.approx(after.metric.temperature)
 
 
 def test_predictions_are_those_of_the_model_in_every_table(trained: Result, photos: Path, tmp_path: Path) -> None:
@@ -243,7 +243,10 @@ def test_weights_for_colour_are_fine_tuned_on_images_of_any_channel_count(
     assert model.config.in_channels == model.preprocessing.channels == channels
     before, after = (each.backbone.get_parameter("patch_embed.proj.weight").sum(1) for each in (start, model))
     assert (after - before).abs().max() < 0.05, "two steps from the start's sum over its channels"
-    assert f"channels {channels}, where the weights have 3" in (result.folder / "log.txt").read_text()
+    assert (
+        f"channels {channels}; the first layer of the weights, which has 3, is adapted"
+        in (result.folder / "log.txt").read_text()
+    )
     assert evaluate(model, data, options=QUIET, say=silent).figures["images"] > 0
 
 

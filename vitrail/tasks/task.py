@@ -66,6 +66,7 @@ class Metric(ABC):
     """Gathers what judging needs of each batch, and turns it into figures. Parts of a data set can be merged."""
 
     keys: list[str]  # of the images that were added
+    higher_is_better: ClassVar[bool] = True  # of the first figure
 
     @abstractmethod
     def update(self, outputs: Tensor, targets: Targets, keys: Sequence[str], frames: Frames | None = None) -> None:
@@ -254,7 +255,7 @@ class Task(nn.Module, ABC):
         """The share of images to which two graphs give the same answer, in [0, 1]."""
         name = self.graph_outputs[0]
         close = (expected[name] - given[name]).abs() <= 1e-3 * expected[name].abs().amax().clamp(min=1e-30)
-        return float(close.flatten(1).all(1).double().mean())
+        return float(close.reshape(len(close), -1).all(1).double().mean())
 
     def run_graph(self, run: Callable[[str, Tensor], Tensor]) -> None:
         """Lets ``run``, from an output's name and images to that output, stand for what this task has of its own."""

@@ -173,7 +173,7 @@ def _proved(
     """Writes the file ``made``, compares it, adds the figures, and puts it in its place."""
     dynamic, graph = _write(classifier, made, how)
     figures = Proof(task=classifier, graph=graph, pictures=how.pictures, dynamic=dynamic).figures(*given)
-    limits.check(figures)
+    limits.check(figures, higher_is_better=classifier.metric().higher_is_better)
     precision = "int8" if how.int8 else "fp32"
     told = {"precision": precision, "dynamic": dynamic, **rounded(figures), "torch": versions()["torch"]}
     _add(made, how, json.dumps(told))

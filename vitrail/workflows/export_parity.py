@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.data.augment.placement import Frames
 from vitrail.data.decode import BadImage
 from vitrail.data.loader import Bad
 from vitrail.data.sources.bad_images import BadImages
@@ -37,6 +38,8 @@ from vitrail.runtime.progress import ProgressBar, Say
 from vitrail.tasks.pictures import to_pixels
 from vitrail.tasks.task import Targets, Task
 
+Truth = tuple[Targets, Frames]  # of a batch
+
 EXACT, LOST, OTHERWISE = 1e-4, 0.02, 0.05  # what is allowed: see `Tolerances`
 IMAGES, GENERATED = 300, 64  # that are compared by default
 
@@ -57,14 +60,15 @@ class Tolerances:
         if self.tolerance is not None and not 0 < self.tolerance < 1:
             raise ConfigError(f"tolerance is {self.tolerance}", "give a share between 0 and 1, such as 0.02")
 
-    def check(self, figures: dict[str, Any]) -> None:
-        """Raises `CheckpointError` for what is beyond."""
+    def check(self, figures: dict[str, Any], *, higher_is_better: bool = True) -> None:
+        """Raises `CheckpointError` for what is beyond; of the metric in ``figures`` more or less is better."""
         metric = figures.get("metric")
         if self.exact:
             off, most, of = figures["difference"], EXACT, "outputs differ by {} of the largest"
         elif metric:
             lost = figures[f"{metric}_before"] - figures[f"{metric}_after"]
-            off, most, of = round(lost, 9), LOST, f"{metric} is lower by {{}}"
+            lost, words = (lost, "lower") if higher_is_better else (-lost, "higher")
+            off, most, of = round(lost, 9), LOST, f"{metric} is {words} by {{}}"
         else:
             off, most, of = (
                 round(1 - figures["agreement"], 9),
@@ -114,16 +118,16 @@ class Proof:
             CheckpointError: answers that are no finite numbers.
             DataError: no image can be read.
         """
-        targets: list[Targets] = []
+        truths: list[Truth] = []
         with ProgressBar("comparing", count, quiet=options.quiet) as show:
-            images = self._generated(count) if source is None else self._inputs(source, targets, options)
+            images = self._generated(count) if source is None else self._inputs(source, truths, options)
             seen = compare(self.model, self.graph, _shown(images, show))
         if not seen.expected:
             raise DataError(
                 "no image could be read: the split is empty or all of it is bad", "see `vitrail data check`"
             )
         shapes = compare(self.model, self.graph, self._shapes())
-        judged = {} if source is None or not source.labelled else self._accuracies(seen, join(targets))
+        judged = {} if source is None or not source.labelled else self._accuracies(seen, truths)
         return {
             "images": len(next(iter(seen.expected.values()))),
             "real_images": source is not None,
@@ -155,26 +159,27 @@ class Proof:
     def _as_input(self, pictures: Tensor) -> Tensor:
         return pictures if self.pictures else self.task.preprocessing.normalise(pictures)
 
-    def _inputs(self, source: Source, targets: list[Targets], options: InferenceOptions) -> Iterator[Tensor]:
-        """The good images of ``source``; notes their targets."""
+    def _inputs(self, source: Source, truths: list[Truth], options: InferenceOptions) -> Iterator[Tensor]:
+        """The good images of ``source``; notes their targets, and what they show of their pictures."""
         bad = BadImages(options.on_bad, options.max_bad, None, total=len(source))
         if self.pictures:
-            yield from _whole(source, targets, self.task, bad)
+            yield from _whole(source, truths, self.task, bad)
             return
         reading = replace(options, batch=max(BATCHES))
         for batch, images in inputs(self.task, source, reading, bad=bad):
-            targets.append(batch.targets)
+            truths.append((batch.targets, batch.frames))
             yield images
 
-    def _accuracies(self, seen: Compared, targets: Targets) -> dict[str, Any]:
+    def _accuracies(self, seen: Compared, truths: list[Truth]) -> dict[str, Any]:
         """The first figure of a judgement, of the model and of the graph."""
         if not self.task.classes:
             return {}
         both = []
         for answers in (seen.expected, seen.found):
             metric = self.task.metric()
-            outputs = answers[self.task.graph_outputs[0]]
-            metric.update(outputs, targets, [""] * len(outputs))
+            outputs = answers[self.task.graph_outputs[0]].split([len(frames) for _, frames in truths])
+            for batch, (targets, frames) in zip(outputs, truths):
+                metric.update(batch, targets, [""] * len(batch), frames)
             both.append(metric.compute())
         name = next(iter(both[0]))
         return {"metric": name, f"{name}_before": both[0][name], f"{name}_after": both[1][name]}
@@ -209,7 +214,7 @@ def source_of(task: Task, data: Any, most: int, say: Say) -> Source:
     return source.subset(np.unique(np.linspace(0, len(source) - 1, min(most, len(source))).astype(np.int64)))
 
 
-def _whole(source: Source, targets: list[Targets], task: Task, bad: Bad) -> Iterator[Tensor]:
+def _whole(source: Source, truths: list[Truth], task: Task, bad: Bad) -> Iterator[Tensor]:
     """Pictures as they lie there, decoded: (1, C, H, W) uint8."""
     channels = task.config.in_channels
     for row in range(len(source)):
@@ -220,7 +225,8 @@ def _whole(source: Source, targets: list[Targets], task: Task, bad: Bad) -> Iter
             bad(source.keys[row], error.reason)
             continue
         pixels = pixels if pixels.dtype == np.uint8 else np.rint(pixels * 255).astype(np.uint8)
-        targets.append(task.collate(np.asarray(item.target)[None]))
+        frames = Frames.seen(task.preprocessing, [pixels.shape[:2]])
+        truths.append((task.collate(np.asarray(item.target)[None]), frames))
         yield torch.tensor(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)[None]
 
 
@@ -230,10 +236,3 @@ def _shown(inputs: Iterator[Tensor], show: ProgressBar) -> Iterator[Tensor]:
         yield some
         done += len(some)
         show.update(done)
-
-
-def join(several: list[Targets]) -> Targets:
-    """The targets of several batches as those of one."""
-    if isinstance(several[0], tuple):
-        return tuple(map(torch.cat, zip(*several)))
-    return torch.cat(several)

@@ -275,7 +275,7 @@ def can_carry(name: str, objective: str) -> bool:
         ({"objective": "mae", "tokenizer": "somewhere"}, "'mae' has no use for a tokenizer"),
         ({"objective": "mae", "settings": ["objective.teacher=somewhere"]}, "'mae' has no use for a teacher"),
         ({"objective": None}, "no objective was named"),
-        ({"objective": "mae", "model": "swin-t"}, "take an architecture that can: vit, beit, cait"),
+        ({"objective": "mae", "model": "swin-t"}, "choose one of these architectures: vit, beit, cait"),
         ({"objective": "tokenizer", "model": "vit-b16"}, "a tokenizer has no names"),
         ({"objective": "mae", "settings": ["objective.changes={mask: 0.5}"]}, "did you mean 'mask_ratio'"),
         ({"objective": "mae", "settings": ["model.head_only=true"]}, "has no head"),
