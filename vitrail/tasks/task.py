@@ -113,9 +113,7 @@ class Task(nn.Module, ABC):
     name: ClassVar[str]  # in `TASKS`, in config.json and as a setting
     learns_from_teacher: bool = False  # whether a teacher's logits can stand beside the labels
     multi_label: bool = False  # whether an image has several classes, each a yes or no of its own
-    temperature: float | None = (
-        None  # what logits are divided by where answers are probabilities; None where they are not
-    )
+    temperature: float | None = None  # what logits are divided by; None where answers are no probabilities
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from vitrail.training.muon import Muon
 
 
 def trainable(model: nn.Module, *, head_only: bool) -> dict[str, nn.Parameter]:
-    """The parameters to train by name; with ``head_only`` all but the encoder's classification head is frozen in place."""
+    """The parameters to train by name; with ``head_only`` all but the head is frozen in place."""
     for name, parameter in model.named_parameters():
         if head_only and name not in head_names(model):
             parameter.requires_grad_(False)
@@ -22,9 +22,9 @@ def trainable(model: nn.Module, *, head_only: bool) -> dict[str, nn.Parameter]:
 
 
 def head_names(model: nn.Module) -> set[str]:
-    """Names of the parameters of the classification head(s)."""
+    """Names of the parameters of the head: the backbone's own, and what the task has of its own."""
     last = model.layers()[-1]  # type: ignore[operator]
-    return {name for name in last if "head" in name.removeprefix("encoder.").split(".")[0]}
+    return {name for name in last if name.startswith("own.") or "head" in name.removeprefix("encoder.").split(".")[0]}
 
 
 def parameter_groups(model: nn.Module, settings: OptimSettings, parameters: Mapping[str, nn.Parameter]) -> list[dict]:
