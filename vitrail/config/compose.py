@@ -46,12 +46,12 @@ def request(
     """
     if out is not None and resume is not None and out != resume:
         raise ConfigError(f"--out {out} and --resume {resume} name two folders", "give one of them")
-    layers = [read_yaml(config) if config else {}, _given(flags or {}), *map(assignment, settings)]
+    layers = [read_yaml(config) if config else {}, _drop_none(flags or {}), *map(assignment, settings)]
     asked: dict[str, Any] = {}
     for layer in layers:
         asked = overlay(asked, layer)
     if resume is not None:
-        base = _stored(resume)
+        base = _read_stored(resume)
     else:
         objective = _group(asked, "objective").get("name") or "supervised"
         otherwise = "finetune" if _group(asked, "model").get("init") else "small-data"
@@ -63,7 +63,7 @@ def request(
     if _group(asked, "model").get("init") and not _group(asked, "model").get("name"):
         base = overlay(base, {"model": {"name": None}})  # the weights bring their network, whatever the recipe names
     for layer in layers:
-        base = overlay(_one_length(base, layer), _read_words(layer))
+        base = overlay(_replace_length(base, layer), _convert_units(layer))
     run = build(Run, base)
     if not run.data.source:
         raise ConfigError(
@@ -95,19 +95,19 @@ def _group(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return group if isinstance(group, Mapping) else {}
 
 
-def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_none(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The flags without those that were not given."""
-    kept = {key: _given(value) if isinstance(value, Mapping) else value for key, value in flags.items()}
+    kept = {key: _drop_none(value) if isinstance(value, Mapping) else value for key, value in flags.items()}
     return {key: value for key, value in kept.items() if value is not None and value != {}}
 
 
-def _stored(folder: Path) -> dict[str, Any]:
+def _read_stored(folder: Path) -> dict[str, Any]:
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"{folder} holds no run to resume", "give the run directory that was printed when it started")
     return read_yaml(folder / "config.yaml")
 
 
-def _one_length(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+def _replace_length(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` without the length that ``layer`` replaces by another kind of length."""
     schedule = layer.get("schedule")
     if isinstance(schedule, Mapping) and any(schedule.get(name) is not None for name in LENGTHS):
@@ -115,7 +115,7 @@ def _one_length(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any
     return base
 
 
-def _read_words(layer: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_units(layer: Mapping[str, Any]) -> dict[str, Any]:
     """The layer with its human words read: ``10m``, ``1%``, ``384x256``."""
     readers = {("schedule", "time"): seconds, ("data", "max_bad"): part, ("model", "size"): size_in_pixels}
     read = dict(layer)

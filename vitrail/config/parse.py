@@ -24,14 +24,14 @@ class _StrictLoader(yaml.SafeLoader):
     """YAML whose duplicate keys are an error (plain PyYAML keeps the last one without a word)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
+        keys: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
-            if key in seen:
+            if key in keys:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} stands twice", key_node.start_mark
                 )
-            seen.add(key)
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -60,7 +60,7 @@ def build(kind: type[Settings], tree: Mapping[str, Any], *, where: str = "") -> 
     dataclass itself refuses.
     """
     hints = typing.get_type_hints(kind)
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for key in tree:
         if key not in known:
             raise ConfigError(f"unknown setting {where + str(key)!r}", nearest(str(key), known))
@@ -89,16 +89,16 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     if origin is typing.Literal:
         if value in inner:
             return value
-        raise ConfigError(f"{where} is {value!r}", nearest(str(value), [str(each) for each in inner]))
+        raise ConfigError(f"{where} is {value!r}", nearest(str(value), [str(option) for option in inner]))
     if origin is tuple and isinstance(value, (list, tuple)):
         parts = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
         if len(parts) == len(value):
-            return tuple(convert(each, part, where) for each, part in zip(value, parts))
+            return tuple(convert(option, part, where) for option, part in zip(value, parts))
     elif origin is dict and isinstance(value, Mapping):
         return dict(value)
     elif isinstance(hint, type) and (scalar := _scalar(value, hint)) is not None:
         return scalar
-    raise ConfigError(f"{where} is {value!r}", f"give {_words(hint)}")
+    raise ConfigError(f"{where} is {value!r}", f"give {_describe(hint)}")
 
 
 def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
@@ -106,7 +106,7 @@ def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
         return None
     failure: ConfigError | None = None
     # numbers before words: "--set optim.clip=1" must not become the string "1" where both are allowed
-    for option in sorted((each for each in options if each is not type(None)), key=lambda each: each is str):
+    for option in sorted((kind for kind in options if kind is not type(None)), key=lambda kind: kind is str):
         try:
             return convert(value, option, where)
         except ConfigError as error:
@@ -131,7 +131,7 @@ def _scalar(value: Any, hint: type) -> Any:
     return str(value) if hint is str and isinstance(value, (str, int, float)) else None
 
 
-def _words(hint: Any) -> str:
+def _describe(hint: Any) -> str:
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
     if hint in names:
         return names[hint]
@@ -141,11 +141,11 @@ def _words(hint: Any) -> str:
 def plain(value: Any) -> Any:
     """The tree as dictionaries, lists and scalars, ready for YAML or JSON."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     return value
 
 

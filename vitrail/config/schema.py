@@ -139,14 +139,14 @@ class ScheduleSettings:
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        given = [name for name in ("epochs", "steps", "time") if getattr(self, name) is not None]
+        lengths = [name for name in ("epochs", "steps", "time") if getattr(self, name) is not None]
         _demand(
-            len(given) == 1 or given == ["steps", "time"],
-            f"schedule sets {' and '.join(given) or 'no length'}",
+            len(lengths) == 1 or lengths == ["steps", "time"],
+            f"schedule sets {' and '.join(lengths) or 'no length'}",
             "set one of epochs, steps, time",
         )
-        amount = getattr(self, given[0])
-        _demand(amount > 0, f"schedule.{given[0]} is {amount}", "give a length above 0")
+        amount = getattr(self, lengths[0])
+        _demand(amount > 0, f"schedule.{lengths[0]} is {amount}", "give a length above 0")
         _demand(0 <= self.warmup < 1, f"schedule.warmup is {self.warmup}", "give a part of the run, e.g. 0.05")
         _demand((self.warmup_steps or 0) >= 0, f"schedule.warmup_steps is {self.warmup_steps}", "give 0 or more")
         _demand(self.end >= 0, f"schedule.end is {self.end}", "give the last learning rate, e.g. 1e-5")
