@@ -1,4 +1,4 @@
-"""Functions that take the options of `vitrail.config.flags` as keywords: signature, documentation, checks and defaults."""
+"""Functions that take the options of `vitrail.config.flags` as keywords: their signature, docstring, checks and defaults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS: dict[Any, tuple[type, str]] = {  # of scalars: what is taken for one, and
 
 
 def flags_of(*tables: type) -> dict[str, Flag]:
-    """The options of some tables by name: a verb's own first, then those that other verbs have too."""
+    """The options of several tables by name: a verb's own first, then those that it shares with other verbs."""
     shared = [item for table in (TrainingFlags, ImageFlags) for item in _read(table).items()]
     flags = {name: flag for table in tables for name, flag in _read(table).items()}
     return dict(sorted(flags.items(), key=lambda item: item in shared))
@@ -63,7 +63,7 @@ def takes(*tables: type) -> Callable[[Function], Function]:
             return function(*args, **missing, **checked)
 
         added = [_parameter(name, flag) for name, flag in flags.items() if not flag.alias and name not in names]
-        # what has no default may stand after what has one: these are given by name
+        # keyword-only parameters without a default may follow those with one
         call.__signature__ = signature.replace(parameters=[*named, *added])  # type: ignore[attr-defined]
         call.__doc__ = _document(function, flags)
         return cast(Function, call)
@@ -92,7 +92,7 @@ def check_keywords(flags: Mapping[str, Flag], options: Mapping[str, Any], others
         if flag is not None and not fits(value, flag.type):
             raise ConfigError(f"{name} is {value!r}", _remedy(value, flag.type))
         if (name := flag.alias or name if flag else name) in checked:
-            raise ConfigError(f"the option {name!r} is given twice, once by another name", "give it once")
+            raise ConfigError(f"the option {name!r} is given twice, once under its alias", "give it once")
         checked[name] = value
     return checked
 

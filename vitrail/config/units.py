@@ -1,4 +1,4 @@
-"""Units of words: lengths of time, parts, sizes and numbers as a person writes them."""
+"""Parses durations, fractions, image sizes and lists of numbers from strings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def whole_numbers(text: str | Sequence[int]) -> tuple[int, ...]:
 
 
 def split_commas(text: str | Sequence[Any]) -> Sequence[Any]:
-    """``"knn, linear"`` as a list of words; a list stays as it is."""
+    """``"knn, linear"`` as a list of strings; a list is returned as it is."""
     return [word.strip() for word in text.split(",")] if isinstance(text, str) else text
 
 
