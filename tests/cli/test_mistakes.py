@@ -151,7 +151,7 @@ MISTAKES: dict[str, Mistake] = {
     "a mistyped setting": (TRAIN + "--set optim.lrr=1", nothing, 2, "did you mean 'lr'"),
     "a setting of the wrong type": (TRAIN + "--set optim.lr=fast", nothing, 2, "give a number"),
     "a setting out of range": (TRAIN + "--set optim.lr=0", nothing, 2, "above 0"),
-    "a duplicate key in YAML": ("train digits --config twice.yaml", bad_yaml, 2, "stands twice"),
+    "a duplicate key in YAML": ("train digits --config twice.yaml", bad_yaml, 2, "duplicate key"),
     "a mistyped key in YAML": ("train digits --config typo.yaml", bad_yaml, 2, "learning_rate"),
     "a settings file that is not there": ("train digits --config nowhere.yaml", nothing, 2, "nowhere.yaml"),
     "two lengths at once": ("train digits --epochs 1 --steps 1", nothing, 2, "one of epochs, steps, time"),

@@ -60,7 +60,7 @@ def test_a_wrong_key_or_value_is_named_with_its_remedy(tree: dict, words: str) -
 
 def test_a_duplicate_key_in_yaml_is_an_error_with_its_line(tmp_path) -> None:
     (tmp_path / "twice.yaml").write_text("steps: 1\nname: a\nsteps: 2\n")
-    with pytest.raises(ConfigError, match=r"line 3.*'steps' stands twice"):
+    with pytest.raises(ConfigError, match=r"line 3.*duplicate key 'steps'"):
         read_yaml(tmp_path / "twice.yaml")
 
 
@@ -75,7 +75,7 @@ def test_set_words_nest_and_read_their_value_as_yaml() -> None:
     assert assignment("optim.betas=[0.9, 0.95]") == {"optim": {"betas": [0.9, 0.95]}}
     assert assignment("optim.clip=null") == {"optim": {"clip": None}}
     for wrong in ("optim", "=3", "a..b=1"):
-        with pytest.raises(ConfigError, match="sets nothing"):
+        with pytest.raises(ConfigError, match="is not an assignment"):
             assignment(wrong)
 
 

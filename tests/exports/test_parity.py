@@ -9,7 +9,15 @@ import torch
 
 from tests.models.tiny import TINY
 from vitrail.errors import CheckpointError
-from vitrail.exports.parity import BATCHES, agreement, at_every_shape, compare, generated, sizes_to_try, speeds
+from vitrail.exports.parity import (
+    BATCHES,
+    agreement,
+    choose_sizes,
+    compare,
+    generate_pictures,
+    measure_speeds,
+    scale_pictures,
+)
 from vitrail.models import create_backbone
 
 LOGITS = torch.tensor([[3.0, 1.0, -4.0], [0.5, 2.0, 1.0]])
@@ -31,7 +39,7 @@ def test_the_worst_batch_counts_and_all_answers_are_kept():
     graph = lambda images: {"logits": LOGITS + images.mean(), "features": FEATURES}  # noqa: E731
     found = compare(answers(), graph, [torch.full((2, 3, 8, 8), value) for value in (0.04, 0.4, 0.004)])
     assert found.difference == pytest.approx(0.1)
-    assert found.expected["logits"].shape == found.found["logits"].shape == (6, 3)
+    assert found.expected["logits"].shape == found.actual["logits"].shape == (6, 3)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -69,26 +77,28 @@ def test_agreement_is_of_best_classes_or_of_each_yes_and_no_or_of_features():
 
 @pytest.mark.parametrize("name", TINY)
 def test_every_architecture_takes_the_sizes_that_are_tried(name):
-    sizes = sizes_to_try(TINY[name])
+    sizes = choose_sizes(TINY[name])
     assert sizes[0] == TINY[name].image_size
     assert len(set(sizes)) == 3
     assert any(height != width for height, width in sizes)
     backbone = create_backbone(TINY[name]).eval()
     with torch.inference_mode():
-        for images in at_every_shape(generated(max(BATCHES), 3, (32, 32)), sizes):
+        for images in scale_pictures(generate_pictures(max(BATCHES), 3, (32, 32)), sizes):
             assert backbone(images.float() / 255).shape == (len(images), 7)
 
 
 def test_generated_pictures_are_the_same_for_a_seed_and_no_two_alike():
-    pictures = generated(4, 3, (20, 30))
-    assert torch.equal(pictures, generated(4, 3, (20, 30)))
-    assert not torch.equal(pictures, generated(4, 3, (20, 30), seed=1))
+    pictures = generate_pictures(4, 3, (20, 30))
+    assert torch.equal(pictures, generate_pictures(4, 3, (20, 30)))
+    assert not torch.equal(pictures, generate_pictures(4, 3, (20, 30), seed=1))
     assert (pictures.shape, pictures.dtype) == ((4, 3, 20, 30), torch.uint8)
     assert pictures.float().std((1, 2, 3)).min() > 15
 
 
 def test_speed_is_of_one_image_and_both_are_run_by_turns():
     order: list[str] = []
-    found = speeds(lambda images: order.append("model"), lambda images: order.append("graph"), torch.zeros(4, 3, 8, 8))
+    found = measure_speeds(
+        lambda images: order.append("model"), lambda images: order.append("graph"), torch.zeros(4, 3, 8, 8)
+    )
     assert all(time > 0 for time in found)
     assert order[2:] == ["model", "graph"] * (len(order) // 2 - 1)

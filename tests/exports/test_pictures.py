@@ -14,7 +14,7 @@ from torch.export import Dim
 from tests.exports.exported import classifier_of, expected
 from vitrail.data.decode import decode
 from vitrail.data.preprocessing import INTERPOLATIONS, WHOLE_PIXELS, Preprocessing
-from vitrail.exports.graph import quietly
+from vitrail.exports.graph import quiet_exporters
 from vitrail.exports.onnx import to_onnx
 from vitrail.exports.pictures import Preparation
 from vitrail.exports.quantise import to_int8
@@ -50,7 +50,7 @@ def planes(pictures: np.ndarray) -> torch.Tensor:
 
 
 def assert_same_pixels(preprocessing: Preprocessing, pictures: np.ndarray) -> None:
-    found = Preparation(preprocessing).framed(planes(pictures)).numpy()
+    found = Preparation(preprocessing).frame(planes(pictures)).numpy()
     wanted = np.stack([preprocessing.picture(picture) for picture in pictures])
     np.testing.assert_array_equal(found, wanted, err_msg=f"{preprocessing}, {pictures.shape}")
 
@@ -67,7 +67,7 @@ def test_pixels_are_pillows_own_at_every_size(interpolation):
 def test_a_picture_that_is_not_scaled_gets_a_black_border_where_it_is_small(way):
     for size in SIZES:
         assert_same_pixels(preparing(3, resize="none", **way), noise(3, size, count=2))
-    black = Preparation(preparing(3, resize="none", **way)).framed(torch.full((1, 3, 7, 5), 255, dtype=torch.uint8))
+    black = Preparation(preparing(3, resize="none", **way)).frame(torch.full((1, 3, 7, 5), 255, dtype=torch.uint8))
     assert black.sum() == 3 * 7 * 5 * 255
 
 
@@ -150,7 +150,7 @@ def test_so_does_one_of_other_architectures_even_where_images_have_one_size(name
 def test_onnxruntimes_pixels_are_pillows_too_but_for_one_level_in_rare_ties(way, tmp_path):
     preprocessing = preparing(3, **way)
     opened = {axis: Dim.DYNAMIC for axis in (0, 2, 3)}
-    with quietly():
+    with quiet_exporters():
         program = torch.export.export(
             Preparation(preprocessing), (planes(noise(3, (64, 64), 2)),), dynamic_shapes={"pictures": opened}
         )

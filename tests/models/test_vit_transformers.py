@@ -89,7 +89,7 @@ def test_gradients_are_those_of_transformers(pair, tmp_path):
         tensors = read_folder(saved(theirs, tmp_path), log=silent)
         for name, parameter in theirs.named_parameters():
             parameter.copy_(weights[name])
-    expected, _ = FAMILIES[theirs.config.model_type].ours(tensors)
+    expected, _ = FAMILIES[theirs.config.model_type].to_own_names(tensors)
     found = {name: parameter.grad for name, parameter in ours.backbone.named_parameters()}
     assert found.keys() == expected.keys()
     for name, gradient in found.items():

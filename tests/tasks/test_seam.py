@@ -21,7 +21,7 @@ from vitrail.models import create_backbone
 from vitrail.objectives import Supervised
 from vitrail.serving.loaded_model import LoadedModel
 from vitrail.tasks import TASKS
-from vitrail.training.optimizer import trainable
+from vitrail.training.optimizer import select_trainable
 
 SIDE = 16
 TINY = ("model.name=vit-ti16", "model.changes={width: 32, depth: 2, heads: 2, mlp_width: 64, patch_size: [4, 4]}")
@@ -148,7 +148,7 @@ def test_a_model_of_an_unknown_task_is_refused_by_name(trained, monkeypatch):
 def test_with_head_only_nothing_but_its_own_head_is_trained():
     backbone = create_backbone("vit-ti16", classes=0, image_size=SIDE, patch_size=4, width=32, depth=1, heads=2)
     model = Regression(backbone, ("x",), Preprocessing.paper(SIDE))
-    assert trainable(Supervised(model), head_only=True).keys() == {"own.head.weight", "own.head.bias"}
+    assert select_trainable(Supervised(model), head_only=True).keys() == {"own.head.weight", "own.head.bias"}
 
 
 def test_policies_that_its_targets_cannot_follow_are_refused(tmp_path):

@@ -48,7 +48,7 @@ def test_the_figures_of_a_tokenizer_are_those_of_all_its_images_at_once():
     monitor = CodeMonitor(tokenizer, preprocessing := Preprocessing.paper((32, 32)), photos(), RUN, stop_at_bad)
     figures = monitor(RUN, never)
     assert figures is not None and tokenizer.training
-    pictures = torch.from_numpy(np.stack([monitor.asked.read(row).content for row in range(40)]))
+    pictures = torch.from_numpy(np.stack([monitor.queries.read(row).content for row in range(40)]))
     pictures = pictures.movedim(3, 1) / 255  # (B, C, H, W)
     with torch.no_grad():
         made = (tokenizer(preprocessing.normalise(pictures))[0] / 2 + 0.5).clamp(0, 1)
@@ -64,8 +64,8 @@ def test_no_image_is_its_own_neighbour_where_too_few_were_held_out():
     model = create_model(TINY["vit"], classes=())
     filled(model)
     monitor = FeatureMonitor(model, photos(), RUN, stop_at_bad)
-    assert not set(monitor.known.keys) & set(monitor.asked.keys)
-    assert len(monitor.known) == len(monitor.asked) == 25
+    assert not set(monitor.known.keys) & set(monitor.queries.keys)
+    assert len(monitor.known) == len(monitor.queries) == 25
     figures = monitor(RUN, never)
     assert figures is not None and model.training
     assert figures["knn"] > 0.9 > figures["chance"]

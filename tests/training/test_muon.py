@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitrail.training.muon import Muon, orthogonal
+from vitrail.training.muon import Muon, orthogonalise
 
 SHAPES = [(32, 32), (96, 32), (32, 128), (128, 32), (32, 96), (96, 32)]
 
@@ -17,7 +17,7 @@ def matrices() -> list[Tensor]:
 
 
 def test_singular_vectors_stay_and_singular_values_come_near_one():
-    for matrix, found in zip(matrices(), orthogonal(matrices()), strict=True):
+    for matrix, found in zip(matrices(), orthogonalise(matrices()), strict=True):
         left, _, right = torch.linalg.svd(matrix, full_matrices=False)
         inside = left.mT @ found.float() @ right.mT  # diagonal, if the vectors are the same
         values = inside.diagonal()
@@ -59,10 +59,10 @@ def test_a_matrix_without_a_gradient_stays():
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_the_length_of_the_gradient_does_not_count(scale):
-    wanted = orthogonal(matrices())
-    for found, one in zip(orthogonal([scale * matrix for matrix in matrices()]), wanted, strict=True):
+    wanted = orthogonalise(matrices())
+    for found, one in zip(orthogonalise([scale * matrix for matrix in matrices()]), wanted, strict=True):
         assert (found.float() - one.float()).abs().max() < 0.02
 
 
 def test_a_gradient_of_zeros_moves_nothing():
-    assert not orthogonal([torch.zeros(4, 8)])[0].any()
+    assert not orthogonalise([torch.zeros(4, 8)])[0].any()

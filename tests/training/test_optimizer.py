@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vitrail.config.schema import OptimSettings, ScheduleSettings
-from vitrail.training.optimizer import Average, Optimiser, parameter_groups
+from vitrail.training.optimizer import Average, Optimiser, group_parameters
 from vitrail.training.schedule import learning_rate
 
 
@@ -65,12 +65,12 @@ def test_linear_rsqrt_and_constant_by_hand() -> None:
 def test_layer_decay_scales_by_depth_and_biases_do_not_decay() -> None:
     model = TwoLayers()
     parameters = dict(model.named_parameters())
-    groups = parameter_groups(model, OptimSettings(layer_decay=0.5, weight_decay=0.1), parameters)
+    groups = group_parameters(model, OptimSettings(layer_decay=0.5, weight_decay=0.1), parameters)
     by_name = {name: (group["scale"], group["weight_decay"]) for group in groups for name in group["names"]}
     assert by_name["stem.weight"] == (0.25, 0.1)
     assert by_name["block.bias"] == (0.5, 0.0)
     assert by_name["head.weight"] == (1.0, 0.1)
-    everything = parameter_groups(model, OptimSettings(decay_on="all", weight_decay=0.1), parameters)
+    everything = group_parameters(model, OptimSettings(decay_on="all", weight_decay=0.1), parameters)
     assert {group["weight_decay"] for group in everything} == {0.1}
 
 

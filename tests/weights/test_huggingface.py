@@ -23,12 +23,12 @@ def test_every_tensor_of_theirs_has_a_name_here_or_is_known_to_have_none(kind, t
     theirs = build(kind)
     tensors = load_file(saved(theirs, tmp_path) / "model.safetensors")
     family = FAMILIES[theirs.config.model_type]
-    state, unused = family.ours(tensors)
+    state, unused = family.to_own_names(tensors)
     model = load(tmp_path, log=silent)
     assert state.keys() == model.backbone.state_dict().keys()
     assert len(unused) < len(tensors) / 2
     has_body = any(name.startswith(f"{family.body}.") for name in tensors)
-    written = family.theirs(state, has_body=has_body)
+    written = family.to_transformers_names(state, has_body=has_body)
     outside = f"{family.body}."  # where some of their classes have what others have inside
     again = {name if name in tensors else name.removeprefix(outside): tensor for name, tensor in written.items()}
     assert {*again, *unused} == tensors.keys()

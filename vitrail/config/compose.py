@@ -1,4 +1,4 @@
-"""What a person asked for, as a `Run`: the recipe, then the YAML file, then flags, then ``--set``, each laid over the last."""
+"""Composes a `Run`: the recipe, the YAML file, the flags and ``--set``, where later values override earlier ones."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from vitrail.config.units import part, seconds, size_in_pixels
 from vitrail.errors import ConfigError
 
 LENGTHS = ("epochs", "steps", "time")
-# options of everything that trains, and the setting that each stands for
+# options of the commands that train, and the setting that each of them sets
 FLAGS = {name: flag.setting for name, flag in flags_of(TrainFlags, PretrainFlags).items() if flag.setting}
-# what built-in data need of any recipe: a mirrored digit is no digit, and 1,500 of them are learnt by heart unless mixed
+# changes to every recipe for built-in data: digits must not be flipped, and 1,500 images overfit without mixup
 BUILT_IN: dict[str, dict[str, Any]] = {"digits": {"augment": {"flip": 0.0}}}
 BUILT_IN_LABELS: dict[str, dict[str, Any]] = {"digits": {"augment": {"mixup": 0.4, "mix_major": True}}}
 
@@ -31,27 +31,27 @@ def request(
     out: Path | None = None,
     resume: Path | None = None,
 ) -> tuple[Run, Path | None]:
-    """The run asked for, and its folder if one was named.
+    """Composes the requested run; returns it and its folder, if one was given.
 
     Args:
         recipe: a name of `config.recipes.RECIPES`; by default that of an objective without labels, where one is named, else
             ``finetune`` with weights to start from, else ``small-data``.
         config: a YAML file of settings.
         flags: nested settings; ``None`` means not given.
-        settings: ``group.key=value`` words.
+        settings: ``group.key=value`` strings.
         out: the run directory.
-        resume: a run directory to go on in with its own settings.
+        resume: a run directory to resume, with its own settings.
 
-    Raises `ConfigError` for anything that cannot be meant.
+    Raises `ConfigError` for invalid settings.
     """
     if out is not None and resume is not None and out != resume:
         raise ConfigError(f"--out {out} and --resume {resume} name two folders", "give one of them")
-    layers = [read_yaml(config) if config else {}, _given(flags or {}), *map(assignment, settings)]
+    layers = [read_yaml(config) if config else {}, _drop_none(flags or {}), *map(assignment, settings)]
     asked: dict[str, Any] = {}
     for layer in layers:
         asked = overlay(asked, layer)
     if resume is not None:
-        base = _stored(resume)
+        base = _read_stored(resume)
     else:
         objective = _group(asked, "objective").get("name") or "supervised"
         otherwise = "finetune" if _group(asked, "model").get("init") else "small-data"
@@ -61,9 +61,9 @@ def request(
         if run.objective.name == "supervised":
             base = overlay(base, BUILT_IN_LABELS.get(source, {}))
     if _group(asked, "model").get("init") and not _group(asked, "model").get("name"):
-        base = overlay(base, {"model": {"name": None}})  # the weights bring their network, whatever the recipe names
+        base = overlay(base, {"model": {"name": None}})  # the weights determine the network; the recipe's is ignored
     for layer in layers:
-        base = overlay(_one_length(base, layer), _read_words(layer))
+        base = overlay(_replace_length(base, layer), _convert_units(layer))
     run = build(Run, base)
     if not run.data.source:
         raise ConfigError(
@@ -73,7 +73,7 @@ def request(
 
 
 def settings_of(flags: Mapping[str, Any], source: str | None) -> dict[str, Any]:
-    """Flags by their names, and the path or name of the data, as nested settings for `request`; paths become words."""
+    """Flags by their names, and the path or name of the data, as nested settings for `request`; paths become strings."""
     tree: dict[str, Any] = {"data": {"source": source}}
     for name, value in flags.items():
         group, _, key = FLAGS[name].rpartition(".")
@@ -82,7 +82,7 @@ def settings_of(flags: Mapping[str, Any], source: str | None) -> dict[str, Any]:
 
 
 def check_objective(run: Run, *, labels: bool) -> None:
-    """Raises `ConfigError` where ``run`` needs labels and is not to, or the other way round."""
+    """Raises `ConfigError` if the objective of ``run`` needs labels and ``labels`` is false, or the reverse."""
     name, known = run.objective.name, "|".join(get_args(Unlabelled))
     if labels and name != "supervised":
         raise ConfigError(f"the objective {name!r} learns without labels", "use `vitrail pretrain` in place of `train`")
@@ -95,28 +95,28 @@ def _group(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return group if isinstance(group, Mapping) else {}
 
 
-def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_none(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The flags without those that were not given."""
-    kept = {key: _given(value) if isinstance(value, Mapping) else value for key, value in flags.items()}
+    kept = {key: _drop_none(value) if isinstance(value, Mapping) else value for key, value in flags.items()}
     return {key: value for key, value in kept.items() if value is not None and value != {}}
 
 
-def _stored(folder: Path) -> dict[str, Any]:
+def _read_stored(folder: Path) -> dict[str, Any]:
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"{folder} holds no run to resume", "give the run directory that was printed when it started")
     return read_yaml(folder / "config.yaml")
 
 
-def _one_length(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` without the length that ``layer`` replaces by another kind of length."""
+def _replace_length(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` without its length, if ``layer`` sets another kind of length."""
     schedule = layer.get("schedule")
     if isinstance(schedule, Mapping) and any(schedule.get(name) is not None for name in LENGTHS):
         return overlay(base, {"schedule": dict.fromkeys(LENGTHS)})
     return base
 
 
-def _read_words(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """The layer with its human words read: ``10m``, ``1%``, ``384x256``."""
+def _convert_units(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The layer with values such as ``10m``, ``1%`` and ``384x256`` converted to numbers."""
     readers = {("schedule", "time"): seconds, ("data", "max_bad"): part, ("model", "size"): size_in_pixels}
     read = dict(layer)
     for (group, key), reader in readers.items():

@@ -1,10 +1,10 @@
-"""Which ViT to train from scratch on a small set: a size that follows the images, as `small-data` needs it."""
+"""The default ViT for training from scratch on a small data set; its size depends on the images."""
 
 from __future__ import annotations
 
 from typing import Any
 
-MANY = 5_000  # images from which a run is short of epochs rather than of images
+MANY = 5_000  # images from which training time rather than the data set is the limit
 
 
 def model_for_images(size: tuple[int, int], *, images: int) -> tuple[str, dict[str, Any]]:

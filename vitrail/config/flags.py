@@ -44,7 +44,7 @@ ResizedTo = Annotated[
     Pixels | None, Flag("Pixels, as 384 or 384x256 (height x width); positions are resized.", word=str)
 ]
 Neighbours = Annotated[int, Flag("Neighbours that vote.", 20)]
-Shots = Annotated[str | Sequence[int], Flag("Images of each class, with commas between.", "1,5,10,25", word=str)]
+Shots = Annotated[str | Sequence[int], Flag("Images per class, separated by commas.", "1,5,10,25", word=str)]
 Cache = Annotated[
     bool | str | Path,
     Flag(
@@ -60,7 +60,9 @@ class ModelFlags(TypedDict, total=False):
     classes: Classes
     crop: Annotated[
         Pixels | None,
-        Flag("Pixels the network sees, as 384 or 384x256 (height x width); positions are resized.", word=str),
+        Flag(
+            "Input size of the network in pixels, as 384 or 384x256 (height x width); positions are resized.", word=str
+        ),
     ]
     resize: Annotated[
         int | str | None, Flag("Pixels of the shorter side before the crop, or squash or none.", word=str)
@@ -69,15 +71,15 @@ class ModelFlags(TypedDict, total=False):
         str | Sequence[float] | None,
         Flag("Mean of the channels, of values in [0, 1]: 0.485,0.456,0.406.", word=str),
     ]
-    std: Annotated[str | Sequence[float] | None, Flag("Their standard deviation, likewise.", word=str)]
+    std: Annotated[str | Sequence[float] | None, Flag("Standard deviation of the channels, likewise.", word=str)]
     device: Device
     precision: Annotated[Literal["fp32", "bf16"], Flag("fp32 or bf16.", "fp32")]
 
 
 class ImageFlags(ModelFlags, total=False):
-    """How a model and its images are read."""
+    """How a model and its images are loaded."""
 
-    batch: Annotated[int, Flag("Images at a time; the answers do not depend on it.", 64)]
+    batch: Annotated[int, Flag("Images per batch; it does not change the results.", 64)]
     workers: Annotated[int, Flag("Processes that read images.", 0)]
     max_bad: Annotated[
         str | float | None,
@@ -94,7 +96,7 @@ class EvaluateFlags(ImageFlags, total=False):
         Flag("Which part; by default test, else val, else the part that was held out when the model was trained."),
     ]
     calibrate: Annotated[bool, Flag("Fit a temperature on this part and store it with the model.", False)]
-    corruptions: Annotated[bool, Flag("Judge eight kinds of damage at five levels too.", False)]
+    corruptions: Annotated[bool, Flag("Evaluate on eight kinds of corruption at five levels, too.", False)]
 
 
 class ProtocolFlags(TypedDict, total=False):
@@ -112,8 +114,8 @@ class ProbeFlags(ImageFlags, total=False):
 
     k: Neighbours
     shots: Shots
-    seeds: Annotated[int, Flag("How often the shots are drawn.", 5)]
-    against: Annotated[Any, Flag("Another model, to say by how much the first is better on the same images.", word=str)]
+    seeds: Annotated[int, Flag("Random draws of the shots.", 5)]
+    against: Annotated[Any, Flag("Another model to compare with on the same images.", word=str)]
     cache: Cache
 
 
@@ -128,10 +130,10 @@ class TransferFlags(ImageFlags, total=False):
     shots: Shots
     epochs: Annotated[
         float | None,
-        Flag("How often every image is seen in fine-tuning; by default as the recipe finetune has it."),
+        Flag("Epochs of fine-tuning; by default those of the recipe finetune."),
     ]
-    steps: Annotated[int | None, Flag("How many updates fine-tuning makes.")]
-    seeds: Annotated[int, Flag("How often each data set is fine-tuned; the figure is the mean.", 1)]
+    steps: Annotated[int | None, Flag("Updates of fine-tuning, instead of epochs.")]
+    seeds: Annotated[int, Flag("Fine-tuning runs per data set; the result is their mean.", 1)]
     set: Annotated[
         Sequence[str] | None, Flag("One setting of the fine-tuning, e.g. --set optim.lr=1e-4.", word=list[str])
     ]
@@ -154,7 +156,7 @@ class PredictFlags(ImageFlags, total=False):
         str | Path | None,
         Flag("The table; its ending chooses CSV, JSON lines or Parquet. Without it, CSV on stdout.", word=Path),
     ]
-    top: Annotated[int, Flag("How many labels an image.", 5)]
+    top: Annotated[int, Flag("Number of labels per image.", 5)]
     fast: Annotated[bool, Flag("Decode large JPEGs at a reduced scale.", False)]
     format: Annotated[
         Literal["csv", "jsonl", "parquet"] | None, Flag("csv, jsonl or parquet, whatever the file is called.")
@@ -190,9 +192,9 @@ class ExplainFlags(ImageFlags, total=False):
         int | str,
         Flag("With --method attention: a number from 0, mean, or all for an overlay of each.", "mean", word=str),
     ]
-    target: Annotated[str | None, Flag("The class to explain, by name; by default what the model answers.")]
+    target: Annotated[str | None, Flag("The class to explain, by name; by default the predicted class.")]
     faithfulness: Annotated[
-        bool, Flag("Judge all methods by deletion and insertion instead, and print the table.", False)
+        bool, Flag("Evaluate all methods by deletion and insertion instead, and print the table.", False)
     ]
 
 
@@ -202,7 +204,7 @@ class InspectFlags(ImageFlags, total=False):
     out: Annotated[str | Path, Flag("The folder for report.html, numbers.json and the pictures.", ..., word=Path)]
     data: Annotated[
         Any,
-        Flag("Images to look at, labelled or not: what `vitrail train` takes, or a folder of images.", word=str),
+        Flag("Images to analyse, labelled or not: what `vitrail train` takes, or a folder of images.", word=str),
     ]
     most: Annotated[int, Flag("Images at most, spread evenly over the data.", 512)]
     cost: Annotated[bool, Flag("Measure time and memory at larger images too.", False)]
@@ -224,7 +226,7 @@ class ConvertFlags(TypedDict, total=False):
         bool,
         Flag("Compare the two, tensor by tensor; the exit code is 0 where they are equal and 1 where not.", False),
     ]
-    force: Annotated[bool, Flag("Write it though the layout has no words for some numerics.", False)]
+    force: Annotated[bool, Flag("Write it although the layout cannot express some numerics.", False)]
     classes: Classes
     size: ResizedTo
     channels: Annotated[int | None, Flag("Of the images; the first layer follows.")]
@@ -263,14 +265,14 @@ class ExportFlags(TypedDict, total=False):
     tolerance: Annotated[
         float | None,
         Flag("How far it may be off: the largest difference of an output as a share of the largest, 0.0001; with --int8 or "
-             "--pictures the accuracy that it loses, 0.02, or without labels the share of other answers, 0.05."),
+             "--pictures the accuracy that it loses, 0.02, or without labels the share of changed predictions, 0.05."),
     ]  # fmt: skip
     size: ResizedTo
     classes: Classes
     max_bad: Annotated[str | float, Flag("Stop when more of the images are bad than this.", "1%", word=str)]
     force: Annotated[
         bool,
-        Flag("Write over a file that is no export; to a layout of weights, though it has no words for some numerics.",
+        Flag("Write over a file that is no export; to a layout of weights, although it cannot express some numerics.",
              False),
     ]  # fmt: skip
     quiet: Quiet
@@ -294,7 +296,7 @@ class ServeFlags(ModelFlags, total=False):
         Flag("A name by which the server may be called, and no other; behind a proxy its public name. Repeat it for more.",
              word=list[str]),
     ]  # fmt: skip
-    max_batch: Annotated[int, Flag("Images that the network sees at one time.", 16)]
+    max_batch: Annotated[int, Flag("Largest batch of the network.", 16)]
     queue: Annotated[int, Flag("Images that may wait; one more request is answered with 503.", 64)]
     deadline: Annotated[float, Flag("Seconds until a request is answered with 504.", 10.0)]
     max_body: Annotated[int, Flag("MiB of one request.", 32)]

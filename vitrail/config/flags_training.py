@@ -1,4 +1,4 @@
-"""The options of the verbs that train, once: name, type, help text, and the setting of a `Run` that each stands for."""
+"""The options of the verbs that train: name, type, help text, and the setting of a `Run` that each option sets."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class TrainingFlags(TypedDict, total=False):
         Flag("Weights to start from: a run, a model folder, or a .safetensors file.", setting="model.init", word=str),
     ]
     size: Annotated[Pixels | None, Flag("Pixels, as 384 or 384x256 (height x width).", setting="model.size", word=str)]
-    epochs: Annotated[float | None, Flag("How often every image is seen.", setting="schedule.epochs")]
-    steps: Annotated[int | None, Flag("How many updates.", setting="schedule.steps")]
+    epochs: Annotated[float | None, Flag("Passes over the training images.", setting="schedule.epochs")]
+    steps: Annotated[int | None, Flag("Number of updates.", setting="schedule.steps")]
     time: Annotated[
         str | float | None, Flag("Train for this long: 90s, 10m, 1h30m.", setting="schedule.time", word=str)
     ]
     batch: Annotated[int | None, Flag("Images in one update.", setting="data.batch")]
     lr: Annotated[float | None, Flag("Peak learning rate.", setting="optim.lr")]
-    seed: Annotated[int | None, Flag("Decides everything random.", setting="seed")]
+    seed: Annotated[int | None, Flag("Seed of all random numbers.", setting="seed")]
     out: Annotated[str | Path | None, Flag("The run directory; a new one under runs/ by default.", word=Path)]
     resume: Annotated[str | Path | None, Flag("Resume the run in this directory, with its own settings.", word=Path)]
     config: Annotated[
         str | Path | None,
-        Flag("A YAML file of settings, laid over the recipe; flags are laid over it.", word=Path),
+        Flag("A YAML file of settings that override the recipe's; flags override both.", word=Path),
     ]
     set: Annotated[Sequence[str] | None, Flag("One setting of the config, e.g. --set optim.clip=1.", word=list[str])]
     settings: Annotated[Sequence[str] | None, Flag("", alias="set")]
@@ -50,7 +50,7 @@ class TrainingFlags(TypedDict, total=False):
         Flag("Stop when more of the images are bad than this, e.g. 1%.", setting="data.max_bad", word=str),
     ]
     dry_run: Annotated[
-        bool, Flag("Say what would be done, how long it takes and what it needs, from a few measured steps.", False)
+        bool, Flag("Print the plan, and the time and memory that it needs, from a few measured steps.", False)
     ]
     quiet: Quiet
 
@@ -58,12 +58,10 @@ class TrainingFlags(TypedDict, total=False):
 class TrainFlags(TrainingFlags, total=False):
     """`vitrail train`."""
 
-    recipe: Annotated[
-        str | None, Flag("The starting point for every other setting; `finetune` with --init, else `small-data`.")
-    ]
+    recipe: Annotated[str | None, Flag("Default values of all settings; `finetune` with --init, else `small-data`.")]
     teacher: Annotated[
         str | Path | None,
-        Flag("A model that knows the classes: the labels are learnt beside its answers (DeiT).",
+        Flag("A model with the same classes: its predictions are learnt beside the labels (DeiT).",
              setting="objective.teacher", word=str),
     ]  # fmt: skip
     head_only: Annotated[bool, Flag("Freeze all but the classification head.", False, setting="model.head_only")]
@@ -74,12 +72,12 @@ class PretrainFlags(TrainingFlags, total=False):
 
     objective: Annotated[
         Unlabelled | None,
-        Flag("How to learn: masked-patch (the ViT paper's), mae, beit, moco, simclr; or tokenizer, the codes that beit "
+        Flag("The objective: masked-patch (the ViT paper's), mae, beit, moco, simclr; or tokenizer, the codes that beit "
              "predicts.", setting="objective.name"),
     ]  # fmt: skip
     tokenizer: Annotated[
         str | Path | None, Flag("For beit: the run of a tokenizer.", setting="objective.tokenizer", word=str)
     ]
     recipe: Annotated[
-        str | None, Flag("The starting point for every other setting; by default that of the objective's name.")
+        str | None, Flag("Default values of all settings; by default the recipe named after the objective.")
     ]

@@ -1,4 +1,4 @@
-"""Functions that take the options of `vitrail.config.flags` as keywords: signature, documentation, checks and defaults."""
+"""Functions that take the options of `vitrail.config.flags` as keywords: their signature, docstring, checks and defaults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS: dict[Any, tuple[type, str]] = {  # of scalars: what is taken for one, and
 
 
 def flags_of(*tables: type) -> dict[str, Flag]:
-    """The options of some tables by name: a verb's own first, then those that other verbs have too."""
+    """The options of several tables by name: a verb's own first, then those that it shares with other verbs."""
     shared = [item for table in (TrainingFlags, ImageFlags) for item in _read(table).items()]
     flags = {name: flag for table in tables for name, flag in _read(table).items()}
     return dict(sorted(flags.items(), key=lambda item: item in shared))
@@ -47,12 +47,14 @@ def takes(*tables: type) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        names = [each.name for each in own]
+        named = [
+            parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        names = [parameter.name for parameter in named]
 
         @functools.wraps(function)
-        def call(*args: Any, **given: Any) -> Any:
-            checked = check_keywords(flags, given, names)
+        def call(*args: Any, **options: Any) -> Any:
+            checked = check_keywords(flags, options, names)
             missing = {
                 name: flag.default for name, flag in flags.items() if not flag.alias and name not in {*checked, *names}
             }
@@ -61,9 +63,9 @@ def takes(*tables: type) -> Callable[[Function], Function]:
             return function(*args, **missing, **checked)
 
         added = [_parameter(name, flag) for name, flag in flags.items() if not flag.alias and name not in names]
-        # what has no default may stand after what has one: these are given by name
-        call.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-        call.__doc__ = _documented(function, flags)
+        # keyword-only parameters without a default may follow those with one
+        call.__signature__ = signature.replace(parameters=[*named, *added])  # type: ignore[attr-defined]
+        call.__doc__ = _document(function, flags)
         return cast(Function, call)
 
     return decorate
@@ -74,15 +76,15 @@ def _parameter(name: str, flag: Flag) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=flag.type)
 
 
-def _documented(function: Callable[..., Any], flags: Mapping[str, Flag]) -> str:
+def _document(function: Callable[..., Any], flags: Mapping[str, Flag]) -> str:
     lines = [f"    {name}: {flag.help}" for name, flag in flags.items() if not flag.alias]
     return "\n".join([inspect.getdoc(function) or "", "", "Options:", *lines])
 
 
-def check_keywords(flags: Mapping[str, Flag], given: Mapping[str, Any], others: Sequence[str] = ()) -> dict[str, Any]:
+def check_keywords(flags: Mapping[str, Flag], options: Mapping[str, Any], others: Sequence[str] = ()) -> dict[str, Any]:
     """The options that are given, by their names. Raises `ConfigError` for an unknown one, or a value of another type."""
     checked: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in options.items():
         if name not in flags and name not in others:
             known = [*others, *(known for known, flag in flags.items() if not flag.alias)]
             raise ConfigError(f"there is no option {name!r}", nearest(name, known))
@@ -90,7 +92,7 @@ def check_keywords(flags: Mapping[str, Flag], given: Mapping[str, Any], others: 
         if flag is not None and not fits(value, flag.type):
             raise ConfigError(f"{name} is {value!r}", _remedy(value, flag.type))
         if (name := flag.alias or name if flag else name) in checked:
-            raise ConfigError(f"the option {name!r} is given twice, once by another name", "give it once")
+            raise ConfigError(f"the option {name!r} is given twice, once under its alias", "give it once")
         checked[name] = value
     return checked
 

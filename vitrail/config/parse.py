@@ -1,6 +1,6 @@
-"""A tree of frozen dataclasses from words: YAML files, ``--set a.b=1`` and flags, with errors that name the nearest key.
+"""Builds a tree of frozen dataclasses from YAML files, ``--set a.b=1`` and flags; errors name the nearest valid key.
 
-Only plain Python values live in such a tree (numbers, words, tuples, dictionaries and further dataclasses), so it goes to
+Such a tree contains only plain Python values (numbers, strings, tuples, dictionaries and further dataclasses), so it goes to
 YAML and back unchanged. Nothing here imports torch.
 """
 
@@ -21,22 +21,20 @@ Settings = TypeVar("Settings")
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML whose duplicate keys are an error (plain PyYAML keeps the last one without a word)."""
+    """A YAML loader that refuses duplicate keys (PyYAML silently keeps the last one)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
+        keys: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands twice", key_node.start_mark
-                )
-            seen.add(key)
+            if key in keys:
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds; every way it can be wrong is a `ConfigError` with its line."""
+    """Reads a mapping from a YAML file. Raises `ConfigError`, with the line of a syntax error."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -47,20 +45,22 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or error
-        raise ConfigError(f"{path}{where}: {problem}", "mend the YAML of this line") from error
+        raise ConfigError(f"{path}{where}: {problem}", "correct the YAML syntax") from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path} holds {type(tree).__name__}, not settings", "write `key: value` lines")
+        raise ConfigError(
+            f"{path} contains {type(tree).__name__}, not a mapping of settings", "write `key: value` lines"
+        )
     return tree
 
 
 def build(kind: type[Settings], tree: Mapping[str, Any], *, where: str = "") -> Settings:
-    """An instance of the dataclass ``kind`` from nested mappings.
+    """Builds an instance of the dataclass ``kind`` from nested mappings.
 
     Raises `ConfigError` for an unknown key (with the nearest right ones), a value of the wrong type, or whatever the
     dataclass itself refuses.
     """
     hints = typing.get_type_hints(kind)
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for key in tree:
         if key not in known:
             raise ConfigError(f"unknown setting {where + str(key)!r}", nearest(str(key), known))
@@ -74,7 +74,7 @@ def build(kind: type[Settings], tree: Mapping[str, Any], *, where: str = "") -> 
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """``value`` as the annotation ``hint`` wants it: words become numbers (``1e-3`` is a string in YAML), lists tuples."""
+    """Converts ``value`` to the type ``hint``: strings to numbers (YAML reads ``1e-3`` as a string), lists to tuples."""
     if hint is Any:
         return value
     if is_dataclass(hint):
@@ -89,24 +89,24 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     if origin is typing.Literal:
         if value in inner:
             return value
-        raise ConfigError(f"{where} is {value!r}", nearest(str(value), [str(each) for each in inner]))
+        raise ConfigError(f"{where} is {value!r}", nearest(str(value), [str(option) for option in inner]))
     if origin is tuple and isinstance(value, (list, tuple)):
         parts = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
         if len(parts) == len(value):
-            return tuple(convert(each, part, where) for each, part in zip(value, parts))
+            return tuple(convert(option, part, where) for option, part in zip(value, parts))
     elif origin is dict and isinstance(value, Mapping):
         return dict(value)
     elif isinstance(hint, type) and (scalar := _scalar(value, hint)) is not None:
         return scalar
-    raise ConfigError(f"{where} is {value!r}", f"give {_words(hint)}")
+    raise ConfigError(f"{where} is {value!r}", f"give {_describe(hint)}")
 
 
 def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
     if value is None and type(None) in options:
         return None
     failure: ConfigError | None = None
-    # numbers before words: "--set optim.clip=1" must not become the string "1" where both are allowed
-    for option in sorted((each for each in options if each is not type(None)), key=lambda each: each is str):
+    # numbers before strings: "--set optim.clip=1" must not become the string "1" where both are allowed
+    for option in sorted((kind for kind in options if kind is not type(None)), key=lambda kind: kind is str):
         try:
             return convert(value, option, where)
         except ConfigError as error:
@@ -116,7 +116,7 @@ def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
 
 
 def _scalar(value: Any, hint: type) -> Any:
-    """``value`` as bool, int, float or str, or None where it is none of them."""
+    """``value`` as bool, int, float or str; None if it cannot be converted."""
     if hint is bool:
         words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
         return value if isinstance(value, bool) else words.get(str(value).lower())
@@ -131,7 +131,7 @@ def _scalar(value: Any, hint: type) -> Any:
     return str(value) if hint is str and isinstance(value, (str, int, float)) else None
 
 
-def _words(hint: Any) -> str:
+def _describe(hint: Any) -> str:
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
     if hint in names:
         return names[hint]
@@ -141,16 +141,16 @@ def _words(hint: Any) -> str:
 def plain(value: Any) -> Any:
     """The tree as dictionaries, lists and scalars, ready for YAML or JSON."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     return value
 
 
 def overlay(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the values of ``change`` laid over it, group by group; a new dictionary."""
+    """A copy of ``base`` updated with the values of ``change``, recursively."""
     merged = dict(base)
     for key, value in change.items():
         old = merged.get(key)
@@ -162,7 +162,7 @@ def assignment(text: str) -> dict[str, Any]:
     """The nested mapping that ``a.b=1`` stands for; the value is read as YAML."""
     path, equals, value = text.partition("=")
     if not equals or not all(path.strip().split(".")):
-        raise ConfigError(f"{text!r} sets nothing", "write --set group.key=value, e.g. --set optim.lr=3e-4")
+        raise ConfigError(f"{text!r} is not an assignment", "write --set group.key=value, e.g. --set optim.lr=3e-4")
     try:
         tree: Any = yaml.load(value, Loader=_StrictLoader)
     except yaml.YAMLError as error:
@@ -173,7 +173,7 @@ def assignment(text: str) -> dict[str, Any]:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of a tree by their dotted path, lists kept whole."""
+    """The leaves of a tree by their dotted path; a list is one leaf."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:

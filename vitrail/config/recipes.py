@@ -1,6 +1,6 @@
-"""The recipes: one frozen table of whole runs, each with its source. Flags and settings are laid over them.
+"""The recipes: a table of complete runs, each with its source. Flags and settings override their values.
 
-Batches are images of one update. Where a paper counts epochs of another data set, so does the recipe.
+A batch is the images of one update. Where a paper states epochs of another data set, so does the recipe.
 """
 
 from __future__ import annotations

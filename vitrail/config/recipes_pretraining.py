@@ -1,4 +1,4 @@
-"""The recipes of learning without labels, as `vitrail.config.recipes` has those of learning with them.
+"""The recipes for pre-training without labels; `vitrail.config.recipes` contains the supervised ones.
 
 Those named for an objective are ours, for one small machine: the network follows the images' size, as in `small-data`, and
 looks at every patch. Those of papers are theirs.

@@ -1,4 +1,4 @@
-"""What was asked, reconciled with the network that the run has and with the run that its folder stores."""
+"""Reconciles the requested settings with the network of the run, and with the run that its folder stores."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ if TYPE_CHECKING:
 
 
 def changes_for(run: Run, config: Config, say: Say, *, from_weights: bool = False) -> dict[str, Any]:
-    """What ``run`` changes in the network of ``config``, without what its recipe says of another network.
+    """The changes of ``run`` to the network ``config``, without changes of its recipe that do not apply to this network.
 
-    Fields that this architecture does not have are left out; with ``from_weights`` so are all that the weights decide. What a
-    person asked for stays, and is refused by name where it is impossible.
+    Fields that this architecture does not have are left out; with ``from_weights`` so are those that the weights determine.
+    Changes that the user requested are kept; invalid ones are refused later, by name.
     """
     from vitrail.models.config import TRAINING_FIELDS  # vitrail.models loads torch
 
     changes = run.model.changes
     if from_weights:
-        decided = [name for name in _of_recipe(run, changes) if name not in TRAINING_FIELDS]
-        changes = _leave_out(run, changes, decided, "which the weights decide", say)
+        decided = [name for name in _find_recipe_changes(run, changes) if name not in TRAINING_FIELDS]
+        changes = _drop_changes(run, changes, decided, "which the weights decide", say)
     known = {field.name: getattr(config, field.name) for field in fields(config)}
-    # a field of the same name may be another thing: positions are a choice in a ViT, and a yes or no in BEiT
+    # a field of the same name may have another type: positions are a string in a ViT and a bool in BEiT
     foreign = [
         name
-        for name in _of_recipe(run, changes)
+        for name in _find_recipe_changes(run, changes)
         if name not in known or isinstance(known[name], bool) != isinstance(changes[name], bool)
     ]
-    return _leave_out(run, changes, foreign, f"which {config.about} does not have", say)
+    return _drop_changes(run, changes, foreign, f"which {config.about} does not have", say)
 
 
 def continue_run(asked: Run, stored: Run, folder: object) -> tuple[Run, bool]:
-    """The run that ``folder`` stores, with what may change when it is resumed; and whether it was made longer.
+    """The stored run with the changes that are allowed on resuming; and whether it was made longer.
 
-    Raises `ConfigError` with the difference where the settings are of another run.
+    Raises `ConfigError` with the differences if the settings are those of another run.
     """
-    left_out = [name for name in _of_recipe(asked, asked.model.changes) if name not in stored.model.changes]
-    changes = _leave_out(asked, asked.model.changes, left_out, "", lambda line: None)
+    left_out = [name for name in _find_recipe_changes(asked, asked.model.changes) if name not in stored.model.changes]
+    changes = _drop_changes(asked, asked.model.changes, left_out, "", lambda line: None)
     changed = differences(replace(asked, model=replace(asked.model, changes=changes)), stored)
     longer = any(path in LENGTH for path in changed)
     wrong = {path: values for path, values in changed.items() if path not in LENGTH and path != "recipe"}
@@ -64,13 +64,13 @@ def continue_run(asked: Run, stored: Run, folder: object) -> tuple[Run, bool]:
     return replace(stored, model=model, data=data, save=save, schedule=schedule), longer
 
 
-def _of_recipe(run: Run, changes: dict[str, Any]) -> list[str]:
-    """The names among ``changes`` whose values are the recipe's own."""
+def _find_recipe_changes(run: Run, changes: dict[str, Any]) -> list[str]:
+    """The names of the ``changes`` whose values come from the recipe."""
     recipe = RECIPES[run.recipe].run.model.changes if run.recipe in RECIPES else {}
     return [name for name, value in changes.items() if name in recipe and recipe[name] == value]
 
 
-def _leave_out(run: Run, changes: dict[str, Any], names: Sequence[str], why: str, say: Say) -> dict[str, Any]:
+def _drop_changes(run: Run, changes: dict[str, Any], names: Sequence[str], why: str, say: Say) -> dict[str, Any]:
     if names:
         say(f"recipe   {run.recipe} changes {', '.join(names)}, {why}: left out")
     return {name: value for name, value in changes.items() if name not in names}

@@ -1,4 +1,4 @@
-"""A whole training run as one frozen value. It imports no torch, so a mistake in it costs no time.
+"""The settings of a training run, as frozen dataclasses. This module does not import torch, so errors are reported fast.
 
 ``None`` in a field means *automatic*: `training.auto` decides it once, before the first step, and writes the decision to
 ``config.yaml``, from where a resumed run reads it back.
@@ -24,9 +24,9 @@ def _demand(holds: bool, what: str, remedy: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Which network: a name of `vitrail.models.MODELS` with changes, or the weights to start from.
+    """The network: a name of `vitrail.models.MODELS` with changes, or the weights to start from.
 
-    ``preprocessing`` is what is known better than the weights tell: ``mean`` and ``std`` of values in [0, 1], and ``resize``,
+    ``preprocessing`` overrides that of the weights: ``mean`` and ``std`` of values in [0, 1], and ``resize``,
     pixels of the shorter side before the crop, or "squash" or "none".
     """
 
@@ -51,7 +51,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """What is read and how it is grouped; ``batch`` counts the images of one update, however many micro-steps it takes."""
+    """The data and the batches; ``batch`` is the number of images of one update, over all its micro-steps."""
 
     source: str = ""
     batch: int = 64
@@ -78,9 +78,9 @@ class DataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveSettings:
-    """What is minimised: ``supervised``, or a name of `vitrail.training.objective.OBJECTIVES`, learning without labels.
+    """The objective: ``supervised``, or a name of `vitrail.training.objective.OBJECTIVES`, which need no labels.
 
-    Supervised is soft-target cross-entropy, or one sigmoid per class (multi-label data take it by themselves); with
+    Supervised is soft-target cross-entropy, or one sigmoid per class (the default for multi-label data); with
     ``binarise`` every target above 0 counts as 1 for the sigmoids (DeiT III). A ``teacher``, the path of a model, makes it a
     distillation. ``tokenizer`` is the path of the visual tokenizer that BEiT learns to predict. ``changes`` are arguments of
     the objective.
@@ -94,14 +94,14 @@ class ObjectiveSettings:
     changes: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        no_use = f"the objective {self.name!r} has no use for a"
+        no_use = f"the objective {self.name!r} does not use a"
         _demand(self.teacher is None or self.name == "supervised", f"{no_use} teacher", "leave objective.teacher out")
         _demand(self.tokenizer is None or self.name == "beit", f"{no_use} tokenizer", "leave the tokenizer out")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings:
-    """The update rule. Weight decay is decoupled and multiplied by the learning rate, as in the ViT and AdamW papers."""
+    """The optimiser. Weight decay is decoupled and multiplied by the learning rate, as in the ViT and AdamW papers."""
 
     name: Literal["adamw", "sgd", "muon"] = "adamw"
     lr: float = 1e-3
@@ -125,9 +125,9 @@ class OptimSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
-    """How long, and the learning rate on the way.
+    """The length of training and the learning rate schedule.
 
-    Exactly one of ``epochs``, ``steps`` and ``time`` (seconds) is asked for; ``steps`` beside ``time`` are those it bought.
+    Exactly one of ``epochs``, ``steps`` and ``time`` (seconds) is set; ``steps`` beside ``time`` are those that fit into it.
     """
 
     epochs: float | None = None
@@ -139,14 +139,14 @@ class ScheduleSettings:
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        given = [name for name in ("epochs", "steps", "time") if getattr(self, name) is not None]
+        lengths = [name for name in ("epochs", "steps", "time") if getattr(self, name) is not None]
         _demand(
-            len(given) == 1 or given == ["steps", "time"],
-            f"schedule sets {' and '.join(given) or 'no length'}",
+            len(lengths) == 1 or lengths == ["steps", "time"],
+            f"schedule sets {' and '.join(lengths) or 'no length'}",
             "set one of epochs, steps, time",
         )
-        amount = getattr(self, given[0])
-        _demand(amount > 0, f"schedule.{given[0]} is {amount}", "give a length above 0")
+        amount = getattr(self, lengths[0])
+        _demand(amount > 0, f"schedule.{lengths[0]} is {amount}", "give a length above 0")
         _demand(0 <= self.warmup < 1, f"schedule.warmup is {self.warmup}", "give a part of the run, e.g. 0.05")
         _demand((self.warmup_steps or 0) >= 0, f"schedule.warmup_steps is {self.warmup_steps}", "give 0 or more")
         _demand(self.end >= 0, f"schedule.end is {self.end}", "give the last learning rate, e.g. 1e-5")
@@ -154,7 +154,7 @@ class ScheduleSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeSettings:
-    """Where and how precisely it runs."""
+    """Device, precision and threads."""
 
     device: str | None = None
     precision: Precision | None = None
@@ -164,9 +164,9 @@ class ComputeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveSettings:
-    """What is written while it runs. None of it changes the weights that come out.
+    """Checkpoints, logs and evaluations. None of these settings changes the trained weights.
 
-    ``watched`` is of how many images the features are looked at in each evaluation of learning without labels.
+    ``watched`` is the number of images whose features are measured in each evaluation of pre-training.
     """
 
     every: float = 120.0
@@ -186,7 +186,7 @@ class SaveSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run from data to weights. Every field is explicit; `config.recipes.RECIPES` holds the named starting points."""
+    """The settings of a run. `config.recipes.RECIPES` contains the named starting points."""
 
     recipe: str = "custom"
     seed: int = 0
@@ -205,22 +205,22 @@ class Run:
 
     @property
     def accumulate(self) -> int:
-        """Micro-steps in one update."""
+        """Micro-steps per update."""
         return self.data.batch // (self.data.micro_batch or self.data.batch)
 
 
-# May differ between the start and the resumption of a run: they change how it runs, not what comes out of it.
+# May differ when a run is resumed: they do not change its results.
 FREE_TO_CHANGE = ("data.workers", "save.", "data.source", "model.init")
-# None in these is decided before the first step; elsewhere it means none.
+# Here None means automatic, decided before the first step; elsewhere it means none.
 AUTOMATIC = ("model.", "data.", "objective.loss", "compute.", "schedule.epochs", "schedule.steps", "schedule.time")
-# May grow: the schedule is stretched over the new length, and the log says so.
+# May be increased: the schedule is stretched over the new length, and the log says so.
 LENGTH = ("schedule.epochs", "schedule.steps", "schedule.time")
 
 
 def differences(asked: Run, stored: Run) -> dict[str, tuple[Any, Any]]:
-    """Settings on which a resumed run disagrees with its folder: path -> (stored, asked).
+    """Settings in which a resumed run differs from its folder: path -> (stored, requested).
 
-    `AUTOMATIC` fields of ``asked`` that it leaves open take what is stored; those of `FREE_TO_CHANGE` may differ.
+    `AUTOMATIC` fields of ``asked`` that are None take the stored value; those of `FREE_TO_CHANGE` may differ.
     """
 
     def is_open(path: str) -> bool:

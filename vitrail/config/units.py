@@ -1,4 +1,4 @@
-"""Units of words: lengths of time, parts, sizes and numbers as a person writes them."""
+"""Parses durations, fractions, image sizes and lists of numbers from strings."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def seconds(text: str | float) -> float:
     """``"90"``, ``"90s"``, ``"10m"``, ``"1h30m"`` as seconds."""
     if isinstance(text, (int, float)):
         return float(text)
-    found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip())
-    if not text.strip() or found is None:
+    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip())
+    if not text.strip() or match is None:
         raise ConfigError(f"{text!r} is not a length of time", "write 45s, 10m or 1h30m")
-    hours, minutes, rest = (float(part or 0) for part in found.groups())
+    hours, minutes, rest = (float(part or 0) for part in match.groups())
     return 3600 * hours + 60 * minutes + rest
 
 
@@ -50,7 +50,7 @@ def whole_numbers(text: str | Sequence[int]) -> tuple[int, ...]:
 
 
 def split_commas(text: str | Sequence[Any]) -> Sequence[Any]:
-    """``"knn, linear"`` as a list of words; a list stays as it is."""
+    """``"knn, linear"`` as a list of strings; a list is returned as it is."""
     return [word.strip() for word in text.split(",")] if isinstance(text, str) else text
 
 
@@ -58,7 +58,7 @@ def size_in_pixels(text: str | int | Sequence[int]) -> tuple[int, int]:
     """``384``, ``"384x256"`` or ``[384, 256]`` (height, width) as two numbers."""
     if isinstance(text, Sequence) and not isinstance(text, str):
         text = "x".join(map(str, text))
-    found = re.fullmatch(r"(\d+)(?:x(\d+))?", str(text).strip())
-    if found is None:
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", str(text).strip())
+    if match is None:
         raise ConfigError(f"{text!r} is not a size", "give pixels, as 384 or 384x256 (height x width)")
-    return int(found[1]), int(found[2] or found[1])
+    return int(match[1]), int(match[2] or match[1])

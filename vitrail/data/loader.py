@@ -117,24 +117,24 @@ def train_batches(
         ConfigError: ``transform`` returns something else, or it or the Dataset cannot be sent to a worker.
     """
     stream = TrainStream(images=len(source), batch=batch, seed=seed, repeats=repeats)
-    steps = (_in_views(ids, views) for ids in stream.steps(start, stop))
+    steps = (_repeat_views(ids, views) for ids in stream.steps(start, stop))
     if source.kind == "arrays" and transform is None:
         _check_channels(source, channels)
-        yield from _gathered(source, steps, device, collate)
+        yield from _read_arrays(source, steps, device, collate)
         return
     make: Make
     if transform is not None:
         make = Transformed(source.contents, transform, size, seed, channels)
     else:
         make = TrainingCrop(source.contents, policy, size, seed, channels)
-    made = _made(
+    batches = _read_pictures(
         source, make, steps, collate=collate, workers=workers, bad=bad, views=views, users=transform is not None
     )
-    with closing(made):
-        for step, some in enumerate(made, start):
-            if not len(some):
+    with closing(batches):
+        for step, result in enumerate(batches, start):
+            if not len(result):
                 raise DataError(f"all images of step {step} are bad", "see `vitrail data check`")
-            yield some
+            yield result
 
 
 def eval_batches(
@@ -156,26 +156,26 @@ def eval_batches(
     Raises:
         DataError: arrays with another number of channels; a worker died.
     """
-    jobs = (_ids_in_order(first, min(first + batch, len(source))) for first in range(0, len(source), batch))
+    jobs = (_number_samples(first, min(first + batch, len(source))) for first in range(0, len(source), batch))
     if source.kind == "arrays":
         _check_channels(source, preprocessing.channels)
         size = source.images.shape[1:3]
         if preprocessing.resized(*size) == size == preprocessing.size:
-            yield from _gathered(source, jobs, None, collate)
+            yield from _read_arrays(source, jobs, None, collate)
             return
     make = Evaluated(source.contents, preprocessing, fast)
-    made = _made(source, make, jobs, collate=collate, workers=workers, bad=bad)
-    with closing(made):
-        yield from filter(len, made)
+    batches = _read_pictures(source, make, jobs, collate=collate, workers=workers, bad=bad)
+    with closing(batches):
+        yield from filter(len, batches)
 
 
-def _ids_in_order(start: int, stop: int) -> np.ndarray:
+def _number_samples(start: int, stop: int) -> np.ndarray:
     ids = np.zeros((stop - start, 3), np.int64)
     ids[:, 1] = np.arange(start, stop)
     return ids
 
 
-def _in_views(ids: np.ndarray, views: int) -> np.ndarray:
+def _repeat_views(ids: np.ndarray, views: int) -> np.ndarray:
     """Every row (B, 3) as so many views of its sample, next to one another: (B V, 3)."""
     if views == 1:
         return ids
@@ -190,7 +190,7 @@ def _check_channels(source: Source, channels: int) -> None:
         raise DataError(fact, "give images of as many channels, or a model made for these")
 
 
-def _gathered(
+def _read_arrays(
     source: Source, jobs: Iterable[np.ndarray], device: torch.device | None, collate: Collate
 ) -> Generator[Batch, None, None]:
     """Batches of a source of arrays, as they are."""
@@ -199,13 +199,13 @@ def _gathered(
         kept = torch.tensor(images, device=device)  # (n, H, W, C)
     for ids in jobs:
         rows = ids[:, 1]
-        some = torch.from_numpy(images[rows]) if kept is None else kept[torch.from_numpy(rows).to(device)]
-        yield _batch(
-            source, some.permute(0, 3, 1, 2).contiguous(), ids, Frames.whole(len(ids), images.shape[1:3]), collate
+        pixels = torch.from_numpy(images[rows]) if kept is None else kept[torch.from_numpy(rows).to(device)]
+        yield _make_batch(
+            source, pixels.permute(0, 3, 1, 2).contiguous(), ids, Frames.whole(len(ids), images.shape[1:3]), collate
         )
 
 
-def _made(
+def _read_pictures(
     source: Source,
     make: Make,
     jobs: Iterable[np.ndarray],
@@ -220,21 +220,21 @@ def _made(
     here = partial(make_all, make)
     if workers:
         pool = Workers(make, workers, source.keys)
-        results = in_order(partial(_stacked, pool, views=views), jobs, threads=workers, close=pool.close)
+        results = in_order(partial(_stack_pictures, pool, views=views), jobs, threads=workers, close=pool.close)
     elif users or isinstance(source.contents, UserDataset):
-        results = (_stacked(here, ids, views=views) for ids in jobs)
+        results = (_stack_pictures(here, ids, views=views) for ids in jobs)
     else:
-        results = in_order(partial(_stacked, here, views=views), jobs, threads=1)
+        results = in_order(partial(_stack_pictures, here, views=views), jobs, threads=1)
     with closing(results):
         for ids, images, frames, reasons in results:
             by_sample = ids.reshape(-1, views, 3)
             for place, reason in reasons.items():
                 bad(source.keys[by_sample[place, 0, 1]], reason)
             kept = np.delete(by_sample, list(reasons), axis=0).reshape(-1, 3)
-            yield _batch(source, torch.from_numpy(images), kept, frames, collate)
+            yield _make_batch(source, torch.from_numpy(images), kept, frames, collate)
 
 
-def _stacked(
+def _stack_pictures(
     make: Callable[[np.ndarray], list[Made]], ids: np.ndarray, *, views: int
 ) -> tuple[np.ndarray, np.ndarray, Frames, dict[int, str]]:
     """The ids of a job, its good pictures (B, C, H, W), what they show, and why the other samples are bad, by their place in
@@ -255,7 +255,7 @@ def _stacked(
     return ids, images, Frames.of(pictures), reasons
 
 
-def _batch(source: Source, images: Tensor, ids: np.ndarray, frames: Frames, collate: Collate) -> Batch:
+def _make_batch(source: Source, images: Tensor, ids: np.ndarray, frames: Frames, collate: Collate) -> Batch:
     rows = ids[:, 1]
     targets = collate(source.targets[rows]) if source.labelled else torch.full((len(rows),), -1)
     return Batch(images, targets, [source.keys[row] for row in rows.tolist()], ids, frames)

@@ -97,21 +97,21 @@ class Transformed:
         key = self.contents.keys[sample]
         try:
             with seeded("transform", self.seed, epoch, sample, view):
-                given = self.transform(image)
+                output = self.transform(image)
         except Exception as error:
             fact = f"the transform failed on {key}: {type(error).__name__}: {error}"
             raise DataError(fact, "try the transform on that image alone") from error
-        return Picture(self._checked(given, key))
+        return Picture(self._check(output, key))
 
-    def _checked(self, given: Any, key: str) -> np.ndarray:
-        if isinstance(given, Image.Image):
-            plain = np.asarray(given)
-            given = plain.reshape(*plain.shape[:2], -1).transpose(2, 0, 1)
-        array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    def _check(self, output: Any, key: str) -> np.ndarray:
+        if isinstance(output, Image.Image):
+            plain = np.asarray(output)
+            output = plain.reshape(*plain.shape[:2], -1).transpose(2, 0, 1)
+        array = np.asarray(output.detach().cpu() if hasattr(output, "detach") else output)
         array = array.astype(np.float32) if array.dtype.kind == "f" else array
-        wanted = (self.channels, *self.size)
-        if array.shape != wanted or array.dtype not in (np.uint8, np.float32):
-            fact = f"the transform made {array.dtype} {array.shape} of {key}, the model takes {wanted}"
+        expected = (self.channels, *self.size)
+        if array.shape != expected or array.dtype not in (np.uint8, np.float32):
+            fact = f"the transform made {array.dtype} {array.shape} of {key}, the model takes {expected}"
             raise ConfigError(fact, "return uint8, or floats in [0, 1], as (channels, height, width)")
         if array.dtype == np.float32 and not (array.min() >= -1e-3 and array.max() <= 1 + 1e-3):
             fact = f"the transform made values from {array.min():.3g} to {array.max():.3g} of {key}"

@@ -50,7 +50,7 @@ def dynamic_size(model: Task) -> bool:
     return not (is_spline and config.relative_bias != "none")
 
 
-def traced(model: Task, *, pictures: bool = False) -> ExportedProgram:
+def trace_graph(model: Task, *, pictures: bool = False) -> ExportedProgram:
     """The graph of a model, with names for the axes that are open: ``batch``, and where `dynamic_size` ``height`` and ``width``.
 
     With its lengths left open a graph holds for any number of images, and for the sizes that the model takes itself; a program
@@ -63,13 +63,13 @@ def traced(model: Task, *, pictures: bool = False) -> ExportedProgram:
     scale = 2 if is_dynamic else 1
     size = [scale * length for length in config.image_size]
     images = torch.zeros(2, config.in_channels, *size, dtype=torch.uint8 if pictures else torch.float32)
-    opened = {axis: Dim.DYNAMIC for axis in AXES if axis == 0 or is_dynamic}
-    with quietly(), torch.no_grad():
-        return torch.export.export(graph, (images,), dynamic_shapes={"images": opened})
+    axes = {axis: Dim.DYNAMIC for axis in AXES if axis == 0 or is_dynamic}
+    with quiet_exporters(), torch.no_grad():
+        return torch.export.export(graph, (images,), dynamic_shapes={"images": axes})
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def quiet_exporters() -> Iterator[None]:
     """Without what torch's exporters and their libraries say to their own developers."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from vitrail.errors import ConfigError
-from vitrail.exports.graph import AXES, dynamic_size, quietly, traced
+from vitrail.exports.graph import AXES, dynamic_size, quiet_exporters, trace_graph
 from vitrail.files import disk_errors, replace_file
 from vitrail.tasks.task import Task
 
@@ -45,9 +45,9 @@ def to_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ConfigError("exporting to ONNX needs onnx and onnxscript", "pip install 'vitrail[onnx]'") from error
-    program = traced(model, pictures=pictures)
+    program = trace_graph(model, pictures=pictures)
     is_dynamic = pictures or dynamic_size(model)
-    with quietly():
+    with quiet_exporters():
         written = torch.onnx.export(
             program,
             dynamo=True,
@@ -61,7 +61,7 @@ def to_onnx(
     for node in written.model.graph.all_nodes():
         node.metadata_props.clear()  # lines of source code, and the folders they lie in
     written.model.metadata_props.update(metadata)
-    if sum(each.numel() * each.element_size() for each in model.parameters()) > LARGEST:
+    if sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) > LARGEST:
         with disk_errors(path):
             written.save(path, external_data=True)
     else:

@@ -32,12 +32,12 @@ class Compared:
     Args:
         difference: the largest between two numbers of one output, as a share of the largest number of that output in
             its batch.
-        expected, found: of the model and of the graph, for all images.
+        expected, actual: of the model and of the graph, for all images.
     """
 
     difference: float
     expected: Answers
-    found: Answers
+    actual: Answers
 
 
 @torch.inference_mode()
@@ -47,41 +47,42 @@ def compare(model: Verb, graph: Verb, batches: Iterable[Tensor]) -> Compared:
     Raises:
         CheckpointError: an output that is NaN or infinite, of whichever; a graph with other outputs.
     """
-    worst, expected, found = 0.0, [], []
+    worst, expected, actual = 0.0, [], []
     for images in batches:
         expected.append(model(images))
-        found.append(graph(images))
-        worst = max(worst, _difference(expected[-1], found[-1]))
-    return Compared(worst, _joined(expected), _joined(found))
+        actual.append(graph(images))
+        worst = max(worst, _measure_difference(expected[-1], actual[-1]))
+    return Compared(worst, _concatenate(expected), _concatenate(actual))
 
 
-def _difference(expected: Answers, found: Answers) -> float:
-    shapes = [{name: tuple(each.shape) for name, each in answers.items()} for answers in (expected, found)]
+def _measure_difference(expected: Answers, actual: Answers) -> float:
+    shapes = [{name: tuple(output.shape) for name, output in answers.items()} for answers in (expected, actual)]
     if shapes[0] != shapes[1]:
         raise CheckpointError(f"the graph gives {shapes[1]}, the model {shapes[0]}", "this is a fault of vitrail")
     for name in expected:
         if not expected[name].isfinite().all():
             raise CheckpointError(f"the {name} of the model are no finite numbers", "export a model that works")
-        if not found[name].isfinite().all():
+        if not actual[name].isfinite().all():
             raise CheckpointError(f"the {name} of the graph are no finite numbers", "this is a fault of vitrail")
     shares = (
-        (expected[name] - found[name]).abs().max() / expected[name].abs().max().clamp(min=SMALLEST) for name in expected
+        (expected[name] - actual[name]).abs().max() / expected[name].abs().max().clamp(min=SMALLEST)
+        for name in expected
     )
     return max(map(float, shares))
 
 
-def _joined(several: list[Answers]) -> Answers:
-    return {name: torch.cat([each[name] for each in several]) for name in (several[0] if several else ())}
+def _concatenate(batches: list[Answers]) -> Answers:
+    return {name: torch.cat([batch[name] for batch in batches]) for name in (batches[0] if batches else ())}
 
 
-def sizes_to_try(config: Config) -> list[tuple[int, int]]:
+def choose_sizes(config: Config) -> list[tuple[int, int]]:
     """(height, width): the model's own, a larger one, and one that is no square; all of whole patches where its own is."""
     (height, width), (down, across) = config.image_size, config.cell
     oblong = (height + down, width + (3 if height == width else 2) * across)
     return [(height, width), (height + 2 * down, width + 2 * across), oblong]
 
 
-def generated(count: int, channels: int, size: tuple[int, int], *, seed: int = 0) -> Tensor:
+def generate_pictures(count: int, channels: int, size: tuple[int, int], *, seed: int = 0) -> Tensor:
     """Pictures (B, C, H, W) uint8 where no real ones are given: clouds of several scales, each picture of another contrast."""
     generator = torch.Generator().manual_seed(seed)
     clouds = torch.zeros(count, channels, *size)
@@ -92,7 +93,7 @@ def generated(count: int, channels: int, size: tuple[int, int], *, seed: int = 0
     return (128 + contrast * clouds).clamp(0, 255).to(torch.uint8)
 
 
-def at_every_shape(pictures: Tensor, sizes: Iterable[tuple[int, int]]) -> Iterator[Tensor]:
+def scale_pictures(pictures: Tensor, sizes: Iterable[tuple[int, int]]) -> Iterator[Tensor]:
     """The pictures (B, C, H, W) uint8 scaled to every size, as many at a time as `BATCHES` says."""
     for size in sizes:
         scaled = F.interpolate(pictures.float(), size, mode="bilinear", align_corners=False, antialias=True)
@@ -101,7 +102,9 @@ def at_every_shape(pictures: Tensor, sizes: Iterable[tuple[int, int]]) -> Iterat
 
 
 @torch.inference_mode()
-def speeds(model: Callable[[Tensor], object], graph: Callable[[Tensor], object], images: Tensor) -> tuple[float, float]:
+def measure_speeds(
+    model: Callable[[Tensor], object], graph: Callable[[Tensor], object], images: Tensor
+) -> tuple[float, float]:
     """Milliseconds an image of ``images`` (B, C, H, W), of the model and of the graph: medians, measured by turns."""
     verbs = (model, graph)
     taken: tuple[list[float], list[float]] = ([], [])

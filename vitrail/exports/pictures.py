@@ -34,22 +34,22 @@ class Preparation(nn.Module):
         self.preprocessing = preprocessing
 
     def forward(self, pictures: Tensor) -> Tensor:
-        return self.preprocessing.normalise(self.framed(pictures))
+        return self.preprocessing.normalise(self.frame(pictures))
 
-    def framed(self, pictures: Tensor) -> Tensor:
+    def frame(self, pictures: Tensor) -> Tensor:
         """What `Preprocessing.picture` makes of each: uint8 (B, C, h, w)."""
         lines = [torch.arange(length, device=pictures.device) for length in pictures.shape[2:]]  # (H,), (W,)
-        given, crop = [_length(line) for line in lines], self.preprocessing.size
-        scaled = self._resized(*given)
+        lengths, crop = [_length(line) for line in lines], self.preprocessing.size
+        scaled = self._scale(*lengths)
         is_cut = (scaled[0] * scaled[1] > WHOLE_PIXELS) & (self.preprocessing.resize != "none")
-        rows, columns = (self._matrix(*axis, is_cut) for axis in zip(lines, scaled, crop))  # (h, H), (w, W)
-        made = [torch.where(is_cut, *lengths) for lengths in zip(crop, scaled)]
-        fewer_rows, fewer_columns = (old - new for old, new in zip(given, made))
+        rows, columns = (self._make_matrix(*axis, is_cut) for axis in zip(lines, scaled, crop))  # (h, H), (w, W)
+        cropped = [torch.where(is_cut, *pair) for pair in zip(crop, scaled)]
+        fewer_rows, fewer_columns = (old - new for old, new in zip(lengths, cropped))
         # the rows first where many of them go, as Pillow does it since 13
         rows_first = (fewer_rows > 0) & (fewer_rows > 2 * fewer_columns)
-        return _multiplied(pictures, rows, columns, rows_first)
+        return _multiply(pictures, rows, columns, rows_first)
 
-    def _resized(self, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+    def _scale(self, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
         """`Preprocessing.resized`."""
         if self.preprocessing.resize == "none":
             return height, width
@@ -60,7 +60,7 @@ class Preparation(nn.Module):
         rounded = torch.floor if self.preprocessing.rounding == "floor" else torch.round
         return rounded(across * height / width).clamp(min=down), rounded(down * width / height).clamp(min=across)
 
-    def _matrix(self, line: Tensor, scaled: Tensor, new: int, is_cut: Tensor) -> Tensor:
+    def _make_matrix(self, line: Tensor, scaled: Tensor, new: int, is_cut: Tensor) -> Tensor:
         """How much of each pixel along one axis is in each of the crop's: (new, old).
 
         Args:
@@ -86,7 +86,7 @@ class Preparation(nn.Module):
         return _weights(centres[:, None], step.clamp(min=1), line, self.preprocessing.interpolation)
 
 
-def _multiplied(pictures: Tensor, rows: Tensor, columns: Tensor, rows_first: Tensor) -> Tensor:
+def _multiply(pictures: Tensor, rows: Tensor, columns: Tensor, rows_first: Tensor) -> Tensor:
     """Pictures (B, C, H, W) times both matrices, (h, H) and (w, W): uint8 (B, C, h, w)."""
     factors = pictures.double(), rows, columns.mT
     if torch.compiler.is_exporting():

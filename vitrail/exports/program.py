@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from vitrail.exports.graph import dynamic_size, quietly, traced
+from vitrail.exports.graph import dynamic_size, quiet_exporters, trace_graph
 from vitrail.files import replace_file
 from vitrail.tasks.task import Task
 
@@ -25,11 +25,11 @@ def to_program(model: Task, path: Path, *, metadata: Mapping[str, str] = {}) -> 
     Raises:
         DiskError: the file cannot be written.
     """
-    program = traced(model)
+    program = trace_graph(model)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # lines of source code, and the folders they lie in
     content = BytesIO()
-    with quietly():
+    with quiet_exporters():
         torch.export.save(program, content, extra_files=dict(metadata))
     replace_file(path, content.getvalue())
     return dynamic_size(model)

@@ -53,14 +53,14 @@ def to_int8(source: Path, path: Path) -> int:
     model = onnx.load(source)
     # shapes that the exporter noted contradict those that the quantiser infers
     del model.graph.value_info[:]
-    layers = list(_linear(model.graph))
+    layers = list(_list_linear(model.graph))
     if not layers:
         raise ConfigError("the graph has no linear layer that int8 could make smaller", "leave --int8 out")
     producers = {output: node for node in model.graph.node for output in node.output}
-    behind = [node for node in layers if _reads_an_activation(node, producers)]
+    behind = [node for node in layers if _follows_activation(node, producers)]
     for node in behind:
         _store_in_8_bits(model.graph, node)
-    with _quietly():
+    with _quiet_quantiser():
         quantize_dynamic(
             model,
             path,
@@ -73,25 +73,25 @@ def to_int8(source: Path, path: Path) -> int:
     return len(layers)
 
 
-def _linear(graph: Any) -> Iterator[Any]:
+def _list_linear(graph: Any) -> Iterator[Any]:
     """The MatMul nodes whose second factor is a constant matrix."""
-    matrices = {each.name for each in graph.initializer if len(each.dims) == 2}
+    matrices = {tensor.name for tensor in graph.initializer if len(tensor.dims) == 2}
     return (node for node in graph.node if node.op_type == "MatMul" and node.input[1] in matrices)
 
 
-def _reads_an_activation(node: Any, producers: Mapping[str, Any]) -> bool:
+def _follows_activation(node: Any, producers: Mapping[str, Any]) -> bool:
     """Whether an activation function stands before ``node``, with elementwise sums and products at most between."""
-    to_see, seen = [node.input[0]], set()
-    while to_see:
-        name = to_see.pop()
+    names, visited = [node.input[0]], set()
+    while names:
+        name = names.pop()
         before = producers.get(name)
-        if before is None or name in seen:
+        if before is None or name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         if before.op_type in ACTIVATIONS:
             return True
         if before.op_type in ELEMENTWISE:
-            to_see += before.input
+            names += before.input
     return False
 
 
@@ -100,20 +100,20 @@ def _store_in_8_bits(graph: Any, node: Any) -> None:
     from onnx import helper, numpy_helper
 
     name = node.input[1]
-    held = next(each for each in graph.initializer if each.name == name)
-    weight = numpy_helper.to_array(held)  # (D, F)
+    stored = next(tensor for tensor in graph.initializer if tensor.name == name)
+    weight = numpy_helper.to_array(stored)  # (D, F)
     scale = np.maximum(np.abs(weight).max(0), SMALLEST) / np.float32(LARGEST)  # (F,)
     parts = {f"{name}_int8": np.rint(weight / scale).astype(np.int8), f"{name}_scale": scale}
     graph.initializer.extend(numpy_helper.from_array(value, part) for part, value in parts.items())
     node.input[1] = f"{name}_restored"
     restored = helper.make_node("DequantizeLinear", list(parts), [node.input[1]], name=node.input[1], axis=1)
     graph.node.insert(list(graph.node).index(node), restored)
-    if not any(name in each.input for each in graph.node):
-        graph.initializer.remove(held)
+    if not any(name in other.input for other in graph.node):
+        graph.initializer.remove(stored)
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def _quiet_quantiser() -> Iterator[None]:
     """Without onnxruntime's advice to simplify the graph first, which the exporter has done."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -23,7 +23,7 @@ def write(folder: Path, words: str) -> Path:
     return path
 
 
-def put_together(matter: str, title: str, first: str, parts: Mapping[str, str]) -> str:
+def compose_card(matter: str, title: str, first: str, parts: Mapping[str, str]) -> str:
     """The front matter, the title and the first words, then the parts that have any."""
     sections = "\n\n".join(f"## {name}\n\n{body}" for name, body in parts.items() if body)
     return f"---\n{matter}---\n\n# {escape(title)}\n\n{first}\n\n{sections}\n"
@@ -35,10 +35,10 @@ def escape(words: str) -> str:
 
 
 def settings(tree: Mapping[str, Any]) -> str:
-    return fenced(as_yaml(tree), "yaml") if tree else ""
+    return fence_code(as_yaml(tree), "yaml") if tree else ""
 
 
-def fenced(words: str, language: str) -> str:
+def fence_code(words: str, language: str) -> str:
     """A block of code; its fence is longer than any run of backticks in it."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", words)), default=0))
     return f"{fence}{language}\n{words.rstrip()}\n{fence}"
@@ -49,7 +49,7 @@ def front_matter(license: str, task: str, kind: str) -> str:
     return yaml.safe_dump({**fields, "tags": ["vision-transformer", kind]}, sort_keys=False, allow_unicode=True)
 
 
-def known(facts: RunFacts) -> str:
+def describe_size(facts: RunFacts) -> str:
     """The model's name and size, in brackets."""
     numbers = (
         f"{large(facts.parameters)} parameters" if facts.parameters else "",
@@ -60,7 +60,7 @@ def known(facts: RunFacts) -> str:
     return f" ({words})" if words else ""
 
 
-def started(base: str) -> str:
+def describe_start(base: str) -> str:
     return f"Training started from {escape(base)}." if base else "It was trained from scratch."
 
 

@@ -56,7 +56,7 @@ class Axis:
     words: Callable[[float], str] = field(default=lambda value: f"{value:g}")
 
     def place(self, value: np.ndarray | float) -> np.ndarray:
-        low, high, value = (np.log10(each) if self.log else each for each in (self.low, self.high, value))
+        low, high, value = (np.log10(number) if self.log else number for number in (self.low, self.high, value))
         return self.start + (np.asarray(value) - low) / (high - low) * (self.stop - self.start)
 
     def ticks(self) -> list[float]:
@@ -66,7 +66,7 @@ class Axis:
             low, high = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             every = max(1, (high - low) // 4)
             powers = [10.0**power for power in range(low, high + 1, every)]
-            return [each for each in powers if self.low <= each * 1.0001 and each <= self.high * 1.0001]
+            return [power for power in powers if self.low <= power * 1.0001 and power <= self.high * 1.0001]
         step = max(round_step((self.high - self.low) / 4), self.least_step)
         first = math.ceil(self.low / step - 1e-9)
         return [(first + index) * step for index in range(int((self.high - first * step) / step + 1e-9) + 1)]
@@ -75,14 +75,14 @@ class Axis:
 def round_step(wish: float) -> float:
     """The nearest of 1, 2, 2.5, 5 times a power of ten that is not smaller than ``wish``."""
     power = 10.0 ** math.floor(math.log10(wish))
-    return power * next(each for each in (1, 2, 2.5, 5, 10) if each * power >= wish * 0.9999)
+    return power * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * power >= wish * 0.9999)
 
 
 def standalone(drawing: Markup) -> str:
     """The drawing as a file of its own, in the light colours, without anything that only a browser knows."""
     style = f"text{{font-family:{SANS}}} svg{{background:{LIGHT['card']}}}"
-    opened = drawing.replace(">", f"><style>{style}</style>", 1)
-    return re.sub(r"var\(--(\w+)\)", lambda found: LIGHT.get(found[1], found[0]), opened) + "\n"
+    styled = drawing.replace(">", f"><style>{style}</style>", 1)
+    return re.sub(r"var\(--(\w+)\)", lambda variable: LIGHT.get(variable[1], variable[0]), styled) + "\n"
 
 
 def svg(width: float, height: float, says: str, *parts: object, **more: object) -> Markup:
@@ -124,7 +124,7 @@ def thin(x: np.ndarray, y: np.ndarray, most: int = 400) -> tuple[np.ndarray, np.
     return np.add.reduceat(x, starts) / lengths, divide(sums, np.add.reduceat(finite.astype(float), starts))
 
 
-def smoothed(y: np.ndarray, window: int) -> np.ndarray:
+def smooth_values(y: np.ndarray, window: int) -> np.ndarray:
     """A centred moving average over the finite values; a gap stays a gap."""
     finite, kernel = np.isfinite(y), np.ones(window)
     sums = np.convolve(np.where(finite, y, 0), kernel, "same")
@@ -140,8 +140,8 @@ def path(
         if here := bool(np.isfinite(down)):
             moves.append(f"{'L' if before else 'M'}{across:.1f} {down:.1f}" + ("" if before else "h0"))
         before = here
-    how = {"stroke": f"var(--{colour})", "stroke_width": width, "stroke_linecap": "round", "stroke_linejoin": "round"}
-    return tag("path", d=" ".join(moves), fill="none", opacity=f"{opacity:g}", **how, **more)
+    style = {"stroke": f"var(--{colour})", "stroke_width": width, "stroke_linecap": "round", "stroke_linejoin": "round"}
+    return tag("path", d=" ".join(moves), fill="none", opacity=f"{opacity:g}", **style, **more)
 
 
 def vertical_axis(
@@ -172,12 +172,12 @@ def line_chart(
     most: float | None = None,
 ) -> Markup:
     """Lines over the training step; ``least`` and ``most`` pin the ends of the vertical axis."""
-    steps = np.concatenate([each.x for each in series])
+    steps = np.concatenate([line.x for line in series])
     start, stop = float(steps.min()), float(steps.max())
     alone = start == stop  # a single record stands in the middle
     across = Axis(start - alone, stop + alone, LEFT, WIDTH - RIGHT, least_step=1, words=whole)
-    up = vertical_axis(np.concatenate([each.y for each in series]), words, least=least, most=most)
-    ends = [f"{each.label} ends at {words(last[-1])}" for each in series if len(last := each.y[np.isfinite(each.y)])]
+    up = vertical_axis(np.concatenate([line.y for line in series]), words, least=least, most=most)
+    ends = [f"{line.label} ends at {words(last[-1])}" for line in series if len(last := line.y[np.isfinite(line.y)])]
     says = f"{title} over {plural(int(stop), 'step')}: {', '.join(ends) or 'no finite value'}"
     return chart(title, series, across, up, "step", says)
 
@@ -186,7 +186,7 @@ def chart(
     title: str, series: Sequence[Series], across: Axis, up: Axis, label: str, says: str, *below: object
 ) -> Markup:
     """Lines on two axes, the horizontal one named ``label``, and whatever is drawn ``below`` them."""
-    drawn = join(*(draw_series(each, across, up, label) for each in series))
+    drawn = join(*(draw_series(line, across, up, label) for line in series))
     return svg(WIDTH, up.start + BOTTOM, says, heading(title, series), axes(across, up, label), *below, drawn)
 
 
@@ -195,12 +195,12 @@ def draw_series(series: Series, across: Axis, up: Axis, label: str) -> Markup:
     x, y = series.x, np.where(series.y > 0, series.y, np.nan) if up.log else series.y
     x, y = (x, y) if series.marked else thin(x, y)
     noisy = series.smooth and len(x) > 40
-    how: dict[str, Any] = (
+    style: dict[str, Any] = (
         {"width": 1.2, "opacity": 0.3} if noisy else {"stroke_dasharray": DASHES if series.dashed else None}
     )
-    parts = [path(across.place(x), up.place(y), series.colour, **how)]
+    parts = [path(across.place(x), up.place(y), series.colour, **style)]
     if noisy:
-        parts.append(path(across.place(x), up.place(smoothed(y, len(y) // 25 | 1)), series.colour))
+        parts.append(path(across.place(x), up.place(smooth_values(y, len(y) // 25 | 1)), series.colour))
     if series.marked or len(x) == 1:
         for step, value in zip(x[np.isfinite(y)], y[np.isfinite(y)]):
             hover = f"{label} {step:,.0f}: {up.words(value)}"
@@ -216,11 +216,11 @@ def dot(x: float, y: float, colour: str, says: str, radius: float = 2.4, **more:
 def heading(title: str, series: Sequence[Series] = ()) -> Markup:
     """The chart's name at the left, its legend at the right."""
     parts, right = [text(0, 14, title, colour="ink", size=13.5, font_weight=600)], float(WIDTH - RIGHT)
-    for each in reversed(series if len(series) > 1 else ()):
-        parts.append(text(right, 14, each.label, size=11.5, anchor="end"))
-        right -= 11.5 * length_of(each.label) + 8
-        how = {"stroke_width": 1.8, "stroke_dasharray": DASHES} if each.dashed else {"stroke_width": 2.4}
-        parts.append(line(right - 16, 10, right, 10, each.colour, stroke_linecap="round", **how))
+    for item in reversed(series if len(series) > 1 else ()):
+        parts.append(text(right, 14, item.label, size=11.5, anchor="end"))
+        right -= 11.5 * length_of(item.label) + 8
+        style = {"stroke_width": 1.8, "stroke_dasharray": DASHES} if item.dashed else {"stroke_width": 2.4}
+        parts.append(line(right - 16, 10, right, 10, item.colour, stroke_linecap="round", **style))
         right -= 30
     return join(*parts)
 
@@ -294,7 +294,9 @@ def reliability_chart(bins: Bins) -> Markup:
     for index in np.flatnonzero(bins.counts):
         x, images = across.start + index * width + 1, int(bins.counts[index])
         accuracy, confidence = float(bins.accuracy[index]), float(bins.confidence[index])
-        agreed, reached, claimed = (float(up.place(each)) for each in (min(accuracy, confidence), accuracy, confidence))
+        agreed, reached, claimed = (
+            float(up.place(share)) for share in (min(accuracy, confidence), accuracy, confidence)
+        )
         hover = f"{plural(images, 'answer')} at {percent(confidence)} confidence on average, right {percent(accuracy)}"
         tall = 44 * math.sqrt(images / bins.counts.max())
         gap = ("cobalt", 0.35) if accuracy > confidence else ("ruby", 0.5)
@@ -331,7 +333,7 @@ def gain_strip(value: float, before: float | None, chance: float | None) -> Mark
 def strip(value: float, stretch: tuple[float, float], baseline: float | None, named: str, says: str) -> Markup:
     """A dot on the scale from 0 to 1, a stretch of it in pale colour, and a mark with its name below."""
     across = Axis(0, 1, 6, WIDTH - 6)
-    start, stop, spot = (float(across.place(each)) for each in (*stretch, value))
+    start, stop, spot = (float(across.place(share)) for share in (*stretch, value))
     parts = [line(across.start, 16, across.stop, 16, "rule", stroke_width=6, stroke_linecap="round")]
     parts.append(rectangle(start, 11, max(stop - start, 3), 10, "cobalt", rx=3, opacity=0.35))
     parts.append(dot(spot, 16, "cobalt", percent(value), radius=5))

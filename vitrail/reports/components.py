@@ -20,13 +20,13 @@ def lead(*words: object) -> Markup:
     return tag("p", *words, class_="lead")
 
 
-def opened(value: str, name: str, *words: Markup | None) -> Markup:
+def show_figure(value: str, name: str, *words: Markup | None) -> Markup:
     """The head of a page: the one figure and its name, beside what it means."""
     figure = tag("div", tag("p", value, class_="figure-value"), tag("p", name, class_="figure-name"))
     return tag("div", figure, tag("div", *words, class_="words"), class_="headline")
 
 
-def further(rows: Sequence[tuple[str, str, str]]) -> Markup | None:
+def list_figures(rows: Sequence[tuple[str, str, str]]) -> Markup | None:
     """Other figures in a row: the name of each, its value and what it means."""
     items = (
         tag("div", tag("dt", name), tag("dd", value, class_="value"), tag("dd", gloss, class_="gloss"))
@@ -39,18 +39,18 @@ def notes(words: Sequence[str]) -> Markup | None:
     """What a careful reader should know before believing the figures."""
     if not words:
         return None
-    return tag("aside", tag("h2", "Worth knowing"), tag("ul", *(tag("li", each) for each in words)), class_="notes")
+    return tag("aside", tag("h2", "Worth knowing"), tag("ul", *(tag("li", note) for note in words)), class_="notes")
 
 
 def charts(words: Sequence[str], drawings: Sequence[Markup]) -> Markup | None:
     """The drawings over the training step, below what is to be said of them."""
     if not drawings:
         return None
-    drawn = tag("div", *(tag("figure", each) for each in drawings), class_="charts")
-    return join(tag("h2", "How the training went"), lead(*words), drawn)
+    figures = tag("div", *(tag("figure", drawing) for drawing in drawings), class_="charts")
+    return join(tag("h2", "How the training went"), lead(*words), figures)
 
 
-def scrolled(table: Markup, name: str) -> Markup:
+def make_scrollable(table: Markup, name: str) -> Markup:
     """A table that scrolls by itself, with the keyboard too."""
     return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=name)
 
@@ -75,7 +75,7 @@ def pane(image: Markup, caption: str) -> Markup:
     return tag("figure", image, tag("figcaption", caption))
 
 
-def lit(picture: np.ndarray, looked: np.ndarray, reach: tuple[float, float] = (1.0, 1.0)) -> np.ndarray:
+def overlay_attention(picture: np.ndarray, looked: np.ndarray, reach: tuple[float, float] = (1.0, 1.0)) -> np.ndarray:
     """The picture, light where the map ``looked`` (h, w) is large: uint8 (H, W, 3). For ``reach`` see `overlay`."""
     # a small one is enlarged first, so that the light is smooth over hard pixels
     small = min(picture.shape[:2]) <= SHORT_SIDE_OF_A_DRAWING
@@ -88,39 +88,43 @@ def run(facts: RunFacts, own: Mapping[str, str]) -> Markup:
     took = duration(facts.seconds) if facts.seconds is not None else None
     speed = f"{facts.images_per_second:,.0f} images/s" if facts.images_per_second else None
     rows = {
-        "Model": of_model(facts.model, facts.parameters, facts.multiply_adds, facts.image_size),
+        "Model": describe_model(facts.model, facts.parameters, facts.multiply_adds, facts.image_size),
         "Recipe": facts.recipe,
         "Data": ": ".join(filter(None, (facts.data, facts.layout))),
         "Images": ", ".join(f"{count:,} {name}" for name, count in facts.images.items()),
         **own,
         "Time": ", ".join(filter(None, (took, speed))),
         "Machine": facts.machine,
-        "Versions": of_versions(facts.versions),
+        "Versions": list_versions(facts.versions),
     }
     settings = None
     if facts.config:
         text = tag("pre", tag("code", as_yaml(facts.config)))
         settings = tag("details", tag("summary", "Every setting, as resolved"), text)
-    return join(was_run(facts.command, rows), settings)
+    return join(describe_run(facts.command, rows), settings)
 
 
-def was_run(command: str, rows: Mapping[str, str]) -> Markup:
+def describe_run(command: str, rows: Mapping[str, str]) -> Markup:
     """The command and what it worked with, without the rows that have no words."""
     lines = (join(tag("dt", name), tag("dd", words)) for name, words in rows.items() if words)
-    return join(tag("h2", "What was run"), typed(command) if command else None, tag("dl", *lines, class_="facts"))
+    return join(
+        tag("h2", "What was run"), show_commands(command) if command else None, tag("dl", *lines, class_="facts")
+    )
 
 
-def typed(*commands: str) -> Markup:
+def show_commands(*commands: str) -> Markup:
     """Lines for a shell."""
     return tag("pre", tag("code", "\n".join(commands)), class_="command")
 
 
-def of_model(about: str, parameters: int | None, multiply_adds: int | None, image_size: tuple[int, int] | None) -> str:
+def describe_model(
+    about: str, parameters: int | None, multiply_adds: int | None, image_size: tuple[int, int] | None
+) -> str:
     """The model in a line, as far as it is known."""
     size = " × ".join(map(str, image_size)) + " pixels" if image_size else None
     sums = f"{large(multiply_adds)} multiply-adds an image" if multiply_adds else None
     return ", ".join(filter(None, (about, f"{large(parameters)} parameters" if parameters else None, sums, size)))
 
 
-def of_versions(versions: Mapping[str, str]) -> str:
+def list_versions(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items() if version != "absent")

@@ -16,11 +16,13 @@ Records = Sequence[Mapping[str, Any]]  # the lines of ``metrics.jsonl``
 Curve = tuple[str, list[Series], dict[str, Any]]  # the title, the lines, and how `line_chart` is to draw them
 
 
-def series(records: Records, column: str, label: str, colour: str, **how: Any) -> list[Series]:
+def series(records: Records, column: str, label: str, colour: str, **options: Any) -> list[Series]:
     """The line of a column; none where it was not recorded."""
-    pairs = [(each["step"], each[column]) for each in records if each.get(column) is not None and "step" in each]
+    pairs = [
+        (record["step"], record[column]) for record in records if record.get(column) is not None and "step" in record
+    ]
     x, y = np.array(pairs, np.float64).reshape(-1, 2).T
-    return [Series(label, x, y, colour, **how)] if pairs else []
+    return [Series(label, x, y, colour, **options)] if pairs else []
 
 
 def loss(records: Records, beside: Sequence[Series] = ()) -> Curve:
@@ -36,14 +38,14 @@ def speed(records: Records) -> Curve:
     return "Images per second", line, {"words": large}
 
 
-def drawn(curves: Mapping[str, Curve]) -> dict[str, Markup]:
+def draw_curves(curves: Mapping[str, Curve]) -> dict[str, Markup]:
     """The charts that have a line, by name."""
-    return {name: line_chart(title, lines, **how) for name, (title, lines, how) in curves.items() if lines}
+    return {name: line_chart(title, lines, **options) for name, (title, lines, options) in curves.items() if lines}
 
 
 def finite(records: Records, column: str) -> list[tuple[float, int]]:
     """The values of a column that are numbers, each with its step."""
-    values = [(each[column], each["step"]) for each in records if each.get(column) is not None]
+    values = [(record[column], record["step"]) for record in records if record.get(column) is not None]
     return [(value, step) for value, step in values if math.isfinite(value)]
 
 
@@ -52,7 +54,7 @@ def best(records: Records, column: str, name: str) -> list[str]:
     if not (points := finite(records, column)):
         return []
     value, step = max(points, key=lambda point: point[0])
-    last = max(each["step"] for each in records)
+    last = max(record["step"] for record in records)
     return [f"The best {name}, {percent(value)}, came at step {step:,} of {last:,}. "]
 
 
@@ -62,6 +64,6 @@ def troubles(records: Records) -> list[str]:
     if waits := finite(records, "data_wait"):
         share = percent(float(np.mean([share for share, _ in waits])), 0)
         words.append(f"The model waited for data {share} of the time. ")
-    if bad := sum("loss" in each for each in records) - len(finite(records, "loss")):
+    if bad := sum("loss" in record for record in records) - len(finite(records, "loss")):
         words.append(f"The loss was not finite in {plural(bad, 'record')}; the curve has a gap there.")
     return words

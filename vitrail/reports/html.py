@@ -45,7 +45,9 @@ def safe(words: Any, *, quote: bool = True) -> str:
 
 def join(*children: Any) -> Markup:
     """The children one after the other, escaped unless they are markup."""
-    return Markup("".join(each if isinstance(each, Markup) else safe(each) for each in children if each is not None))
+    return Markup(
+        "".join(child if isinstance(child, Markup) else safe(child) for child in children if child is not None)
+    )
 
 
 def data_uri(picture: np.ndarray, most: int = 288) -> str:

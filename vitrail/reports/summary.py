@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vitrail.reports import card, curves
-from vitrail.reports.components import charts, further, lead, notes, opened, run
+from vitrail.reports.components import charts, lead, list_figures, notes, run, show_figure
 from vitrail.reports.facts import SPLITS, JudgedRun, RunFacts
 from vitrail.reports.html import Markup, join
 from vitrail.reports.metric_names import metric_of
@@ -35,7 +35,7 @@ def drawings(facts: RunFacts) -> dict[str, Markup]:
         metric = metric_of(column)
         line = curves.series(facts.records, column, "validation", "amber", marked=True)
         plotted[column.removeprefix("val_").replace("_", "-")] = metric.heading, line, {"words": metric.format}
-    return curves.drawn(
+    return curves.draw_curves(
         {**plotted, "learning-rate": curves.learning_rate(facts.records), "speed": curves.speed(facts.records)}
     )
 
@@ -52,7 +52,7 @@ def headline(judged: JudgedRun) -> Markup:
     hidden = {first, f"{first}_low", f"{first}_high", "images"}
     others = [(metric_of(name), value) for name, value in figures.items() if name not in hidden]
     rows = [(other.heading, other.format(value), other.gloss) for other, value in others]
-    return join(opened(metric.format(figures[first]), metric.label, *words), further(rows))
+    return join(show_figure(metric.format(figures[first]), metric.label, *words), list_figures(rows))
 
 
 def card_of(judged: JudgedRun, facts: RunFacts) -> str:
@@ -67,5 +67,7 @@ def card_of(judged: JudgedRun, facts: RunFacts) -> str:
         "Licence": card.licence(facts),
     }
     name = judged.model.name
-    opening = f"A vision model for the task {card.escape(name)}{card.known(facts)}. {card.started(facts.base)}"
-    return card.put_together(card.front_matter(facts.license, name, name), facts.title, opening, parts)
+    opening = (
+        f"A vision model for the task {card.escape(name)}{card.describe_size(facts)}. {card.describe_start(facts.base)}"
+    )
+    return card.compose_card(card.front_matter(facts.license, name, name), facts.title, opening, parts)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitrail.files import disk_errors, replace_file
 from vitrail.reports.classification.card import escape
-from vitrail.reports.components import header, lead, notes, of_versions, scrolled, was_run
+from vitrail.reports.components import describe_run, header, lead, list_versions, make_scrollable, notes
 from vitrail.reports.html import Markup, join, tag
 from vitrail.reports.page import frame
 from vitrail.reports.tables import open_table
@@ -57,11 +57,13 @@ class Transfer:
     @property
     def failures(self) -> dict[str, Cell]:
         """What went wrong: by data set, and by protocol where these did not all fail alike."""
-        found: dict[str, Cell] = {}
+        failures: dict[str, Cell] = {}
         for name, cells in self.rows.items():
             alike = len({cell.error for cell in cells.values()}) == 1
-            found |= {name if alike else f"{name}, {each}": cell for each, cell in cells.items() if cell.error}
-        return found
+            failures |= {
+                name if alike else f"{name}, {protocol}": cell for protocol, cell in cells.items() if cell.error
+            }
+        return failures
 
     @property
     def code(self) -> int:
@@ -71,81 +73,85 @@ class Transfer:
     def table(self) -> Iterator[tuple[str, ...]]:
         """A row of percentages for each data set, and one for their mean."""
         for name, cells in self.rows.items():
-            yield name, *(percent(cells[each].accuracy) for each in self.protocols)
-        yield "mean", *(percent(self.mean(each)) for each in self.protocols)
+            yield name, *(percent(cells[protocol].accuracy) for protocol in self.protocols)
+        yield "mean", *(percent(self.mean(protocol)) for protocol in self.protocols)
 
 
-def write_transfer(out: Path, found: Transfer) -> Path:
+def write_transfer(out: Path, facts: Transfer) -> Path:
     """Writes ``transfer.csv``, ``transfer.md`` and ``report.html`` into ``out``; returns the page's path. Raises `DiskError`."""
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     with open_table(out / "transfer.csv") as table:
-        for name, cells in found.rows.items():
-            table.write({"data": name, **_flat(found.protocols, cells)})
-        means = {each: Cell({"accuracy": found.mean(each)}) for each in found.protocols}
-        table.write({"data": "mean", **_flat(found.protocols, means)})
-    replace_file(out / "transfer.md", markdown(found))
-    replace_file(out / "report.html", page(found))
+        for name, cells in facts.rows.items():
+            table.write({"data": name, **_flatten(facts.protocols, cells)})
+        means = {protocol: Cell({"accuracy": facts.mean(protocol)}) for protocol in facts.protocols}
+        table.write({"data": "mean", **_flatten(facts.protocols, means)})
+    replace_file(out / "transfer.md", markdown(facts))
+    replace_file(out / "report.html", page(facts))
     return out / "report.html"
 
 
-def _flat(protocols: Sequence[str], cells: Mapping[str, Cell]) -> dict[str, str]:
+def _flatten(protocols: Sequence[str], cells: Mapping[str, Cell]) -> dict[str, str]:
     """Fractions and their intervals as words, none where there is no figure."""
     names = {"": "accuracy", "_low": "accuracy_low", "_high": "accuracy_high"}
-    figures = {each + end: cells[each].figures.get(name, math.nan) for each in protocols for end, name in names.items()}
+    figures = {
+        f"{protocol}{end}": cells[protocol].figures.get(name, math.nan)
+        for protocol in protocols
+        for end, name in names.items()
+    }
     return {name: f"{value:.6f}" if math.isfinite(value) else "" for name, value in figures.items()}
 
 
-def markdown(found: Transfer) -> str:
+def markdown(facts: Transfer) -> str:
     """The table, and below it what went wrong."""
-    lines = [f"| data | {' | '.join(found.protocols)} |", f"| --- |{' ---: |' * len(found.protocols)}"]
-    lines += [f"| {escape(name)} | {' | '.join(cells)} |" for name, *cells in found.table()]
-    failed = [f"- {escape(words)}" for words in _failed(found)]
-    return "\n".join([*lines, *([""] if failed else []), *failed]) + "\n"
+    lines = [f"| data | {' | '.join(facts.protocols)} |", f"| --- |{' ---: |' * len(facts.protocols)}"]
+    lines += [f"| {escape(name)} | {' | '.join(cells)} |" for name, *cells in facts.table()]
+    failures = [f"- {escape(words)}" for words in _list_failures(facts)]
+    return "\n".join([*lines, *([""] if failures else []), *failures]) + "\n"
 
 
-def _failed(found: Transfer) -> list[str]:
+def _list_failures(facts: Transfer) -> list[str]:
     """What went wrong, a line for each."""
-    return [f"{where}: {cell.error.splitlines()[0]}" for where, cell in found.failures.items()]
+    return [f"{where}: {cell.error.splitlines()[0]}" for where, cell in facts.failures.items()]
 
 
-def page(found: Transfer) -> str:
+def page(facts: Transfer) -> str:
     """The whole document."""
-    title = f"What {found.model} is worth elsewhere"
-    opening = join(headline(found), notes(_failed(found)))
-    parts = {"Accuracies": accuracies(found), "What was run": run(found)}
-    return frame("vitrail transfer", title, found.date, opening, parts)
+    title = f"What {facts.model} is worth elsewhere"
+    opening = join(headline(facts), notes(_list_failures(facts)))
+    parts = {"Accuracies": accuracies(facts), "What was run": run(facts)}
+    return frame("vitrail transfer", title, facts.date, opening, parts)
 
 
-def headline(found: Transfer) -> Markup:
+def headline(facts: Transfer) -> Markup:
     """The best protocol's mean."""
-    means = {each: found.mean(each) for each in found.protocols if math.isfinite(found.mean(each))}
-    count = plural(len(found.rows), "data set")
+    means = {protocol: facts.mean(protocol) for protocol in facts.protocols if math.isfinite(facts.mean(protocol))}
+    count = plural(len(facts.rows), "data set")
     if not means:
         return tag("div", tag("p", f"No protocol has a figure on all of {count}."), class_="headline bare")
-    best = max(means, key=lambda each: means[each])
+    best = max(means, key=lambda protocol: means[protocol])
     figure = tag("div", tag("p", percent(means[best]), class_="figure-value"), tag("p", best, class_="figure-name"))
     words = tag("p", f"The mean accuracy over {count}, each counting the same, by the best protocol: {MEANINGS[best]}.")
     return tag("div", figure, tag("div", words, class_="words"), class_="headline")
 
 
-def accuracies(found: Transfer) -> Markup:
+def accuracies(facts: Transfer) -> Markup:
     """A row for each data set with the interval of every figure, and the mean."""
     rows = []
-    for name, cells in found.rows.items():
-        tags = (accuracy(cells[each]) for each in found.protocols)
+    for name, cells in facts.rows.items():
+        tags = (accuracy(cells[protocol]) for protocol in facts.protocols)
         rows.append(tag("tr", tag("th", name, scope="row"), *tags))
-    means = (tag("td", tag("strong", percent(found.mean(each)))) for each in found.protocols)
+    means = (tag("td", tag("strong", percent(facts.mean(protocol)))) for protocol in facts.protocols)
     rows.append(tag("tr", tag("th", "mean", scope="row"), *means))
-    table = tag("table", header(("data", *found.protocols)), tag("tbody", *rows))
-    means_of = "; ".join(f"{each}: {MEANINGS[each]}" for each in found.protocols)
+    table = tag("table", header(("data", *facts.protocols)), tag("tbody", *rows))
+    means_of = "; ".join(f"{protocol}: {MEANINGS[protocol]}" for protocol in facts.protocols)
     words = (
         f"{means_of[:1].upper()}{means_of[1:]}. Under each accuracy is its 95 % interval: over images, and over draws where "
         "shots or seeds are drawn several times."
     )
-    if found.failures:
+    if facts.failures:
         words += " A dash has failed, for the reason above; a mean needs all of its data sets."
-    return join(tag("h2", "Accuracy by data set and protocol"), lead(words), scrolled(table, "Accuracies"))
+    return join(tag("h2", "Accuracy by data set and protocol"), lead(words), make_scrollable(table, "Accuracies"))
 
 
 def accuracy(cell: Cell) -> Markup:
@@ -155,13 +161,13 @@ def accuracy(cell: Cell) -> Markup:
     return tag("td", percent(cell.accuracy), interval)
 
 
-def run(found: Transfer) -> Markup:
+def run(facts: Transfer) -> Markup:
     """What to repeat to get the same, and what it was measured on."""
     rows = {
-        "Model": found.model,
-        "Data": ", ".join(found.rows),
-        **found.settings,
-        "Machine": found.machine,
-        "Versions": of_versions(found.versions),
+        "Model": facts.model,
+        "Data": ", ".join(facts.rows),
+        **facts.settings,
+        "Machine": facts.machine,
+        "Versions": list_versions(facts.versions),
     }
-    return was_run(found.command, rows)
+    return describe_run(facts.command, rows)

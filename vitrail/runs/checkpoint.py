@@ -116,10 +116,10 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoint folders from the oldest to the newest; those still being written do not count."""
     if not folder.is_dir():
         return []
-    found = {
-        (int(match[1]), bool(match[2])): each for each in folder.iterdir() if (match := _NAME.fullmatch(each.name))
+    by_moment = {
+        (int(match[1]), bool(match[2])): path for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))
     }
-    return [found[moment] for moment in sorted(found)]
+    return [by_moment[moment] for moment in sorted(by_moment)]
 
 
 def step_of(checkpoint: Path) -> int:
@@ -158,7 +158,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
         if damage := find_damage(path):
             refused.append(f"{path}: {damage}")
             continue
-        tensors = {each.stem: tensors_from_bytes(each.read_bytes()) for each in sorted(path.glob("*.safetensors"))}
+        tensors = {file.stem: tensors_from_bytes(file.read_bytes()) for file in sorted(path.glob("*.safetensors"))}
         return Checkpoint(step_of(path), tensors, json.loads((path / "state.json").read_text()), path, tuple(refused))
     if refused:
         raise CheckpointError(

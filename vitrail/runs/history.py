@@ -14,7 +14,7 @@ def speed(folder: RunFolder) -> float | None:
     return sum(lap["images_per_second"] * lap["seconds"] for lap in laps) / busy if busy else None
 
 
-def joined_records(folder: RunFolder) -> list[dict[str, Any]]:
+def join_records(folder: RunFolder) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl`` with what ``timing.jsonl`` says of the same step."""
     clock = {lap["step"]: lap for lap in folder.timing() if "images_per_second" in lap}
     return [{**clock.get(record["step"], {}), **record} if "loss" in record else record for record in folder.metrics()]

@@ -35,8 +35,8 @@ def peak_memory() -> int:
     """Bytes that this process has held at most, or 0 where the system does not tell."""
     if resource is None:
         return 0
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return held if sys.platform == "darwin" else held * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def versions() -> dict[str, str]:

@@ -47,10 +47,10 @@ class ProgressBar:
         if self.quiet:
             return
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, words=_words(figures))
+            self._bar.update(self._task, completed=done, words=_format_figures(figures))
         elif time.monotonic() - self._printed >= LINE_EVERY:
             self._printed = time.monotonic()
-            self.say(f"{self.title} {done}/{self.total}  {_words(figures)}")
+            self.say(f"{self.title} {done}/{self.total}  {_format_figures(figures)}")
 
     def say(self, line: str) -> None:
         """One line above the bar."""
@@ -60,7 +60,7 @@ class ProgressBar:
             )
 
 
-def _words(figures: dict[str, Any]) -> str:
+def _format_figures(figures: dict[str, Any]) -> str:
     return "  ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in figures.items()
     )

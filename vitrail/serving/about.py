@@ -31,16 +31,16 @@ async def model(service: CurrentService) -> Response:
 
 def describe_model(service: Service) -> dict[str, Any]:
     served, limits = service.served, service.limits
-    classifier = served.model
-    description = describe(classifier)
+    model = served.model
+    description = describe(model)
     return {
         "name": served.name,
         "version": served.version,
         "source": served.about.get("source", ""),
         "architecture": description["architecture"],
-        "image_size": list(classifier.preprocessing.size),
-        "channels": classifier.preprocessing.channels,
-        "parameters": sum(parameter.numel() for parameter in classifier.parameters()),
+        "image_size": list(model.preprocessing.size),
+        "channels": model.preprocessing.channels,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "numerics": description["config"],
         **{name: description[name] for name in ("classes", "multi_label", "temperature", "preprocessing")},
         "provenance": strip_folders(description["provenance"]),

@@ -123,12 +123,12 @@ class Admission:
 
     def _seconds(self, headers: dict[bytes, bytes]) -> float:
         """Until the deadline: the server's, or fewer where the client asks for fewer."""
-        asked = headers.get(b"x-deadline-ms", b"").decode("latin-1")
-        if not asked:
+        text = headers.get(b"x-deadline-ms", b"").decode("latin-1")
+        if not text:
             return self.limits.deadline
-        if not re.fullmatch(r"[0-9]{1,9}", asked):
+        if not re.fullmatch(r"[0-9]{1,9}", text):
             raise Refused("bad_request", "X-Deadline-Ms is not a number of milliseconds", "send a whole number")
-        return min(int(asked) / 1000, self.limits.deadline)
+        return min(int(text) / 1000, self.limits.deadline)
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
         """The body whole, or None where the client left before its end. Raises `Refused` above the limits."""

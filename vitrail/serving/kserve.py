@@ -130,21 +130,21 @@ async def infer(request: Request, served: CurrentModel, service: CurrentService)
     preprocessing = served.model.preprocessing
     numbers = service.limits.images * preprocessing.channels * math.prod(preprocessing.size)
     # numbers in JSON take their time
-    asked = await asyncio.to_thread(parse_json, request.state.body, most=numbers + MOST_COMMAS)
-    tensor, deadline = _parse_input(asked), request.state.deadline
+    inference = await asyncio.to_thread(parse_json, request.state.body, most=numbers + MOST_COMMAS)
+    tensor, deadline = _parse_input(inference), request.state.deadline
     count = tensor["shape"][0]
     if count > service.limits.images:
         raise Refused("too_large", f"{count} images in one request", f"send at most {service.limits.images} at a time")
     with service.batcher.places(count):
         answers = await _run_model(service, served, tensor, deadline)
-    outputs = _select_outputs(_encode_outputs(served, answers), asked)
-    named = {"id": asked["id"]} if isinstance(asked.get("id"), str) else {}
+    outputs = _select_outputs(_encode_outputs(served, answers), inference)
+    named = {"id": inference["id"]} if isinstance(inference.get("id"), str) else {}
     return JSONResponse({"model_name": served.name, "model_version": served.version, **named, "outputs": outputs})
 
 
-def _parse_input(asked: dict[str, Any]) -> dict[str, Any]:
+def _parse_input(inference: dict[str, Any]) -> dict[str, Any]:
     """The only input, of a shape of whole numbers. Raises `Refused`."""
-    inputs = asked.get("inputs")
+    inputs = inference.get("inputs")
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
         raise Refused("bad_request", "'inputs' is not a list of one input", INPUTS)
     shape, data = inputs[0].get("shape"), inputs[0].get("data")
@@ -210,9 +210,9 @@ def _encode_outputs(served: LoadedModel, answers: list[Any]) -> list[dict[str, A
     return [_encode_output(name, array) for name, array in served.encode(outputs).items()]
 
 
-def _select_outputs(outputs: list[dict[str, Any]], asked: dict[str, Any]) -> list[dict[str, Any]]:
+def _select_outputs(outputs: list[dict[str, Any]], inference: dict[str, Any]) -> list[dict[str, Any]]:
     """Those outputs that the client names, or all. Raises `Refused` for one that is not there."""
-    wanted = asked.get("outputs")
+    wanted = inference.get("outputs")
     if wanted is None:
         return outputs
     by_name = {output["name"]: output for output in outputs}

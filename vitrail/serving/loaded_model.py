@@ -186,8 +186,8 @@ class LoadedModel:
     def check_request(self, request: ExplanationRequest) -> ExplanationRequest:
         """The same with its layer counted from 0. Raises `ConfigError` for what this model cannot be asked."""
         if (method := request.options.method) not in self.methods:
-            asked = ", ".join(self.methods) or "nothing"
-            raise ConfigError(f"this model cannot be asked for {method}", f"it can for: {asked}")
+            known = ", ".join(self.methods) or "nothing"
+            raise ConfigError(f"this model cannot be asked for {method}", f"it can for: {known}")
         request = replace(request, options=check_can(self.model, request.options))
         if request.query is not None and not self._layers_of(request):
             where = "any layer" if request.every_layer else f"layer {request.options.layer}"
@@ -235,25 +235,25 @@ class LoadedModel:
 
     def _layers_of(self, request: ExplanationRequest) -> list[int]:
         """The layers that are asked, of those in whose map the place is."""
-        asked = range(len(self.attention)) if request.every_layer else [request.options.layer]
-        return [layer for layer in asked if request.query is None or self._can_ask(layer, request.query)]
+        layers = range(len(self.attention)) if request.every_layer else [request.options.layer]
+        return [layer for layer in layers if request.query is None or self._can_ask(layer, request.query)]
 
     def _can_ask(self, layer: int, query: Place) -> bool:
         attention = self.attention[layer]
         return attention["asks"] == "all" and all(0 <= at < length for at, length in zip(query, attention["map"]))
 
 
-def _describe_attention(classifier: Task) -> list[dict[str, Any]]:
+def _describe_attention(model: Task) -> list[dict[str, Any]]:
     """Of each layer: its heads, the map of its places, whether all of them ask or the class token alone, and who does unasked."""
-    size, device = classifier.preprocessing.size, device_of(classifier)
-    if not (grids := classifier.attention_grids(size)):
+    size, device = model.preprocessing.size, device_of(model)
+    if not (grids := model.attention_grids(size)):
         return []
     heads: list[int] = []
     with torch.inference_mode():
-        images = torch.zeros(1, classifier.config.in_channels, *size, device=device)
-        classifier.forward_recording(images, lambda look: heads.append(look.shape[1]))
+        images = torch.zeros(1, model.config.in_channels, *size, device=device)
+        model.forward_recording(images, lambda look: heads.append(look.shape[1]))
     lifts = [Lift(grid, device) for grid in grids]
-    shares = [asking_shares(classifier, grid, None, device) for grid in grids]
+    shares = [asking_shares(model, grid, None, device) for grid in grids]
     return [
         {
             "heads": count,
@@ -265,9 +265,9 @@ def _describe_attention(classifier: Task) -> list[dict[str, Any]]:
     ]
 
 
-def compute_version(classifier: Task) -> str:
+def compute_version(model: Task) -> str:
     """Twelve digits of a SHA-256 of all that decides an answer: weights, preprocessing, classes and temperature."""
-    parts = (digest_of(classifier), classifier.classes, *classifier.describe().values())
+    parts = (digest_of(model), model.classes, *model.describe().values())
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
@@ -278,11 +278,11 @@ def load_model(
     if name is not None and not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r} cannot stand in an address", "give letters, digits, dots and dashes")
     resolved = resolve_model(model)
-    classifier = options.load(model, classes, say)
+    task = options.load(model, classes, say)
     about = _read_about(resolved.path)
-    if isinstance(classifier.backbone, ExportedBackbone):
-        about["parity"] = classifier.backbone.parity
-    return LoadedModel(classifier, name or _choose_name(resolved.path), precision=options.precision, about=about)
+    if isinstance(task.backbone, ExportedBackbone):
+        about["parity"] = task.backbone.parity
+    return LoadedModel(task, name or _choose_name(resolved.path), precision=options.precision, about=about)
 
 
 def _choose_name(path: Path) -> str:

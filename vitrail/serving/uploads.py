@@ -44,8 +44,8 @@ def parse_uploads(body: bytes, content_type: str, *, most: int) -> list[Upload]:
     elif kind == b"application/json":
         uploads = _parse_json_uploads(body)
     else:
-        given = content_type[:80] or "nothing"
-        raise Refused("unsupported_media_type", f"the content type is {given!r}", FORMS)
+        kind = content_type[:80] or "nothing"
+        raise Refused("unsupported_media_type", f"the content type is {kind!r}", FORMS)
     if not uploads:
         raise Refused("bad_request", "there is no image in the request", FORMS)
     if len(uploads) > most:
@@ -58,7 +58,7 @@ class _MultipartHandler:
     """What a multipart parser says, as it says it; of parts without a file name nothing is kept."""
 
     most: int
-    found: list[Upload] = field(default_factory=list)
+    uploads: list[Upload] = field(default_factory=list)
     count: int = 0
     whole: bool = False
     _field: bytes = b""
@@ -95,8 +95,8 @@ class _MultipartHandler:
     def on_part_end(self) -> None:
         if self._name is None:
             return
-        self.found.append(Upload(self._name, b"".join(self._content)))
-        if len(self.found) > self.most:
+        self.uploads.append(Upload(self._name, b"".join(self._content)))
+        if len(self.uploads) > self.most:
             raise Refused("too_large", f"more than {self.most} images in one request", "send fewer at a time")
 
     def on_end(self) -> None:
@@ -114,7 +114,7 @@ def _parse_multipart(body: bytes, boundary: bytes, most: int) -> list[Upload]:
         raise Refused("bad_request", "the multipart body is broken", FORMS) from error
     if not parts.whole:
         raise Refused("bad_request", "the multipart body ends before its last boundary", FORMS)
-    return parts.found
+    return parts.uploads
 
 
 def _parse_json_uploads(body: bytes) -> list[Upload]:

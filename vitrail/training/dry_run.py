@@ -43,11 +43,11 @@ def dry_run(run: Run, *, data: Any = None) -> str:
 def _measure(training: Training, kept: Kept) -> list[str]:
     step = measure_step(training)
     run = training.run  # if a step ran out of memory, its micro-batch is smaller than before
-    waiting = _seconds_for_data(training)
+    waiting = _measure_reading(training)
     evaluation = measure_evaluation(training)
     total = training.steps * step + run.save.evaluations * evaluation
     bottleneck = "the data" if waiting > step - waiting else "the model"
-    largest = _largest_batch(training)
+    largest = _find_largest_batch(training)
     sums = f", {kept.multiply_adds / 1e9:.3f} G multiply-adds an image" if kept.multiply_adds is not None else ""
     return [
         f"machine  {describe()}",
@@ -55,13 +55,13 @@ def _measure(training: Training, kept: Kept) -> list[str]:
         f"length   {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs",
         f"speed    {step * 1000:.1f} ms a step, {run.data.batch / step:.0f} images/s",
         f"takes    about {duration(total)}, {run.save.evaluations} evaluations of {duration(evaluation)} included",
-        f"memory   {_memory(training) / 2**30:.2f} GiB so far",
+        f"memory   {_read_memory(training) / 2**30:.2f} GiB so far",
         f"batch    {run.data.batch} in micro-steps of {run.data.micro_batch}; largest micro-batch that ran: {largest}",
         f"slowest  {bottleneck}: reading a batch alone takes {waiting * 1000:.1f} ms",
     ]
 
 
-def _seconds_for_data(training: Training, steps: int = 8) -> float:
+def _measure_reading(training: Training, steps: int = 8) -> float:
     """Seconds that reading one batch takes when nothing else runs."""
     with closing(training.batches(0, training.steps)) as batches:
         next(batches)
@@ -71,7 +71,7 @@ def _seconds_for_data(training: Training, steps: int = 8) -> float:
     return elapsed / max(count, 1)
 
 
-def _largest_batch(training: Training) -> str:
+def _find_largest_batch(training: Training) -> str:
     """Doubles the micro-batch on the GPU until it no longer fits; a CPU is told by its memory instead."""
     if training.device.type != "cuda":
         return f"{training.run.data.micro_batch} (by the memory rule for a CPU)"
@@ -94,7 +94,7 @@ def _largest_batch(training: Training) -> str:
     return str(fits)
 
 
-def _memory(training: Training) -> int:
+def _read_memory(training: Training) -> int:
     if training.device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     return peak_memory()

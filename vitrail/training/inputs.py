@@ -71,7 +71,7 @@ class TaughtInputs:
 
     def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
         images, *rest = self.inputs(batch)
-        return images, *rest, in_chunks(self.teacher, images)
+        return images, *rest, apply_in_chunks(self.teacher, images)
 
 
 @dataclass(frozen=True)
@@ -90,18 +90,18 @@ class ViewInputs:
         noise = self.objective.draw(batch.ids[::views], self.augmented.preprocessing.size, self.augmented.seed)
         parts = [images[view::views].contiguous() for view in range(views)]
         drawn = [tensor.to(images.device) for tensor in noise]
-        targets = [] if self.target_network is None else [in_chunks(self.target_network, parts[0])]
+        targets = [] if self.target_network is None else [apply_in_chunks(self.target_network, parts[0])]
         return *parts, *drawn, *targets
 
 
-def renormalise(images: Tensor, given: Preprocessing, wanted: Preprocessing, size: tuple[int, int]) -> Tensor:
+def renormalise(images: Tensor, source: Preprocessing, target: Preprocessing, size: tuple[int, int]) -> Tensor:
     """Images (B, C, H, W) that were normalised as ``given`` says, scaled to ``size`` and normalised as ``wanted`` says."""
-    pictures = given.denormalise(images)
+    pictures = source.denormalise(images)
     if pictures.shape[2:] != size:
         pictures = nn.functional.interpolate(pictures, size, mode="bilinear", antialias=True, align_corners=False)
-    return wanted.normalise(pictures)
+    return target.normalise(pictures)
 
 
-def in_chunks(network: FrozenNetwork, images: Tensor) -> Tensor:
+def apply_in_chunks(network: FrozenNetwork, images: Tensor) -> Tensor:
     """The outputs of ``network`` for images (B, ...), computed `CHUNK` images at a time."""
     return torch.cat([network(chunk) for chunk in images.split(CHUNK)])

@@ -11,7 +11,7 @@ from vitrail.runs import checkpoint
 from vitrail.runtime.progress import ProgressBar
 from vitrail.runtime.signals import StopRequests
 from vitrail.training.schedule import learning_rate
-from vitrail.training.state import Training, averaged, snapshot
+from vitrail.training.state import Training, snapshot, use_average
 from vitrail.training.step import take_step
 
 
@@ -31,7 +31,7 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
     saved = time.monotonic()
     clock = _Clock()
     while True:
-        if _due(training) and not stop.asked:
+        if _is_due(training) and not stop.asked:
             _evaluate(training, stop, show)
         if stop.asked:
             save(training)
@@ -51,7 +51,7 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
     save(training)
 
 
-def _due(training: Training) -> bool:
+def _is_due(training: Training) -> bool:
     progress = training.progress
     wanted = progress.step % training.evaluate_every == 0 or progress.step == training.steps
     return wanted and (progress.step > 0 or training.evaluate_first) and progress.evaluated < progress.step
@@ -60,7 +60,7 @@ def _due(training: Training) -> bool:
 def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> None:
     """Evaluates the weights as they would be used; records nothing if a stop is requested meanwhile."""
     started = time.perf_counter()
-    with averaged(training):
+    with use_average(training):
         figures = training.evaluate(lambda: stop.asked is not None)
     if figures is None:
         return

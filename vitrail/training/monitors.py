@@ -61,27 +61,27 @@ class FeatureMonitor:
         train = splits.train
         assert train is not None, "there are no training images"
         self.model, self.bad = model, bad
-        known, asked = 2 * run.save.watched // 3, run.save.watched // 3
+        known, queries = 2 * run.save.watched // 3, run.save.watched // 3
         order = permutation(run.seed, 0, len(train))
         self.known = train.subset(order[:known])
         other = splits.val
         if other is None or len(other) < FEWEST:
             half = len(order) // 2  # too few images for both parts are halved
             first = min(known, half)
-            self.known, self.asked = train.subset(order[:first]), train.subset(order[first : first + asked])
+            self.known, self.queries = train.subset(order[:first]), train.subset(order[first : first + queries])
         else:
-            self.asked = other.subset(permutation(run.seed, 0, len(other))[:asked])
+            self.queries = other.subset(permutation(run.seed, 0, len(other))[:queries])
 
     def __call__(self, run: Run, stopped: Stopped) -> dict[str, float] | None:
-        known, asked = (self._features(part, run, stopped) for part in (self.known, self.asked))
-        if known is None or asked is None:
+        known, queries = (self._features(part, run, stopped) for part in (self.known, self.queries))
+        if known is None or queries is None:
             return None
-        health = measure_health(np.concatenate([known[0], asked[0]]))
+        health = measure_health(np.concatenate([known[0], queries[0]]))
         figures = {"effective_rank": health.rank, "spread": health.spread}
-        if not self.known.labelled or not self.asked.labelled or self.known.multi_label:
+        if not self.known.labelled or not self.queries.labelled or self.known.multi_label:
             return figures
-        classes, targets = len(self.known.classes), asked[1]
-        votes = knn(*known, asked[0], classes=classes, k=min(NEIGHBOURS, len(known[0])))
+        classes, targets = len(self.known.classes), queries[1]
+        votes = knn(*known, queries[0], classes=classes, k=min(NEIGHBOURS, len(known[0])))
         chance = np.bincount(targets, minlength=classes).max() / len(targets)
         return {"knn": float((votes.argmax(1) == targets).mean()), "chance": float(chance), **figures}
 
@@ -91,10 +91,10 @@ class FeatureMonitor:
         features, targets = [], []
         model = self.model
         with at_rest(model):
-            for batch, found in outputs(model, source, model.features, read_options(run), bad=self.bad):
+            for batch, output in outputs(model, source, model.features, read_options(run), bad=self.bad):
                 if stopped():
                     return None
-                features.append(found.cpu().numpy())
+                features.append(output.cpu().numpy())
                 targets.append(batch.targets.numpy())
         return np.concatenate(features), np.concatenate(targets)
 
@@ -110,7 +110,7 @@ class CodeMonitor:
         self.tokenizer, self.preprocessing, self.bad = tokenizer, preprocessing, bad
         source = splits.val if splits.val is not None and len(splits.val) else splits.train
         assert source is not None, "there are no images"
-        self.asked = source.subset(permutation(run.seed, 0, len(source))[: run.save.watched // 3])
+        self.queries = source.subset(permutation(run.seed, 0, len(source))[: run.save.watched // 3])
 
     @torch.inference_mode()
     def __call__(self, run: Run, stopped: Stopped) -> dict[str, float] | None:
@@ -119,7 +119,7 @@ class CodeMonitor:
         with at_rest(self.tokenizer) as device:
             options = read_options(run)
             reading = {"batch": options.batch, "workers": options.workers, "bad": self.bad}
-            for batch in eval_batches(self.asked, self.preprocessing, **reading):
+            for batch in eval_batches(self.queries, self.preprocessing, **reading):
                 if stopped():
                     return None
                 images = self.preprocessing.normalise(batch.images.to(device))  # (B, C, H, W)

@@ -41,7 +41,7 @@ class Muon(torch.optim.Optimizer):
         """One update from the gradients that are there."""
         assert closure is None, "the loop computes the gradients"
         for group in self.param_groups:
-            pairs = [(each, each.grad) for each in group["params"] if each.grad is not None]
+            pairs = [(parameter, parameter.grad) for parameter in group["params"] if parameter.grad is not None]
             if pairs:
                 self._update(pairs, group["lr"], group["momentum"], group["weight_decay"])
 
@@ -51,7 +51,7 @@ class Muon(torch.optim.Optimizer):
         lerp_(means, gradients, 1 - momentum)
         ahead = lerp(gradients, means, momentum)
         multiply_(parameters, 1 - rate * decay)
-        for parameter, direction in zip(parameters, orthogonal(ahead), strict=True):
+        for parameter, direction in zip(parameters, orthogonalise(ahead), strict=True):
             parameter.add_(direction, alpha=-rate * 0.2 * max(parameter.shape) ** 0.5)
 
     def _mean(self, parameter: Tensor) -> Tensor:
@@ -61,19 +61,21 @@ class Muon(torch.optim.Optimizer):
         return state["momentum_buffer"]
 
 
-def orthogonal(matrices: list[Tensor]) -> list[Tensor]:
+def orthogonalise(matrices: list[Tensor]) -> list[Tensor]:
     """Each matrix with its singular vectors and with singular values of about 0.7 to 1.2, in bf16."""
     wide = [matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix for matrix in matrices]  # m <= n
     alike: dict[torch.Size, list[int]] = defaultdict(list)
     for place, matrix in enumerate(wide):
         alike[matrix.shape].append(place)
     for places in alike.values():
-        for place, found in zip(places, _orthogonal(torch.stack([wide[place] for place in places])), strict=True):
-            wide[place] = found
-    return [found if found.shape == matrix.shape else found.mT for found, matrix in zip(wide, matrices, strict=True)]
+        for place, result in zip(places, _iterate(torch.stack([wide[place] for place in places])), strict=True):
+            wide[place] = result
+    return [
+        result if result.shape == matrix.shape else result.mT for result, matrix in zip(wide, matrices, strict=True)
+    ]
 
 
-def _orthogonal(stack: Tensor) -> Tensor:
+def _iterate(stack: Tensor) -> Tensor:
     """Newton and Schulz's iteration on each of (S, m, n), with a polynomial of the fifth degree in place of the third."""
     a, b, c = COEFFICIENTS
     x = stack.bfloat16()

@@ -65,7 +65,7 @@ OBJECTIVES: dict[str, ObjectiveEntry] = {
 
 
 def make_objective(
-    asked: ObjectiveSettings, encoder: Any, preprocessing: Preprocessing, log: Callable[[str], None]
+    settings: ObjectiveSettings, encoder: Any, preprocessing: Preprocessing, log: Callable[[str], None]
 ) -> tuple[Objective, FrozenNetwork | None]:
     """The objective that was asked for, and for BEiT what sees the codes of its images.
 
@@ -73,20 +73,20 @@ def make_objective(
         ConfigError: the encoder cannot carry it, it has no such argument, or a tokenizer is missing.
         CheckpointError: the tokenizer cannot be read.
     """
-    kind = OBJECTIVES[asked.name].kind
+    kind = OBJECTIVES[settings.name].kind
     if kind is MaskedPatch:
-        return configure_objective(MaskedPatch, encoder, asked.changes, preprocessing=preprocessing), None
+        return configure_objective(MaskedPatch, encoder, settings.changes, preprocessing=preprocessing), None
     if kind is Reconstruction:
-        return configure_objective(Reconstruction, encoder, asked.changes, std=preprocessing.std), None
+        return configure_objective(Reconstruction, encoder, settings.changes, std=preprocessing.std), None
     if kind is not MaskedCodes:
-        return configure_objective(kind, encoder, asked.changes), None
-    if asked.tokenizer is None:
+        return configure_objective(kind, encoder, settings.changes), None
+    if settings.tokenizer is None:
         remedy = "train one first, `vitrail pretrain DATA --objective tokenizer`, and give it with --tokenizer RUN"
         raise ConfigError("beit predicts the codes of a tokenizer, and none is given", remedy)
-    saved = load_tokenizer(asked.tokenizer, log)
+    saved = load_tokenizer(settings.tokenizer, log)
     codes = Codes(saved, preprocessing, encoder.config.patch_size, device_of(encoder))
     vocabulary = saved.tokenizer.config.vocabulary
-    return configure_objective(MaskedCodes, encoder, asked.changes, vocabulary=vocabulary, drawn=codes.drawn), codes
+    return configure_objective(MaskedCodes, encoder, settings.changes, vocabulary=vocabulary, drawn=codes.decode), codes
 
 
 class Codes:
@@ -97,15 +97,15 @@ class Codes:
     """
 
     def __init__(
-        self, saved: SavedTokenizer, given: Preprocessing, patch_size: tuple[int, int], device: torch.device
+        self, saved: SavedTokenizer, preprocessing: Preprocessing, patch_size: tuple[int, int], device: torch.device
     ) -> None:
-        if saved.preprocessing.channels != given.channels:
+        if saved.preprocessing.channels != preprocessing.channels:
             raise ConfigError(
-                f"the tokenizer takes {saved.preprocessing.channels} channels, the encoder {given.channels}",
+                f"the tokenizer takes {saved.preprocessing.channels} channels, the encoder {preprocessing.channels}",
                 "train a tokenizer on these images",
             )
         self.tokenizer: Tokenizer = saved.tokenizer.to(device).eval().requires_grad_(False)
-        self.own, self.given, self.patch_size = saved.preprocessing, given, patch_size
+        self.own, self.preprocessing, self.patch_size = saved.preprocessing, preprocessing, patch_size
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
@@ -113,10 +113,10 @@ class Codes:
         grid = (images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1])
         rows, columns = self.tokenizer.config.patch_size
         size = (grid[0] * rows, grid[1] * columns)
-        return self.tokenizer.encode(renormalise(images, self.given, self.own, size)).flatten(1)
+        return self.tokenizer.encode(renormalise(images, self.preprocessing, self.own, size)).flatten(1)
 
     @torch.no_grad()
-    def drawn(self, codes: Tensor, size: tuple[int, int]) -> Tensor:
+    def decode(self, codes: Tensor, size: tuple[int, int]) -> Tensor:
         """Codes (B, N) of images of ``size`` (height, width) to what they tell, (B, C, H, W), normalised for the encoder."""
         grid = (size[0] // self.patch_size[0], size[1] // self.patch_size[1])
-        return renormalise(self.tokenizer.decode(codes.unflatten(1, grid)), self.own, self.given, size)
+        return renormalise(self.tokenizer.decode(codes.unflatten(1, grid)), self.own, self.preprocessing, size)

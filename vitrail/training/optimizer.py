@@ -13,21 +13,21 @@ from vitrail.torch_private import lerp_
 from vitrail.training.muon import Muon
 
 
-def trainable(model: nn.Module, *, head_only: bool) -> dict[str, nn.Parameter]:
+def select_trainable(model: nn.Module, *, head_only: bool) -> dict[str, nn.Parameter]:
     """The parameters to train by name; with ``head_only`` all but the head is frozen in place."""
     for name, parameter in model.named_parameters():
-        if head_only and name not in head_names(model):
+        if head_only and name not in find_head_names(model):
             parameter.requires_grad_(False)
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def head_names(model: nn.Module) -> set[str]:
+def find_head_names(model: nn.Module) -> set[str]:
     """Names of the parameters of the head: the backbone's own, and what the task has of its own."""
     last = model.layers()[-1]  # type: ignore[operator]
     return {name for name in last if name.startswith("own.") or "head" in name.removeprefix("encoder.").split(".")[0]}
 
 
-def parameter_groups(model: nn.Module, settings: OptimSettings, parameters: Mapping[str, nn.Parameter]) -> list[dict]:
+def group_parameters(model: nn.Module, settings: OptimSettings, parameters: Mapping[str, nn.Parameter]) -> list[dict]:
     """Groups for a torch optimiser: one per depth and decay, each with its ``names`` and the ``scale`` of its rate.
 
     Layer-wise decay multiplies the rate of depth i by ``layer_decay ** (last - i)`` (BEiT; MAE appendix A.2).
@@ -55,8 +55,8 @@ class Optimiser:
     def __init__(self, model: nn.Module, settings: OptimSettings, parameters: Mapping[str, nn.Parameter]) -> None:
         self.settings = settings
         self.parameters = dict(parameters)
-        groups = parameter_groups(model, settings, parameters)
-        fused = all(each.device.type in ("cpu", "cuda") for each in parameters.values())
+        groups = group_parameters(model, settings, parameters)
+        fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters.values())
         adamw = {"lr": settings.lr, "betas": settings.betas, "fused": fused}
         if settings.name == "sgd":
             self.parts: list[torch.optim.Optimizer] = [

@@ -18,7 +18,7 @@ from vitrail.training.data import RunData, TrainingBatches, Transform
 from vitrail.training.goals.goal import Goal
 from vitrail.training.goals.table import GOALS
 from vitrail.training.network import Kept
-from vitrail.training.optimizer import Average, Optimiser, trainable
+from vitrail.training.optimizer import Average, Optimiser, select_trainable
 from vitrail.training.state import Training
 from vitrail.training.time_budget import TRIAL_STEPS, buy_steps
 
@@ -48,13 +48,13 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     goal.check(run)
     device = find_device(run.compute.device)
     start = goal.start(run, say)
-    opened = goal.open(run, data, folder, transform, start)
-    say(describe_data(opened.splits))
-    run = resolve(run, goal.plan(run, opened.train, start, say), opened.train, device, say)
-    kept = goal.build(run, opened, start, say)
+    run_data = goal.open(run, data, folder, transform, start)
+    say(describe_data(run_data.splits))
+    run = resolve(run, goal.plan(run, run_data.train, start, say), run_data.train, device, say)
+    kept = goal.build(run, run_data, start, say)
     kept.model.to(device)
-    training = assemble(run, goal, kept, opened, folder, device, say)
-    return Prepared(goal, training, kept, opened)
+    training = assemble(run, goal, kept, run_data, folder, device, say)
+    return Prepared(goal, training, kept, run_data)
 
 
 def assemble(
@@ -63,7 +63,7 @@ def assemble(
     """The `Training` of a resolved run; the steps that its length in time buys are measured first."""
     objective, inputs = goal.objective(run, kept, data, say)
     objective.to(device)
-    parameters = trainable(objective, head_only=run.model.head_only)
+    parameters = select_trainable(objective, head_only=run.model.head_only)
     steps = length_in_steps(run, len(data.train))
     training = Training(
         run=run,

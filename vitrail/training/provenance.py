@@ -15,7 +15,7 @@ from vitrail.errors import DataError
 from vitrail.files import dump_json, replace_file
 from vitrail.reports.wording import plural
 from vitrail.runs.folder import RunFolder
-from vitrail.runs.history import joined_records, speed
+from vitrail.runs.history import join_records, speed
 from vitrail.runtime.machine import describe, versions
 from vitrail.training.data import RunData
 from vitrail.training.network import Kept
@@ -93,7 +93,7 @@ def run_facts(run: Run, steps: int, folder: RunFolder, kept: Kept, data: RunData
         "recipe": run.recipe,
         "recipe_settings": plain(run.optim) | plain(run.schedule),
         "base": run.model.init or "",
-        "records": joined_records(folder),
+        "records": join_records(folder),
         "seconds": ending.seconds,
         "images_per_second": speed(folder),
         "machine": describe(),
@@ -101,11 +101,11 @@ def run_facts(run: Run, steps: int, folder: RunFolder, kept: Kept, data: RunData
         "date": today,
         "provenance": versions() | {"seed": run.seed, "steps": steps, "date": today},
         "location": str(folder.path),
-        "notes": unread(len(data.bad)),
+        "notes": note_unread(len(data.bad)),
     }
 
 
-def unread(count: int) -> list[str]:
+def note_unread(count: int) -> list[str]:
     """What a report notes of images that were skipped."""
     if not count:
         return []

@@ -102,7 +102,7 @@ class Training:
             copy_(list(self.working.parameters()), list(self.objective.parameters()))
 
 
-class averaged:
+class use_average:
     """While entered, the objective holds the averaged weights (where the run averages)."""
 
     def __init__(self, training: Training) -> None:

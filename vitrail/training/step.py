@@ -35,7 +35,7 @@ def take_step(training: Training, batch: Batch) -> float:
             scaler.unscale_(part)
     norm = float(training.optimiser.gradient_norm())
     if not math.isfinite(loss) or (scaler is None and not math.isfinite(norm)):
-        _diverged(training, batch, loss, norm)
+        _raise_diverged(training, batch, loss, norm)
     if scaler is None:
         training.optimiser.step()
     else:
@@ -82,7 +82,7 @@ def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dic
         with training.autocast:
             loss, measured = training.step_module(*chunk)
         share = len(chunk[0]) / images
-        scaled(training, loss * share).backward()
+        scale_loss(training, loss * share).backward()
         for name, value in {"loss": loss, **measured}.items():
             totals[name] = totals.get(name, 0) + value.detach() * share
         _collect_gradients(training)
@@ -95,7 +95,7 @@ def _backward_contrastive(
     """The same where images are compared with one another: the gradient of the whole batch, in the memory of a micro-step."""
     with training.autocast:
         loss, measured = cached_backward(
-            objective, inputs, micro, seed=partial(seed, training), scale=partial(scaled, training)
+            objective, inputs, micro, seed=partial(seed, training), scale=partial(scale_loss, training)
         )
     _collect_gradients(training)
     return {"loss": loss, **measured}
@@ -103,14 +103,14 @@ def _backward_contrastive(
 
 def seed(training: Training, count: int) -> None:
     """Seeds torch's generator for micro-step number ``count``."""
-    torch.manual_seed(_mixed(training.run.seed, training.progress.step, count))
+    torch.manual_seed(_mix_seed(training.run.seed, training.progress.step, count))
 
 
-def scaled(training: Training, loss: Tensor) -> Tensor:
+def scale_loss(training: Training, loss: Tensor) -> Tensor:
     return loss if training.scaler is None else training.scaler.scale(loss)
 
 
-def _mixed(seed: int, step: int, micro: int, rank: int = 0) -> int:
+def _mix_seed(seed: int, step: int, micro: int, rank: int = 0) -> int:
     """One 63-bit seed from four counters (the finaliser of splitmix64)."""
     value = 0
     for part in (seed, step, rank, micro):
@@ -147,7 +147,7 @@ def _shrink(training: Training, micro: int) -> None:
         torch.cuda.empty_cache()
 
 
-def _diverged(training: Training, batch: Batch, loss: float, norm: float) -> None:
+def _raise_diverged(training: Training, batch: Batch, loss: float, norm: float) -> None:
     step = training.progress.step
     facts = {"step": step, "loss": str(loss), "gradient_norm": str(norm), "keys": batch.keys}
     replace_file(training.folder.path / "diverged.json", dump_json(facts))

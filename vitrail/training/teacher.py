@@ -25,7 +25,7 @@ class Teacher:
     in the fastest precision that the device has.
 
     Args:
-        classifier: any architecture, on the student's device.
+        model: any architecture, on the student's device.
         classes: of the student.
         preprocessing: of the student.
 
@@ -33,37 +33,37 @@ class Teacher:
         ConfigError: the teacher has no head, does not know a class, gives several labels an image, or takes other channels.
     """
 
-    def __init__(self, classifier: Task, classes: Sequence[str], preprocessing: Preprocessing) -> None:
+    def __init__(self, model: Task, classes: Sequence[str], preprocessing: Preprocessing) -> None:
         remedy = "train it on these data first: vitrail train DATA --init TEACHER"
-        if not classifier.classes:
+        if not model.classes:
             raise ConfigError("the teacher has no head, so it knows no classes", remedy)
-        missing = [name for name in classes if name not in classifier.classes]
+        missing = [name for name in classes if name not in model.classes]
         if missing:
             shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-            knows = f"it knows {len(classifier.classes)} classes: {', '.join(classifier.classes[:5])}, ..."
+            knows = f"it knows {len(model.classes)} classes: {', '.join(model.classes[:5])}, ..."
             raise ConfigError(
                 f"the teacher does not know {len(missing)} of the {len(classes)} classes: {shown}",
                 remedy,
                 value=knows,
             )
-        if classifier.multi_label:
+        if model.multi_label:
             raise ConfigError("the teacher gives every image several labels", "take one that chooses among the classes")
-        if classifier.preprocessing.channels != preprocessing.channels:
+        if model.preprocessing.channels != preprocessing.channels:
             raise ConfigError(
-                f"the teacher takes {classifier.preprocessing.channels} channels, the student {preprocessing.channels}",
+                f"the teacher takes {model.preprocessing.channels} channels, the student {preprocessing.channels}",
                 "give them images of as many, with data.channels",
             )
-        self.classifier = classifier.eval().requires_grad_(False)
-        self.given = preprocessing
-        device = device_of(classifier)
-        self.columns = torch.tensor([classifier.classes.index(name) for name in classes], device=device)
-        self.precision = default_precision(device, classifier.width)
+        self.model = model.eval().requires_grad_(False)
+        self.preprocessing = preprocessing
+        device = device_of(model)
+        self.columns = torch.tensor([model.classes.index(name) for name in classes], device=device)
+        self.precision = default_precision(device, model.width)
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """(B, C, h, w) as the student takes them to logits (B, K)."""
-        own = self.classifier.preprocessing
-        seen = renormalise(images, self.given, own, own.size)
+        own = self.model.preprocessing
+        seen = renormalise(images, self.preprocessing, own, own.size)
         with in_precision(self.precision, images.device):
-            logits = self.classifier(seen)
+            logits = self.model(seen)
         return logits.float()[:, self.columns]

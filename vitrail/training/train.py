@@ -24,7 +24,7 @@ from vitrail.training.loop import fit
 from vitrail.training.prepare import Prepared, prepare
 from vitrail.training.provenance import Ending, Outcome, record_split
 from vitrail.training.schedule import learning_rate
-from vitrail.training.state import Training, averaged, restore
+from vitrail.training.state import Training, restore, use_average
 from vitrail.weights.resolve import resolve_model
 
 
@@ -64,7 +64,7 @@ def train(
 
     Raises the classes of `vitrail.errors`; `Preempted` and `Interrupted` come once the state is saved.
     """
-    run, extended = with_full_paths(run), False
+    run, extended = resolve_paths(run), False
     folder = RunFolder(out or default_folder(run, run.model.name or Path(run.model.init or run.recipe).stem))
     finished = folder.status().get("state") == "finished"
     if folder.config.exists():
@@ -92,7 +92,7 @@ def train(
         folder.close()
 
 
-def with_full_paths(run: Run) -> Run:
+def resolve_paths(run: Run) -> Run:
     """The run with full paths to its teacher and its tokenizer: `latest` may be another one when the run is resumed.
 
     Raises `CheckpointError` where there is no such model.
@@ -135,7 +135,7 @@ def _finish(prepared: Prepared, ending: Ending, say: Say) -> Outcome:
     """Judges the averaged weights, and writes the model, the report and the card."""
     training = prepared.training
     fault_injection.hit("run.before_model")
-    with averaged(training):
+    with use_average(training):
         outcome = prepared.goal.finish(training, prepared.kept, prepared.data, ending)
     fault_injection.hit("run.before_finished")
     seconds = round(ending.seconds, 1)

@@ -48,9 +48,7 @@ def load(
     resolved = resolve_model(model)
     loaded = read_model(resolved, log, has_names=classes_file is not None)
     warn_of_broken(loaded.model.backbone.state_dict(), resolved.path, log)
-    classifier = apply_changes(
-        loaded.model, classes_file, image_size=image_size, in_channels=in_channels, classes=classes
-    )
+    task = apply_changes(loaded.model, classes_file, image_size=image_size, in_channels=in_channels, classes=classes)
     if preprocessing:
-        classifier.preprocessing = classifier.preprocessing.override(**preprocessing)
-    return classifier.eval()
+        task.preprocessing = task.preprocessing.override(**preprocessing)
+    return task.eval()

@@ -55,12 +55,12 @@ def adapt(
     if classes is not None or arguments is not None:
         described.pop("temperature", None)
     names = start.classes if classes is None else check_classes(classes)
-    given = {"classes": names, **described, **(arguments or {})}
-    keeps_head = kind is type(start) and start.keeps_head(given)
+    options = {"classes": names, **described, **(arguments or {})}
+    keeps_head = kind is type(start) and start.keeps_head(options)
     if not keeps_head:
-        backbone.new_head(kind.head_outputs(given["classes"]))
+        backbone.new_head(kind.head_outputs(options["classes"]))
     preprocessing = _fit_preprocessing(start.preprocessing.at(config.image_size), channels)
-    model = kind(backbone, preprocessing=preprocessing, provenance=start.provenance, **given)
+    model = kind(backbone, preprocessing=preprocessing, provenance=start.provenance, **options)
     if keeps_head:
         model.own.load_state_dict(start.own.state_dict())
     return model

@@ -153,11 +153,11 @@ class ExportedBackbone(Backbone):
 
     def _check_size(self, size: tuple[int, ...]) -> None:
         if self.fixed is not None and size != self.fixed:
-            made, given = ("x".join(map(str, pair)) for pair in (self.fixed, size))
-            what = f"the graph is made for images of {made} pixels, and these have {given}"
-            raise ConfigError(what, f"export the model again for these: vitrail export MODEL --to onnx --size {given}")
+            expected, actual = ("x".join(map(str, pair)) for pair in (self.fixed, size))
+            what = f"the graph is made for images of {expected} pixels, and these have {actual}"
+            raise ConfigError(what, f"export the model again for these: vitrail export MODEL --to onnx --size {actual}")
 
-    def _refuse(self, *given: Any, **named: Any) -> NoReturn:
+    def _refuse(self, *arguments: Any, **options: Any) -> NoReturn:
         what = "an exported graph gives answers and features, and nothing of its weights, layers or attention"
         raise ConfigError(what, "take the model that it was exported from")
 

@@ -182,9 +182,9 @@ def to_refusal(error: Exception) -> Refusal:
     text = str(error).strip()
     if isinstance(error, Refusal):
         return error
-    if wanted := re.search(r"GLOBAL (\S+)", text):
+    if match := re.search(r"GLOBAL (\S+)", text):
         remedy = "where you trust its source, save its state_dict() as .safetensors there; else leave it alone"
-        return Refusal(f"wants {wanted[1][:100]!r} called when it is opened, and only tensors are read", remedy)
+        return Refusal(f"wants {match[1][:100]!r} called when it is opened, and only tensors are read", remedy)
     if isinstance(error, MemoryError) or "can't allocate memory" in text:
         return Refusal("takes more memory than a file of its size can need", DISTRUST)
     if isinstance(error, pickle.UnpicklingError):  # torch's advice to trust the file comes before the reason

@@ -50,7 +50,7 @@ def resolve_model(model: str | Path) -> ResolvedModel:
             return _resolve_folder(path)
         if path.is_file():
             return _resolve_file(path)
-        raise _nothing_at(path, str(model))
+        raise _explain_missing(path, str(model))
     except OSError as error:
         what = f"{printable(model, 200)} cannot be read: {error.strerror or error}"
         raise ConfigError(what, "check the path and its permissions") from error
@@ -122,18 +122,16 @@ def _is_archive(path: Path) -> bool:
         return file.read(262)[257:] == b"ustar"
 
 
-def _nothing_at(path: Path, given: str) -> ConfigError:
-    if given in MODELS:
-        return ConfigError(
-            f"{given!r} is the name of a model, not of weights", f"train it from scratch: --model {given}"
-        )
+def _explain_missing(path: Path, name: str) -> ConfigError:
+    if name in MODELS:
+        return ConfigError(f"{name!r} is the name of a model, not of weights", f"train it from scratch: --model {name}")
     parent = next(folder for folder in path.parents if folder.is_dir())
-    wanted = path.relative_to(parent).parts[0]
-    close = [str(parent / name) for name in get_close_matches(wanted, _names(parent), n=3, cutoff=0.5)]
-    close += get_close_matches(given, ["latest"])
+    missing = path.relative_to(parent).parts[0]
+    close = [str(parent / name) for name in get_close_matches(missing, _names(parent), n=3, cutoff=0.5)]
+    close += get_close_matches(name, ["latest"])
     remedy = "did you mean " + " or ".join(map(repr, close)) + "?" if close else f"give {READABLE}"
     return ConfigError(
-        f"there are no weights at {given!r}", remedy, value=f"the nearest folder there is: {parent.absolute()}"
+        f"there are no weights at {name!r}", remedy, value=f"the nearest folder there is: {parent.absolute()}"
     )
 
 

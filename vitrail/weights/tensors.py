@@ -77,25 +77,25 @@ def _check_header(path: Path, start: bytes, size: int, read: Any) -> dict[str, s
     return metadata
 
 
-def check_fit(needed: Mapping[str, Tensor], given: Mapping[str, Tensor], path: str | Path) -> None:
+def check_fit(needed: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: str | Path) -> None:
     """Checks that the tensors are exactly those that a model needs.
 
     Raises:
         CheckpointError: lists up to 12 missing or unexpected tensors, and those of another shape or type.
     """
     faults = [
-        f"missing     {printable(name)} {shape_of(tensor)}" for name, tensor in needed.items() if name not in given
+        f"missing     {printable(name)} {shape_of(tensor)}" for name, tensor in needed.items() if name not in tensors
     ]
     faults += [
-        f"unexpected  {printable(name)} {shape_of(tensor)}" for name, tensor in given.items() if name not in needed
+        f"unexpected  {printable(name)} {shape_of(tensor)}" for name, tensor in tensors.items() if name not in needed
     ]
-    for name in (name for name in needed if name in given):
-        if given[name].shape != needed[name].shape:
+    for name in (name for name in needed if name in tensors):
+        if tensors[name].shape != needed[name].shape:
             faults.append(
-                f"shape       {printable(name)} is {shape_of(given[name])}, the model has {shape_of(needed[name])}"
+                f"shape       {printable(name)} is {shape_of(tensors[name])}, the model has {shape_of(needed[name])}"
             )
-        elif not given[name].is_floating_point():
-            faults.append(f"type        {printable(name)} is {given[name].dtype}")
+        elif not tensors[name].is_floating_point():
+            faults.append(f"type        {printable(name)} is {tensors[name].dtype}")
     if not faults:
         return
     shown = faults[:MOST_LISTED] + ([f"and {len(faults) - MOST_LISTED} more"] if len(faults) > MOST_LISTED else [])

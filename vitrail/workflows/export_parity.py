@@ -25,11 +25,11 @@ from vitrail.exports.parity import (
     Answers,
     Compared,
     Verb,
-    at_every_shape,
+    choose_sizes,
     compare,
-    generated,
-    sizes_to_try,
-    speeds,
+    generate_pictures,
+    measure_speeds,
+    scale_pictures,
 )
 from vitrail.inference.inputs import find_inputs, split_to_judge
 from vitrail.inference.options import InferenceOptions
@@ -134,7 +134,7 @@ class Proof:
             "batches": ",".join(map(str, BATCHES)),
             "sizes": ",".join(f"{height}x{width}" for height, width in self._sizes()),
             "difference": max(seen.difference, shapes.difference),
-            "agreement": self.task.agreement(seen.expected, seen.found),
+            "agreement": self.task.agreement(seen.expected, seen.actual),
             **judged,
             **self._speeds(),
         }
@@ -144,17 +144,17 @@ class Proof:
         return self.task.graph(images)
 
     def _sizes(self) -> list[tuple[int, int]]:
-        sizes = sizes_to_try(self.task.config)
+        sizes = choose_sizes(self.task.config)
         return sizes if self.dynamic or self.pictures else sizes[:1]
 
     def _shapes(self) -> Iterator[Tensor]:
-        pictures = generated(max(BATCHES), self.task.config.in_channels, self.task.config.image_size, seed=1)
-        return map(self._as_input, at_every_shape(pictures, self._sizes()))
+        pictures = generate_pictures(max(BATCHES), self.task.config.in_channels, self.task.config.image_size, seed=1)
+        return map(self._as_input, scale_pictures(pictures, self._sizes()))
 
     def _generated(self, count: int) -> Iterator[Tensor]:
         channels, size = self.task.config.in_channels, self.task.config.image_size
         for first in range(0, count, max(BATCHES)):
-            yield self._as_input(generated(min(max(BATCHES), count - first), channels, size, seed=first))
+            yield self._as_input(generate_pictures(min(max(BATCHES), count - first), channels, size, seed=first))
 
     def _as_input(self, pictures: Tensor) -> Tensor:
         return pictures if self.pictures else self.task.preprocessing.normalise(pictures)
@@ -175,7 +175,7 @@ class Proof:
         if not self.task.classes:
             return {}
         both = []
-        for answers in (seen.expected, seen.found):
+        for answers in (seen.expected, seen.actual):
             metric = self.task.metric()
             outputs = answers[self.task.graph_outputs[0]].split([len(frames) for _, frames in truths])
             for batch, (targets, frames) in zip(outputs, truths):
@@ -188,8 +188,8 @@ class Proof:
         """Milliseconds an image, of one alone and of the largest batch."""
         found = {}
         for count in (1, max(BATCHES)):
-            pictures = generated(count, self.task.config.in_channels, self.task.config.image_size)
-            before, after = speeds(self.model, self.graph, self._as_input(pictures))
+            pictures = generate_pictures(count, self.task.config.in_channels, self.task.config.image_size)
+            before, after = measure_speeds(self.model, self.graph, self._as_input(pictures))
             found |= {f"ms_before_batch_{count}": before, f"ms_after_batch_{count}": after}
         return {**found, "threads": torch.get_num_threads()}
 

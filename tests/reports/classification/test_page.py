@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.reports.reading import PAYLOAD, Page
 from vitrail.errors import DiskError
-from vitrail.reports.charts import Axis, Series, line_chart, smoothed, standalone, thin
+from vitrail.reports.charts import Axis, Series, line_chart, smooth_values, standalone, thin
 from vitrail.reports.classification import sections
 from vitrail.reports.classification.page import write_report
 from vitrail.reports.facts import ClassificationFacts, Mistake
@@ -249,7 +249,7 @@ def test_thinning_keeps_means_and_gaps():
 
 
 def test_smoothing_averages_what_is_finite():
-    assert smoothed(np.array([0, 3, np.nan, 6, 0.0]), 3) == pytest.approx([1.5, 1.5, np.nan, 3, 3], nan_ok=True)
+    assert smooth_values(np.array([0, 3, np.nan, 6, 0.0]), 3) == pytest.approx([1.5, 1.5, np.nan, 3, 3], nan_ok=True)
 
 
 def test_calibration_error_is_the_one_worked_out_by_hand():

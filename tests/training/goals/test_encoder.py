@@ -272,8 +272,8 @@ def can_carry(name: str, objective: str) -> bool:
     [
         ({"objective": "beit"}, "give it with --tokenizer"),
         ({"objective": "beit", "tokenizer": "somewhere"}, "there are no weights"),
-        ({"objective": "mae", "tokenizer": "somewhere"}, "'mae' has no use for a tokenizer"),
-        ({"objective": "mae", "settings": ["objective.teacher=somewhere"]}, "'mae' has no use for a teacher"),
+        ({"objective": "mae", "tokenizer": "somewhere"}, "'mae' does not use a tokenizer"),
+        ({"objective": "mae", "settings": ["objective.teacher=somewhere"]}, "'mae' does not use a teacher"),
         ({"objective": None}, "no objective was named"),
         ({"objective": "mae", "model": "swin-t"}, "choose one of these architectures: vit, beit, cait"),
         ({"objective": "tokenizer", "model": "vit-b16"}, "a tokenizer has no names"),

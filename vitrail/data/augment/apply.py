@@ -94,9 +94,9 @@ def _augment(
     whole = images.dtype == torch.uint8
     levels = images.clone(memory_format=torch.contiguous_format) if whole else (images * 255).contiguous()
     early, late, moved = _split(draw_layers(policy, ids, seed), ids, size)
-    levels = _toned(levels, early, policy.fill)
-    levels, matrices = _placed(levels, ids, policy, size, seed, cropped, moved)
-    levels = _toned(levels, late, policy.fill)
+    levels = _apply_tones(levels, early, policy.fill)
+    levels, matrices = _resample(levels, ids, policy, size, seed, cropped, moved)
+    levels = _apply_tones(levels, late, policy.fill)
     if policy.erase:
         _erase(levels, ids, policy, seed)
     return levels if whole else levels / 255, matrices
@@ -112,18 +112,18 @@ def _split(
     late = [layer.only((depth >= first) & ~geometric[depth]) for depth, layer in enumerate(layers)]
     moved = np.tile(np.eye(3), (len(ids), 1, 1))
     for layer in layers:
-        for name, rows in _groups(layer):
+        for name, rows in _list_groups(layer):
             if name in GEOMETRY:
                 moved[rows] = moved[rows] @ GEOMETRY[name](layer.values[rows], *size)
     return early, late, moved
 
 
-def _groups(layer: Layer) -> list[tuple[str, NDArray[np.intp]]]:
+def _list_groups(layer: Layer) -> list[tuple[str, NDArray[np.intp]]]:
     """Every operation of a layer, and the rows that have it."""
     return [(name, np.flatnonzero(layer.names == name)) for name in sorted(set(layer.names.tolist()) - {NOTHING})]
 
 
-def _placed(
+def _resample(
     levels: Tensor,
     ids: NDArray[np.int64],
     policy: Augment,
@@ -149,7 +149,7 @@ def _placed(
     turned = (moved != np.eye(3)).any((1, 2))
     plain = same & (window == np.eye(3)).all((1, 2)) & ~turned
     if (chosen := np.flatnonzero(plain & (mirrored[:, 0, 0] < 0))).size:
-        rows = _on(chosen, levels)
+        rows = _to_device(chosen, levels)
         put(placed, rows, levels.index_select(0, rows).flip(-1))
 
     matrices = window @ mirrored @ moved
@@ -160,14 +160,14 @@ def _placed(
     for times in np.unique(halvings[~plain]):
         chosen = np.flatnonzero(~plain & (halvings == times))
         matrix = matrices[chosen]
-        seen = [visible(matrix, frames[chosen], size)] if turned[chosen].any() else []
-        for rows, some, *where in parts(levels, _on(chosen, levels), torch.from_numpy(matrix), *seen):
-            made = resample(some, *where, size=size, fill=policy.fill, border=border, step=2**times)
+        regions = [visible(matrix, frames[chosen], size)] if turned[chosen].any() else []
+        for rows, chunk, *where in parts(levels, _to_device(chosen, levels), torch.from_numpy(matrix), *regions):
+            made = resample(chunk, *where, size=size, fill=policy.fill, border=border, step=2**times)
             put(placed, rows, made)
     return placed, matrices
 
 
-def _toned(levels: Tensor, layers: Sequence[Layer], fill: int) -> Tensor:
+def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> Tensor:
     """The layers' tone operations, gathered into tables, and their passes; changes ``levels`` in place."""
     if not any((layer.names != NOTHING).any() for layer in layers):
         return levels
@@ -177,22 +177,22 @@ def _toned(levels: Tensor, layers: Sequence[Layer], fill: int) -> Tensor:
 
     def settle(chosen: NDArray[np.bool_]) -> None:
         if (due := np.flatnonzero(chosen & waiting)).size:
-            all_rows = _on(due, levels)
-            for rows, some, table in parts(levels, all_rows, tables[all_rows]):
-                put(levels, rows, look_up(some, table))
+            all_rows = _to_device(due, levels)
+            for rows, chunk, table in parts(levels, all_rows, tables[all_rows]):
+                put(levels, rows, look_up(chunk, table))
             tables[all_rows] = identity
             waiting[due] = False
 
     for layer in layers:
         settle(~np.isin(layer.names, [NOTHING, *(TABLES.keys() - LOOKING)]))
-        for name, chosen in _groups(layer):
-            values = _on(layer.values[chosen].astype(np.float32), levels)
-            for rows, some, value in parts(levels, _on(chosen, levels), values):
+        for name, chosen in _list_groups(layer):
+            values = _to_device(layer.values[chosen].astype(np.float32), levels)
+            for rows, chunk, value in parts(levels, _to_device(chosen, levels), values):
                 if name in TABLES:
-                    table = TABLES[name](some, value).expand(len(rows), *tables.shape[1:])
+                    table = TABLES[name](chunk, value).expand(len(rows), *tables.shape[1:])
                     tables[rows] = table.gather(-1, tables[rows].long())
                 elif name in PASSES:
-                    put(levels, rows, PASSES[name](some, value))
+                    put(levels, rows, PASSES[name](chunk, value))
             if name == "cutout":
                 boxes = cut_boxes(layer.values[chosen], layer.places[chosen], *levels.shape[-2:])
                 _fill(levels, chosen, boxes, fill)
@@ -202,8 +202,8 @@ def _toned(levels: Tensor, layers: Sequence[Layer], fill: int) -> Tensor:
 
 
 def _fill(levels: Tensor, chosen: NDArray[np.intp], boxes: NDArray[np.int64], fill: int) -> None:
-    for rows, some, corners in parts(levels, _on(chosen, levels), _on(boxes, levels)):
-        put(levels, rows, some.masked_fill_(inside(corners, *levels.shape[-2:]), fill))
+    for rows, chunk, corners in parts(levels, _to_device(chosen, levels), _to_device(boxes, levels)):
+        put(levels, rows, chunk.masked_fill_(inside(corners, *levels.shape[-2:]), fill))
 
 
 def _erase(levels: Tensor, ids: NDArray[np.int64], policy: Augment, seed: int) -> None:
@@ -211,10 +211,10 @@ def _erase(levels: Tensor, ids: NDArray[np.int64], policy: Augment, seed: int) -
     if not chosen.size:
         return
     if policy.erase_fill == "noise":
-        noise_boxes(levels, _on(chosen, levels), boxes, states)
+        noise_boxes(levels, _to_device(chosen, levels), boxes, states)
     else:
         _fill(levels, chosen, boxes, policy.fill)
 
 
-def _on(array: NDArray, like: Tensor) -> Tensor:
+def _to_device(array: NDArray, like: Tensor) -> Tensor:
     return torch.from_numpy(array).to(like.device)

@@ -10,7 +10,16 @@ import shlex
 from pathlib import Path
 
 from vitrail.reports import card as card_parts
-from vitrail.reports.card import bullets, escape, fenced, front_matter, known, put_together, settings, started
+from vitrail.reports.card import (
+    bullets,
+    compose_card,
+    describe_size,
+    describe_start,
+    escape,
+    fence_code,
+    front_matter,
+    settings,
+)
 from vitrail.reports.facts import ClassificationFacts
 from vitrail.reports.metric_names import METRICS
 from vitrail.reports.wording import plural
@@ -47,13 +56,13 @@ def card(facts: ClassificationFacts) -> str:
         "Licence": card_parts.licence(facts),
     }
     matter = front_matter(facts.license, "image-classification", "multi-label" if facts.multi_label else "single-label")
-    return put_together(matter, facts.title, opening(facts), parts)
+    return compose_card(matter, facts.title, opening(facts), parts)
 
 
 def opening(facts: ClassificationFacts) -> str:
     kind = "every label that applies" if facts.multi_label else "one class"
     names = f"{kind} out of {len(facts.classes):,}"
-    return f"A vision model that gives an image {names}{known(facts)}. {started(facts.base)}"
+    return f"A vision model that gives an image {names}{describe_size(facts)}. {describe_start(facts.base)}"
 
 
 def class_names(facts: ClassificationFacts) -> str:
@@ -92,4 +101,4 @@ from PIL import Image
 
 model = vitrail.load({facts.location!r})
 print(model.predict([Image.open("photograph.jpg")], top=5))"""
-    return f"{fenced(shell, 'sh')}\n\n{fenced(python, 'python')}"
+    return f"{fence_code(shell, 'sh')}\n\n{fence_code(python, 'python')}"

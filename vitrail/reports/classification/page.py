@@ -45,7 +45,7 @@ def plot_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Markup]:
 
     share: dict[str, Any] = {"words": short_percent, "least": None, "most": 1.0}
     validation = marked("val_loss", "validation") or marked("val_nll", "validation")
-    return curves.drawn(
+    return curves.draw_curves(
         {
             "loss": curves.loss(records, validation),
             "accuracy": ("Validation accuracy", marked("val_top1", "top-1"), share),

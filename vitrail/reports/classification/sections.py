@@ -9,7 +9,16 @@ import numpy as np
 
 from vitrail.reports import charts as draw
 from vitrail.reports import components, curves
-from vitrail.reports.components import charts, further, header, lead, lit, opened, photograph, scrolled
+from vitrail.reports.components import (
+    charts,
+    header,
+    lead,
+    list_figures,
+    make_scrollable,
+    overlay_attention,
+    photograph,
+    show_figure,
+)
 from vitrail.reports.facts import ClassificationFacts, Mistake
 from vitrail.reports.html import Markup, data_uri, join, tag
 from vitrail.reports.metric_names import METRICS
@@ -24,16 +33,16 @@ def headline(facts: ClassificationFacts) -> Markup:
     key = "map" if facts.multi_label else "top1"
     value, low, high = (facts.figures.get(name, math.nan) for name in (key, f"{key}_low", f"{key}_high"))
     if not math.isfinite(value):
-        return tag("div", unjudged(facts), class_="headline bare")
+        return tag("div", explain_unjudged(facts), class_="headline bare")
     words = [explanation(facts)]
     if math.isfinite(low) and math.isfinite(high):
         ends = f"{percent(low)} to {percent(high)} ({percent(0.95, 0)} interval)"
         strip = draw.interval_strip(value, low, high, commonest_share(facts))
         words += [lead(f"On other images of the same kind, expect {ends}."), tag("div", strip, class_="strip")]
-    return join(opened(percent(value), METRICS[key].label, *words), further(other_figures(facts)))
+    return join(show_figure(percent(value), METRICS[key].label, *words), list_figures(other_figures(facts)))
 
 
-def unjudged(facts: ClassificationFacts) -> Markup:
+def explain_unjudged(facts: ClassificationFacts) -> Markup:
     """What can be said where no figure was measured."""
     losses = [record["loss"] for record in facts.records if "loss" in record]
     last = f" The training loss ended at {decimal(float(losses[-1]), 4)}." if losses else None
@@ -102,7 +111,7 @@ def confusion(facts: ClassificationFacts, plots: Mapping[str, Markup]) -> Markup
     words = (
         f"The commonest {shown:,} of {plural(wrong, 'mistake')}:" if shown < wrong else f"{plural(wrong, 'mistake')}:"
     )
-    listed = join(lead(words), scrolled(table, "Mistakes by pair of classes"))
+    listed = join(lead(words), make_scrollable(table, "Mistakes by pair of classes"))
     return join(title, tag("div", drawn, tag("div", listed), class_="beside") if drawn else listed)
 
 
@@ -127,7 +136,7 @@ def classes(facts: ClassificationFacts) -> Markup | None:
     means = "Precision: how often the name is right when it is given. Recall: how many of the class’s images get it."
     table = tag("table", header(columns, sorted_by=first), tag("tbody", *rows))
     words = lead(f"The weakest first; press a heading to sort. {means}{at}{dash}")
-    return join(tag("h2", "Class by class"), words, scrolled(table, "Class by class"))
+    return join(tag("h2", "Class by class"), words, make_scrollable(table, "Class by class"))
 
 
 def class_row(
@@ -164,7 +173,7 @@ def mistake(shown: Mistake, *, multi_label: bool) -> Markup:
     """One picture, beside it where the model looked, and the two names."""
     panes = [photograph(shown.picture, f"An image of {shown.true}, taken for {shown.predicted}")]
     if shown.attention is not None:
-        attention = lit(shown.picture, shown.attention, shown.reach)
+        attention = overlay_attention(shown.picture, shown.attention, shown.reach)
         panes.append(tag("img", src=data_uri(attention), alt="The same image, light where the model looks"))
     true, predicted = tag("span", shown.true, class_="right"), tag("span", shown.predicted, class_="wrong")
     words = (true, " taken for ", predicted, f", {percent(shown.confidence)} sure")

@@ -29,12 +29,12 @@ HOLLOW = "no place asks"
 
 def distance_chart(heads: Sequence[HeadFigures]) -> Markup:
     """Mean attention distance against depth, a dot for each head (ViT paper, figure 7, right, and figure 11)."""
-    layers, distances = np.arange(float(len(heads))), [np.asarray(each.distance, np.float64) for each in heads]
-    uniform = np.array([each.uniform for each in heads])
+    layers, distances = np.arange(float(len(heads))), [np.asarray(layer.distance, np.float64) for layer in heads]
+    uniform = np.array([layer.uniform for layer in heads])
     values = np.concatenate([*distances, uniform])
-    up = _linear(values, "{:g} px".format, height=TALL)
+    up = _linear_axis(values, "{:g} px".format, height=TALL)
     across = _depth_axis(len(heads))
-    means = Series("mean over heads", layers, np.array([each.mean() for each in distances]), "amber")
+    means = Series("mean over heads", layers, np.array([layer.mean() for layer in distances]), "amber")
     radius, dots = min(3.4, 0.28 * float(across.place(2) - across.place(1))), []
     for layer, layer_heads in zip(layers.tolist(), distances):
         for head, far in enumerate(layer_heads.tolist()):
@@ -42,14 +42,14 @@ def distance_chart(heads: Sequence[HeadFigures]) -> Markup:
                 says = f"layer {layer:.0f}, head {head}: {far:.1f} px"
                 place = float(across.place(layer)), float(up.place(far))
                 dots.append(draw.dot(*place, "cobalt", says, radius, fill_opacity=0.75, class_="head"))
-    words = _hollow([not np.isfinite(each).any() for each in distances], across, up)
-    drawn = sum(np.isfinite(each).any() for each in distances)
+    words = _label_gaps([not np.isfinite(layer).any() for layer in distances], across, up)
+    drawn = sum(np.isfinite(layer).any() for layer in distances)
     says = f"Mean attention distance of {plural(sum(map(len, distances)), 'head')} in {plural(int(drawn), 'layer')}"
-    lines = [means, _level("uniform attention", layers, uniform)]
+    lines = [means, _level_line("uniform attention", layers, uniform)]
     return draw.chart("Attention distance", lines, across, up, "layer", says, *dots, *words)
 
 
-def _hollow(gaps: Sequence[bool], across: Axis, up: Axis) -> list[Markup]:
+def _label_gaps(gaps: Sequence[bool], across: Axis, up: Axis) -> list[Markup]:
     """A word upright in each run of layers without a dot."""
     words, first = [], 0
     for is_gap, run in groupby(gaps):
@@ -113,16 +113,16 @@ def scale(low: float, high: float, label: str) -> Markup:
 def shift_chart(shifts: Mapping[int, Response]) -> Markup:
     """How far features move when the picture does, against the distance between two different pictures."""
     pixels = np.array(sorted(shifts), np.float64)
-    moved = np.array([shifts[int(each)].moved for each in pixels])
-    apart = np.array([math.nan if (far := shifts[int(each)].apart) is None else far for each in pixels])
+    moved = np.array([shifts[int(pixel)].moved for pixel in pixels])
+    apart = np.array([math.nan if (far := shifts[int(pixel)].apart) is None else far for pixel in pixels])
     ends = math.log2(pixels[0]) - 0.3, math.log2(pixels[-1]) + 0.3
     across = Axis(2.0 ** ends[0], 2.0 ** ends[1], draw.LEFT, draw.WIDTH - draw.RIGHT, log=True, marks=pixels.tolist())
-    up = _linear(np.concatenate([moved, apart]), "{:.2g}".format)
+    up = _linear_axis(np.concatenate([moved, apart]), "{:.2g}".format)
     series = [
         Series("moved", pixels, moved, "cobalt", marked=True),
         Series("two different images", pixels, apart, "muted", dashed=True),
     ]
-    says = f"Change of the features for {plural(len(pixels), 'shift')}: " + _listed(pixels, moved, "px")
+    says = f"Change of the features for {plural(len(pixels), 'shift')}: " + _list_points(pixels, moved, "px")
     away = 15 if moved.max() > 0.75 * up.high else -8  # on the side of the line where there is nothing else
     labels = (
         draw.text(float(across.place(at)), float(up.place(value)) + away, up.words(value), anchor="middle", size=10)
@@ -135,13 +135,13 @@ def depth_chart(
     title: str, name: str, values: Sequence[float | None], unit: str = "", uniform: Sequence[float] = ()
 ) -> Markup:
     """One figure for each feature map; None is a gap."""
-    depth, known = np.arange(float(len(values))), np.array([math.nan if each is None else each for each in values])
+    depth, known = np.arange(float(len(values))), np.array([math.nan if value is None else value for value in values])
     series = [Series(name, depth, known, "cobalt", marked=True)]
     if uniform:
-        series.append(_level("all pixels alike", depth, np.array(uniform)))
+        series.append(_level_line("all pixels alike", depth, np.array(uniform)))
     most = None if unit else 1.0
-    up = _linear(np.concatenate([known, np.array(uniform)]), f"{{:.3g}}{unit}".format, most=most)
-    says = f"{title}: " + _listed(depth, known, "")
+    up = _linear_axis(np.concatenate([known, np.array(uniform)]), f"{{:.3g}}{unit}".format, most=most)
+    says = f"{title}: " + _list_points(depth, known, "")
     return draw.chart(title, series, _depth_axis(len(values)), up, "feature map", says)
 
 
@@ -163,26 +163,26 @@ def cost_chart(
     ]
     known = np.concatenate(lines)
     across, reach = (draw.LEFT, draw.WIDTH - draw.RIGHT), (draw.HEIGHT - draw.BOTTOM, draw.TOP)
-    up = _log(known[np.isfinite(known) & (known > 0)], reach, words)
+    up = _log_axis(known[np.isfinite(known) & (known > 0)], reach, words)
     return draw.chart(
         title,
         series,
-        replace(_log(tokens, across, "{:,.0f}".format), marks=list(dict.fromkeys(tokens.tolist()))),
+        replace(_log_axis(tokens, across, "{:,.0f}".format), marks=list(dict.fromkeys(tokens.tolist()))),
         up,
         "tokens",
         f"{title} against tokens: "
-        + "; ".join(f"{each.label} {_listed(tokens, each.y, '', words)}" for each in series),
+        + "; ".join(f"{line.label} {_list_points(tokens, line.y, '', words)}" for line in series),
     )
 
 
-def _listed(x: np.ndarray, y: np.ndarray, unit: str, words: Callable[[float], str] = "{:.3g}".format) -> str:
+def _list_points(x: np.ndarray, y: np.ndarray, unit: str, words: Callable[[float], str] = "{:.3g}".format) -> str:
     """Every finite point in words, for those who cannot see it."""
     return ", ".join(
         f"{words(value)} at {at:g}{unit and ' ' + unit}" for at, value in zip(x, y) if math.isfinite(value)
     )
 
 
-def _level(name: str, layers: np.ndarray, values: np.ndarray) -> Series:
+def _level_line(name: str, layers: np.ndarray, values: np.ndarray) -> Series:
     """A dashed line for each layer at its own height: stages of a pyramid have other ones."""
     ends = np.stack([layers - 0.5, layers + 0.5, layers + 0.5], 1).ravel()
     return Series(
@@ -195,7 +195,7 @@ def _depth_axis(count: int) -> Axis:
     return Axis(-0.5, count - 0.5, draw.LEFT, draw.WIDTH - draw.RIGHT, marks=marks)
 
 
-def _linear(
+def _linear_axis(
     values: np.ndarray, words: Callable[[float], str], *, most: float | None = None, height: float = draw.HEIGHT
 ) -> Axis:
     """From 0 to a little above the largest, or to ``most``; never logarithmic."""
@@ -205,10 +205,10 @@ def _linear(
     )
 
 
-def _log(values: np.ndarray, reach: tuple[float, float], words: Callable[[float], str]) -> Axis:
+def _log_axis(values: np.ndarray, reach: tuple[float, float], words: Callable[[float], str]) -> Axis:
     """All values with a little room, its marks at 1, 2 and 5 times powers of ten."""
     low, high = float(values.min()) / 1.25, float(values.max()) * 1.25
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if high < 100 * low else (1,)
     marks = [step * 10.0**power for power in powers for step in steps]
-    return Axis(low, high, *reach, log=True, words=words, marks=[each for each in marks if low <= each <= high])
+    return Axis(low, high, *reach, log=True, words=words, marks=[mark for mark in marks if low <= mark <= high])

@@ -95,11 +95,11 @@ def _shares(heads: Sequence[HeadFigures]) -> list[np.ndarray]:
 
     Pyramids look at maps of several scales, and windows at most as far as they reach: in shares they can be compared.
     """
-    return [each.distance.numpy() / each.uniform for each in heads if each.uniform > 0]
+    return [layer.distance.numpy() / layer.uniform for layer in heads if layer.uniform > 0]
 
 
 def rank_correlation(values: np.ndarray) -> float:
     """Spearman's, of values (L,) with their own order; ties share their rank."""
-    ranks = np.array([(values < each).sum() + ((values == each).sum() - 1) / 2 for each in values])
+    ranks = np.array([(values < value).sum() + ((values == value).sum() - 1) / 2 for value in values])
     places = np.arange(len(values))
     return float(np.corrcoef(ranks, places)[0, 1]) if len(set(ranks)) > 1 else 0.0

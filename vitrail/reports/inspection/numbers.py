@@ -13,72 +13,72 @@ from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.reports.inspection.facts import Biases, Inspection, Positions
 
 
-def numbers(found: Inspection) -> dict[str, Any]:
+def numbers(inspection: Inspection) -> dict[str, Any]:
     """Plain values for JSON; what is undefined is None, and what was not measured is not there."""
     figures: dict[str, Any] = {
-        "model": found.model,
-        "images": found.images,
-        "data": found.data,
-        "filters_explained": _plain(found.filters.explained),
-        "findings": {each.claim: each.holds for each in found.findings},
+        "model": inspection.model,
+        "images": inspection.images,
+        "data": inspection.data,
+        "filters_explained": _round(inspection.filters.explained),
+        "findings": {finding.claim: finding.holds for finding in inspection.findings},
     }
-    if found.positions is not None:
-        figures |= _of_positions(found.positions)
-    if found.heads:
-        figures |= _of_heads(found.heads)
-    if found.biases is not None:
-        figures |= _of_biases(found.biases)
-    if found.cost:
-        figures["cost"] = [each._asdict() for each in found.cost]
-        figures["cost_by_patch"] = [each._asdict() for each in found.cost_by_patch]
-    if found.samples:
+    if inspection.positions is not None:
+        figures |= _list_positions(inspection.positions)
+    if inspection.heads:
+        figures |= _list_heads(inspection.heads)
+    if inspection.biases is not None:
+        figures |= _list_biases(inspection.biases)
+    if inspection.cost:
+        figures["cost"] = [point._asdict() for point in inspection.cost]
+        figures["cost_by_patch"] = [point._asdict() for point in inspection.cost_by_patch]
+    if inspection.samples:
         figures["samples"] = [
-            {"path": each.key, "label": each.label, "score": each.score}
-            | {name: _plain(looked) for name, looked in each.maps.items()}
-            for each in found.samples
+            {"path": sample.key, "label": sample.label, "score": sample.score}
+            | {name: _round(attention) for name, attention in sample.maps.items()}
+            for sample in inspection.samples
         ]
-    return _defined(figures)
+    return _replace_nan(figures)
 
 
-def _of_positions(found: Positions) -> dict[str, Any]:
+def _list_positions(positions: Positions) -> dict[str, Any]:
     return {
-        "position_neighbour_rate": found.neighbour_rate,
-        "position_neighbour_rate_with_corners": found.neighbour_rate_with_corners,
-        "position_similarity_row": found.lines.row,
-        "position_similarity_column": found.lines.column,
-        "position_similarity_elsewhere": found.lines.elsewhere,
-        "position_similarity": _plain(found.similarity),
+        "position_neighbour_rate": positions.neighbour_rate,
+        "position_neighbour_rate_with_corners": positions.neighbour_rate_with_corners,
+        "position_similarity_row": positions.lines.row,
+        "position_similarity_column": positions.lines.column,
+        "position_similarity_elsewhere": positions.lines.elsewhere,
+        "position_similarity": _round(positions.similarity),
     }
 
 
-def _of_heads(found: Sequence[HeadFigures]) -> dict[str, Any]:
+def _list_heads(layers: Sequence[HeadFigures]) -> dict[str, Any]:
     return {
-        "attention_distance_px": [_plain(each.distance) for each in found],
-        "attention_distance_uniform_px": [each.uniform for each in found],
-        "attention_entropy": [_plain(each.entropy) for each in found],
-        "attention_to_prefix": [_plain(each.prefix) for each in found],
+        "attention_distance_px": [_round(layer.distance) for layer in layers],
+        "attention_distance_uniform_px": [layer.uniform for layer in layers],
+        "attention_entropy": [_round(layer.entropy) for layer in layers],
+        "attention_to_prefix": [_round(layer.prefix) for layer in layers],
     }
 
 
-def _of_biases(found: Biases) -> dict[str, Any]:
-    pixels, unplaced = found.permutation
+def _list_biases(biases: Biases) -> dict[str, Any]:
+    pixels, unplaced = biases.permutation
     return {
-        "shift_response": {str(shift): each._asdict() for shift, each in found.shifts.items()},
-        "map_equivariance": [each._asdict() for each in found.maps],
-        "locality_px": [each._asdict() for each in found.locality],
+        "shift_response": {str(shift): response._asdict() for shift, response in biases.shifts.items()},
+        "map_equivariance": [response._asdict() for response in biases.maps],
+        "locality_px": [locality._asdict() for locality in biases.locality],
         "permuted_pixels": pixels._asdict(),
         "permuted_without_positions": None if unplaced is None else unplaced._asdict(),
     }
 
 
-def _plain(values: np.ndarray | Tensor | Sequence[float]) -> Any:
+def _round(values: np.ndarray | Tensor | Sequence[float]) -> Any:
     return np.asarray(values, dtype=np.float64).round(6).tolist()
 
 
-def _defined(value: Any) -> Any:
+def _replace_nan(value: Any) -> Any:
     """The same with None for every number that is none: JSON has no NaN."""
     if isinstance(value, Mapping):
-        return {key: _defined(each) for key, each in value.items()}
+        return {key: _replace_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_defined(each) for each in value]
+        return [_replace_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

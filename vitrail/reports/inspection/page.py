@@ -10,7 +10,7 @@ import numpy as np
 from vitrail.analysis.pictures import filters_sheet, mosaic, save_png, scale_bar
 from vitrail.files import disk_errors, replace_file
 from vitrail.reports.charts import standalone
-from vitrail.reports.components import lit, notes
+from vitrail.reports.components import notes, overlay_attention
 from vitrail.reports.html import Markup, join
 from vitrail.reports.inspection import charts as charts
 from vitrail.reports.inspection import heads as heads
@@ -24,72 +24,82 @@ TILE = 96  # pixels of a filter
 MOSAIC = 784  # pixels of the similarities along a side, without the gaps
 
 
-def write_inspection(out: Path, found: Inspection) -> Path:
+def write_inspection(out: Path, inspection: Inspection) -> Path:
     """Writes ``report.html`` into ``out``, and beside it its pictures as PNG and its drawings as SVG; returns the page's path.
 
     Raises `DiskError` where the folder cannot be written.
     """
-    pictures, plots = _pictures(found), drawings(found)
+    pictures, plots = _pictures(inspection), drawings(inspection)
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
         save_png(out / f"{name}.png", picture)
-    if found.positions is not None:
+    if inspection.positions is not None:
         bar = scale_bar(-1, 1, label="cosine similarity", width=pictures["positions"].shape[1])
         save_png(out / "positions.png", np.concatenate([pictures["positions"], bar]))
-    for number, sample in enumerate(found.samples, 1):
-        for name, looked in sample.maps.items():
-            save_png(out / f"{name}-{number}.png", lit(sample.picture, looked, sample.reach_of(name)))
+    for number, sample in enumerate(inspection.samples, 1):
+        for name, attention in sample.maps.items():
+            save_png(out / f"{name}-{number}.png", overlay_attention(sample.picture, attention, sample.reach_of(name)))
     for name, drawing in plots.items():
         replace_file(out / f"{name}.svg", standalone(drawing))
-    replace_file(out / "report.html", page(found, pictures, plots))
+    replace_file(out / "report.html", page(inspection, pictures, plots))
     return out / "report.html"
 
 
-def page(found: Inspection, pictures: Mapping[str, np.ndarray], plots: Mapping[str, Markup]) -> str:
+def page(inspection: Inspection, pictures: Mapping[str, np.ndarray], plots: Mapping[str, Markup]) -> str:
     """The whole document."""
     parts = {
-        "Filters": sections.filters(found.filters, pictures["filters"]),
-        "Positions": sections.positions(found.positions, pictures["positions"]) if found.positions else None,
-        "Distance": heads.distance(found, plots),
-        "Entropy": heads.entropy(found, plots),
-        "Samples": sections.samples(found),
-        "Biases": sections.biases(found, plots),
-        "Cost": sections.cost(found, plots),
-        "What was run": sections.run(found),
+        "Filters": sections.filters(inspection.filters, pictures["filters"]),
+        "Positions": sections.positions(inspection.positions, pictures["positions"]) if inspection.positions else None,
+        "Distance": heads.distance(inspection, plots),
+        "Entropy": heads.entropy(inspection, plots),
+        "Samples": sections.samples(inspection),
+        "Biases": sections.biases(inspection, plots),
+        "Cost": sections.cost(inspection, plots),
+        "What was run": sections.run(inspection),
     }
-    return frame("vitrail inspect", found.title, found.date, join(sections.headline(found), notes(found.notes)), parts)
+    return frame(
+        "vitrail inspect",
+        inspection.title,
+        inspection.date,
+        join(sections.headline(inspection), notes(inspection.notes)),
+        parts,
+    )
 
 
-def drawings(found: Inspection) -> dict[str, Markup]:
+def drawings(inspection: Inspection) -> dict[str, Markup]:
     """Every drawing that the facts allow, by the name of its file."""
     plots = {}
-    if found.heads:
-        plots["attention-distance"] = charts.distance_chart(found.heads)
-        plots["entropy"] = charts.head_map("Entropy of attention", [np.asarray(each.entropy) for each in found.heads])
-        if heads.has_prefix(found.heads):
-            shares = [np.asarray(each.prefix) for each in found.heads]
+    if inspection.heads:
+        plots["attention-distance"] = charts.distance_chart(inspection.heads)
+        plots["entropy"] = charts.head_map(
+            "Entropy of attention", [np.asarray(layer.entropy) for layer in inspection.heads]
+        )
+        if heads.has_prefix(inspection.heads):
+            shares = [np.asarray(layer.prefix) for layer in inspection.heads]
             plots["attention-to-prefix"] = charts.head_map("Attention to tokens without a place", shares)
-    if (biases := found.biases) is not None:
-        moved = [each.concordance for each in biases.maps]
-        near, alike = ([getattr(each, name) for each in biases.locality] for name in ("distance", "uniform"))
+    if (biases := inspection.biases) is not None:
+        moved = [response.concordance for response in biases.maps]
+        near, alike = ([getattr(locality, name) for locality in biases.locality] for name in ("distance", "uniform"))
         plots["shifts"] = charts.shift_chart(biases.shifts)
         plots["equivariance"] = charts.depth_chart("Maps that move with the image", "concordance", moved)
         plots["locality"] = charts.depth_chart("Distance of what counts", "this model", near, " px", alike)
-    if found.cost:
+    if inspection.cost:
         held = ("bytes", "plain_bytes")
-        plots["cost-time"] = charts.cost_chart("Time", found.cost, ("seconds", "plain_seconds"), sections.spell_time)
-        plots["cost-memory"] = charts.cost_chart("Memory", found.cost, held, lambda value: large(value, "B"))
+        plots["cost-time"] = charts.cost_chart(
+            "Time", inspection.cost, ("seconds", "plain_seconds"), sections.spell_time
+        )
+        plots["cost-memory"] = charts.cost_chart("Memory", inspection.cost, held, lambda value: large(value, "B"))
     return plots
 
 
-def _pictures(found: Inspection) -> dict[str, np.ndarray]:
+def _pictures(inspection: Inspection) -> dict[str, np.ndarray]:
     """The filters and the positions as pixels."""
-    filters = found.filters.pictures
+    filters = inspection.filters.pictures
     cell = max(1, round(TILE / max(filters.shape[1:3])))
     pictures = {"filters": filters_sheet(filters, min(COLUMNS, max(len(filters), 1)), cell=cell)}
-    if found.positions is not None:
-        similarity = found.positions.similarity
+    if inspection.positions is not None:
+        similarity = inspection.positions.similarity
         every = sections.every_tile(similarity)
         tiles = similarity[::every, ::every]
         cell = max(1, MOSAIC // max(tiles.shape[0] * tiles.shape[2], tiles.shape[1] * tiles.shape[3]))

@@ -6,7 +6,16 @@ import shlex
 from pathlib import Path
 
 from vitrail.reports import card as card_parts
-from vitrail.reports.card import bullets, escape, fenced, front_matter, known, put_together, settings, started
+from vitrail.reports.card import (
+    bullets,
+    compose_card,
+    describe_size,
+    describe_start,
+    escape,
+    fence_code,
+    front_matter,
+    settings,
+)
 from vitrail.reports.facts import PretrainingFacts
 from vitrail.reports.metric_names import METRICS, metric_of
 from vitrail.reports.pretraining.sections import format_known, measurements
@@ -58,14 +67,15 @@ def card(facts: PretrainingFacts) -> str:
         "Licence": card_parts.licence(facts),
     }
     matter = front_matter(facts.license, "image-feature-extraction", "self-supervised")
-    return put_together(matter, facts.title, opening(facts), parts)
+    return compose_card(matter, facts.title, opening(facts), parts)
 
 
 def opening(facts: PretrainingFacts) -> str:
     if facts.tokenizes:
-        return f"A tokenizer that turns an image into one discrete code a patch{known(facts)}. {started(facts.base)}"
+        kind = "A tokenizer that turns an image into one discrete code a patch"
+        return f"{kind}{describe_size(facts)}. {describe_start(facts.base)}"
     learned = f"learned without labels by {escape(facts.objective)}"
-    return f"A vision encoder that turns an image into features{known(facts)}, {learned}. {started(facts.base)}"
+    return f"A vision encoder that turns an image into features{describe_size(facts)}, {learned}. {describe_start(facts.base)}"
 
 
 def objective(facts: PretrainingFacts) -> str:
@@ -101,7 +111,7 @@ def use(facts: PretrainingFacts) -> str:
     place = shlex.quote(facts.location)
     if facts.tokenizes:
         shell = f"vitrail pretrain images --objective beit --tokenizer {place}"
-        return f"{fenced(shell, 'sh')}\n\n{fenced(TOKENIZED.format(facts.location), 'python')}"
+        return f"{fence_code(shell, 'sh')}\n\n{fence_code(TOKENIZED.format(facts.location), 'python')}"
     shell = f"vitrail train labelled-images --init {place}\nvitrail probe {place} labelled-images --protocol knn"
     python = f"""import vitrail
 from PIL import Image
@@ -109,4 +119,4 @@ from PIL import Image
 model = vitrail.load({facts.location!r})
 images = model.preprocess([Image.open("photograph.jpg")])
 features = model.features(images)"""
-    return f"{fenced(shell, 'sh')}\n\n{fenced(python, 'python')}"
+    return f"{fence_code(shell, 'sh')}\n\n{fence_code(python, 'python')}"

@@ -51,7 +51,7 @@ def drawings(facts: PretrainingFacts) -> dict[str, Markup]:
         "learning-rate": curves.learning_rate(facts.records),
         "speed": curves.speed(facts.records),
     }
-    return curves.drawn(plotted)
+    return curves.draw_curves(plotted)
 
 
 def measurement(facts: PretrainingFacts, column: str) -> Curve:

@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from vitrail.analysis.pictures import thumbnail
 from vitrail.reports import charts as draw
 from vitrail.reports import components, curves
-from vitrail.reports.components import charts, further, header, lead, opened, pane, photograph, scrolled, typed
+from vitrail.reports.components import (
+    charts,
+    header,
+    lead,
+    list_figures,
+    make_scrollable,
+    pane,
+    photograph,
+    show_commands,
+    show_figure,
+)
 from vitrail.reports.facts import PretrainingFacts
 from vitrail.reports.html import SHORT_SIDE_OF_A_DRAWING, Markup, join, tag
 from vitrail.reports.metric_names import DECIBELS, METRICS, Metric, metric_of
@@ -38,18 +48,21 @@ def headline(facts: PretrainingFacts) -> Markup:
     about = tag("p", tag("strong", facts.objective), f": {facts.about_objective}" if facts.about_objective else None)
     accuracy, loss, nearness = facts.last("knn"), facts.last("loss"), facts.last("psnr_held_out")
     if facts.tokenizes and nearness is not None:
-        head = opened(DECIBELS(nearness), METRICS["psnr_held_out"].heading, tag("p", rebuilt(facts, nearness)), about)
+        name, words = METRICS["psnr_held_out"].heading, tag("p", explain_rebuilding(facts, nearness))
+        head = show_figure(DECIBELS(nearness), name, words, about)
     elif accuracy is not None:
         drawn = tag("div", draw.gain_strip(accuracy, facts.untrained("knn"), facts.last("chance")), class_="strip")
-        head = opened(percent(accuracy), METRICS["knn"].label, tag("p", gained(facts, accuracy)), about, drawn)
+        head = show_figure(
+            percent(accuracy), METRICS["knn"].label, tag("p", explain_gain(facts, accuracy)), about, drawn
+        )
     elif loss is not None:
-        head = opened(decimal(loss, 4), "loss", about, None if facts.tokenizes else lead(UNASKED))
+        head = show_figure(decimal(loss, 4), "loss", about, None if facts.tokenizes else lead(UNASKED))
     else:
         head = tag("div", about, class_="headline bare")
-    return join(head, further(other_figures(facts)))
+    return join(head, list_figures(other_figures(facts)))
 
 
-def gained(facts: PretrainingFacts, accuracy: float) -> str:
+def explain_gain(facts: PretrainingFacts, accuracy: float) -> str:
     """What training brought, in plain words."""
     named = f"By the nearest neighbours of their features, {percent(accuracy)} of the images get their class. "
     before = facts.untrained("knn")
@@ -60,7 +73,7 @@ def gained(facts: PretrainingFacts, accuracy: float) -> str:
     return f"{named}Before training it was {percent(before)}: {change}."
 
 
-def rebuilt(facts: PretrainingFacts, nearness: float) -> str:
+def explain_rebuilding(facts: PretrainingFacts, nearness: float) -> str:
     """What the codes of a tokenizer tell of an image, in plain words."""
     plain = facts.last("psnr_mean_colour")
     if plain is None:
@@ -150,7 +163,9 @@ def health(facts: PretrainingFacts) -> Markup | None:
         lines.append(health_row(knn, knn.gloss, facts.untrained("knn"), accuracy))
     table = tag("table", header(("of the features", "before training", "now")), tag("tbody", *lines))
     verdict = "Nothing points to a collapse." if facts.diagnosis is None else facts.diagnosis
-    return join(tag("h2", "Are the features in good health?"), lead(verdict), scrolled(table, "Health of the features"))
+    return join(
+        tag("h2", "Are the features in good health?"), lead(verdict), make_scrollable(table, "Health of the features")
+    )
 
 
 def health_row(metric: Metric, gloss: str, before: float | None, now: float) -> Markup:
@@ -175,7 +190,7 @@ def following(facts: PretrainingFacts) -> Markup:
         commands = {
             "Train an encoder to predict its codes:": f"vitrail pretrain {data} --objective beit --tokenizer {run}"
         }
-    steps = (join(tag("p", words), typed(command)) for words, command in commands.items())
+    steps = (join(tag("p", words), show_commands(command)) for words, command in commands.items())
     title = f"What to do with the {'tokenizer' if facts.tokenizes else 'encoder'}"
     return join(tag("h2", title), tag("div", *steps, class_="steps"))
 

@@ -17,8 +17,8 @@ export class Answer {
    * @param {boolean} multiLabel
    */
   show({ label, score, top }, multiLabel) {
-    const bars = top.map((each) => make("li", { style: { "--share": String(each.score) } },
-      make("span", { class: "label" }, each.label), make("span", { class: "score" }, percent(each.score)),
+    const bars = top.map((entry) => make("li", { style: { "--share": String(entry.score) } },
+      make("span", { class: "label" }, entry.label), make("span", { class: "score" }, percent(entry.score)),
       make("span", { class: "track", "aria-hidden": "true" })));
     this.element.replaceChildren(
       make("h2", { class: "best" }, label),

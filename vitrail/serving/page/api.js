@@ -39,31 +39,31 @@ export class Api {
   /**
    * A reply that is fine; one with 401 is asked for again with a token, one with 503 when the server said.
    * @param {string} path relative to the page
-   * @param {RequestInit} [how]
+   * @param {RequestInit} [options]
    * @returns {Promise<Response>}
    * @throws {Refusal}
    */
-  async request(path, how = {}) {
+  async request(path, options = {}) {
     for (let tries = 0; ; ) {
       const used = this.#token;
-      const response = await this.#send(path, how, used);
+      const response = await this.#send(path, options, used);
       if (response.ok) return response;
       if (response.status === 401) {
         await this.#renew(used);
       } else if (response.status === 503 && ++tries <= RETRIES) {
         const seconds = Math.min(Number(response.headers.get("Retry-After")) || 2, LONGEST_WAIT);
         this.waiting(seconds);
-        await pause(seconds, how.signal);
+        await pause(seconds, options.signal);
       } else {
         throw await refusal(response);
       }
     }
   }
 
-  async #send(path, how, token) {
-    const headers = token ? { ...how.headers, Authorization: `Bearer ${token}` } : how.headers;
+  async #send(path, options, token) {
+    const headers = token ? { ...options.headers, Authorization: `Bearer ${token}` } : options.headers;
     try {
-      return await fetch(path, { ...how, headers, cache: "no-store" });
+      return await fetch(path, { ...options, headers, cache: "no-store" });
     } catch (error) {
       if (/** @type {Error} */ (error).name === "AbortError") throw error;
       throw new Refusal(0, "unreachable", "the server does not answer", "see whether `vitrail serve` still runs, then try again");
@@ -74,19 +74,19 @@ export class Api {
   async #renew(used) {
     if (this.#token !== used) return;
     this.#asking ??= this.askToken(used !== "").finally(() => { this.#asking = null; });
-    const given = await this.#asking;
-    if (!given) {
+    const token = await this.#asking;
+    if (!token) {
       throw new Refusal(401, "unauthorised", "the server asks for a token", "ask whoever started it, then reload the page");
     }
-    this.#token = given;
+    this.#token = token;
   }
 
   /**
    * @param {string} path
-   * @param {RequestInit} [how]
+   * @param {RequestInit} [options]
    */
-  async json(path, how) {
-    return (await this.request(path, how)).json();
+  async json(path, options) {
+    return (await this.request(path, options)).json();
   }
 
   /**

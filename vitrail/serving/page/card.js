@@ -47,9 +47,9 @@ function table([head, rule, ...rows]) {
 }
 
 function list(lines) {
-  const items = lines.reduce((found, line) => {
+  const items = lines.reduce((texts, line) => {
     const start = line.match(/^(?:[-*]|\d+\.) (.*)/);
-    return start ? [...found, start[1]] : [...found.slice(0, -1), `${found.at(-1) ?? ""} ${line.trim()}`];
+    return start ? [...texts, start[1]] : [...texts.slice(0, -1), `${texts.at(-1) ?? ""} ${line.trim()}`];
   }, /** @type {string[]} */ ([]));
   return make("ul", {}, ...items.map((item) => make("li", {}, ...inline(item))));
 }

@@ -11,7 +11,7 @@ const formName = (name) => (/[,;"\\]/.test(name) ? `"${name.replace(/[\\"]/g, "\
 /**
  * A curl command.
  * @param {string} path relative to the page
- * @param {{file?: string, token?: boolean, out?: string, words?: string[]}} [how]
+ * @param {{file?: string, token?: boolean, out?: string, words?: string[]}} [options]
  */
 export function curl(path, { file, token, out, words = [] } = {}) {
   return ["curl",

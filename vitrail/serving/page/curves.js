@@ -50,7 +50,7 @@ function labelsOf(runs) {
 
 /** The colour of one run's column. */
 function colourOf(run, labels, label) {
-  const at = labels.indexOf(label), others = COLOURS.filter((each) => each !== run.colour);
+  const at = labels.indexOf(label), others = COLOURS.filter((colour) => colour !== run.colour);
   return at > 0 ? others[(at - 1) % others.length] : run.colour;
 }
 
@@ -126,7 +126,7 @@ function axis(low, high, from, to, count, whole = false) {
 /** The next of 1, 2, 5 times a power of ten. */
 function round(wish) {
   const power = 10 ** Math.floor(Math.log10(wish));
-  return power * ([1, 2, 5].find((each) => each * power >= wish * 0.999) ?? 10);
+  return power * ([1, 2, 5].find((factor) => factor * power >= wish * 0.999) ?? 10);
 }
 
 /** A line as it was measured, faint, and its run smoothed over it where it is long. */
@@ -156,10 +156,10 @@ function point(event, svg, cursor, under, { lines, across, words }) {
   const bounds = svg.getBoundingClientRect();
   const wanted = across.back(((event.clientX - bounds.left) / bounds.width) * WIDTH);
   const far = ([step]) => Math.abs(step - wanted);
-  const nearest = (points) => points.reduce((best, each) => (far(each) < far(best) ? each : best));
-  const found = lines.map((line) => ({ line, near: nearest(line.points) }));
-  const place = across.at(nearest(found.map(({ near }) => near))[0]);
+  const nearest = (points) => points.reduce((best, point) => (far(point) < far(best) ? point : best));
+  const points = lines.map((line) => ({ line, near: nearest(line.points) }));
+  const place = across.at(nearest(points.map(({ near }) => near))[0]);
   for (const side of ["x1", "x2"]) cursor.setAttribute(side, String(place));
   cursor.setAttribute("visibility", "visible");
-  under.textContent = found.map(({ line, near }) => `${line.label} ${words(near[1])} at step ${near[0]}`).join(" · ");
+  under.textContent = points.map(({ line, near }) => `${line.label} ${words(near[1])} at step ${near[0]}`).join(" · ");
 }

@@ -21,7 +21,7 @@ const DEEPEST = 6; // levels of an example that a schema is drawn out to
 /** What a `$ref` points to, in the whole document or in the schema that it stands in. */
 function resolved(tree, schema) {
   const path = schema?.$ref?.split("/").slice(1);
-  return path ? path.reduce((found, key) => found?.[key], tree) : schema;
+  return path ? path.reduce((node, key) => node?.[key], tree) : schema;
 }
 
 async function start() {
@@ -30,13 +30,13 @@ async function start() {
   const { name: model, version } = await api.json("v1/model").catch(() => ({})); // a server of runs alone has none
   const names = model === undefined ? {} : { model, version };
   const routes = routesOf(tree), groups = [...new Set(routes.map(({ group }) => group))];
-  const of = (group) => routes.filter((each) => each.group === group);
+  const of = (group) => routes.filter((route) => route.group === group);
   byId("routes").replaceChildren(
     make("p", {}, tree.info?.description || "Every route of this server. Errors are JSON with a code, a message and a remedy."),
     make("nav", { class: "contents", "aria-label": "Contents" }, ...groups.map((group) => make("section", {},
       make("h2", {}, group), make("ul", {}, ...of(group).map(linkTo))))),
     ...groups.map((group) => make("section", { class: "group", "aria-label": group }, make("h2", {}, group),
-      ...of(group).map((each) => shown(tree, each, names)))));
+      ...of(group).map((route) => shown(tree, route, names)))));
   announce(`${routes.length} routes`);
   if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
 }
@@ -60,16 +60,16 @@ function wordsOf({ summary, description }) {
   return [made ? "" : summary, description].filter(Boolean).join(". ");
 }
 
-/** @param {any} tree @param {Route} each @param {Names} names */
-function shown(tree, each, names) {
-  const { path, verb, route, shared, id } = each, words = wordsOf(route);
+/** @param {any} tree @param {Route} entry @param {Names} names */
+function shown(tree, entry, names) {
+  const { path, verb, route, shared, id } = entry, words = wordsOf(route);
   const parameters = [...shared, ...(route.parameters ?? [])].map((parameter) => resolved(tree, parameter));
   const bodies = Object.entries(resolved(tree, route.requestBody)?.content ?? {});
   return make("article", { class: "route", id },
-    make("h3", {}, ...titleOf(each)), words && make("p", {}, ...inline(words)),
-    parameters.length > 0 && table("Parameters", ["name", "where", "takes", "what it is"], parameters.map((each) => [
-      make("code", {}, each.name), each.required ? `${each.in}, needed` : each.in,
-      takes(tree, each.schema), each.description ?? ""])),
+    make("h3", {}, ...titleOf(entry)), words && make("p", {}, ...inline(words)),
+    parameters.length > 0 && table("Parameters", ["name", "where", "takes", "what it is"], parameters.map((parameter) => [
+      make("code", {}, parameter.name), parameter.required ? `${parameter.in}, needed` : parameter.in,
+      takes(tree, parameter.schema), parameter.description ?? ""])),
     bodies.length > 0 && table("Body", ["type", "what is in it"],
       bodies.map(([type, { schema }]) => [make("code", {}, type), holds({ ...tree, $defs: schema?.$defs }, type, schema)])),
     commandBlock("Example", example(tree, path, verb, bodies, names)),
@@ -86,24 +86,24 @@ function table(title, head, rows) {
 /** In words, what a body holds. */
 function holds(tree, type, schema) {
   if (type !== "multipart/form-data") return schema?.format === "binary" ? "the file itself" : takes(tree, schema);
-  return Object.entries(resolved(tree, schema)?.properties ?? {}).map(([name, each]) =>
-    `field ${name}: ${each.type === "array" ? "one file or several" : "one file"}`).join(", ");
+  return Object.entries(resolved(tree, schema)?.properties ?? {}).map(([name, property]) =>
+    `field ${name}: ${property.type === "array" ? "one file or several" : "one file"}`).join(", ");
 }
 
 /** In words, what a schema takes. */
-function takes(tree, given) {
-  const schema = resolved(tree, given) ?? {};
+function takes(tree, reference) {
+  const schema = resolved(tree, reference) ?? {};
   const several = schema.anyOf ?? schema.oneOf;
-  if (several) return several.map((each) => takes(tree, each)).filter((word) => word !== "null").join(" or ");
+  if (several) return several.map((option) => takes(tree, option)).filter((word) => word !== "null").join(" or ");
   const start = [undefined, null, ""].includes(schema.default) ? "" : `, else ${schema.default}`;
   if (schema.enum) return schema.enum.join(", ") + start;
   const bounds = [["from", schema.minimum], ["to", schema.maximum]].filter(([, bound]) => bound !== undefined);
   if (schema.type === "object" && schema.properties) {
-    return `{ ${Object.entries(schema.properties).map(([name, each]) => `${name}: ${takes(tree, each)}`).join(", ")} }`;
+    return `{ ${Object.entries(schema.properties).map(([name, property]) => `${name}: ${takes(tree, property)}`).join(", ")} }`;
   }
   if (schema.type === "array") {
-    const each = takes(tree, schema.items);
-    return `list of ${schema.items?.oneOf ? `(${each})` : each.replace(/(text|file|number|object)$/, "$1s")}`;
+    const items = takes(tree, schema.items);
+    return `list of ${schema.items?.oneOf ? `(${items})` : items.replace(/(text|file|number|object)$/, "$1s")}`;
   }
   const kind = KINDS[schema.format] ?? KINDS[schema.type] ?? "anything";
   return [kind, ...bounds.flat()].join(" ") + start;
@@ -116,22 +116,22 @@ function example(tree, path, verb, bodies, names) {
   const types = bodies.map(([type]) => type);
   if (types.includes("multipart/form-data")) return curl(address, { file: "cat.jpg" });
   const json = bodies.find(([type]) => type === "application/json");
-  const given = json && (json[1].example ?? Object.values(json[1].examples ?? {})[0]?.value ?? sample(tree, json[1].schema));
-  const words = json ? ["-H 'Content-Type: application/json'", `-d '${JSON.stringify(given).replaceAll("'", "'\\''")}'`] : [];
+  const example = json && (json[1].example ?? Object.values(json[1].examples ?? {})[0]?.value ?? sample(tree, json[1].schema));
+  const words = json ? ["-H 'Content-Type: application/json'", `-d '${JSON.stringify(example).replaceAll("'", "'\\''")}'`] : [];
   return curl(address, { words: verb === "get" || json ? words : [`-X ${verb.toUpperCase()}`] });
 }
 
 /** A value that a schema allows. */
-function sample(tree, given, depth = 0) {
-  const schema = resolved(tree, given) ?? {};
+function sample(tree, reference, depth = 0) {
+  const schema = resolved(tree, reference) ?? {};
   if (depth > DEEPEST) return null;
-  const told = [schema.example, schema.examples?.[0], schema.default, schema.const, schema.enum?.[0]];
-  const value = told.find((each) => each !== undefined);
+  const candidates = [schema.example, schema.examples?.[0], schema.default, schema.const, schema.enum?.[0]];
+  const value = candidates.find((candidate) => candidate !== undefined);
   if (value !== undefined) return value;
   const first = (schema.anyOf ?? schema.oneOf ?? schema.allOf)?.[0];
   if (first) return sample(tree, first, depth + 1);
   if (schema.properties) {
-    return Object.fromEntries(Object.entries(schema.properties).map(([name, each]) => [name, sample(tree, each, depth + 1)]));
+    return Object.fromEntries(Object.entries(schema.properties).map(([name, property]) => [name, sample(tree, property, depth + 1)]));
   }
   if (schema.type === "array") return [sample(tree, schema.items, depth + 1)];
   return { string: "…", integer: 1, number: 0.5, boolean: true, object: {} }[schema.type] ?? null;
@@ -139,10 +139,10 @@ function sample(tree, given, depth = 0) {
 
 /** What comes back, folded away. */
 function answers(tree, route) {
-  const rows = Object.entries(route.responses ?? {}).map(([status, each]) => {
-    const found = resolved(tree, each), [type, content] = Object.entries(found?.content ?? {})[0] ?? [];
+  const rows = Object.entries(route.responses ?? {}).map(([status, response]) => {
+    const reply = resolved(tree, response), [type, content] = Object.entries(reply?.content ?? {})[0] ?? [];
     const value = content?.example ?? (content?.schema && status < "300" ? sample(tree, content.schema) : null);
-    const says = value && typeof value === "object" ? make("code", {}, JSON.stringify(value)) : found?.description ?? "";
+    const says = value && typeof value === "object" ? make("code", {}, JSON.stringify(value)) : reply?.description ?? "";
     return [make("code", {}, status), type ?? "", says];
   });
   return rows.length > 0 && make("details", {}, make("summary", {}, "What comes back"),

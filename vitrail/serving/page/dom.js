@@ -34,7 +34,7 @@ export function draw(tag, attributes = {}, ...children) {
 function dress(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") node.addEventListener(name.slice(2), value);
-    else if (name === "style") for (const [key, each] of Object.entries(value)) node.style.setProperty(key, each);
+    else if (name === "style") for (const [key, item] of Object.entries(value)) node.style.setProperty(key, item);
     else if (value === true) node.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, String(value));
   }
@@ -49,9 +49,9 @@ const asNode = (child) => (child instanceof Node ? child : document.createTextNo
  * @param {string} id
  */
 export function byId(id) {
-  const found = document.getElementById(id);
-  if (!found) throw new Error(`the page has no #${id}`);
-  return found;
+  const element = document.getElementById(id);
+  if (!element) throw new Error(`the page has no #${id}`);
+  return element;
 }
 
 /**

@@ -159,11 +159,11 @@ export class Looking {
   #tell() {
     const file = this.#slots[0]?.picture?.file.name;
     if (file === undefined) return;
-    const { method, layer, head, top } = this.view, how = { file, token: this.api.usesToken };
+    const { method, layer, head, top } = this.view, options = { file, token: this.api.usesToken };
     const asked = `method=${method}${method === "attention" ? `&layer=${layer}&head=${head ?? "mean"}${this.#query()}` : ""}`;
     byId("commands").replaceChildren(
-      this.model.classes.length ? commandBlock("The answer", curl(`v1/predict?top=${top}`, how)) : "",
-      method ? commandBlock("This picture", curl(`v1/explain?${asked}&as=png`, { ...how, out: `${method}.png` })) : "");
+      this.model.classes.length ? commandBlock("The answer", curl(`v1/predict?top=${top}`, options)) : "",
+      method ? commandBlock("This picture", curl(`v1/explain?${asked}&as=png`, { ...options, out: `${method}.png` })) : "");
     byId("heads").hidden = method !== "attention";
   }
 

@@ -30,9 +30,9 @@ function answers({ classes: names, multi_label: several }) {
   return `${whole(names.length)} classes, ${several ? "each of them yes or no" : "one for an image"}`;
 }
 
-function attention(found) {
-  if (!found) return [["Attention", "none: occlusion shows what counts"]];
-  const heads = found.layers.map((layer) => layer.heads), [least, most] = [Math.min(...heads), Math.max(...heads)];
+function attention(description) {
+  if (!description) return [["Attention", "none: occlusion shows what counts"]];
+  const heads = description.layers.map((layer) => layer.heads), [least, most] = [Math.min(...heads), Math.max(...heads)];
   return [["Attention", `${heads.length} layers of ${least === most ? least : `${least} to ${most}`} heads`]];
 }
 
@@ -76,17 +76,17 @@ function unnamed(names) {
 
 /** All classes by number, with a field that finds some. */
 function classes(names) {
-  const found = make("ol", { class: "classes", tabindex: 0, role: "list" }), count = make("p", { class: "lead", role: "status" });
+  const list = make("ol", { class: "classes", tabindex: 0, role: "list" }), count = make("p", { class: "lead", role: "status" });
   const field = make("input", { type: "search", id: "class-field", autocomplete: "off", oninput: show });
   function show() {
     const wanted = field.value.trim().toLowerCase();
-    const some = names.flatMap((name, at) => (name.toLowerCase().includes(wanted) ? [[at, name]] : []));
-    found.replaceChildren(...some.slice(0, SHOWN).map(([at, name]) =>
+    const matches = names.flatMap((name, at) => (name.toLowerCase().includes(wanted) ? [[at, name]] : []));
+    list.replaceChildren(...matches.slice(0, SHOWN).map(([at, name]) =>
       make("li", {}, make("span", { class: "number" }, at), make("span", {}, name))));
-    const shown = some.length > SHOWN ? `; the first ${SHOWN} are shown` : "";
-    count.textContent = `${wanted ? `${whole(some.length)} of ` : ""}${whole(names.length)} classes${shown}`;
+    const shown = matches.length > SHOWN ? `; the first ${SHOWN} are shown` : "";
+    count.textContent = `${wanted ? `${whole(matches.length)} of ` : ""}${whole(names.length)} classes${shown}`;
   }
   show();
   const label = make("label", { for: "class-field" }, "Find a class");
-  return make("div", {}, make("p", { class: "find" }, label, field), count, found);
+  return make("div", {}, make("p", { class: "find" }, label, field), count, list);
 }

@@ -92,7 +92,7 @@ function levelsOf(map, [low, high]) {
  * The picture with the map on it.
  * @param {Scene} scene
  * @param {Map} map
- * @param {{manner: Manner, opacity: number, range: [number, number], scale: Uint8ClampedArray}} how
+ * @param {{manner: Manner, opacity: number, range: [number, number], scale: Uint8ClampedArray}} style
  * @returns {ImageData}
  */
 export function paint(scene, map, { manner, opacity, range, scale }) {
@@ -158,14 +158,14 @@ export function frame(context, scene) {
 /**
  * The legend: all levels from left to right, on a middle grey where light falls.
  * @param {HTMLCanvasElement} canvas
- * @param {{manner: Manner, opacity: number, scale: Uint8ClampedArray}} how
+ * @param {{manner: Manner, opacity: number, scale: Uint8ClampedArray}} style
  */
-export function paintLegend(canvas, how) {
+export function paintLegend(canvas, style) {
   const width = 256, picture = new ImageData(width, 1);
   picture.data.fill(150);
   Object.assign(canvas, { width, height: 1 });
   /** @type {Map} */
   const map = { rows: 1, columns: width, reach: [1, 1], values: Float32Array.from({ length: width }, (_, x) => x) };
-  const painted = paint({ picture, box: [0, 0, 1, width] }, map, { ...how, range: [0, width - 1] });
+  const painted = paint({ picture, box: [0, 0, 1, width] }, map, { ...style, range: [0, width - 1] });
   canvas.getContext("2d")?.putImageData(painted, 0, 0);
 }

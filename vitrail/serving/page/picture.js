@@ -139,7 +139,7 @@ function contextOf(width, height) {
  * @param {number} layer
  */
 export const entryOf = (explanation, layer) =>
-  explanation.maps.find((each) => each.layer === null || each.layer === layer) ?? null;
+  explanation.maps.find((map) => map.layer === null || map.layer === layer) ?? null;
 
 /**
  * The map of one head, or with null the mean of all.
@@ -149,7 +149,7 @@ export const entryOf = (explanation, layer) =>
  */
 export function mapOf({ rows, columns, reach, values }, head) {
   if (head !== null) return { rows, columns, reach, values: values[Math.min(head, values.length - 1)] };
-  const mean = values[0].map((_, at) => values.reduce((sum, each) => sum + each[at], 0) / values.length);
+  const mean = values[0].map((_, at) => values.reduce((sum, head) => sum + head[at], 0) / values.length);
   return { rows, columns, reach, values: mean };
 }
 

@@ -67,7 +67,7 @@ export class Runs {
     const held = document.activeElement?.closest("[data-key]")?.getAttribute("data-key");
     this.rows.replaceChildren(...newestFirst(runs).map((run) => this.#row(run)));
     // the table was made anew: the keyboard stays where it was
-    if (held) [...this.rows.querySelectorAll("[data-key]")].find((each) => each.getAttribute("data-key") === held)?.focus();
+    if (held) [...this.rows.querySelectorAll("[data-key]")].find((row) => row.getAttribute("data-key") === held)?.focus();
   }
 
   #row(run) {
@@ -92,7 +92,7 @@ export class Runs {
   }
 
   #only(name) {
-    [...this.#watched.keys()].filter((each) => each !== name).forEach((each) => this.#forget(each));
+    [...this.#watched.keys()].filter((watched) => watched !== name).forEach((watched) => this.#forget(watched));
     this.#tick(name, true);
   }
 
@@ -111,18 +111,18 @@ export class Runs {
 
   /** Fetches what there is, then listens until the run has ended or is no longer wanted. */
   async #watch(name) {
-    const taken = [...this.#watched.values()].map((each) => each.colour);
-    const colour = COLOURS.find((each) => !taken.includes(each)) ?? COLOURS[this.#watched.size % COLOURS.length];
+    const taken = [...this.#watched.values()].map((run) => run.colour);
+    const colour = COLOURS.find((colour) => !taken.includes(colour)) ?? COLOURS[this.#watched.size % COLOURS.length];
     /** @type {Watched} */
     const run = { name, colour, dash: taken.includes(colour), rows: [], columns: {}, known: false, stop: new AbortController() };
     this.#watched.set(name, run);
     const { signal } = run.stop, path = `v1/runs/${encodeURIComponent(name)}`;
     try {
-      const found = await this.api.json(`${path}/metrics`, { signal });
-      Object.assign(run, { rows: found.rows, columns: found.columns, known: true });
+      const history = await this.api.json(`${path}/metrics`, { signal });
+      Object.assign(run, { rows: history.rows, columns: history.columns, known: true });
       this.#soon();
-      if (!GOING_ON.includes(found.state)) return;
-      for await (const event of this.api.events(`${path}/events?at=${found.at}`, signal)) {
+      if (!GOING_ON.includes(history.state)) return;
+      for await (const event of this.api.events(`${path}/events?at=${history.at}`, signal)) {
         if (event.event === "row") await this.#take(run, event.data, path);
       }
       this.#look();
@@ -157,8 +157,8 @@ export class Runs {
   }
 }
 
-function best(found) {
-  if (!found) return "";
-  const name = found.name.replace(/^val_/, "").replaceAll("_", " ");
-  return `${name} ${found.name.startsWith("psnr") ? `${short(found.value)} dB` : percent(found.value)}`;
+function best(figure) {
+  if (!figure) return "";
+  const name = figure.name.replace(/^val_/, "").replaceAll("_", " ");
+  return `${name} ${figure.name.startsWith("psnr") ? `${short(figure.value)} dB` : percent(figure.value)}`;
 }

@@ -32,16 +32,16 @@ export class Sheet {
    * @param {import("./painter.js").Scene} scene
    * @param {import("./picture.js").Explanation} explanation
    * @param {{rows: number, columns: number} | null} grid of the patch that asks: in a map of another size it is another place
-   * @param {{manner: import("./painter.js").Manner, scale: Uint8ClampedArray}} how
+   * @param {{manner: import("./painter.js").Manner, scale: Uint8ClampedArray}} style
    */
-  draw(scene, explanation, grid, how) {
-    const key = [explanation, how.manner, grid?.rows, grid?.columns];
-    if (key.every((each, at) => each === this.#drawn[at])) return;
+  draw(scene, explanation, grid, style) {
+    const key = [explanation, style.manner, grid?.rows, grid?.columns];
+    if (key.every((part, at) => part === this.#drawn[at])) return;
     this.#drawn = key;
     const entries = explanation.maps.filter((entry) => !grid || (entry.rows === grid.rows && entry.columns === grid.columns));
     const widest = Math.max(1, ...entries.map((entry) => entry.values.length));
     const little = small(scene, widest > FEW ? TILE : LARGE);
-    this.#tiles = entries.map((entry) => entry.values.map((_, head) => this.#tile(little, entry, head, how)));
+    this.#tiles = entries.map((entry) => entry.values.map((_, head) => this.#tile(little, entry, head, style)));
     this.element.style.setProperty("--heads", String(widest));
     this.element.classList.toggle("few", widest <= FEW);
     const rows = entries.map((entry, row) => make("div", { class: "row", role: "presentation" },
@@ -65,10 +65,10 @@ export class Sheet {
     if (tiles.length && !tiles.some((tile) => tile.tabIndex === 0)) tiles[0].tabIndex = 0;
   }
 
-  #tile(scene, entry, head, how) {
+  #tile(scene, entry, head, style) {
     const { width, height } = scene.picture, map = mapOf(entry, head);
     const canvas = make("canvas", { width, height, "aria-hidden": "true" });
-    const painted = paint(scene, map, { ...how, opacity: STRENGTHS[how.manner], range: rangeOf(map.values) });
+    const painted = paint(scene, map, { ...style, opacity: STRENGTHS[style.manner], range: rangeOf(map.values) });
     canvas.getContext("2d")?.putImageData(painted, 0, 0);
     return make("button", {
       type: "button", role: "radio", "aria-checked": "false", tabindex: -1, title: `layer ${entry.layer}, head ${head}`,

@@ -80,8 +80,8 @@ export class Slot {
       this.#wait(view);
       this.#complain();
     }, () => {}); // a kind of file that this browser cannot show; the server's picture comes
-    const told = this.predict(view);
-    await Promise.all([shown, told, this.update(view)]);
+    const predicted = this.predict(view);
+    await Promise.all([shown, predicted, this.update(view)]);
     if (this.picture === picture && !this.model.classes.length) speak("What it looks at is shown.");
   }
 
@@ -161,8 +161,8 @@ export class Slot {
 
   /** Says beside the picture what went wrong, the same once; a stage with nothing on it gives way. */
   #complain() {
-    const told = new globalThis.Map([...this.#wrong.values()].map((error) => [error.message, error]));
-    this.trouble.replaceChildren(...[...told.values()].map((error) => alarm(error, this.picture?.file.name)));
+    const errors = new globalThis.Map([...this.#wrong.values()].map((error) => [error.message, error]));
+    this.trouble.replaceChildren(...[...errors.values()].map((error) => alarm(error, this.picture?.file.name)));
     this.stage.element.hidden = this.empty;
     this.onTrouble();
   }

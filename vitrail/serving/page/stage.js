@@ -94,26 +94,26 @@ export class Stage {
    * @param {Scene} scene
    * @param {Map} map
    * @param {{manner: import("./painter.js").Manner, opacity: number, range: [number, number], scale: Uint8ClampedArray,
-   *   pickable: boolean, caption: string, words: (value: number) => string}} how
+   *   pickable: boolean, caption: string, words: (value: number) => string}} options
    */
-  show(scene, map, how) {
+  show(scene, map, options) {
     this.#size(scene);
     const context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
-    context.putImageData(paint(scene, map, how), 0, 0);
+    context.putImageData(paint(scene, map, options), 0, 0);
     frame(context, scene);
     if (this.#map?.rows !== map.rows || this.#map.columns !== map.columns) this.#under = null;
     this.#map = map;
-    this.#words = how.words;
-    this.#pickable = how.pickable;
+    this.#words = options.words;
+    this.#pickable = options.pickable;
     this.pane.classList.remove("waiting");
-    this.pane.classList.toggle("pickable", how.pickable);
+    this.pane.classList.toggle("pickable", options.pickable);
     // with the keys it is a thing to work with; else a picture
-    this.pane.setAttribute("role", how.pickable ? "application" : "img");
-    this.pane.setAttribute("aria-label", how.pickable
-      ? `${how.caption} Arrow keys choose the patch that asks, Escape goes back.` : how.caption);
-    this.says.textContent = how.caption;
+    this.pane.setAttribute("role", options.pickable ? "application" : "img");
+    this.pane.setAttribute("aria-label", options.pickable
+      ? `${options.caption} Arrow keys choose the patch that asks, Escape goes back.` : options.caption);
+    this.says.textContent = options.caption;
     this.#read(this.#under);
-    this.#showLegend(how);
+    this.#showLegend(options);
   }
 
   /**
@@ -137,10 +137,10 @@ export class Stage {
     this.#scene = scene;
   }
 
-  #showLegend(how) {
+  #showLegend(options) {
     const bar = make("canvas", { class: "bar", "aria-hidden": "true" });
-    paintLegend(bar, how);
-    const [low, high] = how.range.map(how.words);
+    paintLegend(bar, options);
+    const [low, high] = options.range.map(options.words);
     this.legend.replaceChildren(make("span", {}, low), bar, make("span", {}, `${high} and more`));
     this.legend.hidden = false;
   }

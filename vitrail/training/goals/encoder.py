@@ -18,9 +18,9 @@ from vitrail.tasks import Task
 from vitrail.training.data import RunData, Transform
 from vitrail.training.goals.pretraining import (
     check_pretraining,
-    final_figures,
+    collect_figures,
+    draw_panels,
     open_unlabelled,
-    panels,
     pretraining_objective,
     write_documents,
 )
@@ -64,16 +64,16 @@ class EncoderGoal:
     def finish(self, training: Training, kept: Kept, data: RunData, ending: Ending) -> Outcome:
         run, folder, name = training.run, training.folder, training.run.objective.name
         facts = run_facts(run, training.steps, folder, kept, data, ending)
-        figures = final_figures(facts["records"], FeatureMonitor.FIGURES)
+        figures = collect_figures(facts["records"], FeatureMonitor.FIGURES)
         origin = provenance(run, training.steps, data.splits)
         save_model(folder.model, kept.model, metrics=figures, provenance=origin)
         fault_injection.hit("run.after_model")
-        before, after = (health_of(facts["records"], kept.model.width, last=last) for last in (False, True))
+        before, after = (read_health(facts["records"], kept.model.width, last=last) for last in (False, True))
         facts = PretrainingFacts(
             **facts,
             objective=name,
             about_objective=OBJECTIVES[name].about,
-            panels=panels(name, training.objective, training.inputs, training.batches, kept, data),
+            panels=draw_panels(name, training.objective, training.inputs, training.batches, kept, data),
             before=before,
             after=after,
             diagnosis=diagnose(after, before) if after is not None else None,
@@ -81,7 +81,7 @@ class EncoderGoal:
         return write_documents(folder, facts, figures)
 
 
-def health_of(records: Sequence[dict], width: int, *, last: bool) -> Health | None:
+def read_health(records: Sequence[dict], width: int, *, last: bool) -> Health | None:
     """The rank and spread of the features before training, or at the end of it, as they were recorded."""
     recorded = [record for record in records if "effective_rank" in record]
     if not recorded or (not last and recorded[0]["step"] != 0):

@@ -44,12 +44,12 @@ def open_unlabelled(
 
     Raises `DataError` where there are too few to learn from and to evaluate.
     """
-    opened = open_run_data(run, data, folder, transform, channels=channels, labels=False)
-    train = opened.splits.train
+    run_data = open_run_data(run, data, folder, transform, channels=channels, labels=False)
+    train = run_data.splits.train
     if train is None or len(train) < 4:
         count = 0 if train is None else len(train)
         raise DataError(f"the data hold {count} training images", "give more; see `vitrail data check`")
-    return opened
+    return run_data
 
 
 def pretraining_objective(run: Run, encoder: Any, kept: Kept, data: RunData, say: Say) -> tuple[Objective, Inputs]:
@@ -57,7 +57,7 @@ def pretraining_objective(run: Run, encoder: Any, kept: Kept, data: RunData, say
     objective, target_network = make_objective(run.objective, encoder, kept.preprocessing, say)
     warn_of_repeats(run, objective, len(data.train), say)
     augmented = Augmented(
-        policy=without_blur_of_small(run.augment, kept.preprocessing.size, say),
+        policy=drop_blur(run.augment, kept.preprocessing.size, say),
         preprocessing=kept.preprocessing,
         seed=run.seed,
         cropped=data.cropped,
@@ -74,7 +74,7 @@ def warn_of_repeats(run: Run, objective: Objective, images: int, say: Say) -> No
         say(f"warning  {problem}: give a smaller --batch")
 
 
-def without_blur_of_small(policy: Augment, size: tuple[int, int], say: Say) -> Augment:
+def drop_blur(policy: Augment, size: tuple[int, int], say: Say) -> Augment:
     """The policy without the blur of its views where images are too small for it: SimCLR's for CIFAR has none either."""
     if not any(policy.blur_views) or min(size) >= TOO_SMALL_TO_BLUR:
         return policy
@@ -82,7 +82,7 @@ def without_blur_of_small(policy: Augment, size: tuple[int, int], say: Say) -> A
     return replace(policy, blur_views=(0.0, 0.0))
 
 
-def final_figures(records: Sequence[dict], columns: Sequence[str]) -> dict[str, float]:
+def collect_figures(records: Sequence[dict], columns: Sequence[str]) -> dict[str, float]:
     """The last value of each of the ``columns``, the accuracy ``knn`` before training, and the last loss."""
     figures: dict[str, float] = {}
     for name in columns:
@@ -103,7 +103,7 @@ def write_documents(folder: RunFolder, facts: PretrainingFacts, figures: dict[st
     return Outcome(report, figures, summary, warning=facts.diagnosis)
 
 
-def panels(
+def draw_panels(
     name: str, objective: Objective, inputs: Inputs, batches: TrainingBatches, kept: Kept, data: RunData
 ) -> tuple[Panel, ...]:
     """A few images as the objective called ``name`` sees them, and its predictions; from val, where that has enough."""

@@ -44,11 +44,11 @@ class SupervisedGoal:
 
     def open(self, run: Run, data: Any, folder: RunFolder, transform: Transform | None, start: Task | None) -> RunData:
         channels = start.config.in_channels if start else None
-        opened = open_run_data(run, data, folder, transform, channels=channels, labels=True)
-        if opened.splits.train is None or not len(opened.splits.train):
+        run_data = open_run_data(run, data, folder, transform, channels=channels, labels=True)
+        if run_data.splits.train is None or not len(run_data.splits.train):
             raise DataError("the data hold no training images", "see `vitrail data check`")
-        find_task(run.task).read_source(opened.train)
-        return opened
+        find_task(run.task).read_source(run_data.train)
+        return run_data
 
     def plan(self, run: Run, train: Source, start: Task | None, say: Say) -> NetworkPlan:
         return plan_network(run, train, start, say, arguments=find_task(run.task).read_source(train))

@@ -22,9 +22,9 @@ from vitrail.tasks import Task
 from vitrail.training.data import RunData, Transform
 from vitrail.training.goals.pretraining import (
     check_pretraining,
-    final_figures,
+    collect_figures,
+    draw_panels,
     open_unlabelled,
-    panels,
     pretraining_objective,
     write_documents,
 )
@@ -90,8 +90,8 @@ class TokenizerGoal:
         facts = run_facts(run, training.steps, folder, kept, data, ending)
         save_tokenizer(folder.model, kept.model, kept.preprocessing, provenance(run, training.steps, data.splits))
         fault_injection.hit("run.after_model")
-        shown = panels(name, training.objective, training.inputs, training.batches, kept, data)
-        figures = final_figures(facts["records"], CodeMonitor.FIGURES)
+        shown = draw_panels(name, training.objective, training.inputs, training.batches, kept, data)
+        figures = collect_figures(facts["records"], CodeMonitor.FIGURES)
         about = OBJECTIVES[name].about
         facts = PretrainingFacts(**facts, objective=name, about_objective=about, panels=shown)
         return write_documents(folder, facts, figures)

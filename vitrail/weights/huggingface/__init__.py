@@ -56,7 +56,7 @@ def read_huggingface(
         CheckpointError: another architecture, or a value that is not known here or cannot be meant.
     """
     family = _family(described, path)
-    state, unused = family.ours(tensors)
+    state, unused = family.to_own_names(tensors)
     fields = {**family.defaults, **{name: value for name, value in described.items() if value is not None}}
     try:
         config = family.read(fields, state)
@@ -69,7 +69,7 @@ def read_huggingface(
     preprocessing, assumed = from_processor(preprocessor, family.processor, config, path)
     weights = Weights(
         layout="Hugging Face",
-        config=family.sized(config, preprocessing),
+        config=family.set_size(config, preprocessing),
         tensors=state,
         preprocessing=preprocessing,
         classes=classes,
@@ -89,12 +89,12 @@ def to_huggingface(classifier: Classifier) -> Folder:
         CheckpointError: the model has a part that transformers has no counterpart of, or a preprocessing.
     """
     family = FAMILIES[_model_type_of(classifier.config)]
-    config, notes = family.spell(classifier.config)
+    config, notes = family.express(classifier.config)
     name, fields, more = family.write(config)
     notes += more
     state = {name: tensor.detach().cpu() for name, tensor in classifier.backbone.state_dict().items()}
-    state = family.spell_state(classifier.config, state)
-    tensors = family.theirs(state, has_body=bool(classifier.classes))
+    state = family.express_state(classifier.config, state)
+    tensors = family.to_transformers_names(state, has_body=bool(classifier.classes))
     tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     processor, more = to_processor(classifier.preprocessing)
     notes += more

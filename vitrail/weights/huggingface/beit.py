@@ -10,7 +10,15 @@ from typing import Any
 
 from vitrail.errors import CheckpointError
 from vitrail.models.beit import BEiTConfig
-from vitrail.weights.huggingface.family import Family, State, act_of, check_said, gelu_of, outputs_of, side_or_pair
+from vitrail.weights.huggingface.family import (
+    Family,
+    State,
+    act_of,
+    check_expressible,
+    count_outputs,
+    gelu_of,
+    side_or_pair,
+)
 
 LAYER = "encoder.layer.{}"
 TABLE = "relative_position_bias.relative_position_bias_table"
@@ -72,7 +80,7 @@ def read(fields: Mapping[str, Any], state: State) -> BEiTConfig:
         image_size=fields["image_size"],
         patch_size=fields["patch_size"],
         in_channels=fields["num_channels"],
-        classes=outputs_of(state),
+        classes=count_outputs(state),
         width=fields["hidden_size"],
         depth=fields["num_hidden_layers"],
         heads=fields["num_attention_heads"],
@@ -103,7 +111,7 @@ def write(config: BEiTConfig) -> tuple[str, dict[str, Any], list[str]]:
         f"LayerScale that starts at {scale}": config.layer_scale is not None and scale <= 0,
         "padding": any(length % patch for length, patch in zip(config.image_size, config.patch_size)),
     }
-    check_said("beit", wrong)
+    check_expressible("beit", wrong)
     fields = {
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,

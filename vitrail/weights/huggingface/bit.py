@@ -10,7 +10,7 @@ from vitrail.errors import CheckpointError
 from vitrail.models.config import GROUPS
 from vitrail.models.resnet import STEM_WIDTH, ResNetConfig
 from vitrail.models.standardise import standardise
-from vitrail.weights.huggingface.family import Family, State, check_said, outputs_of
+from vitrail.weights.huggingface.family import Family, State, check_expressible, count_outputs
 
 RULE, EPS = "timm", 1e-5  # of kernels, and of group norms
 LAYER = "encoder.stages.{}.layers.{}"
@@ -55,7 +55,7 @@ def read(fields: Mapping[str, Any], state: State) -> ResNetConfig:
         raise CheckpointError(what, f"{STEM_WIDTH} times a whole number, and 4, 8, 16, ... times that, are read")
     return ResNetConfig(
         in_channels=fields["num_channels"],
-        classes=outputs_of(state),
+        classes=count_outputs(state),
         depths=depths,
         width_factor=factor,
         standardise=RULE,
@@ -70,7 +70,7 @@ def write(config: ResNetConfig) -> tuple[str, dict[str, Any], list[str]]:
         f"group_norm_eps={config.group_norm_eps:g}": config.group_norm_eps != EPS,
         f"{len(config.depths)} stages that halve the map": len(config.depths) > MOST_STAGES,
     }
-    check_said("bit", wrong)
+    check_expressible("bit", wrong)
     stages = range(len(config.depths))
     fields = {
         "num_channels": config.in_channels,
@@ -83,7 +83,7 @@ def write(config: ResNetConfig) -> tuple[str, dict[str, Any], list[str]]:
     return "BitForImageClassification" if config.classes else "BitModel", fields, []
 
 
-def spelled(config: ResNetConfig) -> tuple[ResNetConfig, list[str]]:
+def express_config(config: ResNetConfig) -> tuple[ResNetConfig, list[str]]:
     """The same with kernels for timm's rule, which leaves those alone that are standardised; and a note."""
     if config.standardise == RULE:
         return config, []
@@ -91,8 +91,8 @@ def spelled(config: ResNetConfig) -> tuple[ResNetConfig, list[str]]:
     return replace(config, standardise=RULE), [note]
 
 
-def spelled_state(config: ResNetConfig, state: State) -> State:
-    """The tensors for what `spelled` gives."""
+def express_state(config: ResNetConfig, state: State) -> State:
+    """The tensors for what `express_config` gives."""
     if config.standardise == RULE:
         return state
     kernels = {name: tensor for name, tensor in state.items() if tensor.ndim == 4}
@@ -108,6 +108,6 @@ BIT = Family(
     processor="Bit",
     read=read,
     write=write,
-    spell=spelled,
-    spell_state=spelled_state,
+    express=express_config,
+    express_state=express_state,
 )

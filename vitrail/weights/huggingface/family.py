@@ -49,9 +49,9 @@ class Family:
             cannot be meant raises.
         write: the inverse: the class that has such a model, the fields, and notes on what is otherwise there. Raises
             `CheckpointError` for what they cannot express.
-        spell, spell_state: say a model of ours in those of our terms that they have too, where the answers stay the same,
+        express, express_state: say a model of ours in those of our terms that they have too, where the answers stay the same,
             with notes on what does not.
-        restore: the tensors as they were before `spell_state`, for the config as it was.
+        restore_state: the tensors as they were before `express_state`, for the config as it was.
     """
 
     model_type: str
@@ -66,11 +66,11 @@ class Family:
     processor: str
     read: Callable[[Mapping[str, Any], State], Config]
     write: Callable[[Any], tuple[str, dict[str, Any], list[str]]]
-    spell: Callable[[Any], tuple[Config, list[str]]] = lambda config: (config, [])
-    spell_state: Callable[[Any, State], State] = lambda config, state: state
-    restore: Callable[[Any, State], State] = lambda config, state: state
+    express: Callable[[Any], tuple[Config, list[str]]] = lambda config: (config, [])
+    express_state: Callable[[Any, State], State] = lambda config, state: state
+    restore_state: Callable[[Any, State], State] = lambda config, state: state
 
-    def ours(self, tensors: State) -> tuple[State, tuple[str, ...]]:
+    def to_own_names(self, tensors: State) -> tuple[State, tuple[str, ...]]:
         """Their tensors by our names, and the names of those without a place; what is not known keeps its name."""
         has_body = any(name.startswith(f"{self.body}.") for name in tensors)
         inside = f"{self.body}." if has_body else ""
@@ -82,11 +82,11 @@ class Family:
         renamed = rename({name: tensor for name, tensor in tensors.items() if name not in without}, table)
         return join_parts(renamed, self.parts), unused
 
-    def theirs(self, state: State, *, has_body: bool) -> State:
-        """The inverse of `ours`."""
+    def to_transformers_names(self, state: State, *, has_body: bool) -> State:
+        """The inverse of `to_own_names`."""
         return rename(split_parts(state, self.parts), self.table(has_body))
 
-    def sized(self, config: Config, preprocessing: Preprocessing) -> Config:
+    def set_size(self, config: Config, preprocessing: Preprocessing) -> Config:
         """At the size of the preprocessing, where config.json states none."""
         return config if "image_size" in self.defaults else replace(config, image_size=preprocessing.size)
 
@@ -113,14 +113,14 @@ def _pattern(name: str) -> str:
     return re.escape(name).replace(r"\{\}", r"(\d+)")
 
 
-def check_said(model_type: str, wrong: Mapping[str, bool], remedy: str = "keep it in vitrail's format") -> None:
+def check_expressible(model_type: str, wrong: Mapping[str, bool], remedy: str = "keep it in vitrail's format") -> None:
     """Raises `CheckpointError` for the first part of a model that is there and has no counterpart in transformers."""
     for part, there in wrong.items():
         if there:
             raise CheckpointError(f"transformers' {model_type!r} has no counterpart of {part}", remedy)
 
 
-def outputs_of(state: State) -> int:
+def count_outputs(state: State) -> int:
     """Rows of the head, by our names; 0 without one."""
     head = state.get("head.weight", state.get("head.cls.weight"))
     return len(head) if head is not None and head.ndim else 0

@@ -45,7 +45,7 @@ def digest(tensors: State) -> str:
 def merge_description(
     description: Any, tensors: State, weights: Weights, family: Family, *, processed: bool, path: Path
 ) -> Weights:
-    """``held``, which is what transformers' own files say, with what our description knows better.
+    """``weights``, as transformers' own files describe them, completed by what our description states in more detail.
 
     Args:
         description: the value of the key, from anyone.
@@ -64,19 +64,19 @@ def merge_description(
 
 
 def _apply_description(description: Any, weights: Weights, family: Family, path: Path) -> Weights | None:
-    """``held`` as the description has it; None where transformers would read another model out of it."""
+    """``weights`` as the description has them; None where transformers would read another model from it."""
     check_version(description, path)
     config = ARCHITECTURES[description["architecture"]].from_dict(description["config"])
-    _, fields, _ = family.write(family.spell(config)[0])
+    _, fields, _ = family.write(family.express(config)[0])
     classes = weights.classes or check_classes(description["classes"], outputs=config.classes)
     temperature = float(description["temperature"])
-    read = family.sized(family.read({**family.defaults, **fields}, weights.tensors), weights.preprocessing)
+    read = family.set_size(family.read({**family.defaults, **fields}, weights.tensors), weights.preprocessing)
     if read != weights.config or not 0 < temperature < math.inf:
         return None
     return replace(
         weights,
         config=config,
-        tensors=family.restore(config, weights.tensors),
+        tensors=family.restore_state(config, weights.tensors),
         preprocessing=Preprocessing.from_dict(description["preprocessing"]),
         classes=classes or None,
         temperature=temperature,

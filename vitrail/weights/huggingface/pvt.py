@@ -9,7 +9,15 @@ from typing import Any
 from vitrail.errors import CheckpointError
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
-from vitrail.weights.huggingface.family import Family, State, act_of, check_said, gelu_of, outputs_of, side_or_pair
+from vitrail.weights.huggingface.family import (
+    Family,
+    State,
+    act_of,
+    check_expressible,
+    count_outputs,
+    gelu_of,
+    side_or_pair,
+)
 from vitrail.weights.qkv import KV
 
 STAGES = 4
@@ -105,7 +113,7 @@ def _read(fields: Mapping[str, Any], state: State) -> dict[str, Any]:
         "image_size": fields["image_size"],
         "patch_size": strides[0],
         "in_channels": fields["num_channels"],
-        "classes": outputs_of(state),
+        "classes": count_outputs(state),
         "widths": fields["hidden_sizes"],
         "depths": fields["depths"],
         "heads": fields["num_attention_heads"],
@@ -129,7 +137,7 @@ def write(config: PVTConfig) -> tuple[str, dict[str, Any], list[str]]:
         "an image that is not square": config.image_size[0] != config.image_size[1],
         "padding": any(length % patch for length, patch in zip(config.image_size, whole)),
     }
-    check_said("pvt", wrong)
+    check_expressible("pvt", wrong)
     fields = _write("pvt", config)
     # without num_labels it has 1,000, whatever the names of the classes
     sizes = {
@@ -153,7 +161,7 @@ def write_v2(config: PVTv2Config) -> tuple[str, dict[str, Any], list[str]]:
 
 
 def _write(model_type: str, config: PVTConfig | PVTv2Config) -> dict[str, Any]:
-    check_said(model_type, {"a patch that is not square": config.patch_size[0] != config.patch_size[1]})
+    check_expressible(model_type, {"a patch that is not square": config.patch_size[0] != config.patch_size[1]})
     return {
         "image_size": side_or_pair(config.image_size),
         "num_channels": config.in_channels,
@@ -172,7 +180,7 @@ def _write(model_type: str, config: PVTConfig | PVTv2Config) -> dict[str, Any]:
     }
 
 
-def spelled(config: Any) -> tuple[Any, list[str]]:
+def express_config(config: Any) -> tuple[Any, list[str]]:
     """The same with one eps in all norms, as they have it; and a note."""
     if config.conv_norm_eps == config.norm_eps:
         return config, []
@@ -183,7 +191,7 @@ def spelled(config: Any) -> tuple[Any, list[str]]:
 def _family(model_type: str, **fields: Any) -> Family:
     head = {"head": "classifier"}
     return Family(
-        model_type=model_type, body=model_type, heads=head, parts=KV, processor="Pvt", spell=spelled, **fields
+        model_type=model_type, body=model_type, heads=head, parts=KV, processor="Pvt", express=express_config, **fields
     )
 
 

@@ -12,9 +12,9 @@ from vitrail.weights.huggingface.family import (
     Family,
     State,
     act_of,
-    check_said,
+    check_expressible,
+    count_outputs,
     gelu_of,
-    outputs_of,
     side_or_pair,
 )
 from vitrail.weights.tensors import printable
@@ -73,7 +73,7 @@ def read(fields: Mapping[str, Any], state: State) -> SwinConfig:
         image_size=fields["image_size"],
         patch_size=fields["patch_size"],
         in_channels=fields["num_channels"],
-        classes=outputs_of(state),
+        classes=count_outputs(state),
         width=fields["embed_dim"],
         depths=fields["depths"],
         heads=fields["num_heads"],
@@ -99,7 +99,7 @@ def write(config: SwinConfig) -> tuple[str, dict[str, Any], list[str]]:
         f"{len(config.depths)} stages": len(config.depths) > MOST_STAGES,
         f"norm_eps={config.norm_eps:g} in all its norms": config.norm_eps != EPS,
     }
-    check_said("swin", wrong)
+    check_expressible("swin", wrong)
     fields = {
         "image_size": side_or_pair(config.image_size),
         "patch_size": side_or_pair(config.patch_size),

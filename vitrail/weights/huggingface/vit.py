@@ -15,7 +15,15 @@ import torch
 
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig, positions
-from vitrail.weights.huggingface.family import Family, State, act_of, check_said, gelu_of, outputs_of, side_or_pair
+from vitrail.weights.huggingface.family import (
+    Family,
+    State,
+    act_of,
+    check_expressible,
+    count_outputs,
+    gelu_of,
+    side_or_pair,
+)
 
 AROUND = {
     "cls_token": "embeddings.cls_token",
@@ -80,7 +88,7 @@ def read(model_type: str, fields: Mapping[str, Any], state: State) -> ViTConfig:
     if fields.get("use_swiglu_ffn"):
         raise CheckpointError("it has SwiGLU layers (use_swiglu_ffn), as DINOv2's giant", "models with an MLP are read")
     of_dino = model_type.startswith("dinov2")
-    classes = outputs_of(state)
+    classes = count_outputs(state)
     pool = "cls-only" if model_type == "deit" and "head.weight" in state else "cls"
     return ViTConfig(
         image_size=fields["image_size"],
@@ -115,7 +123,7 @@ def model_type_of(config: ViTConfig) -> str:
 
 
 def write(model_type: str, config: ViTConfig) -> tuple[str, dict[str, Any], list[str]]:
-    """The class, the fields of config.json and notes for a config whose positions are `spelled`."""
+    """The class, the fields of config.json and notes for a config whose positions are `express_config`."""
     _check_writable(model_type, config)
     fields = {
         "hidden_size": config.width,
@@ -166,7 +174,7 @@ def _check_writable(model_type: str, config: ViTConfig) -> None:
         "blocks without skips": not config.skips,
         "padding": remainder,
     }
-    check_said(model_type, wrong)
+    check_expressible(model_type, wrong)
 
 
 def _notes(model_type: str, config: ViTConfig) -> list[str]:
@@ -183,7 +191,7 @@ def _notes(model_type: str, config: ViTConfig) -> list[str]:
     return notes
 
 
-def spelled(config: ViTConfig) -> tuple[ViTConfig, list[str]]:
+def express_config(config: ViTConfig) -> tuple[ViTConfig, list[str]]:
     """The same with positions at the stem as one learned table, where they can be said so; and a note."""
     at_stem = config.positions in ("learned", "sincos2d") and config.positions_at == "stem"
     if not at_stem and config.positions != "none":
@@ -193,8 +201,8 @@ def spelled(config: ViTConfig) -> tuple[ViTConfig, list[str]]:
     return learned, [note] if config.positions == "sincos2d" else []
 
 
-def spelled_state(config: ViTConfig, state: State) -> State:
-    """The tensors for what `spelled` gives: a table (1, P + N, D), with zeros where a prefix token has no position."""
+def express_state(config: ViTConfig, state: State) -> State:
+    """The tensors for what `express_config` gives: a table (1, P + N, D), with zeros where a prefix token has no position."""
     patches = math.prod(config.grid)
     if config.positions == "sincos2d":
         table = positions.sincos2d(config.grid, config.width)[None]
@@ -204,8 +212,8 @@ def spelled_state(config: ViTConfig, state: State) -> State:
     return {**state, "pos_embed": torch.cat([nowhere, table], 1)}
 
 
-def restored(config: ViTConfig, state: State) -> State:
-    """The inverse of `spelled_state`."""
+def restore_state(config: ViTConfig, state: State) -> State:
+    """The inverse of `express_state`."""
     others = {name: tensor for name, tensor in state.items() if name != "pos_embed"}
     if config.positions != "learned":
         return others
@@ -218,9 +226,9 @@ def _family(model_type: str, body: str | None = None, **fields: Any) -> Family:
         body=body or model_type,
         read=partial(read, model_type),
         write=partial(write, model_type),
-        spell=spelled,
-        spell_state=spelled_state,
-        restore=restored,
+        express=express_config,
+        express_state=express_state,
+        restore_state=restore_state,
         **fields,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.models.beit import BEiTConfig
-from vitrail.weights.timm.family import COMMON, Family, State, heads_of, numbered, outputs, ratio_of, refuse
+from vitrail.weights.timm.family import COMMON, Family, State, count_modules, count_outputs, heads_of, ratio_of, refuse
 
 TABLE = "relative_position_bias_table"
 SHARED = f"rel_pos_bias.{TABLE}"
@@ -25,9 +25,9 @@ def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any])
         image_size=arguments.get("img_size") or _square(table, state.get("pos_embed"), patch),
         patch_size=(patch[0], patch[1]),
         in_channels=channels,
-        classes=outputs(state, "head.weight"),
+        classes=count_outputs(state, "head.weight"),
         width=width,
-        depth=numbered(state, "blocks."),
+        depth=count_modules(state, "blocks."),
         heads=heads_of(width, where) if table is None else table.shape[1],
         mlp_width=len(state["blocks.0.mlp.fc1.weight"]),
         pool="gap" if "fc_norm.weight" in state else "cls",

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.models.cait import CaiTConfig
-from vitrail.weights.timm.family import COMMON, Family, State, numbered, outputs, ratio_of, refuse
+from vitrail.weights.timm.family import COMMON, Family, State, count_modules, count_outputs, ratio_of, refuse
 
 SIZES = {
     (192, 24): "xxs24",
@@ -32,10 +32,10 @@ def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any])
         image_size=arguments.get("img_size") or (side * patch[0], side * patch[1]),
         patch_size=(patch[0], patch[1]),
         in_channels=channels,
-        classes=outputs(state, "head.weight"),
+        classes=count_outputs(state, "head.weight"),
         width=width,
-        depth=numbered(state, "blocks."),
-        class_depth=numbered(state, "blocks_token_only."),
+        depth=count_modules(state, "blocks."),
+        class_depth=count_modules(state, "blocks_token_only."),
         heads=len(state["blocks.0.attn.proj_l.weight"]),
         mlp_width=len(state["blocks.0.mlp.fc1.weight"]),
         position_resize="bicubic-antialias",

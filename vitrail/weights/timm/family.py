@@ -61,7 +61,7 @@ COMMON = frozenset(
 )
 
 
-def numbered(state: Mapping[str, Tensor], before: str) -> int:
+def count_modules(state: Mapping[str, Tensor], before: str) -> int:
     """How many modules there are whose names are ``before`` and a number. Raises `ValueError` where some cannot be there."""
     count = 1 + max((int(name[len(before) :].split(".")[0]) for name in state if name.startswith(before)), default=-1)
     if count > len(state):
@@ -69,7 +69,7 @@ def numbered(state: Mapping[str, Tensor], before: str) -> int:
     return count
 
 
-def outputs(state: Mapping[str, Tensor], head: str) -> int:
+def count_outputs(state: Mapping[str, Tensor], head: str) -> int:
     return len(state[head]) if head in state else 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.models.pvt_v2 import PVTv2Config
-from vitrail.weights.timm.family import COMMON, Family, State, numbered, outputs, refuse
+from vitrail.weights.timm.family import COMMON, Family, State, count_modules, count_outputs, refuse
 
 HEADS = (1, 2, 5, 8)  # of the published sizes; no tensor shows them
 SIZES: dict[tuple[int, ...], str] = {
@@ -24,7 +24,7 @@ SIZES: dict[tuple[int, ...], str] = {
 
 def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any]) -> tuple[PVTv2Config, State]:
     """The config, of images of 224 pixels unless the arguments say otherwise."""
-    stages = range(numbered(state, "stages."))
+    stages = range(count_modules(state, "stages."))
     first = [f"stages.{stage}.blocks.0." for stage in stages]
     widths = tuple(len(state[f"{block}attn.q.weight"]) for block in first)
     reduced = [state.get(f"{block}attn.sr.weight") for block in first]  # (D, D, R, R)
@@ -32,9 +32,9 @@ def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any])
     config = PVTv2Config(
         image_size=arguments.get("input_size") or (224, 224),
         in_channels=state["patch_embed.proj.weight"].shape[1],
-        classes=outputs(state, "head.weight"),
+        classes=count_outputs(state, "head.weight"),
         widths=widths,
-        depths=tuple(numbered(state, f"stages.{stage}.blocks.") for stage in stages),
+        depths=tuple(count_modules(state, f"stages.{stage}.blocks.") for stage in stages),
         heads=tuple(arguments.get("num_heads") or HEADS),
         mlp_ratios=tuple(len(state[f"{block}mlp.fc1.weight"]) // width for block, width in zip(first, widths)),
         reductions=tuple(

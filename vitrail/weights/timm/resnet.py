@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.models.resnet import STEM_WIDTH, ResNetConfig
-from vitrail.weights.timm.family import COMMON, Family, State, outputs, refuse
+from vitrail.weights.timm.family import COMMON, Family, State, count_outputs, refuse
 
 BLOCK = re.compile(r"stages\.(\d+)\.blocks\.(\d+)\.")
 # how timm standardises kernels and norms maps, in BiT and in hybrids
@@ -35,7 +35,7 @@ def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any])
     config = ResNetConfig(
         image_size=arguments.get("input_size") or (224, 224),
         in_channels=channels,
-        classes=outputs(state, "head.fc.weight"),
+        classes=count_outputs(state, "head.fc.weight"),
         depths=depths_of(state),
         width_factor=width // STEM_WIDTH,
         **NUMERICS,

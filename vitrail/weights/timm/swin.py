@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.errors import CheckpointError
 from vitrail.models.config import grid_of
 from vitrail.models.swin import SwinConfig
-from vitrail.weights.timm.family import COMMON, KEEP, Family, State, numbered, outputs
+from vitrail.weights.timm.family import COMMON, KEEP, Family, State, count_modules, count_outputs
 
 TABLE = "layers.0.blocks.0.attn.relative_position_bias_table"
 SIZES = {(96, 6): "tiny", (96, 18): "small", (128, 18): "base", (192, 18): "large"}
@@ -20,7 +20,7 @@ SIZES = {(96, 6): "tiny", (96, 18): "small", (128, 18): "base", (192, 18): "larg
 
 def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any]) -> tuple[SwinConfig, State]:
     """The config, whose image size no tensor shows: 32 windows in a row, unless the arguments say otherwise."""
-    stages = range(numbered(state, "layers."))
+    stages = range(count_modules(state, "layers."))
     width, channels, *patch = state["patch_embed.proj.weight"].shape  # (D, C, P, Q)
     window = (math.isqrt(len(state[TABLE])) + 1) // 2  # of (2 w - 1)^2 rows
     side = window * 32
@@ -28,9 +28,9 @@ def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any])
         image_size=arguments.get("img_size") or arguments.get("input_size") or (side, side),
         patch_size=(patch[0], patch[1]),
         in_channels=channels,
-        classes=outputs(state, "head.fc.weight"),
+        classes=count_outputs(state, "head.fc.weight"),
         width=width,
-        depths=tuple(numbered(state, f"layers.{stage}.blocks.") for stage in stages),
+        depths=tuple(count_modules(state, f"layers.{stage}.blocks.") for stage in stages),
         heads=tuple(state[TABLE.replace("layers.0", f"layers.{stage}")].shape[1] for stage in stages),
         window=window,
         mlp_ratio=len(state["layers.0.blocks.0.mlp.fc1.weight"]) / width,
