@@ -67,12 +67,12 @@ class Lift:
             weights: (B, R, K), zero for keys outside of the image.
         """
         padded = torch.cat([shares, shares.new_zeros(len(shares), 1)], 1)
-        given = padded[:, self.rows[rows]]  # (B, R), nothing from outside of the image
+        asked_shares = padded[:, self.rows[rows]]  # (B, R), nothing from outside of the image
         if self.columns is None:
             with by_hand(weights):
-                return self.spread((given[:, None] @ weights)[:, 0])
+                return self.spread((asked_shares[:, None] @ weights)[:, 0])
         carried = torch.zeros_like(padded)
-        carried.index_add_(1, self.columns[rows].flatten(), (given[..., None] * weights).flatten(1))
+        carried.index_add_(1, self.columns[rows].flatten(), (asked_shares[..., None] * weights).flatten(1))
         return carried[:, :-1]
 
     def spread(self, keys: Tensor) -> Tensor:
@@ -88,7 +88,8 @@ class Lift:
     def covers(self) -> tuple[Tensor, Tensor]:
         """Which places of the map a key stands for along each axis: (h', h) and (w', w), rows that sum to one."""
         covered = self.grid.covered or self.map
-        return tuple(_cover(*each, self.device) for each in zip(self.grid.keys, covered, self.map))  # type: ignore[return-value]
+        of_rows, of_columns = (_cover(*lengths, self.device) for lengths in zip(self.grid.keys, covered, self.map))
+        return of_rows, of_columns
 
     @cached_property
     def centres(self) -> tuple[Tensor, Tensor]:

@@ -125,8 +125,8 @@ def cost_by_patch(
         what = f"{config.about} has patches of {'x'.join(map(str, config.patch_size))} pixels and no others"
         raise ConfigError(what, "take an architecture whose patches can be chosen, such as vit-b16")
     configs = [changed(config, image_size=image_size, patch_size=patch_size) for patch_size in patch_sizes]
-    asked: dict[str, Any] = {"batch": batch, "repeats": repeats, "plain": plain, "limit": limit}
-    measured = (measure_cost(create_backbone(config).to(device), [config.image_size], **asked) for config in configs)
+    settings: dict[str, Any] = {"batch": batch, "repeats": repeats, "plain": plain, "limit": limit}
+    measured = (measure_cost(create_backbone(config).to(device), [config.image_size], **settings) for config in configs)
     return [point for points in measured for point in points]
 
 
@@ -199,17 +199,17 @@ class _Made(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.live: dict[int, weakref.ref] = {}  # by id, which another storage may have after one is freed
-        self.given: dict[int, torch.UntypedStorage] = {}  # held, so that their ids stay theirs
+        self.outer: dict[int, torch.UntypedStorage] = {}  # held, so that their ids stay theirs
         self.held = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for storage in _storages((args, kwargs)):
             if id(storage) not in self.live:
-                self.given[id(storage)] = storage
+                self.outer[id(storage)] = storage
         made = func(*args, **kwargs)
         for storage in _storages(made):
-            if id(storage) not in self.live and id(storage) not in self.given:
+            if id(storage) not in self.live and id(storage) not in self.outer:
                 self.live[id(storage)] = weakref.ref(storage, partial(self._free, id(storage), storage.nbytes()))
                 self.held += storage.nbytes()
         self.peak = max(self.peak, self.held)

@@ -87,7 +87,7 @@ def neighbour_rate(similarity: Tensor, *, reach: float = 1) -> float:
     down, right = _offsets(similarity)
     squares = down**2 + right**2  # (h, w, h, w)
     is_near, is_far = (squares > 0) & (squares <= reach**2), squares > reach**2
-    near, far = (similarity.masked_fill(~each, -torch.inf).amax((2, 3)) for each in (is_near, is_far))  # (h, w) each
+    near, far = (similarity.masked_fill(~mask, -torch.inf).amax((2, 3)) for mask in (is_near, is_far))  # (h, w) each
     return (near > far).float().mean().item()
 
 

@@ -139,7 +139,7 @@ def map_equivariance(
         _check_room(images, size, [])
         first = model.feature_maps(_window(images[:1], size, (0, 0)).to(device))
         strides = strides_of(model.config, size, first)
-        margins = [_widest_margin(each, step, margin) for each in first]
+        margins = [_widest_margin(map_, step, margin) for map_ in first]
         measured = {stride for stride, cells in zip(strides, margins) if cells is not None}
         moves = {stride: (stride[0] * step[0], stride[1] * step[1]) for stride in measured}
         _check_room(images, size, moves.values())
@@ -152,8 +152,10 @@ def map_equivariance(
                     if strides[place] == stride and cells is not None:
                         sums[place] += _compare(still[place], moved[place], step, cells)
     eps = torch.finfo(first[0].dtype).eps
-    found = (_concordance(*each, eps=eps) for each in sums.tolist())
-    return [MapEquivariance(stride, cells or 0, each) for stride, cells, each in zip(strides, margins, found)]
+    return [
+        MapEquivariance(stride, cells or 0, _concordance(*map_sums, eps=eps))
+        for stride, cells, map_sums in zip(strides, margins, sums.tolist())
+    ]
 
 
 def permutation_response(
@@ -208,8 +210,8 @@ def strides_of(config: Any, size: Pair, maps: Sequence[Tensor]) -> list[Pair]:
     """
     before, stride = grid_of(size, config.patch_size), config.patch_size
     strides = []
-    for each in maps:
-        grid = (each.shape[2], each.shape[3])
+    for map_ in maps:
+        grid = (map_.shape[2], map_.shape[3])
         factors = grid_of(before, grid)
         before, stride = grid, (stride[0] * factors[0], stride[1] * factors[1])
         strides.append(stride)
@@ -256,7 +258,7 @@ def _check_room(images: Tensor, size: Pair, moves: Iterable[Pair]) -> None:
     furthest = map(max, zip((0, 0), *moves))
     needed = [length + further for length, further in zip(size, furthest)]
     if any(has < needs for has, needs in zip(images.shape[2:], needed)):
-        has, window, needs = ("x".join(map(str, each)) for each in (images.shape[2:], size, needed))
+        has, window, needs = ("x".join(map(str, lengths)) for lengths in (images.shape[2:], size, needed))
         what = f"images of {has} pixels have no room to move a window of {window} in"
         raise ConfigError(what, f"give images of {needs} pixels at least, or move it less far")
 
@@ -304,7 +306,7 @@ def _cut_up(images: Tensor, square: Pair, seed: int) -> Tensor:
     """The images with their squares of (height, width) pixels in another order, row-major as `patchify` counts."""
     (height, width), (rows, columns) = square, (side // pixels for side, pixels in zip(images.shape[2:], square))
     if rows * columns < 2:
-        has, of = ("x".join(map(str, each)) for each in (images.shape[2:], square))
+        has, of = ("x".join(map(str, lengths)) for lengths in (images.shape[2:], square))
         raise ConfigError(f"images of {has} pixels have fewer than two squares of {of}", "give a smaller square")
     inside = (..., slice(rows * height), slice(columns * width))
     squares = images[inside].unflatten(3, (columns, width)).unflatten(2, (rows, height)).transpose(3, 4)

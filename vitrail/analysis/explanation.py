@@ -56,16 +56,16 @@ class ExplainOptions:
         return self.head if isinstance(self.head, int) else None
 
 
-Method = Callable[
-    [Task, Tensor, Tensor, ExplainOptions, int], Tensor
-]  # model, images, targets, how, versions at one time
+Method = Callable[[Task, Tensor, Tensor, ExplainOptions, int], Tensor]  # model, images, targets, options, batch
 
 
 METHODS: dict[str, Method] = {
-    "attention": lambda model, images, targets, how, batch: attention_map(model, images, how.layer, how.one_head),
-    "rollout": lambda model, images, targets, how, batch: rollout(model, images),
-    "gradient": lambda model, images, targets, how, batch: relevance(model, images, targets),
-    "occlusion": lambda model, images, targets, how, batch: occlusion(model, images, targets=targets, batch=batch),
+    "attention": lambda model, images, targets, options, batch: attention_map(
+        model, images, options.layer, options.one_head
+    ),
+    "rollout": lambda model, images, targets, options, batch: rollout(model, images),
+    "gradient": lambda model, images, targets, options, batch: relevance(model, images, targets),
+    "occlusion": lambda model, images, targets, options, batch: occlusion(model, images, targets=targets, batch=batch),
 }
 NEEDS_ATTENTION = ("attention", "rollout", "gradient")
 NEEDS_ANSWER = ("gradient", "occlusion")  # what they explain is the answer for a class
@@ -120,11 +120,9 @@ class PreparedImage:
     images: Tensor
 
 
-def seen_by(
-    classifier: Task, content: bytes | Image.Image | np.ndarray, *, max_pixels: int = MAX_PIXELS
-) -> PreparedImage:
+def seen_by(model: Task, content: bytes | Image.Image | np.ndarray, *, max_pixels: int = MAX_PIXELS) -> PreparedImage:
     """One image file, of at most ``max_pixels``, or what a source holds in its place. Raises `BadImage`."""
-    preprocessing, device = classifier.preprocessing, device_of(classifier)
+    preprocessing, device = model.preprocessing, device_of(model)
     own = preprocessing.channels
     image = decode(content, channels=own, max_pixels=max_pixels) if isinstance(content, bytes) else content
     pixels = preprocessing.picture(image)
@@ -133,37 +131,37 @@ def seen_by(
     return PreparedImage(rgb(picture), preprocessing.visible_box(*picture.shape[:2]), images)
 
 
-def check_can(classifier: Task, how: ExplainOptions) -> ExplainOptions:
+def check_can(model: Task, options: ExplainOptions) -> ExplainOptions:
     """The same with its layer counted from 0. Raises `ConfigError` for what the model has not, before an image is touched."""
-    if how.method in NEEDS_ANSWER or how.target is not None:
-        classifier.check_can_answer(1)
-        if not classifier.answers_classes:
-            what = f"a model of the task {classifier.name} has no classes to explain"
+    if options.method in NEEDS_ANSWER or options.target is not None:
+        model.check_can_answer(1)
+        if not model.answers_classes:
+            what = f"a model of the task {model.name} has no classes to explain"
             raise ConfigError(what, "take the method attention or rollout, without a target")
-    if how.target is not None and how.target not in classifier.classes:
-        raise ConfigError(f"the model has no class {how.target!r}", nearest(how.target, classifier.classes))
-    layers = len(classifier.attention_grids(classifier.preprocessing.size))
+    if options.target is not None and options.target not in model.classes:
+        raise ConfigError(f"the model has no class {options.target!r}", nearest(options.target, model.classes))
+    layers = len(model.attention_grids(model.preprocessing.size))
     if layers:
-        return replace(how, layer=check_index("layer", how.layer, layers))
-    if how.method in NEEDS_ATTENTION:
-        what = f"{classifier.about} has no attention to show, and the method {how.method} needs it"
+        return replace(options, layer=check_index("layer", options.layer, layers))
+    if options.method in NEEDS_ATTENTION:
+        what = f"{model.about} has no attention to show, and the method {options.method} needs it"
         raise ConfigError(what, "--method occlusion asks any model")
-    return how
+    return options
 
 
-def explained(classifier: Task, key: str, seen: PreparedImage, how: ExplainOptions, batch: int) -> Explanation:
-    """One image explained, nothing written; ``how`` as `check_can` gives it, ``batch`` versions of the image at one time."""
-    answer, target = _answered(classifier, seen.images, how) if classifier.answers_classes else (None, 0)
+def explained(model: Task, key: str, seen: PreparedImage, options: ExplainOptions, batch: int) -> Explanation:
+    """One image explained, nothing written; ``options`` as `check_can` gives it, ``batch`` versions of the image at one time."""
+    answer, target = _answered(model, seen.images, options) if model.answers_classes else (None, 0)
     size = seen.images.shape[2], seen.images.shape[3]
-    maps, heads_cell, cell = None, (1, 1), default_window(classifier.config, size)
-    if grids := classifier.attention_grids(size):
-        maps, heads_cell = head_maps(classifier, seen.images, how.layer), grids[how.layer].cell  # (1, H, h, w)
-    if how.method in NEEDS_ATTENTION:
-        cell = heads_cell if how.method == "attention" else grids[0].cell
-    if how.method == "attention" and maps is not None:
-        heat = one_map(maps, how.one_head)  # the method itself would look once more
+    maps, heads_cell, cell = None, (1, 1), default_window(model.config, size)
+    if grids := model.attention_grids(size):
+        maps, heads_cell = head_maps(model, seen.images, options.layer), grids[options.layer].cell  # (1, H, h, w)
+    if options.method in NEEDS_ATTENTION:
+        cell = heads_cell if options.method == "attention" else grids[0].cell
+    if options.method == "attention" and maps is not None:
+        heat = one_map(maps, options.one_head)  # the method itself would look once more
     else:
-        heat = METHODS[how.method](classifier, seen.images, torch.tensor([target]), how, batch)
+        heat = METHODS[options.method](model, seen.images, torch.tensor([target]), options, batch)
     heads = None if maps is None else maps[0].float().cpu().numpy()
     return Explanation(
         key=key,
@@ -177,29 +175,33 @@ def explained(classifier: Task, key: str, seen: PreparedImage, how: ExplainOptio
 
 
 @torch.no_grad()
-def _answered(classifier: Task, images: Tensor, how: ExplainOptions) -> tuple[ExplainedAnswer, int]:
+def _answered(model: Task, images: Tensor, options: ExplainOptions) -> tuple[ExplainedAnswer, int]:
     """What the model says of one image, and the number of the class that is explained."""
-    scores = classifier.probabilities(classifier(images))[0]
+    scores = model.probabilities(model(images))[0]
     best = int(scores.argmax())
-    target = best if how.target is None else classifier.classes.index(how.target)
-    names = classifier.classes
+    target = best if options.target is None else model.classes.index(options.target)
+    names = model.classes
     return ExplainedAnswer(names[best], float(scores[best]), names[target], float(scores[target])), target
 
 
-def heads_sheet(picture: np.ndarray, found: Explanation, how: ExplainOptions) -> np.ndarray:
+def heads_sheet(picture: np.ndarray, explanation: Explanation, options: ExplainOptions) -> np.ndarray:
     """The picture and every head of the layer, each on a scale of its own."""
-    assert found.heads is not None
-    plain, box = shrunk(picture, found.box, WIDEST)
-    answer = found.answer
+    assert explanation.heads is not None
+    plain, box = shrunk(picture, explanation.box, WIDEST)
+    answer = explanation.answer
     tiles, captions = [plain], [f"{answer.label}, {answer.score:.0%} sure" if answer is not None else "the image"]
-    for head, each in enumerate(found.heads):
-        tiles.append(overlay(plain, each, box=box, reach=found.heads_reach, range=light_range(each)))
-        strongest = each.max() * each.size / max(each.sum(), 1e-12)
+    for head, heat in enumerate(explanation.heads):
+        tiles.append(overlay(plain, heat, box=box, reach=explanation.heads_reach, range=light_range(heat)))
+        strongest = heat.max() * heat.size / max(heat.sum(), 1e-12)
         captions.append(f"head {head}: up to {strongest:.1f} times its mean")
     columns = min(len(tiles), 4 if len(tiles) in (4, 7, 8) or len(tiles) > 9 else 3)
     note = "Bright is where the head looks most; each head has a scale of its own."
     return contact_sheet(
-        tiles, captions, columns=columns, title=f"{Path(found.key).name}: the heads of layer {how.layer}", footnote=note
+        tiles,
+        captions,
+        columns=columns,
+        title=f"{Path(explanation.key).name}: the heads of layer {options.layer}",
+        footnote=note,
     )
 
 

@@ -156,13 +156,13 @@ def compare(
             insertion(model, images, heat, sigma=sigma, **common),
         )
 
-    found = {name: curves(on_grid(heat, grid)) for name, heat in heats.items()}
+    curves_by_method = {name: curves(on_grid(heat, grid)) for name, heat in heats.items()}
     drawn = [curves(random_heat(len(images), grid, seed, draw=draw)) for draw in range(draws)]
-    found[BASELINE] = Faithfulness(
+    curves_by_method[BASELINE] = Faithfulness(
         torch.stack([scores.deletion for scores in drawn]).mean(0),
         torch.stack([scores.insertion for scores in drawn]).mean(0),
     )
-    return found
+    return curves_by_method
 
 
 def coarsest(heats: Iterable[Tensor]) -> tuple[int, int]:
@@ -230,7 +230,7 @@ class _Order:
         _check(heat, len(images))
         grid, size = heat.shape[1:], images.shape[2:]
         if any(cells > length for cells, length in zip(grid, size)):
-            written, pixels = ("x".join(map(str, each)) for each in (grid, size))
+            written, pixels = ("x".join(map(str, lengths)) for lengths in (grid, size))
             raise ConfigError(
                 f"a map of {written} for images of {pixels} pixels", "bring it to a coarser grid: on_grid"
             )

@@ -91,7 +91,7 @@ class AttentionFigure(Figure):
                 Rectangle(corner, MARK, BAR + 2 * BEYOND, facecolor="white", edgecolor=INK, linewidth=1, clip_on=False)
             )
         decimals = max(0, 1 - math.floor(math.log10(high or 1)))  # so many that the brightest has two digits
-        dark, bright, most = (f"{each:.{decimals}f}" for each in (low, high, self.attention.max()))
+        dark, bright, most = (f"{number:.{decimals}f}" for number in (low, high, self.attention.max()))
         self._write(left, 0.45, dark, width, WORDS, INK)
         if high > low:
             more = "" if bright == most else " or more"

@@ -61,21 +61,21 @@ class HeadStatistics:
             fact = "images of {}x{} pixels after images of {}x{}".format(*size, *self.size)
             raise ConfigError(fact, "use other statistics for each size")
         self.lifts = self.lifts or [Lift(grid, images.device) for grid in self.model.attention_grids(size)]
-        seen: list[Tensor] = []
+        sums_by_layer: list[Tensor] = []
         with at_rest(self.model):
             logits = self.model.forward_recording(
-                images, lambda look: seen.append(self._sums(look, self.lifts[len(seen)]))
+                images, lambda record: sums_by_layer.append(self._sums(record, self.lifts[len(sums_by_layer)]))
             )
-        self.sums = [sum + new for sum, new in zip(self.sums, seen)] if self.sums else seen
+        self.sums = [sum + new for sum, new in zip(self.sums, sums_by_layer)] if self.sums else sums_by_layer
         self.images += len(images)
         return logits
 
-    def _sums(self, look: AttentionRecord, lift: Lift) -> Tensor:
+    def _sums(self, record: AttentionRecord, lift: Lift) -> Tensor:
         """(3, H), summed over images: the means over the queries that are places of distance, entropy and share of the prefix."""
-        _, heads, _, keys = look.shape
+        _, heads, _, keys = record.shape
         sums, asked = torch.zeros(3, heads, device=lift.device), 0
-        for rows in look.slices():
-            weights = look.weights(rows)  # (B, H, R, K)
+        for rows in record.slices():
+            weights = record.weights(rows)  # (B, H, R, K)
             is_place = (lift.rows[rows] >= lift.prefix) & (lift.rows[rows] < lift.tokens)
             asked += int(is_place.sum())
             on_map = lift.inside(weights, rows)[..., lift.prefix :]

@@ -55,19 +55,21 @@ def locality(model: Model, images: Tensor, *, seed: int = 0) -> list[Locality]:
         ConfigError: images of a shape that the model does not take.
     """
     generator, (height, width) = torch.Generator().manual_seed(seed), checked(images).shape[2:]
-    found, strides, uniforms = [], [], []
+    measured, strides, uniforms = [], [], []
     with at_rest(model, gradients=True) as device:
         for part in images.split(AT_ONCE):
             pixels = part.detach().to(device, copy=True).requires_grad_()
             maps = model.feature_maps(pixels)
             strides = strides_of(model.config, (height, width), maps)
-            centres = [_centre(each, stride) for each, stride in zip(maps, strides)]
+            centres = [_centre(map_, stride) for map_, stride in zip(maps, strides)]
             uniforms = [_distance(torch.ones(1, height, width), centre).item() for centre in centres]
-            weights = (_dependence(each, pixels, generator) for each in maps)
-            found.append(torch.stack([_distances(each, centre) for each, centre in zip(weights, centres)]))
-    means = torch.cat(found, 1).nanmean(1)  # (maps, 2), without the images that a cell does not depend on
-    distances, spreads = ([None if math.isnan(mean) else mean for mean in each.tolist()] for each in means.T)
-    return [Locality(*each) for each in zip(strides, distances, spreads, uniforms)]
+            weights = (_dependence(map_, pixels, generator) for map_ in maps)
+            measured.append(
+                torch.stack([_distances(map_weights, centre) for map_weights, centre in zip(weights, centres)])
+            )
+    means = torch.cat(measured, 1).nanmean(1)  # (maps, 2), without the images that a cell does not depend on
+    distances, spreads = ([None if math.isnan(mean) else mean for mean in column.tolist()] for column in means.T)
+    return [Locality(*figures) for figures in zip(strides, distances, spreads, uniforms)]
 
 
 def _centre(map_: Tensor, stride: Pair) -> Tensor:

@@ -53,7 +53,9 @@ def occlusion(
     size = images.shape[2], images.shape[3]
     window = default_window(model.config, size) if window is None else _fitting(window, size)
     stride = window if stride is None else _lengths("stride", stride)
-    rows, columns = (_covered(*each).to(targets.device) for each in zip(size, window, stride))  # (R, H), (S, W) bool
+    rows, columns = (
+        _covered(*lengths).to(targets.device) for lengths in zip(size, window, stride)
+    )  # (R, H), (S, W) bool
 
     def cover(pixels: Tensor, _: Tensor, place: Tensor) -> Tensor:
         row, column = rows[place // len(columns)], columns[place % len(columns)]  # (b, H), (b, W)
@@ -77,7 +79,7 @@ def default_window(config: Config, size: tuple[int, int]) -> tuple[int, int]:
 def _fitting(window: Lengths, size: tuple[int, int]) -> tuple[int, int]:
     window = _lengths("window", window)
     if any(side > length for side, length in zip(window, size)):
-        written, pixels = ("x".join(map(str, each)) for each in (window, size))
+        written, pixels = ("x".join(map(str, lengths)) for lengths in (window, size))
         raise ConfigError(f"a window of {written} on images of {pixels} pixels", "choose one that fits into the image")
     return window
 

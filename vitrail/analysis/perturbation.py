@@ -32,10 +32,10 @@ def answered(model: Task, images: Tensor, targets: Tensor | None, *, batch: int)
     with at_rest(model) as device:
         if targets is not None:
             return check_targets(targets, len(images), len(model.classes)).to(device)
-        found = torch.empty(len(images), dtype=torch.long, device=device)
+        answers = torch.empty(len(images), dtype=torch.long, device=device)
         for start in range(0, len(images), batch):
-            found[start : start + batch] = model(images[start : start + batch].to(device)).argmax(1)
-    return found
+            answers[start : start + batch] = model(images[start : start + batch].to(device)).argmax(1)
+    return answers
 
 
 def check_targets(targets: Tensor, images: int, classes: int) -> Tensor:
@@ -59,13 +59,13 @@ def probabilities_of(model: Task, images: Tensor, targets: Tensor, versions: int
         make: the versions with these numbers of these images; all that it takes is on the model's device.
     """
     with at_rest(model) as device:
-        found = torch.empty(len(images) * versions, device=device)
-        for start in range(0, len(found), batch):
-            stop = min(start + batch, len(found))
+        probabilities = torch.empty(len(images) * versions, device=device)
+        for start in range(0, len(probabilities), batch):
+            stop = min(start + batch, len(probabilities))
             places = torch.arange(start, stop, device=device)  # (b,)
             image, version = places // versions, places % versions
             first, last = start // versions, (stop - 1) // versions
-            some = images[first : last + 1].to(device)
-            logits = model(make(some[image - first], image, version))  # (b, K)
-            found[start:stop] = model.probabilities(logits).gather(1, targets[image][:, None])[:, 0]
-    return found.view(len(images), versions).to(images.device)
+            pixels = images[first : last + 1].to(device)
+            logits = model(make(pixels[image - first], image, version))  # (b, K)
+            probabilities[start:stop] = model.probabilities(logits).gather(1, targets[image][:, None])[:, 0]
+    return probabilities.view(len(images), versions).to(images.device)

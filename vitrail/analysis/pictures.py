@@ -87,8 +87,8 @@ def overlay(
     for strip in np.array_split(np.arange(height), math.ceil(height * width / STRIP)):
         planes = np.ascontiguousarray(rgb(picture[strip]).transpose(2, 0, 1), np.float32)  # (3, S, W)
         grey, light = np.tensordot(LUMA, planes, 1), down[strip] @ across  # each (S, W)
-        seen = seen_rows[strip, None] & seen_columns
-        result[strip] = np.where(seen, _lit(planes, grey, light), grey * UNSEEN).round().transpose(1, 2, 0)
+        visible = seen_rows[strip, None] & seen_columns
+        result[strip] = np.where(visible, _lit(planes, grey, light), grey * UNSEEN).round().transpose(1, 2, 0)
     thick = max(1.0, round(min(height, width) / 240))
     rows, columns = _within(top, bottom, height, thick), _within(left, right, width, thick)
     result[(rows[:, None] & columns) & ~(seen_rows[:, None] & seen_columns)] = FRAME
@@ -130,8 +130,8 @@ def _lit(planes: np.ndarray, grey: np.ndarray, light: np.ndarray) -> np.ndarray:
     """A picture (3, H, W), whose luma is ``grey`` (H, W), under light (H, W): brighter with it, whatever it shows."""
     amber = AMBER.astype(np.float32)[:, None, None]
     # as light falls: in the dark colours fade, what is bright stays bright, what is dark glows
-    seen = grey + (planes - grey) * (FADED + (1 - FADED) * light)
-    lit = seen * (DIM + (1 - DIM) * light)
+    faded = grey + (planes - grey) * (FADED + (1 - FADED) * light)
+    lit = faded * (DIM + (1 - DIM) * light)
     lit += amber * (light * GLOW) * (1 - lit / 255)
     tint = TINT * light**2
     return lit * (1 - tint) + amber * tint
@@ -207,10 +207,10 @@ def contact_sheet(
     sheet = Image.fromarray(_ground(bottom + (GAP + last if footnote else 0) + MARGIN, width))
     _write(sheet, (MARGIN, MARGIN), title, width - 2 * MARGIN, TITLE, INK)
     # where a pixel of a tile becomes a large square, the squares are what there is to see
-    how = Image.Resampling.NEAREST if side >= 4 * across else Image.Resampling.LANCZOS
+    resampling = Image.Resampling.NEAREST if side >= 4 * across else Image.Resampling.LANCZOS
     for index, (tile, caption) in enumerate(zip(tiles, captions)):
         x, y = MARGIN + index % columns * (side + GAP), top + index // columns * step
-        sheet.paste(Image.fromarray(np.ascontiguousarray(rgb(tile))).resize((side, tall), how), (x, y))
+        sheet.paste(Image.fromarray(np.ascontiguousarray(rgb(tile))).resize((side, tall), resampling), (x, y))
         _write(sheet, (x, y + tall + NEAR), caption, side, CAPTION, INK)
     _write(sheet, (MARGIN, bottom + GAP), footnote, width - 2 * MARGIN, FOOTNOTE, MUTED)
     return np.asarray(sheet)

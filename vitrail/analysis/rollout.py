@@ -52,7 +52,7 @@ def rollout(model: Any, images: Tensor, query: Place | None = None) -> Tensor:
     with at_rest(model):
         records: list[AttentionRecord] = []
         model.forward_recording(images, records.append)
-        return _backwards(model, images, records, query, averaged, kept=0.5, given=0.5)
+        return _backwards(model, images, records, query, averaged, identity_weight=0.5, attention_weight=0.5)
 
 
 def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -89,7 +89,7 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
         gradients = WeakKeyDictionary(zip(records, of_output))  # so that a record goes when it has been used
         del logits, answers
         with torch.no_grad():
-            return _backwards(model, images, records, None, weighted, kept=1.0, given=1.0)
+            return _backwards(model, images, records, None, weighted, identity_weight=1.0, attention_weight=1.0)
 
 
 def _backwards(
@@ -99,8 +99,8 @@ def _backwards(
     query: Place | None,
     matrix: Matrix,
     *,
-    kept: float,
-    given: float,
+    identity_weight: float,
+    attention_weight: float,
 ) -> Tensor:
     """Shares of the last tokens carried back through all layers to the patches: (B, h, w).
 
@@ -118,7 +118,7 @@ def _backwards(
         carried = torch.zeros_like(shares)
         for rows in record.slices():
             carried += below.carry(shares, matrix(record, rows, below), rows)
-        shares = shares * (1 - (1 - kept) * below.asks) + given * carried
+        shares = shares * (1 - (1 - identity_weight) * below.asks) + attention_weight * carried
         lift = below
     return shares[:, lift.prefix :].unflatten(1, lift.map)
 

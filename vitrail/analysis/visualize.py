@@ -180,6 +180,6 @@ def _enlarged(picture: np.ndarray) -> np.ndarray:
     """In the resolution of the figure: uint8 (H, W, 3)."""
     height, width, _ = picture.shape
     factor = LONGER_SIDE / max(height, width)
-    how = Image.Resampling.NEAREST if factor >= SQUARES else Image.Resampling.BICUBIC
+    resampling = Image.Resampling.NEAREST if factor >= SQUARES else Image.Resampling.BICUBIC
     size = max(1, round(width * factor)), max(1, round(height * factor))
-    return np.asarray(Image.fromarray(picture).resize(size, how))
+    return np.asarray(Image.fromarray(picture).resize(size, resampling))

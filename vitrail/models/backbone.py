@@ -185,15 +185,15 @@ class Backbone(nn.Module):
             what = f"{self.config.about} works on the whole grid of patches, {patches.x.shape[1]} of them were kept"
             raise ConfigError(what, f"take an architecture that can: {', '.join(TAKE_SUBSETS)}")
 
-    def _run(self, block: nn.Module, *given: Any, on_attention: OnAttention | None = None) -> Any:
+    def _run(self, block: nn.Module, *inputs: Any, on_attention: OnAttention | None = None) -> Any:
         """A block's answer; in training with ``checkpoint`` its inner activations are computed again for the gradient, unless
         their attention is recorded, which would record it twice.
         """
         if on_attention is not None:
-            return block(*given, on_attention=on_attention)
+            return block(*inputs, on_attention=on_attention)
         if self.config.checkpoint and self.training and torch.is_grad_enabled():
-            return checkpoint(block, *given, use_reentrant=False)
-        return block(*given)
+            return checkpoint(block, *inputs, use_reentrant=False)
+        return block(*inputs)
 
 
 def device_of(model: nn.Module) -> torch.device:

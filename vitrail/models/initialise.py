@@ -60,10 +60,10 @@ def fills(fill: Callable[Concatenate[M, P], None]) -> Callable[Concatenate[M, P]
     """
 
     @wraps(fill)
-    def filled(model: M, *given: P.args, **named: P.kwargs) -> None:
+    def filled(model: M, *arguments: P.args, **keywords: P.kwargs) -> None:
         if not next(model.parameters()).is_meta:
             with torch.no_grad():
-                fill(model, *given, **named)
+                fill(model, *arguments, **keywords)
 
     return filled
 

@@ -175,7 +175,7 @@ class Tokenizer(nn.Module):
 
     def no_decay(self) -> set[str]:
         """Names of all that is no kernel: biases and norms."""
-        return {name for name, each in self.named_parameters() if each.ndim == 1}
+        return {name for name, parameter in self.named_parameters() if parameter.ndim == 1}
 
 
 @fills

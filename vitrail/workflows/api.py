@@ -217,17 +217,18 @@ def explain(
     head = flags["head"]
     if isinstance(head, str) and head.removeprefix("-").isdecimal():
         head = int(head)
-    question = ExplainOptions(method=flags["method"], layer=flags["layer"], head=head, target=flags["target"])
+    options = ExplainOptions(method=flags["method"], layer=flags["layer"], head=head, target=flags["target"])
     reading = _reading(flags, max_bad=ALL)
+    question: dict[str, Any] = {"options": options, "inference": reading["options"], "classes": reading["classes"]}
     if flags["faithfulness"]:
         from vitrail.workflows.explain_faithfulness import faithfulness as judge
 
-        return judge(model, _inputs(inputs), how=question, **reading, say=log)
+        return judge(model, _inputs(inputs), **question, say=log)
     from vitrail.workflows.explain import explain as compute
 
     if flags["out"] is None:
         raise ConfigError("there is no folder for the pictures", "give --out FOLDER")
-    return compute(model, _inputs(inputs), Path(flags["out"]), how=question, **reading, say=log)
+    return compute(model, _inputs(inputs), Path(flags["out"]), **question, say=log)
 
 
 @takes(InspectFlags)
@@ -316,10 +317,10 @@ def export(
 
     size = flags["size"]
     own: dict[str, Any] = {name: flags[name] for name in ("int8", "pictures", "check", "images", "tolerance", "force")}
-    options = InferenceOptions(
+    inference = InferenceOptions(
         size=None if size is None else size_in_pixels(size), max_bad=part(flags["max_bad"]), quiet=flags["quiet"]
     )
-    return export_model(model, out, to, classes=_path(flags["classes"]), options=options, say=log, **own)
+    return export_model(model, out, to, classes=_path(flags["classes"]), inference=inference, say=log, **own)
 
 
 @takes(ServeFlags)

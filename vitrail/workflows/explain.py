@@ -39,9 +39,9 @@ def explain(
     inputs: Sequence[str],
     out: Path,
     *,
-    how: ExplainOptions = ExplainOptions(),
+    options: ExplainOptions = ExplainOptions(),
     classes: Path | None = None,
-    options: InferenceOptions = InferenceOptions(),
+    inference: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
 ) -> Iterator[Explanation]:
     """Explains one image after another and writes into the folder ``out``: ``NAME.METHOD.png``, the picture lit by what
@@ -52,57 +52,63 @@ def explain(
         DataError: no image could be read.
         DiskError: ``out`` cannot be written.
     """
-    classifier = options.load(model, classes, say)
+    task = inference.load(model, classes, say)
     source = find_inputs(inputs)
-    how = check_can(classifier, how)
+    options = check_can(task, options)
     make_folder(out)
     keys, bad_list = list(map(str, source.keys)), out / "bad_images.csv"
-    bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(source), keys=set(keys))
+    bad = BadImages(inference.on_bad, inference.max_bad, bad_list, total=len(source), keys=set(keys))
     rows: list[dict[str, Any]] = []
     names = _names(keys)
-    with ProgressBar("explaining", len(source), quiet=options.quiet) as show:
-        for number, (item, seen) in enumerate(inputs_of(classifier, source, bad)):
-            with in_precision(options.precision, seen.images.device):
-                found = explained(classifier, item.key, seen, how, options.batch)
-            files = _write(out, names[item.key], found, seen.picture, how)
-            rows.append({**found.row(), **files, "box": [round(each, 3) for each in found.box]})
-            yield replace(found, files=files)
+    with ProgressBar("explaining", len(source), quiet=inference.quiet) as show:
+        for number, (item, prepared) in enumerate(inputs_of(task, source, bad)):
+            with in_precision(inference.precision, prepared.images.device):
+                explanation = explained(task, item.key, prepared, options, inference.batch)
+            files = _write(out, names[item.key], explanation, prepared.picture, options)
+            rows.append({**explanation.row(), **files, "box": [round(length, 3) for length in explanation.box]})
+            yield replace(explanation, files=files)
             show.update(number + 1)
     if not rows:
         raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
     if len(bad):
         say(f"bad      {len(bad):,} of {len(source):,} images could not be read; they are listed in {bad_list}")
-    facts = {"method": how.method, "layer": how.layer, "head": how.head, "images": rows}
-    replace_file(out / f"{how.method}.json", dump_json(facts))
+    facts = {"method": options.method, "layer": options.layer, "head": options.head, "images": rows}
+    replace_file(out / f"{options.method}.json", dump_json(facts))
 
 
-def inputs_of(classifier: Task, source: Source, bad: BadImages) -> Iterator[tuple[Item, PreparedImage]]:
+def inputs_of(model: Task, source: Source, bad: BadImages) -> Iterator[tuple[Item, PreparedImage]]:
     """Every image that can be read, one by one: each may have any size."""
     for index in range(len(source)):
         try:
             item = source.read(index)
-            seen = seen_by(classifier, item.content)
+            prepared = seen_by(model, item.content)
         except BadImage as error:
             bad(str(source.keys[index]), error.reason)
             continue
-        yield item, seen
+        yield item, prepared
 
 
-def _write(out: Path, name: str, found: Explanation, picture: np.ndarray, how: ExplainOptions) -> dict[str, str]:
+def _write(
+    out: Path, name: str, explanation: Explanation, picture: np.ndarray, options: ExplainOptions
+) -> dict[str, str]:
     """Writes what belongs to one image; the names of the files by what they are."""
-    files = {"overlay": f"{name}.{how.method}.png", "numbers": f"{name}.{how.method}.npz"}
+    files = {"overlay": f"{name}.{options.method}.png", "numbers": f"{name}.{options.method}.npz"}
     save_png(
         out / files["overlay"],
-        overlay(picture, found.heat, box=found.box, reach=found.reach, range=light_range(found.heat)),
+        overlay(
+            picture, explanation.heat, box=explanation.box, reach=explanation.reach, range=light_range(explanation.heat)
+        ),
     )
-    numbers = {"heat": found.heat, "box": np.array(found.box), "reach": np.array(found.reach)}
-    if found.heads is not None:
-        numbers["heads"] = found.heads
+    numbers = {"heat": explanation.heat, "box": np.array(explanation.box), "reach": np.array(explanation.reach)}
+    if explanation.heads is not None:
+        numbers["heads"] = explanation.heads
         files["heads"] = f"{name}.heads.png"
-        save_png(out / files["heads"], heads_sheet(picture, found, how))
-        if how.method == "attention" and how.head == "all":
-            for head, each in enumerate(found.heads):
-                lit = overlay(picture, each, box=found.box, reach=found.heads_reach, range=light_range(each))
+        save_png(out / files["heads"], heads_sheet(picture, explanation, options))
+        if options.method == "attention" and options.head == "all":
+            for head, heat in enumerate(explanation.heads):
+                lit = overlay(
+                    picture, heat, box=explanation.box, reach=explanation.heads_reach, range=light_range(heat)
+                )
                 save_png(out / f"{name}.attention.head{head}.png", lit)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **numbers)

@@ -63,11 +63,11 @@ def faithfulness(
     model: str | Path | Task,
     inputs: Sequence[str],
     *,
-    how: ExplainOptions = ExplainOptions(),
+    options: ExplainOptions = ExplainOptions(),
     steps: int = 14,
     draws: int = 2,
     classes: Path | None = None,
-    options: InferenceOptions = InferenceOptions(),
+    inference: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
 ) -> tuple[int, list[MethodScore]]:
     """Every method judged on the same images by deletion and insertion; how many images, and the scores.
@@ -76,19 +76,21 @@ def faithfulness(
         steps: of the curves; fewer where the maps have fewer cells.
         draws: random maps of each image.
     """
-    classifier = options.load(model, classes, say)
-    check_can(classifier, ExplainOptions(method="occlusion", layer=how.layer, target=how.target))
+    task = inference.load(model, classes, say)
+    check_can(task, ExplainOptions(method="occlusion", layer=options.layer, target=options.target))
     source = find_inputs(inputs)
-    has_attention = bool(classifier.attention_grids(classifier.preprocessing.size))
+    has_attention = bool(task.attention_grids(task.preprocessing.size))
     methods = [name for name in METHODS if has_attention or name not in NEEDS_ATTENTION]
-    bad = BadImages(options.on_bad, options.max_bad, total=len(source))
+    bad = BadImages(inference.on_bad, inference.max_bad, total=len(source))
     curves: dict[str, list[tuple[float, float]]] = {}
-    with ProgressBar("judging methods", len(source), quiet=options.quiet) as show:
-        for number, (_, seen) in enumerate(inputs_of(classifier, source, bad)):
-            with in_precision(options.precision, seen.images.device):
-                found = _compared(classifier, seen.images, methods, how, steps, draws, options.batch, seed=number)
-            for name, each in found.items():
-                curves.setdefault(name, []).append((float(each.deletion_area), float(each.insertion_area)))
+    with ProgressBar("judging methods", len(source), quiet=inference.quiet) as show:
+        for number, (_, prepared) in enumerate(inputs_of(task, source, bad)):
+            with in_precision(inference.precision, prepared.images.device):
+                curves_of_image = _compared(
+                    task, prepared.images, methods, options, steps, draws, inference.batch, seed=number
+                )
+            for name, faithful in curves_of_image.items():
+                curves.setdefault(name, []).append((float(faithful.deletion_area), float(faithful.insertion_area)))
             show.update(number + 1)
     if not curves:
         raise DataError("none of the images could be read", "see `vitrail data check`")
@@ -96,29 +98,29 @@ def faithfulness(
 
 
 def _compared(
-    classifier: Task,
+    model: Task,
     images: Tensor,
     methods: Sequence[str],
-    how: ExplainOptions,
+    options: ExplainOptions,
     steps: int,
     draws: int,
     batch: int,
     seed: int,
 ) -> dict[str, Faithfulness]:
     """The curves of every method for one image, of at most ``steps`` steps."""
-    if how.target is None:
+    if options.target is None:
         with torch.no_grad():
-            targets = classifier(images).argmax(1)
+            targets = model(images).argmax(1)
     else:
-        targets = torch.tensor([classifier.classes.index(how.target)])
-    heats = {name: METHODS[name](classifier, images, targets, how, batch) for name in methods}
+        targets = torch.tensor([model.classes.index(options.target)])
+    heats = {name: METHODS[name](model, images, targets, options, batch) for name in methods}
     grid = coarsest(heats.values())
-    asked = {"steps": min(steps, math.prod(grid)), "draws": draws, "batch": batch, "seed": seed}
-    return compare(classifier, images, heats, targets=targets, grid=grid, **asked)
+    settings = {"steps": min(steps, math.prod(grid)), "draws": draws, "batch": batch, "seed": seed}
+    return compare(model, images, heats, targets=targets, grid=grid, **settings)
 
 
 def _score(name: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> MethodScore:
     own, random = np.array(curves[name]), np.array(curves[BASELINE])  # (N, 2)
-    is_told = name != BASELINE and len(own) > 1
-    gains = [paired_difference(own[:, axis], random[:, axis]) if is_told else None for axis in (0, 1)]
+    has_interval = name != BASELINE and len(own) > 1
+    gains = [paired_difference(own[:, axis], random[:, axis]) if has_interval else None for axis in (0, 1)]
     return MethodScore(name, *own.mean(0).tolist(), *gains)

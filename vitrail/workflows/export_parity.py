@@ -77,9 +77,9 @@ class Tolerances:
         remedy = "nothing was written; --tolerance allows more"
         if not self.exact and not metric:
             remedy += ", and labelled images of yours (--check DATA) say what it costs"
-        told = "\n".join(f"{name} {value}" for name, value in rounded(figures).items())
+        listing = "\n".join(f"{name} {value}" for name, value in rounded(figures).items())
         what = f"what was exported is not the model: {of.format(f'{off:.3g}')}, {most:g} is allowed"
-        raise CheckpointError(what, remedy, value=told)
+        raise CheckpointError(what, remedy, value=listing)
 
 
 def rounded(figures: dict[str, Any]) -> dict[str, Any]:
@@ -117,20 +117,20 @@ class Proof:
         targets: list[Targets] = []
         with ProgressBar("comparing", count, quiet=options.quiet) as show:
             images = self._generated(count) if source is None else self._inputs(source, targets, options)
-            seen = compare(self.model, self.graph, _shown(images, show))
-        if not seen.expected:
+            comparison = compare(self.model, self.graph, _shown(images, show))
+        if not comparison.expected:
             raise DataError(
                 "no image could be read: the split is empty or all of it is bad", "see `vitrail data check`"
             )
         shapes = compare(self.model, self.graph, self._shapes())
-        judged = {} if source is None or not source.labelled else self._accuracies(seen, join(targets))
+        judged = {} if source is None or not source.labelled else self._accuracies(comparison, join(targets))
         return {
-            "images": len(next(iter(seen.expected.values()))),
+            "images": len(next(iter(comparison.expected.values()))),
             "real_images": source is not None,
             "batches": ",".join(map(str, BATCHES)),
             "sizes": ",".join(f"{height}x{width}" for height, width in self._sizes()),
-            "difference": max(seen.difference, shapes.difference),
-            "agreement": self.task.agreement(seen.expected, seen.found),
+            "difference": max(comparison.difference, shapes.difference),
+            "agreement": self.task.agreement(comparison.expected, comparison.found),
             **judged,
             **self._speeds(),
         }
@@ -166,12 +166,12 @@ class Proof:
             targets.append(batch.targets)
             yield images
 
-    def _accuracies(self, seen: Compared, targets: Targets) -> dict[str, Any]:
+    def _accuracies(self, comparison: Compared, targets: Targets) -> dict[str, Any]:
         """The first figure of a judgement, of the model and of the graph."""
         if not self.task.classes:
             return {}
         both = []
-        for answers in (seen.expected, seen.found):
+        for answers in (comparison.expected, comparison.found):
             metric = self.task.metric()
             outputs = answers[self.task.graph_outputs[0]]
             metric.update(outputs, targets, [""] * len(outputs))
@@ -181,12 +181,12 @@ class Proof:
 
     def _speeds(self) -> dict[str, float]:
         """Milliseconds an image, of one alone and of the largest batch."""
-        found = {}
+        times = {}
         for count in (1, max(BATCHES)):
             pictures = generated(count, self.task.config.in_channels, self.task.config.image_size)
             before, after = speeds(self.model, self.graph, self._as_input(pictures))
-            found |= {f"ms_before_batch_{count}": before, f"ms_after_batch_{count}": after}
-        return {**found, "threads": torch.get_num_threads()}
+            times |= {f"ms_before_batch_{count}": before, f"ms_after_batch_{count}": after}
+        return {**times, "threads": torch.get_num_threads()}
 
 
 def source_of(task: Task, data: Any, most: int, say: Say) -> Source:
@@ -226,14 +226,14 @@ def _whole(source: Source, targets: list[Targets], task: Task, bad: Bad) -> Iter
 
 def _shown(inputs: Iterator[Tensor], show: ProgressBar) -> Iterator[Tensor]:
     done = 0
-    for some in inputs:
-        yield some
-        done += len(some)
+    for batch in inputs:
+        yield batch
+        done += len(batch)
         show.update(done)
 
 
-def join(several: list[Targets]) -> Targets:
+def join(batches: list[Targets]) -> Targets:
     """The targets of several batches as those of one."""
-    if isinstance(several[0], tuple):
-        return tuple(map(torch.cat, zip(*several)))
-    return torch.cat(several)
+    if isinstance(batches[0], tuple):
+        return tuple(map(torch.cat, zip(*batches)))
+    return torch.cat(batches)

@@ -39,8 +39,8 @@ def predict(
     """
     task = options.load(model, classes, say)
     task.check_can_answer(top)
-    for batch, found in _outputs(task, None, find_inputs(inputs), options, bad_list, fast=fast):
-        for key, answer in zip(batch.keys, task.decode(found, batch.frames, top=top)):
+    for batch, raw in _outputs(task, None, find_inputs(inputs), options, bad_list, fast=fast):
+        for key, answer in zip(batch.keys, task.decode(raw, batch.frames, top=top)):
             yield replace(answer, key=key)
 
 

@@ -126,16 +126,16 @@ def transfer(
     if FINETUNE in protocols:
         # what cannot be meant is refused before anything is computed
         tuning.run(init, next(iter(names.values())), options, seed=0)
-    classifier = options.load(init, classes, say)
+    task = options.load(init, classes, say)
     make_folder(out)
     cells = Cells(out, "transfer")
-    cells.begin(settings_of(classifier, k, shots, tuning, options))
+    cells.begin(settings_of(task, k, shots, tuning, options))
     rows: dict[str, dict[str, Cell]] = {}
     for name, source in names.items():
         say(f"data     {name}")
-        data_set = DataSet(source, init, classifier, cells, options, cache, command, say)
+        data_set = DataSet(source, init, task, cells, options, cache, command, say)
         rows[name] = data_set.compute({protocol: probes.get(protocol) for protocol in protocols}, tuning)
-    found = Transfer(
+    result = Transfer(
         model=Path(str(model)).name,
         protocols=tuple(protocols),
         rows=rows,
@@ -145,17 +145,17 @@ def transfer(
         versions=versions(),
         date=date.today().isoformat(),
     )
-    write_transfer(out, found)
-    return found
+    write_transfer(out, result)
+    return result
 
 
 def check_protocols(protocols: Sequence[str]) -> Sequence[str]:
     """The protocols. Raises `ConfigError` for one that is not there or stands twice, and for none."""
-    for each, count in Counter(protocols).items():
-        if each not in ALL:
-            raise ConfigError(f"there is no protocol {each!r}", nearest(each, ALL))
+    for protocol, count in Counter(protocols).items():
+        if protocol not in ALL:
+            raise ConfigError(f"there is no protocol {protocol!r}", nearest(protocol, ALL))
         if count > 1:
-            raise ConfigError(f"the protocol {each} stands {count} times", "name it once")
+            raise ConfigError(f"the protocol {protocol} stands {count} times", "name it once")
     if not protocols:
         raise ConfigError("no protocols were named", f"choose some of {', '.join(ALL)}")
     return protocols
@@ -166,16 +166,14 @@ def names_of(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
     if not data:
         raise ConfigError("no data were named", "vitrail transfer MODEL DATA DATA ... --out FOLDER")
     sources = list(dict.fromkeys(map(str, [data] if isinstance(data, str | Path) else data)))
-    short = {each: Path(each).name or each for each in sources}
+    short = {source: Path(source).name or source for source in sources}
     count = Counter(short.values())
-    return {short[each] if count[short[each]] == 1 else each: each for each in sources}
+    return {short[source] if count[short[source]] == 1 else source: source for source in sources}
 
 
-def settings_of(
-    classifier: Task, k: int, shots: Sequence[int], tuning: Tuning, options: InferenceOptions
-) -> dict[str, Any]:
+def settings_of(model: Task, k: int, shots: Sequence[int], tuning: Tuning, options: InferenceOptions) -> dict[str, Any]:
     """All that decides the figures but the data sets and protocols, which may grow."""
-    weights = digest_of(classifier)
+    weights = digest_of(model)
     return plain({"weights": weights, "k": k, "shots": shots, FINETUNE: tuning, "precision": options.precision})
 
 
@@ -197,7 +195,7 @@ class DataSet:
 
     data: str
     init: Path
-    classifier: Task
+    model: Task
     kept: Cells
     options: InferenceOptions
     cache: Path | None
@@ -212,7 +210,7 @@ class DataSet:
 
     @cached_property
     def splits(self) -> Splits:
-        return open_to_probe(self.data, self.classifier)
+        return open_to_probe(self.data, self.model)
 
     @cached_property
     def parts(self) -> tuple[Source, str, Source]:
@@ -224,7 +222,7 @@ class DataSet:
         """Of what is learnt from, and of what is judged."""
         learnt, split, judged = self.parts
         both = {"train": learnt, split: judged}
-        return features_by_split(self.classifier, both, options=self.options, cache=self.cache, say=self.say)
+        return features_by_split(self.model, both, options=self.options, cache=self.cache, say=self.say)
 
     def compute(self, probes: Mapping[str, ProbeProtocol | None], tuning: Tuning) -> dict[str, Cell]:
         """The figures by protocol, None for fine-tuning: those that are kept, and new ones, which are kept then; or what went
@@ -240,7 +238,7 @@ class DataSet:
             failure = report_failure(error, self.say)
             return {name: kept.get(name, failure) for name in probes}
         self.say(f"split    learns from train: {len(learnt):,} images; judged on {split}: {len(judged):,}")
-        warn_of_seen(self.classifier, self.data, self.splits, self.say)
+        warn_of_seen(self.model, self.data, self.splits, self.say)
         return {name: kept.get(name) or self.compute_cell(name, probe, tuning) for name, probe in probes.items()}
 
     def compute_cell(self, name: str, probe: ProbeProtocol | None, tuning: Tuning) -> Cell:
