@@ -28,7 +28,7 @@ from vitrail.tasks.classification import Classifier
 from vitrail.weights.native import save_model
 from vitrail.workflows import export
 from vitrail.workflows.export import Exported, export_model
-from vitrail.workflows.export_parity import Tolerances, source_of
+from vitrail.workflows.export_parity import Tolerances, open_source
 
 QUIET = InferenceOptions(quiet=True)
 CLASSES = ("ant", "bee", "cat")
@@ -307,8 +307,8 @@ def test_images_of_other_classes_are_compared_without_labels_and_it_is_said(tmp_
         for number in range(3):
             picture(20, 24, number).save(tmp_path / name / f"{number}.png")
     said: list[str] = []
-    source = source_of(shaken(), tmp_path, 4, said.append)
+    source = open_source(shaken(), tmp_path, 4, said.append)
     assert len(source) == 4 and not source.labelled
     assert any("without labels" in line for line in said)
     with pytest.raises(DataError, match="nowhere"):
-        source_of(shaken(), tmp_path / "nowhere", 4, said.append)
+        open_source(shaken(), tmp_path / "nowhere", 4, said.append)

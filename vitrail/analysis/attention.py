@@ -38,40 +38,40 @@ def attention_map(
     Raises:
         ConfigError: a layer, head or place that the model does not have, or a model without attention.
     """
-    return one_map(head_maps(model, images, layer, query), head)
+    return select_head(compute_head_maps(model, images, layer, query), head)
 
 
-def one_map(maps: Tensor, head: int | None) -> Tensor:
-    """One head's of `head_maps` (B, H, h, w), or with None the mean of all: (B, h, w). Raises `ConfigError` for no head."""
+def select_head(maps: Tensor, head: int | None) -> Tensor:
+    """One head of `compute_head_maps`, (B, H, h, w) to (B, h, w); None is the mean over heads. Raises `ConfigError`."""
     return maps.mean(1) if head is None else maps[:, check_index("head", head, maps.shape[1])]
 
 
-def head_maps(model: Any, images: Tensor, layer: int = -1, query: Place | None = None) -> Tensor:
+def compute_head_maps(model: Any, images: Tensor, layer: int = -1, query: Place | None = None) -> Tensor:
     """`attention_map` of every head: (B, H, h, w)."""
     layers = len(model.attention_grids(tuple(images.shape[2:])))
     wanted = check_index("layer", layer, layers) if layers else 0  # a model without attention says so itself
-    return maps_of_layers(model, images, [wanted], query)[wanted]
+    return compute_layer_maps(model, images, [wanted], query)[wanted]
 
 
-def maps_of_layers(
+def compute_layer_maps(
     model: Any, images: Tensor, layers: Collection[int], query: Place | None = None
 ) -> dict[int, Tensor]:
-    """`head_maps` of several layers, numbered from 0, in one pass: of each (B, H, h, w) on its own map."""
+    """`compute_head_maps` of several layers, numbered from 0, in one pass: of each (B, H, h, w) on its own map."""
     grids = model.attention_grids(tuple(images.shape[2:]))
     maps: dict[int, Tensor] = {}
     numbers = count()
 
     def on_attention(record: AttentionRecord) -> None:
         if (layer := next(numbers)) in layers:
-            shares = asking_shares(model, grids[layer], query, images.device)
-            maps[layer] = _received(record, Lift(grids[layer], images.device), shares)
+            shares = compute_query_shares(model, grids[layer], query, images.device)
+            maps[layer] = _sum_received(record, Lift(grids[layer], images.device), shares)
 
     with at_rest(model):
         model.forward_recording(images, on_attention)
     return maps
 
 
-def asking_shares(model: Any, grid: AttentionGrid, query: Place | None, device: torch.device) -> Tensor:
+def compute_query_shares(model: Any, grid: AttentionGrid, query: Place | None, device: torch.device) -> Tensor:
     """How much each token of a layer asks in `attention_map`: (T,), summing to one."""
     lift = Lift(grid, device)
     shares = torch.zeros(lift.tokens, device=device)
@@ -89,7 +89,7 @@ def asking_shares(model: Any, grid: AttentionGrid, query: Place | None, device: 
     return shares
 
 
-def _received(record: AttentionRecord, lift: Lift, shares: Tensor) -> Tensor:
+def _sum_received(record: AttentionRecord, lift: Lift, shares: Tensor) -> Tensor:
     """What the places get of the attention of queries that weigh ``shares`` (T,): (B, H, h, w)."""
     batch, heads, *_ = record.shape
     shares = shares.expand(batch * heads, -1)
@@ -102,11 +102,11 @@ def _received(record: AttentionRecord, lift: Lift, shares: Tensor) -> Tensor:
         # of a long piece only what asks: most often it is the class token alone
         first, last = asked.nonzero()[[0, -1], 0].tolist()
         rows = slice(rows.start + first, rows.start + last + 1)
-        received += lift.carry(shares, lift.inside(record.weights(rows), rows).flatten(0, 1), rows)
+        received += lift.carry(shares, lift.mask_outside(record.weights(rows), rows).flatten(0, 1), rows)
     return received[:, lift.prefix :].unflatten(1, lift.map).unflatten(0, (batch, heads))
 
 
-def reach_of(cells: Sequence[int], cell: Place, size: Place) -> tuple[float, float]:
+def compute_reach(cells: Sequence[int], cell: Place, size: Place) -> tuple[float, float]:
     """How many times as high and as wide as images of ``size`` a map of ``cells`` is, each of ``cell`` pixels: those at the
     end may lie half outside, where an image or a map was filled up.
     """

@@ -37,14 +37,14 @@ class Lift:
             return prefix
         if self.grid.rows is None:
             return torch.arange(self.tokens, device=self.device)
-        return torch.cat([prefix, self._tokens_of(self.grid.rows)])
+        return torch.cat([prefix, self._to_tokens(self.grid.rows)])
 
     @cached_property
     def columns(self) -> Tensor | None:
         """(Q, K) the token that each key of each query is, T outside of the image; None where keys are the same for all."""
-        return None if self.grid.columns is None else self._tokens_of(self.grid.columns)
+        return None if self.grid.columns is None else self._to_tokens(self.grid.columns)
 
-    def _tokens_of(self, places: Tensor) -> Tensor:
+    def _to_tokens(self, places: Tensor) -> Tensor:
         places = places.to(self.device)
         return torch.where(places < 0, self.tokens, places + self.prefix)
 
@@ -55,7 +55,7 @@ class Lift:
         asks[self.rows] = 1
         return asks[:-1]
 
-    def inside(self, weights: Tensor, rows: slice) -> Tensor:
+    def mask_outside(self, weights: Tensor, rows: slice) -> Tensor:
         """``weights`` (B, H, R, K) of the queries ``rows``, zero for keys outside of the image."""
         return weights if self.columns is None else weights * (self.columns[rows] < self.tokens)
 
@@ -88,7 +88,9 @@ class Lift:
     def covers(self) -> tuple[Tensor, Tensor]:
         """Which places of the map a key stands for along each axis: (h', h) and (w', w), rows that sum to one."""
         covered = self.grid.covered or self.map
-        of_rows, of_columns = (_cover(*lengths, self.device) for lengths in zip(self.grid.keys, covered, self.map))
+        of_rows, of_columns = (
+            _compute_cover(*lengths, self.device) for lengths in zip(self.grid.keys, covered, self.map)
+        )
         return of_rows, of_columns
 
     @cached_property
@@ -114,14 +116,14 @@ class Lift:
         return (asking[:, None] - torch.cat([keys, nowhere])[self.columns[rows] - self.prefix]).norm(dim=-1)
 
 
-def _cover(keys: int, covered: int, places: int, device: torch.device) -> Tensor:
+def _compute_cover(keys: int, covered: int, places: int, device: torch.device) -> Tensor:
     """Key i of a line stands for the places from floor(i n / k) to ceil((i + 1) n / k) - 1 of the n that are covered."""
     key, place = torch.arange(keys, device=device)[:, None], torch.arange(places, device=device)
     inside = (place >= key * covered // keys) & (place < -(-(key + 1) * covered // keys)) & (place < covered)
     return inside / inside.sum(1, keepdim=True)
 
 
-def descend(places: Tensor, coarse: tuple[int, int], fine: tuple[int, int]) -> Tensor:
+def spread_to_finer(places: Tensor, coarse: tuple[int, int], fine: tuple[int, int]) -> Tensor:
     """The shares of the places of one map (B, h w) on the larger one that it was made of (B, h' w').
 
     Each place was merged from a square of places, which share what it has alike; squares are cut off by the border.
@@ -130,7 +132,7 @@ def descend(places: Tensor, coarse: tuple[int, int], fine: tuple[int, int]) -> T
         return places
     factors = [-(-many // few) for few, many in zip(coarse, fine)]
     of_rows, of_columns = (
-        _cover(few, few * factor, many, places.device) for few, factor, many in zip(coarse, factors, fine)
+        _compute_cover(few, few * factor, many, places.device) for few, factor, many in zip(coarse, factors, fine)
     )
     with by_hand(places):
         return (of_rows.mT @ places.unflatten(1, coarse) @ of_columns).flatten(1)

@@ -31,7 +31,7 @@ from vitrail.models.config import changed, is_whole
 from vitrail.torch_private import TorchDispatchMode
 
 LIMIT = 2 << 30  # bytes of attention matrices that are made without being asked
-LARGEST = 1024  # pixels of the longer side of `default_sizes`
+LARGEST = 1024  # pixels of the longer side of `choose_sizes`
 FACTORS = (1, 1.5, 2, 3)  # of the smallest side; 3 makes nine times the patches
 
 
@@ -96,10 +96,10 @@ def measure_cost(
     configs = [changed(model.config, image_size=size) for size in sizes]
     # inside of somebody's inference mode operations come whole that are made of others, whose tensors would go unseen
     with torch.inference_mode(False), at_rest(model):
-        return [_point(model, config, batch, repeats, limit if plain else 0) for config in configs]
+        return [_measure_point(model, config, batch, repeats, limit if plain else 0) for config in configs]
 
 
-def cost_by_patch(
+def measure_cost_by_patch(
     model: str | Config,
     patch_sizes: Sequence[int | Pair],
     image_size: int | Pair,
@@ -130,7 +130,7 @@ def cost_by_patch(
     return [point for points in measured for point in points]
 
 
-def growth(points: Sequence[CostPoint], what: str) -> float:
+def fit_growth(points: Sequence[CostPoint], what: str) -> float:
     """The exponent p of figure = a T^p, by least squares of the logarithms; NaN without two different numbers of tokens.
 
     Args:
@@ -148,7 +148,7 @@ def growth(points: Sequence[CostPoint], what: str) -> float:
     return statistics.linear_regression(*zip(*pairs)).slope
 
 
-def default_sizes(config: Config) -> list[Pair]:
+def choose_sizes(config: Config) -> list[Pair]:
     """Sizes to measure a model at: 1, 1.5, 2 and 3 times its own, rounded down to whole patches, of the last stage where
     there are several. Nine times as many patches at the last as at the first; the longer side is at most 1,024 pixels,
     for which the model's own size is halved as often as it takes.
@@ -167,7 +167,7 @@ def default_sizes(config: Config) -> list[Pair]:
     return list(dict.fromkeys(sizes))
 
 
-def matrix_bytes(config: Config) -> int:
+def count_matrix_bytes(config: Config) -> int:
     """Bytes of all attention matrices of one image of the config's size, as `forward_with_attention` gives them; counted on
     the meta device, so they need not fit anywhere. 0 without attention.
     """
@@ -179,10 +179,10 @@ def matrix_bytes(config: Config) -> int:
         return sum(matrix.nbytes for matrix in backbone.forward_with_attention(image)[1])
 
 
-def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
+def measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int:
     """The most bytes that the tensors which ``step`` makes take at one time, its result included."""
     if device.type != "cuda":
-        with _Made() as made:
+        with _StorageTracker() as made:
             step()
         return made.peak
     torch.cuda.synchronize(device)
@@ -193,7 +193,7 @@ def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-class _Made(TorchDispatchMode):
+class _StorageTracker(TorchDispatchMode):
     """Follows the storages that operations make until they are freed. Those that come from elsewhere do not count."""
 
     def __init__(self) -> None:
@@ -204,11 +204,11 @@ class _Made(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for storage in _storages((args, kwargs)):
+        for storage in _list_storages((args, kwargs)):
             if id(storage) not in self.live:
                 self.outer[id(storage)] = storage
         made = func(*args, **kwargs)
-        for storage in _storages(made):
+        for storage in _list_storages(made):
             if id(storage) not in self.live and id(storage) not in self.outer:
                 self.live[id(storage)] = weakref.ref(storage, partial(self._free, id(storage), storage.nbytes()))
                 self.held += storage.nbytes()
@@ -220,25 +220,25 @@ class _Made(TorchDispatchMode):
         self.held -= size
 
 
-def _storages(tree: Any) -> list[torch.UntypedStorage]:
+def _list_storages(tree: Any) -> list[torch.UntypedStorage]:
     """Of the tensors among what an operation is given or makes."""
     if isinstance(tree, Tensor):
         return [tree.untyped_storage()]
     branches = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
-    return [storage for branch in branches for storage in _storages(branch)]
+    return [storage for branch in branches for storage in _list_storages(branch)]
 
 
-def _point(model: Model, config: Config, batch: int, repeats: int, limit: int) -> CostPoint:
+def _measure_point(model: Model, config: Config, batch: int, repeats: int, limit: int) -> CostPoint:
     cost, like = cost_of(config), next(model.parameters())
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, config.in_channels, *config.image_size, generator=generator, device="cpu").to(like)
 
     def measured(verb: Callable[[Tensor], object]) -> tuple[float, int]:
         step = partial(verb, images)
-        return _seconds(step, repeats, like.device) / batch, peak_bytes(step, like.device)
+        return _measure_seconds(step, repeats, like.device) / batch, measure_peak_bytes(step, like.device)
 
     seconds, most = measured(model)
-    tried = limit > 0 and 0 < batch * matrix_bytes(config) <= limit
+    tried = limit > 0 and 0 < batch * count_matrix_bytes(config) <= limit
     plain_seconds, plain_most = measured(model.forward_with_attention) if tried else (None, None)
     return CostPoint(
         config.image_size,
@@ -252,17 +252,17 @@ def _point(model: Model, config: Config, batch: int, repeats: int, limit: int) -
     )
 
 
-def _seconds(step: Callable[[], object], repeats: int, device: torch.device) -> float:
+def _measure_seconds(step: Callable[[], object], repeats: int, device: torch.device) -> float:
     """The median of ``repeats`` calls, after one that allocates and plans."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if alone else time.perf_counter
 
-    def once() -> float:
+    def time_once() -> float:
         started = clock()
         step()
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
         return clock() - started
 
-    once()
-    return statistics.median(once() for _ in range(repeats))
+    time_once()
+    return statistics.median(time_once() for _ in range(repeats))

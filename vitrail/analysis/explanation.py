@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.analysis.attention import attention_map, check_index, head_maps, one_map, reach_of
-from vitrail.analysis.occlusion import default_window, occlusion
-from vitrail.analysis.pictures import Box, contact_sheet, eight_bits, light_range, overlay, rgb
+from vitrail.analysis.attention import attention_map, check_index, compute_head_maps, compute_reach, select_head
+from vitrail.analysis.occlusion import choose_window, occlusion
+from vitrail.analysis.pictures import Box, draw_contact_sheet, find_light_range, overlay, to_rgb, to_uint8
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.decode import MAX_PIXELS, decode
 from vitrail.errors import ConfigError, nearest
@@ -120,18 +120,20 @@ class PreparedImage:
     images: Tensor
 
 
-def seen_by(model: Task, content: bytes | Image.Image | np.ndarray, *, max_pixels: int = MAX_PIXELS) -> PreparedImage:
+def prepare_image(
+    model: Task, content: bytes | Image.Image | np.ndarray, *, max_pixels: int = MAX_PIXELS
+) -> PreparedImage:
     """One image file, of at most ``max_pixels``, or what a source holds in its place. Raises `BadImage`."""
     preprocessing, device = model.preprocessing, device_of(model)
     own = preprocessing.channels
     image = decode(content, channels=own, max_pixels=max_pixels) if isinstance(content, bytes) else content
     pixels = preprocessing.picture(image)
-    picture = eight_bits(np.asarray(image))
+    picture = to_uint8(np.asarray(image))
     images = preprocessing.normalise(torch.from_numpy(pixels)[None].to(device))
-    return PreparedImage(rgb(picture), preprocessing.visible_box(*picture.shape[:2]), images)
+    return PreparedImage(to_rgb(picture), preprocessing.visible_box(*picture.shape[:2]), images)
 
 
-def check_can(model: Task, options: ExplainOptions) -> ExplainOptions:
+def resolve_options(model: Task, options: ExplainOptions) -> ExplainOptions:
     """The same with its layer counted from 0. Raises `ConfigError` for what the model has not, before an image is touched."""
     if options.method in NEEDS_ANSWER or options.target is not None:
         model.check_can_answer(1)
@@ -149,33 +151,41 @@ def check_can(model: Task, options: ExplainOptions) -> ExplainOptions:
     return options
 
 
-def explained(model: Task, key: str, seen: PreparedImage, options: ExplainOptions, batch: int) -> Explanation:
-    """One image explained, nothing written; ``options`` as `check_can` gives it, ``batch`` versions of the image at one time."""
-    answer, target = _answered(model, seen.images, options) if model.answers_classes else (None, 0)
-    size = seen.images.shape[2], seen.images.shape[3]
-    maps, heads_cell, cell = None, (1, 1), default_window(model.config, size)
+def explain_image(model: Task, key: str, prepared: PreparedImage, options: ExplainOptions, batch: int) -> Explanation:
+    """Explains one image without writing files.
+
+    Args:
+        options: as returned by `resolve_options`.
+        batch: perturbed versions of the image in one forward pass.
+    """
+    answer, target = _predict(model, prepared.images, options) if model.answers_classes else (None, 0)
+    size = prepared.images.shape[2], prepared.images.shape[3]
+    maps, heads_cell, cell = None, (1, 1), choose_window(model.config, size)
     if grids := model.attention_grids(size):
-        maps, heads_cell = head_maps(model, seen.images, options.layer), grids[options.layer].cell  # (1, H, h, w)
+        maps, heads_cell = (
+            compute_head_maps(model, prepared.images, options.layer),
+            grids[options.layer].cell,
+        )  # (1, H, h, w)
     if options.method in NEEDS_ATTENTION:
         cell = heads_cell if options.method == "attention" else grids[0].cell
     if options.method == "attention" and maps is not None:
-        heat = one_map(maps, options.one_head)  # the method itself would look once more
+        heat = select_head(maps, options.one_head)  # the method itself would look once more
     else:
-        heat = METHODS[options.method](model, seen.images, torch.tensor([target]), options, batch)
+        heat = METHODS[options.method](model, prepared.images, torch.tensor([target]), options, batch)
     heads = None if maps is None else maps[0].float().cpu().numpy()
     return Explanation(
         key=key,
         answer=answer,
         heat=heat[0].float().cpu().numpy(),
         heads=heads,
-        box=seen.box,
-        reach=reach_of(heat.shape[1:], cell, size),
-        heads_reach=(1.0, 1.0) if heads is None else reach_of(heads.shape[1:], heads_cell, size),
+        box=prepared.box,
+        reach=compute_reach(heat.shape[1:], cell, size),
+        heads_reach=(1.0, 1.0) if heads is None else compute_reach(heads.shape[1:], heads_cell, size),
     )
 
 
 @torch.no_grad()
-def _answered(model: Task, images: Tensor, options: ExplainOptions) -> tuple[ExplainedAnswer, int]:
+def _predict(model: Task, images: Tensor, options: ExplainOptions) -> tuple[ExplainedAnswer, int]:
     """What the model says of one image, and the number of the class that is explained."""
     scores = model.probabilities(model(images))[0]
     best = int(scores.argmax())
@@ -184,19 +194,19 @@ def _answered(model: Task, images: Tensor, options: ExplainOptions) -> tuple[Exp
     return ExplainedAnswer(names[best], float(scores[best]), names[target], float(scores[target])), target
 
 
-def heads_sheet(picture: np.ndarray, explanation: Explanation, options: ExplainOptions) -> np.ndarray:
+def draw_heads(picture: np.ndarray, explanation: Explanation, options: ExplainOptions) -> np.ndarray:
     """The picture and every head of the layer, each on a scale of its own."""
     assert explanation.heads is not None
-    plain, box = shrunk(picture, explanation.box, WIDEST)
+    plain, box = shrink(picture, explanation.box, WIDEST)
     answer = explanation.answer
     tiles, captions = [plain], [f"{answer.label}, {answer.score:.0%} sure" if answer is not None else "the image"]
     for head, heat in enumerate(explanation.heads):
-        tiles.append(overlay(plain, heat, box=box, reach=explanation.heads_reach, range=light_range(heat)))
+        tiles.append(overlay(plain, heat, box=box, reach=explanation.heads_reach, range=find_light_range(heat)))
         strongest = heat.max() * heat.size / max(heat.sum(), 1e-12)
         captions.append(f"head {head}: up to {strongest:.1f} times its mean")
     columns = min(len(tiles), 4 if len(tiles) in (4, 7, 8) or len(tiles) > 9 else 3)
     note = "Bright is where the head looks most; each head has a scale of its own."
-    return contact_sheet(
+    return draw_contact_sheet(
         tiles,
         captions,
         columns=columns,
@@ -205,7 +215,7 @@ def heads_sheet(picture: np.ndarray, explanation: Explanation, options: ExplainO
     )
 
 
-def shrunk(picture: np.ndarray, box: Box, longest: int) -> tuple[np.ndarray, Box]:
+def shrink(picture: np.ndarray, box: Box, longest: int) -> tuple[np.ndarray, Box]:
     """A picture (H, W, 3) of at most ``longest`` pixels on its longer side, and a box in its pixels with it."""
     small = Image.fromarray(picture)
     small.thumbnail((longest, longest), Image.Resampling.LANCZOS)

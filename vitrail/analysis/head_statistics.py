@@ -64,13 +64,13 @@ class HeadStatistics:
         sums_by_layer: list[Tensor] = []
         with at_rest(self.model):
             logits = self.model.forward_recording(
-                images, lambda record: sums_by_layer.append(self._sums(record, self.lifts[len(sums_by_layer)]))
+                images, lambda record: sums_by_layer.append(self._sum_figures(record, self.lifts[len(sums_by_layer)]))
             )
         self.sums = [sum + new for sum, new in zip(self.sums, sums_by_layer)] if self.sums else sums_by_layer
         self.images += len(images)
         return logits
 
-    def _sums(self, record: AttentionRecord, lift: Lift) -> Tensor:
+    def _sum_figures(self, record: AttentionRecord, lift: Lift) -> Tensor:
         """(3, H), summed over images: the means over the queries that are places of distance, entropy and share of the prefix."""
         _, heads, _, keys = record.shape
         sums, asked = torch.zeros(3, heads, device=lift.device), 0
@@ -78,7 +78,7 @@ class HeadStatistics:
             weights = record.weights(rows)  # (B, H, R, K)
             is_place = (lift.rows[rows] >= lift.prefix) & (lift.rows[rows] < lift.tokens)
             asked += int(is_place.sum())
-            on_map = lift.inside(weights, rows)[..., lift.prefix :]
+            on_map = lift.mask_outside(weights, rows)[..., lift.prefix :]
             far = (on_map * lift.distances(rows)).sum(-1)  # (B, H, R)
             if self.renormalise:
                 far = far / on_map.sum(-1).clamp(min=torch.finfo(far.dtype).tiny)
@@ -93,12 +93,12 @@ class HeadStatistics:
             raise ConfigError("no image was looked at", "give images to add(images) first")
         means = [(sums / self.images).float().cpu() for sums in self.sums]
         return [
-            HeadFigures(distance=mean[0], uniform=uniform_distance(lift.grid), entropy=mean[1], prefix=mean[2])
+            HeadFigures(distance=mean[0], uniform=compute_uniform_distance(lift.grid), entropy=mean[1], prefix=mean[2])
             for mean, lift in zip(means, self.lifts, strict=True)
         ]
 
 
-def uniform_distance(grid: AttentionGrid) -> float:
+def compute_uniform_distance(grid: AttentionGrid) -> float:
     """The mean attention distance in pixels of attention that is alike for all keys; NaN where no place asks.
 
     116.49 for 14 x 14 patches of 16 pixels.

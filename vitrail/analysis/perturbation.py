@@ -17,7 +17,7 @@ from vitrail.tasks import Task
 Make = Callable[[Tensor, Tensor, Tensor], Tensor]  # pixels (b, C, H, W), image (b,), version (b,) -> (b, C, H, W)
 
 
-def answered(model: Task, images: Tensor, targets: Tensor | None, *, batch: int) -> Tensor:
+def choose_targets(model: Task, images: Tensor, targets: Tensor | None, *, batch: int) -> Tensor:
     """The classes whose probabilities are followed, (B,) on the model's device: ``targets``, or the model's answers.
 
     Raises:
@@ -49,13 +49,15 @@ def check_targets(targets: Tensor, images: int, classes: int) -> Tensor:
     return targets.to(torch.long, copy=True)
 
 
-def probabilities_of(model: Task, images: Tensor, targets: Tensor, versions: int, make: Make, *, batch: int) -> Tensor:
+def compute_probabilities(
+    model: Task, images: Tensor, targets: Tensor, versions: int, make: Make, *, batch: int
+) -> Tensor:
     """The probability of each image's target in each of its versions: (B, V) in fp32, on the device of the images.
 
     Never more than ``batch`` versions are in memory, of whatever images.
 
     Args:
-        targets: (B,) on the model's device, as `answered` gives them.
+        targets: (B,) on the model's device, as `choose_targets` gives them.
         make: the versions with these numbers of these images; all that it takes is on the model's device.
     """
     with at_rest(model) as device:

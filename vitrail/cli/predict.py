@@ -29,9 +29,9 @@ def predict(
     """
     from vitrail.reports.tables import open_table
     from vitrail.workflows.api import predict as answer
-    from vitrail.workflows.predict import rows
+    from vitrail.workflows.predict import build_rows
 
     kind, out = "jsonl" if json else flags.pop("format", None), flags.pop("out", None)
     with open_table(out, kind) as table:
-        for row in rows(answer(model, inputs or ("-",), **flags)):
+        for row in build_rows(answer(model, inputs or ("-",), **flags)):
             table.write(row)

@@ -116,12 +116,12 @@ def convert(
             what = f"the {to} layout cannot express {len(unsaid)} of the model's numerics"
             remedy = "--force writes it all the same; what reads it without vitrail then computes something else"
             raise CheckpointError(what, remedy, value="\n".join(unsaid))
-        _put(aside, path, written)
+        _move_into_place(aside, path, written)
     return Converted(
         path=path,
         source=loaded.layout,
         layout=to,
-        model=_model(model),
+        model=_describe_model(model),
         tensors=len(model.backbone.state_dict()),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         unused=loaded.unused,
@@ -154,7 +154,7 @@ def _check_destination(path: Path, to: str, source: ResolvedModel) -> None:
         raise ConfigError(f"{sidecar_path(path)} is there and is not vitrail's", "move it away, or choose another name")
 
 
-def _put(aside: Path, path: Path, written: EncodedModel) -> None:
+def _move_into_place(aside: Path, path: Path, written: EncodedModel) -> None:
     if path.name not in written.files:
         replace_folder(path, aside)
         return
@@ -169,8 +169,8 @@ def _prove(model: Task, copy: ResolvedModel) -> float:
     Raises:
         CheckpointError: a tensor, a fact or an output of the copy is another one; says which, and by how much.
     """
-    again = read_model(copy, _unheard).model
-    facts, copied = _facts(model), _facts(again)
+    again = read_model(copy, _ignore).model
+    facts, copied = _collect_facts(model), _collect_facts(again)
     wrong = [name for name in facts if facts[name] != copied[name]]
     tensors, same = model.backbone.state_dict(), again.backbone.state_dict()
     if tensors.keys() == same.keys():
@@ -194,10 +194,10 @@ def _read_alone(model: Task, copy: ResolvedModel) -> tuple[tuple[str, ...], tupl
         CheckpointError: its outputs are off though nothing is missing.
     """
     try:
-        alone = read_model(copy, _unheard, use_sidecar=False).model
+        alone = read_model(copy, _ignore, use_sidecar=False).model
     except CheckpointError as error:
         return (f"without its description the copy cannot be read: {error.what}",), (), None
-    facts, facts_alone = _facts(model), _facts(alone)
+    facts, facts_alone = _collect_facts(model), _collect_facts(alone)
     missed = {name for name in facts if facts[name] != facts_alone.get(name)}
     if model.preprocessing.resize == "squash":
         # no side is left to round; and without a crop there is no corner
@@ -224,7 +224,7 @@ def _read_alone(model: Task, copy: ResolvedModel) -> tuple[tuple[str, ...], tupl
     return unsaid, tuple(words[name] for name in words if name not in heavy), difference
 
 
-def _facts(model: Task) -> dict[str, Any]:
+def _collect_facts(model: Task) -> dict[str, Any]:
     """All of a description that matters once a model is trained, flat."""
     facts = flatten_description(describe(model))
     return {name: value for name, value in facts.items() if name.removeprefix("config.") not in NOT_ANSWERS}
@@ -242,7 +242,7 @@ def compare_outputs(one: Task, other: Task) -> float:
     size, worst = (IMAGES, one.config.in_channels, *one.config.image_size), 0.0
     for seed in range(DRAWS):
         images = torch.randn(size, generator=torch.Generator().manual_seed(seed))  # (B, C, H, W)
-        for expected, actual in zip(_outputs(one, images), _outputs(other, images)):
+        for expected, actual in zip(_compute_outputs(one, images), _compute_outputs(other, images)):
             if not expected.isfinite().all():
                 raise CheckpointError("the outputs of the model are not finite", "convert a model that works")
             share = float((expected - actual).abs().max() / expected.abs().max().clamp(min=SMALLEST))
@@ -250,15 +250,15 @@ def compare_outputs(one: Task, other: Task) -> float:
     return worst
 
 
-def _outputs(model: Task, images: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_outputs(model: Task, images: Tensor) -> tuple[Tensor, Tensor]:
     """Logits (B, K) and what the head reads (B, F)."""
     return model(images), model.backbone.pool(model.forward_features(images))
 
 
-def _model(model: Task) -> str:
+def _describe_model(model: Task) -> str:
     config = model.config
     size, patch = ("x".join(map(str, pair)) for pair in (config.image_size, config.patch_size))
     return f"{config.architecture} of {config.blocks} blocks, {model.width} wide, {size} pixels in patches of {patch}"
 
 
-def _unheard(line: str) -> None: ...
+def _ignore(line: str) -> None: ...

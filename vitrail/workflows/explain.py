@@ -15,12 +15,12 @@ from vitrail.analysis.explanation import (
     ExplainOptions,
     Explanation,
     PreparedImage,
-    check_can,
-    explained,
-    heads_sheet,
-    seen_by,
+    draw_heads,
+    explain_image,
+    prepare_image,
+    resolve_options,
 )
-from vitrail.analysis.pictures import light_range, overlay, save_png
+from vitrail.analysis.pictures import find_light_range, overlay, save_png
 from vitrail.data.decode import BadImage
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Item, Source
@@ -54,16 +54,16 @@ def explain(
     """
     task = inference.load(model, classes, say)
     source = find_inputs(inputs)
-    options = check_can(task, options)
+    options = resolve_options(task, options)
     make_folder(out)
     keys, bad_list = list(map(str, source.keys)), out / "bad_images.csv"
     bad = BadImages(inference.on_bad, inference.max_bad, bad_list, total=len(source), keys=set(keys))
     rows: list[dict[str, Any]] = []
-    names = _names(keys)
+    names = _name_files(keys)
     with ProgressBar("explaining", len(source), quiet=inference.quiet) as show:
-        for number, (item, prepared) in enumerate(inputs_of(task, source, bad)):
+        for number, (item, prepared) in enumerate(prepare_inputs(task, source, bad)):
             with in_precision(inference.precision, prepared.images.device):
-                explanation = explained(task, item.key, prepared, options, inference.batch)
+                explanation = explain_image(task, item.key, prepared, options, inference.batch)
             files = _write(out, names[item.key], explanation, prepared.picture, options)
             rows.append({**explanation.row(), **files, "box": [round(length, 3) for length in explanation.box]})
             yield replace(explanation, files=files)
@@ -76,12 +76,12 @@ def explain(
     replace_file(out / f"{options.method}.json", dump_json(facts))
 
 
-def inputs_of(model: Task, source: Source, bad: BadImages) -> Iterator[tuple[Item, PreparedImage]]:
+def prepare_inputs(model: Task, source: Source, bad: BadImages) -> Iterator[tuple[Item, PreparedImage]]:
     """Every image that can be read, one by one: each may have any size."""
     for index in range(len(source)):
         try:
             item = source.read(index)
-            prepared = seen_by(model, item.content)
+            prepared = prepare_image(model, item.content)
         except BadImage as error:
             bad(str(source.keys[index]), error.reason)
             continue
@@ -96,18 +96,22 @@ def _write(
     save_png(
         out / files["overlay"],
         overlay(
-            picture, explanation.heat, box=explanation.box, reach=explanation.reach, range=light_range(explanation.heat)
+            picture,
+            explanation.heat,
+            box=explanation.box,
+            reach=explanation.reach,
+            range=find_light_range(explanation.heat),
         ),
     )
     numbers = {"heat": explanation.heat, "box": np.array(explanation.box), "reach": np.array(explanation.reach)}
     if explanation.heads is not None:
         numbers["heads"] = explanation.heads
         files["heads"] = f"{name}.heads.png"
-        save_png(out / files["heads"], heads_sheet(picture, explanation, options))
+        save_png(out / files["heads"], draw_heads(picture, explanation, options))
         if options.method == "attention" and options.head == "all":
             for head, heat in enumerate(explanation.heads):
                 lit = overlay(
-                    picture, heat, box=explanation.box, reach=explanation.heads_reach, range=light_range(heat)
+                    picture, heat, box=explanation.box, reach=explanation.heads_reach, range=find_light_range(heat)
                 )
                 save_png(out / f"{name}.attention.head{head}.png", lit)
     buffer = io.BytesIO()
@@ -116,7 +120,7 @@ def _write(
     return files
 
 
-def _names(keys: Sequence[str]) -> dict[str, str]:
+def _name_files(keys: Sequence[str]) -> dict[str, str]:
     """A name for the files of each image: that of its own file, with a number where several have the same."""
     names: dict[str, str] = {}
     taken: set[str] = set()

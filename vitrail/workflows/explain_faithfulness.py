@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, ExplainOptions, check_can
-from vitrail.analysis.faithfulness import BASELINE, Faithfulness, coarsest, compare
+from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, ExplainOptions, resolve_options
+from vitrail.analysis.faithfulness import BASELINE, Faithfulness, compare, find_coarsest
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.errors import DataError
 from vitrail.evaluation.intervals import paired_difference
@@ -23,7 +23,7 @@ from vitrail.runtime.device import in_precision
 from vitrail.runtime.progress import ProgressBar, to_stderr
 from vitrail.tasks import Task
 from vitrail.workflows.evaluate import Say
-from vitrail.workflows.explain import inputs_of
+from vitrail.workflows.explain import prepare_inputs
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,16 @@ def faithfulness(
         draws: random maps of each image.
     """
     task = inference.load(model, classes, say)
-    check_can(task, ExplainOptions(method="occlusion", layer=options.layer, target=options.target))
+    resolve_options(task, ExplainOptions(method="occlusion", layer=options.layer, target=options.target))
     source = find_inputs(inputs)
     has_attention = bool(task.attention_grids(task.preprocessing.size))
     methods = [name for name in METHODS if has_attention or name not in NEEDS_ATTENTION]
     bad = BadImages(inference.on_bad, inference.max_bad, total=len(source))
     curves: dict[str, list[tuple[float, float]]] = {}
     with ProgressBar("judging methods", len(source), quiet=inference.quiet) as show:
-        for number, (_, prepared) in enumerate(inputs_of(task, source, bad)):
+        for number, (_, prepared) in enumerate(prepare_inputs(task, source, bad)):
             with in_precision(inference.precision, prepared.images.device):
-                curves_of_image = _compared(
+                curves_of_image = _compare_methods(
                     task, prepared.images, methods, options, steps, draws, inference.batch, seed=number
                 )
             for name, faithful in curves_of_image.items():
@@ -97,7 +97,7 @@ def faithfulness(
     return len(curves[BASELINE]), [_score(name, curves) for name in curves]
 
 
-def _compared(
+def _compare_methods(
     model: Task,
     images: Tensor,
     methods: Sequence[str],
@@ -114,7 +114,7 @@ def _compared(
     else:
         targets = torch.tensor([model.classes.index(options.target)])
     heats = {name: METHODS[name](model, images, targets, options, batch) for name in methods}
-    grid = coarsest(heats.values())
+    grid = find_coarsest(heats.values())
     settings = {"steps": min(steps, math.prod(grid)), "draws": draws, "batch": batch, "seed": seed}
     return compare(model, images, heats, targets=targets, grid=grid, **settings)
 

@@ -32,7 +32,7 @@ from vitrail.weights.read import read_model
 from vitrail.weights.resolve import resolve_model
 from vitrail.workflows.convert import Converted, convert
 from vitrail.workflows.evaluate import Say
-from vitrail.workflows.export_parity import GENERATED, IMAGES, Proof, Tolerances, rounded, source_of
+from vitrail.workflows.export_parity import GENERATED, IMAGES, Proof, Tolerances, open_source, round_figures
 
 To = Literal["onnx", "program", "huggingface", "timm", "google"]
 SUFFIXES = {"onnx": ".onnx", "program": ".pt2"}  # of what holds a graph; the others are layouts of weights
@@ -150,7 +150,7 @@ def export_model(
     if isinstance(task.backbone, ExportedBackbone):
         raise ConfigError(f"{model} is an export already", "export the model that it was made from")
     # before minutes go into a graph that could not be compared
-    source = None if check is None else source_of(task, check, images or IMAGES, say)
+    source = None if check is None else open_source(task, check, images or IMAGES, say)
     count = images or GENERATED if source is None else len(source)
     weights = sum(tensor.nbytes for tensor in task.backbone.state_dict().values())
     with disk_errors(path, needed=int(ROOM * weights)):
@@ -159,10 +159,10 @@ def export_model(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with stage_folder(path, {}) as aside:
             say(f"writing  {to}{', int8' if int8 else ''}")
-            return _proved(task, aside / path.name, path, options, limits, (source, count, inference))
+            return _write_and_verify(task, aside / path.name, path, options, limits, (source, count, inference))
 
 
-def _proved(
+def _write_and_verify(
     model: Task,
     made: Path,
     path: Path,
@@ -171,12 +171,12 @@ def _proved(
     comparison: tuple[Source | None, int, InferenceOptions],
 ) -> Exported:
     """Writes the file ``made``, compares it, adds the figures, and puts it in its place."""
-    dynamic, graph = _write(model, made, options)
+    dynamic, graph = _write_graph(model, made, options)
     figures = Proof(task=model, graph=graph, pictures=options.pictures, dynamic=dynamic).figures(*comparison)
     limits.check(figures)
     precision = "int8" if options.int8 else "fp32"
-    facts = {"precision": precision, "dynamic": dynamic, **rounded(figures), "torch": versions()["torch"]}
-    _add(made, options, json.dumps(facts))
+    facts = {"precision": precision, "dynamic": dynamic, **round_figures(figures), "torch": versions()["torch"]}
+    _add_figures(made, options, json.dumps(facts))
     files = sorted(made.parent.iterdir(), reverse=True)  # weights beyond 1.5 GB stand in a second one, NAME.onnx.data
     for part in files:
         with open(part, "rb") as file:
@@ -187,7 +187,7 @@ def _proved(
     return Exported(path, options, dynamic, size, figures)
 
 
-def _write(model: Task, made: Path, options: ExportOptions) -> tuple[bool, Verb]:
+def _write_graph(model: Task, made: Path, options: ExportOptions) -> tuple[bool, Verb]:
     """Whether the graph takes images of any size, and what it answers when it is read back from the file."""
     metadata = {KEY: json.dumps(describe(model), ensure_ascii=False)}
     if options.to == "program":
@@ -201,11 +201,11 @@ def _write(model: Task, made: Path, options: ExportOptions) -> tuple[bool, Verb]
     else:
         dynamic = to_onnx(model, made, metadata=metadata, **whole)
     if options.pictures:
-        return dynamic, _graph(open_session(made))
-    return dynamic, _graph(read_model(resolve_model(made), lambda line: None).model.backbone.session)
+        return dynamic, _make_verb(open_session(made))
+    return dynamic, _make_verb(read_model(resolve_model(made), lambda line: None).model.backbone.session)
 
 
-def _graph(session: Any) -> Verb:
+def _make_verb(session: Any) -> Verb:
     names = [output.name for output in session.get_outputs()]
     (graph_input,) = session.get_inputs()
 
@@ -217,7 +217,7 @@ def _graph(session: Any) -> Verb:
     return answer
 
 
-def _add(made: Path, options: ExportOptions, figures: str) -> None:
+def _add_figures(made: Path, options: ExportOptions, figures: str) -> None:
     """Adds the figures to a file and leaves all else in it as it was compared."""
     if options.to == "program":
         with zipfile.ZipFile(made, "a") as archive:

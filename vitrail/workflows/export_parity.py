@@ -77,12 +77,12 @@ class Tolerances:
         remedy = "nothing was written; --tolerance allows more"
         if not self.exact and not metric:
             remedy += ", and labelled images of yours (--check DATA) say what it costs"
-        listing = "\n".join(f"{name} {value}" for name, value in rounded(figures).items())
+        listing = "\n".join(f"{name} {value}" for name, value in round_figures(figures).items())
         what = f"what was exported is not the model: {of.format(f'{off:.3g}')}, {most:g} is allowed"
         raise CheckpointError(what, remedy, value=listing)
 
 
-def rounded(figures: dict[str, Any]) -> dict[str, Any]:
+def round_figures(figures: dict[str, Any]) -> dict[str, Any]:
     """Floats to four digits that count."""
     return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in figures.items()}
 
@@ -116,57 +116,59 @@ class Proof:
         """
         targets: list[Targets] = []
         with ProgressBar("comparing", count, quiet=options.quiet) as show:
-            images = self._generated(count) if source is None else self._inputs(source, targets, options)
-            comparison = compare(self.model, self.graph, _shown(images, show))
+            images = self._generate(count) if source is None else self._read_inputs(source, targets, options)
+            comparison = compare(self.model, self.graph, _show_progress(images, show))
         if not comparison.expected:
             raise DataError(
                 "no image could be read: the split is empty or all of it is bad", "see `vitrail data check`"
             )
-        shapes = compare(self.model, self.graph, self._shapes())
-        judged = {} if source is None or not source.labelled else self._accuracies(comparison, join(targets))
+        shapes = compare(self.model, self.graph, self._make_shapes())
+        judged = (
+            {} if source is None or not source.labelled else self._compute_accuracies(comparison, join_targets(targets))
+        )
         return {
             "images": len(next(iter(comparison.expected.values()))),
             "real_images": source is not None,
             "batches": ",".join(map(str, BATCHES)),
-            "sizes": ",".join(f"{height}x{width}" for height, width in self._sizes()),
+            "sizes": ",".join(f"{height}x{width}" for height, width in self._list_sizes()),
             "difference": max(comparison.difference, shapes.difference),
             "agreement": self.task.agreement(comparison.expected, comparison.found),
             **judged,
-            **self._speeds(),
+            **self._measure_speeds(),
         }
 
     def model(self, inputs: Tensor) -> Answers:
         images = self.task.preprocess(inputs) if self.pictures else inputs
         return self.task.graph(images)
 
-    def _sizes(self) -> list[tuple[int, int]]:
+    def _list_sizes(self) -> list[tuple[int, int]]:
         sizes = sizes_to_try(self.task.config)
         return sizes if self.dynamic or self.pictures else sizes[:1]
 
-    def _shapes(self) -> Iterator[Tensor]:
+    def _make_shapes(self) -> Iterator[Tensor]:
         pictures = generated(max(BATCHES), self.task.config.in_channels, self.task.config.image_size, seed=1)
-        return map(self._as_input, at_every_shape(pictures, self._sizes()))
+        return map(self._to_input, at_every_shape(pictures, self._list_sizes()))
 
-    def _generated(self, count: int) -> Iterator[Tensor]:
+    def _generate(self, count: int) -> Iterator[Tensor]:
         channels, size = self.task.config.in_channels, self.task.config.image_size
         for first in range(0, count, max(BATCHES)):
-            yield self._as_input(generated(min(max(BATCHES), count - first), channels, size, seed=first))
+            yield self._to_input(generated(min(max(BATCHES), count - first), channels, size, seed=first))
 
-    def _as_input(self, pictures: Tensor) -> Tensor:
+    def _to_input(self, pictures: Tensor) -> Tensor:
         return pictures if self.pictures else self.task.preprocessing.normalise(pictures)
 
-    def _inputs(self, source: Source, targets: list[Targets], options: InferenceOptions) -> Iterator[Tensor]:
+    def _read_inputs(self, source: Source, targets: list[Targets], options: InferenceOptions) -> Iterator[Tensor]:
         """The good images of ``source``; notes their targets."""
         bad = BadImages(options.on_bad, options.max_bad, None, total=len(source))
         if self.pictures:
-            yield from _whole(source, targets, self.task, bad)
+            yield from _read_pictures(source, targets, self.task, bad)
             return
         reading = replace(options, batch=max(BATCHES))
         for batch, images in inputs(self.task, source, reading, bad=bad):
             targets.append(batch.targets)
             yield images
 
-    def _accuracies(self, comparison: Compared, targets: Targets) -> dict[str, Any]:
+    def _compute_accuracies(self, comparison: Compared, targets: Targets) -> dict[str, Any]:
         """The first figure of a judgement, of the model and of the graph."""
         if not self.task.classes:
             return {}
@@ -179,17 +181,17 @@ class Proof:
         name = next(iter(both[0]))
         return {"metric": name, f"{name}_before": both[0][name], f"{name}_after": both[1][name]}
 
-    def _speeds(self) -> dict[str, float]:
+    def _measure_speeds(self) -> dict[str, float]:
         """Milliseconds an image, of one alone and of the largest batch."""
         times = {}
         for count in (1, max(BATCHES)):
             pictures = generated(count, self.task.config.in_channels, self.task.config.image_size)
-            before, after = speeds(self.model, self.graph, self._as_input(pictures))
+            before, after = speeds(self.model, self.graph, self._to_input(pictures))
             times |= {f"ms_before_batch_{count}": before, f"ms_after_batch_{count}": after}
         return {**times, "threads": torch.get_num_threads()}
 
 
-def source_of(task: Task, data: Any, most: int, say: Say) -> Source:
+def open_source(task: Task, data: Any, most: int, say: Say) -> Source:
     """As many of the images that the model is judged on, spread evenly; without labels where these are not the model's.
 
     Raises:
@@ -209,7 +211,7 @@ def source_of(task: Task, data: Any, most: int, say: Say) -> Source:
     return source.subset(np.unique(np.linspace(0, len(source) - 1, min(most, len(source))).astype(np.int64)))
 
 
-def _whole(source: Source, targets: list[Targets], task: Task, bad: Bad) -> Iterator[Tensor]:
+def _read_pictures(source: Source, targets: list[Targets], task: Task, bad: Bad) -> Iterator[Tensor]:
     """Pictures as they lie there, decoded: (1, C, H, W) uint8."""
     channels = task.config.in_channels
     for row in range(len(source)):
@@ -224,7 +226,7 @@ def _whole(source: Source, targets: list[Targets], task: Task, bad: Bad) -> Iter
         yield torch.tensor(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)[None]
 
 
-def _shown(inputs: Iterator[Tensor], show: ProgressBar) -> Iterator[Tensor]:
+def _show_progress(inputs: Iterator[Tensor], show: ProgressBar) -> Iterator[Tensor]:
     done = 0
     for batch in inputs:
         yield batch
@@ -232,7 +234,7 @@ def _shown(inputs: Iterator[Tensor], show: ProgressBar) -> Iterator[Tensor]:
         show.update(done)
 
 
-def join(batches: list[Targets]) -> Targets:
+def join_targets(batches: list[Targets]) -> Targets:
     """The targets of several batches as those of one."""
     if isinstance(batches[0], tuple):
         return tuple(map(torch.cat, zip(*batches)))

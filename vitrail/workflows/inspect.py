@@ -13,21 +13,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.attention import attention_map, reach_of
-from vitrail.analysis.cost import CostPoint, cost_by_patch, default_sizes, measure_cost
+from vitrail.analysis.attention import attention_map, compute_reach
+from vitrail.analysis.cost import CostPoint, choose_sizes, measure_cost, measure_cost_by_patch
 from vitrail.analysis.embeddings import (
-    as_pictures,
-    embedding_filters,
-    line_similarity,
-    neighbour_rate,
-    position_embeddings,
-    position_similarity,
-    principal_filters,
+    compute_line_similarity,
+    compute_neighbour_rate,
+    compute_position_similarity,
+    compute_principal_filters,
+    extract_filters,
+    extract_position_embeddings,
+    render_filters,
 )
-from vitrail.analysis.equivariance import map_equivariance, permutation_response, shift_response, strides_of
+from vitrail.analysis.equivariance import (
+    find_strides,
+    measure_map_equivariance,
+    measure_permutation_response,
+    measure_shift_response,
+)
 from vitrail.analysis.head_statistics import HeadStatistics
-from vitrail.analysis.locality import locality
-from vitrail.analysis.pictures import thumbnail
+from vitrail.analysis.locality import measure_locality
+from vitrail.analysis.pictures import to_thumbnail
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.open import open_data
@@ -88,11 +93,11 @@ def inspect(
     task = options.load(model, classes, say)
     make_folder(out)
     config = task.config
-    results: dict[str, Any] = {"filters": _filters(task), "positions": _positions(task)}
+    results: dict[str, Any] = {"filters": _measure_filters(task), "positions": _measure_positions(task)}
     if data is not None:
-        results |= _of_images(task, data, most, out, options)
+        results |= _measure_images(task, data, most, out, options)
     if cost:
-        results |= _cost(task, say)
+        results |= _measure_costs(task, say)
     counted = cost_of(config)
     inspection = Inspection(
         title=sentence(config.about) if isinstance(model, Task) else Path(str(model)).name,
@@ -106,7 +111,7 @@ def inspect(
         machine=describe(),
         versions=versions(),
         date=date.today().isoformat(),
-        notes=_notes(task, data, results),
+        notes=_write_notes(task, data, results),
         **results,
     )
     figures = numbers(inspection)
@@ -114,63 +119,63 @@ def inspect(
     return write_inspection(out, inspection), figures
 
 
-def _cost(model: Task, say: Say) -> dict[str, list[CostPoint]]:
+def _measure_costs(model: Task, say: Say) -> dict[str, list[CostPoint]]:
     """Time and memory on one thread, whose own time a busy machine takes little of."""
     say("measuring time and memory on one thread")
     config = model.config
     with use_threads(1):
-        by_size = measure_cost(model, default_sizes(config))
-        return {"cost": by_size, "cost_by_patch": _cost_by_patch(config, device_of(model))}
+        by_size = measure_cost(model, choose_sizes(config))
+        return {"cost": by_size, "cost_by_patch": _measure_patch_costs(config, device_of(model))}
 
 
-def _cost_by_patch(config: Any, device: torch.device) -> list[CostPoint]:
+def _measure_patch_costs(config: Any, device: torch.device) -> list[CostPoint]:
     """Of models with patches half and twice as large, where patches can be chosen and there is one map."""
     if config.STAGES or not any(field.name == "patch_size" for field in fields(config)):
         return []
     height, width = config.patch_size
     sizes = [(height * factor // 2, width * factor // 2) for factor in (1, 2, 4)]
     fitting = [size for size in sizes if all(side and full % side == 0 for side, full in zip(size, config.image_size))]
-    return cost_by_patch(config, fitting, config.image_size, device=device)
+    return measure_cost_by_patch(config, fitting, config.image_size, device=device)
 
 
-def _filters(model: Task) -> Filters:
-    filters = embedding_filters(model)
-    components, explained = principal_filters(filters, count=len(filters))
-    return Filters(pictures=as_pictures(components[:SHOWN]), explained=explained.cpu().numpy(), width=len(filters))
+def _measure_filters(model: Task) -> Filters:
+    filters = extract_filters(model)
+    components, explained = compute_principal_filters(filters, count=len(filters))
+    return Filters(pictures=render_filters(components[:SHOWN]), explained=explained.cpu().numpy(), width=len(filters))
 
 
-def _positions(model: Task) -> Positions | None:
-    embeddings = position_embeddings(model)
+def _measure_positions(model: Task) -> Positions | None:
+    embeddings = extract_position_embeddings(model)
     if embeddings is None:
         return None
-    similarity = position_similarity(embeddings)
+    similarity = compute_position_similarity(embeddings)
     return Positions(
         similarity=similarity.cpu().numpy(),
-        neighbour_rate=neighbour_rate(similarity),
-        neighbour_rate_with_corners=neighbour_rate(similarity, reach=1.5),
-        lines=line_similarity(similarity),
+        neighbour_rate=compute_neighbour_rate(similarity),
+        neighbour_rate_with_corners=compute_neighbour_rate(similarity, reach=1.5),
+        lines=compute_line_similarity(similarity),
     )
 
 
-def _of_images(model: Task, data: Any, most: int, out: Path, options: InferenceOptions) -> dict[str, Any]:
+def _measure_images(model: Task, data: Any, most: int, out: Path, options: InferenceOptions) -> dict[str, Any]:
     """Heads, samples and biases: all that needs images."""
     channels = model.config.in_channels
     split, source = choose_split(open_data(data, labelled=False, validation=0, channels=channels))
-    source = source.subset(_spread(len(source), most))
+    source = source.subset(_choose_evenly(len(source), most))
     keys, bad_list = set(map(str, source.keys)), out / "bad_images.csv"
     bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(source), keys=keys)
     statistics, done = HeadStatistics(model), 0
     has_attention = bool(model.attention_grids(model.preprocessing.size))
     if has_attention:
         with ProgressBar("looking", len(source), quiet=options.quiet) as show:
-            for images, _ in _batches(model, source, options, bad):
+            for images, _ in _read_batches(model, source, options, bad):
                 with in_precision(options.precision, images.device):
                     statistics.add(images)
                 done += len(images)
                 show.update(done)
-    few = source.subset(_spread(len(source), PAIRED))
-    shown = source.subset(_spread(len(source), SAMPLES))
-    biases = _biases(model, few, options, bad)
+    few = source.subset(_choose_evenly(len(source), PAIRED))
+    shown = source.subset(_choose_evenly(len(source), SAMPLES))
+    biases = _measure_biases(model, few, options, bad)
     count = done if has_attention else biases.images if biases else 0
     if not count:
         raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
@@ -178,14 +183,14 @@ def _of_images(model: Task, data: Any, most: int, out: Path, options: InferenceO
         "data": ", ".join(
             filter(None, (str(data) if isinstance(data, str | Path) else "", split * (split != "train")))
         ),
-        "samples": _samples(model, shown, options, bad) if has_attention and model.answers_classes else [],
+        "samples": _explain_samples(model, shown, options, bad) if has_attention and model.answers_classes else [],
         "biases": biases,
         "images": count,
         "heads": statistics.figures() if has_attention else [],
     }
 
 
-def _batches(
+def _read_batches(
     model: Task, source: Source, options: InferenceOptions, bad: BadImages, **changes: Any
 ) -> Iterator[tuple[Tensor, list[str]]]:
     """Normalised images (B, C, H, W) on the model's device and their keys; ``changes`` are of the preprocessing."""
@@ -194,7 +199,7 @@ def _batches(
         yield images, batch.keys
 
 
-def _samples(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> list[Sample]:
+def _explain_samples(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> list[Sample]:
     """Images with what counted in them, by each method that needs one pass."""
     samples, size = [], model.preprocessing.size
     methods: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
@@ -204,12 +209,12 @@ def _samples(model: Task, source: Source, options: InferenceOptions, bad: BadIma
     }
     grids = model.attention_grids(size)
     cells = {"attention": grids[-1].cell, "rollout": grids[0].cell, "gradient": grids[0].cell}
-    for images, keys in _batches(model, source, options, bad):
+    for images, keys in _read_batches(model, source, options, bad):
         with torch.no_grad():
             scores = model.probabilities(model(images))
         with in_precision(options.precision, images.device):
             maps = {name: of(model, images).float().cpu().numpy() for name, of in methods.items()}
-        reach = {name: reach_of(heat.shape[1:], cells[name], size) for name, heat in maps.items()}
+        reach = {name: compute_reach(heat.shape[1:], cells[name], size) for name, heat in maps.items()}
         pictures = model.preprocessing.denormalise(images).cpu().numpy()
         for place, key in enumerate(keys):
             best = int(scores[place].argmax())
@@ -218,7 +223,7 @@ def _samples(model: Task, source: Source, options: InferenceOptions, bad: BadIma
                     key=str(key),
                     label=model.classes[best],
                     score=float(scores[place, best]),
-                    picture=thumbnail(pictures[place]),
+                    picture=to_thumbnail(pictures[place]),
                     maps={name: heat[place] for name, heat in maps.items()},
                     reach=reach,
                 )
@@ -226,39 +231,39 @@ def _samples(model: Task, source: Source, options: InferenceOptions, bad: BadIma
     return samples
 
 
-def _biases(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Biases | None:
+def _measure_biases(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Biases | None:
     """What CNNs have by construction, measured on pictures a little larger than the model's window."""
     height, width = model.config.image_size
-    room = _room(model)
+    room = _compute_room(model)
     wide = model.preprocessing.at((height + room, width + room))
-    parts = [images for images, _ in _batches(model, source, options, bad, preprocessing=wide)]
+    parts = [images for images, _ in _read_batches(model, source, options, bad, preprocessing=wide)]
     if not parts:
         return None
     images = torch.cat(parts)
     windows = images[..., :height, :width]
     return Biases(
         images=len(images),
-        shifts=shift_response(model, images),
-        maps=map_equivariance(model, images),
-        locality=locality(model, windows[:8]),
-        permutation=permutation_response(model, windows),
+        shifts=measure_shift_response(model, images),
+        maps=measure_map_equivariance(model, images),
+        locality=measure_locality(model, windows[:8]),
+        permutation=measure_permutation_response(model, windows),
     )
 
 
-def _room(model: Task) -> int:
+def _compute_room(model: Task) -> int:
     """Pixels by which a window must be able to move: whole patches, and a place of the coarsest map."""
     config = model.config
     with at_rest(model) as device:
         maps = model.feature_maps(torch.zeros(1, config.in_channels, *config.image_size, device=device))
-    return max(math.lcm(*config.patch_size), *map(max, strides_of(config, config.image_size, maps)))
+    return max(math.lcm(*config.patch_size), *map(max, find_strides(config, config.image_size, maps)))
 
 
-def _spread(count: int, most: int) -> np.ndarray:
+def _choose_evenly(count: int, most: int) -> np.ndarray:
     """At most ``most`` of ``count`` numbers, evenly spread."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
-def _notes(model: Task, data: Any, results: Mapping[str, Any]) -> list[str]:
+def _write_notes(model: Task, data: Any, results: Mapping[str, Any]) -> list[str]:
     """What is not there, and why."""
     notes = []
     if data is None:

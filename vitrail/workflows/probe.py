@@ -55,7 +55,7 @@ class ProbeProtocol:
         if self.protocol == "knn":
             check_neighbours(self.k, len(targets))
         if self.protocol == "fewshot":
-            usable_shots(self.shots, targets)
+            find_usable_shots(self.shots, targets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,15 +129,15 @@ def probe(
     if against is not None:
         models.append(InferenceOptions(device=options.device).load(against, None, say))
     splits = open_to_probe(data, models[0])
-    train, split, judged = parts_to_probe(splits)
+    train, split, judged = choose_parts(splits)
     settings.check(train.targets)
     say(f"data     {splits.layout}")
     for loaded in models:
-        warn_of_seen(loaded, data, splits, say)
+        warn_of_training_images(loaded, data, splits, say)
     say(f"split    learns from train: {len(train):,} images; judged on {split}: {len(judged):,}")
     both = {"train": train, split: judged}
-    by_model = [features_by_split(loaded, both, options=options, cache=cache, say=say) for loaded in models]
-    return judge_features(settings, split, *(shared(features) for features in zip(*by_model)), say=say)
+    by_model = [compute_features(loaded, both, options=options, cache=cache, say=say) for loaded in models]
+    return judge_features(settings, split, *(keep_shared(features) for features in zip(*by_model)), say=say)
 
 
 def open_to_probe(data: Any, model: Task) -> Splits:
@@ -152,27 +152,27 @@ def open_to_probe(data: Any, model: Task) -> Splits:
     trained = model.provenance.get("split", {})
     if trained.get("held_out"):
         carved = open_data(data, seed=trained["seed"], validation=trained["validation"], channels=channels)
-        if trained_without(model, carved):
+        if was_held_out(model, carved):
             return carved
     return open_data(data, validation=HELD_OUT, channels=channels)
 
 
-def trained_without(model: Task, splits: Splits) -> bool:
+def was_held_out(model: Task, splits: Splits) -> bool:
     """Whether the validation part was held out when the model was trained."""
     trained = model.provenance.get("split", {})
     return splits.val is not None and bool(trained.get("held_out")) and trained["sha256"] == fingerprint(splits.val)
 
 
-def warn_of_seen(model: Task, data: Any, splits: Splits, say: Say) -> None:
+def warn_of_training_images(model: Task, data: Any, splits: Splits, say: Say) -> None:
     """Says where a part that was held out only now is of the data that the model was trained on."""
     before = model.provenance.get("data")
-    if not splits.held_out or not before or not isinstance(data, str | Path) or trained_without(model, splits):
+    if not splits.held_out or not before or not isinstance(data, str | Path) or was_held_out(model, splits):
         return
     if Path(before).resolve() == Path(data).resolve():
         say("warning  the model was trained on some of the images that it is judged on; the figures may flatter it")
 
 
-def parts_to_probe(splits: Splits) -> tuple[Source, str, Source]:
+def choose_parts(splits: Splits) -> tuple[Source, str, Source]:
     """What is learnt from, the name of the split that is judged, and that. Raises `DataError`."""
     train = splits.train
     if train is None or not len(train):
@@ -187,16 +187,16 @@ def parts_to_probe(splits: Splits) -> tuple[Source, str, Source]:
     return train, split, judged
 
 
-def features_by_split(
+def compute_features(
     model: Task, sources: Mapping[str, Source], *, options: InferenceOptions, cache: Path | None, say: Say
 ) -> list[Features]:
     """The features of each source, by a model that is fitted to their channels."""
-    fitting = for_channels(model, next(iter(sources.values())), say)
+    fitting = adapt_channels(model, next(iter(sources.values())), say)
     settings = {"options": options, "cache": cache, "say": say}
     return [features_of(fitting, source, title=f"features of {name}", **settings) for name, source in sources.items()]
 
 
-def for_channels(model: Task, train: Source, say: Say) -> Task:
+def adapt_channels(model: Task, train: Source, say: Say) -> Task:
     """The model for the channels of images in memory, as fine-tuning makes it; files are decoded to what it has."""
     own = model.config.in_channels
     channels = train.images.shape[3] if train.kind == "arrays" else own
@@ -207,7 +207,7 @@ def for_channels(model: Task, train: Source, say: Say) -> Task:
     return weights.adapt(model, in_channels=channels).to(device).eval()
 
 
-def shared(by_model: Sequence[Features]) -> list[Features]:
+def keep_shared(by_model: Sequence[Features]) -> list[Features]:
     """The features that some models have of one source, of the images that all could read."""
     rows = by_model[0].rows
     for features in by_model[1:]:
@@ -220,12 +220,12 @@ def judge_features(
 ) -> Probe:
     """The probe of one model, or of two on the same images, the first against the second."""
     protocol.check(train[0].targets)
-    answers = [answers_of(protocol, *features, say=say) for features in zip(train, judged)]
+    answers = [compute_answers(protocol, *features, say=say) for features in zip(train, judged)]
     figures: dict[str, float] = {}
     for end, right in answers[0].items():
-        figures |= figures_of(right, end)
+        figures |= compute_figures(right, end)
         if len(answers) > 1:
-            figures |= compared(right, answers[1][end], end)
+            figures |= compare_figures(right, answers[1][end], end)
     first = judged[0]
     figures |= {"images": len(first), "train_images": len(train[0])}
     return Probe(
@@ -238,7 +238,7 @@ def judge_features(
     )
 
 
-def figures_of(right: np.ndarray, end: str = "") -> dict[str, float]:
+def compute_figures(right: np.ndarray, end: str = "") -> dict[str, float]:
     """The accuracy of (S, N) and its interval, which no accuracy leaves."""
     low, high = np.clip(crossed_bootstrap(right), 0, 1)
     return {
@@ -248,7 +248,7 @@ def figures_of(right: np.ndarray, end: str = "") -> dict[str, float]:
     }
 
 
-def compared(right: np.ndarray, other: np.ndarray, end: str) -> dict[str, float]:
+def compare_figures(right: np.ndarray, other: np.ndarray, end: str) -> dict[str, float]:
     """The accuracy of another model, and by how much the first is better on the same images and draws, (S, N) each."""
     if len(right) == 1:
         mean, low, high = paired_difference(right[0], other[0])
@@ -263,7 +263,7 @@ def compared(right: np.ndarray, other: np.ndarray, end: str) -> dict[str, float]
     }
 
 
-def answers_of(protocol: ProbeProtocol, train: Features, judged: Features, *, say: Say) -> Answers:
+def compute_answers(protocol: ProbeProtocol, train: Features, judged: Features, *, say: Say) -> Answers:
     """Which judged images are right, by number of shots where there are such; the last comes without a name too."""
     classes = len(train.source.classes)
     if protocol.protocol == "fewshot":
@@ -282,7 +282,7 @@ def answers_of(protocol: ProbeProtocol, train: Features, judged: Features, *, sa
 
 
 def _few_shot(protocol: ProbeProtocol, train: Features, judged: Features, classes: int, say: Say) -> Answers:
-    usable = usable_shots(protocol.shots, train.targets)
+    usable = find_usable_shots(protocol.shots, train.targets)
     if missing := [shots for shots in protocol.shots if shots not in usable]:
         fewest = int(np.unique(train.targets, return_counts=True)[1].min())
         say(f"shots    {', '.join(map(str, missing))} left out: a class has only {fewest} to learn from")
@@ -294,7 +294,7 @@ def _few_shot(protocol: ProbeProtocol, train: Features, judged: Features, classe
     return {"": answers[f"_{usable[-1]}shot"], **answers}
 
 
-def usable_shots(shots: Sequence[int], targets: np.ndarray) -> list[int]:
+def find_usable_shots(shots: Sequence[int], targets: np.ndarray) -> list[int]:
     """The numbers of shots that every class with training images has, in rising order. Raises `DataError` for none."""
     fewest = int(np.unique(targets, return_counts=True)[1].min())
     if not (usable := sorted({count for count in shots if count <= fewest})):

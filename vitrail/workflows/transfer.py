@@ -40,12 +40,12 @@ from vitrail.workflows.probe import (
     NEIGHBOURS,
     SHOTS,
     ProbeProtocol,
-    features_by_split,
-    figures_of,
+    choose_parts,
+    compute_features,
+    compute_figures,
     judge_features,
     open_to_probe,
-    parts_to_probe,
-    warn_of_seen,
+    warn_of_training_images,
 )
 
 FINETUNE = "finetune"
@@ -121,7 +121,7 @@ def transfer(
         for name in check_protocols(protocols)
         if name != FINETUNE
     }
-    names = names_of(data)
+    names = name_data(data)
     init = resolve_model(model).path.resolve()
     if FINETUNE in protocols:
         # what cannot be meant is refused before anything is computed
@@ -129,7 +129,7 @@ def transfer(
     task = options.load(init, classes, say)
     make_folder(out)
     cells = Cells(out, "transfer")
-    cells.begin(settings_of(task, k, shots, tuning, options))
+    cells.begin(collect_settings(task, k, shots, tuning, options))
     rows: dict[str, dict[str, Cell]] = {}
     for name, source in names.items():
         say(f"data     {name}")
@@ -161,7 +161,7 @@ def check_protocols(protocols: Sequence[str]) -> Sequence[str]:
     return protocols
 
 
-def names_of(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
+def name_data(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
     """What each data set is called in the tables: the last part of its path, or all of it where that names several."""
     if not data:
         raise ConfigError("no data were named", "vitrail transfer MODEL DATA DATA ... --out FOLDER")
@@ -171,7 +171,9 @@ def names_of(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
     return {short[source] if count[short[source]] == 1 else source: source for source in sources}
 
 
-def settings_of(model: Task, k: int, shots: Sequence[int], tuning: Tuning, options: InferenceOptions) -> dict[str, Any]:
+def collect_settings(
+    model: Task, k: int, shots: Sequence[int], tuning: Tuning, options: InferenceOptions
+) -> dict[str, Any]:
     """All that decides the figures but the data sets and protocols, which may grow."""
     weights = digest_of(model)
     return plain({"weights": weights, "k": k, "shots": shots, FINETUNE: tuning, "precision": options.precision})
@@ -215,14 +217,14 @@ class DataSet:
     @cached_property
     def parts(self) -> tuple[Source, str, Source]:
         """What is learnt from, the name of the split that is judged, and that."""
-        return parts_to_probe(self.splits)
+        return choose_parts(self.splits)
 
     @cached_property
     def features(self) -> list[Features]:
         """Of what is learnt from, and of what is judged."""
         learnt, split, judged = self.parts
         both = {"train": learnt, split: judged}
-        return features_by_split(self.model, both, options=self.options, cache=self.cache, say=self.say)
+        return compute_features(self.model, both, options=self.options, cache=self.cache, say=self.say)
 
     def compute(self, probes: Mapping[str, ProbeProtocol | None], tuning: Tuning) -> dict[str, Cell]:
         """The figures by protocol, None for fine-tuning: those that are kept, and new ones, which are kept then; or what went
@@ -238,7 +240,7 @@ class DataSet:
             failure = report_failure(error, self.say)
             return {name: kept.get(name, failure) for name in probes}
         self.say(f"split    learns from train: {len(learnt):,} images; judged on {split}: {len(judged):,}")
-        warn_of_seen(self.model, self.data, self.splits, self.say)
+        warn_of_training_images(self.model, self.data, self.splits, self.say)
         return {name: kept.get(name) or self.compute_cell(name, probe, tuning) for name, probe in probes.items()}
 
     def compute_cell(self, name: str, probe: ProbeProtocol | None, tuning: Tuning) -> Cell:
@@ -269,7 +271,7 @@ class DataSet:
             samples = judge(tuned, judged, self.options, split=split, bad=bad).metric.samples()
             assert samples is not None, "a classifier is judged by each image"
             right.append(samples)
-        return {**figures_of(np.stack(right)), "images": len(right[0]), "train_images": len(learnt)}
+        return {**compute_figures(np.stack(right)), "images": len(right[0]), "train_images": len(learnt)}
 
 
 def report_failure(error: VitrailError, say: Say, protocol: str = "") -> Cell:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vitrail.analysis.cost import CostPoint, growth
+from vitrail.analysis.cost import CostPoint, fit_growth
 from vitrail.analysis.equivariance import Response
 from vitrail.reports.components import (
     header,
@@ -244,7 +244,7 @@ def cost(found: Inspection, plots: Mapping[str, Markup]) -> Markup | None:
         "matrix made and held, which fused attention never does."
     )
     drawn = tag("div", *(tag("figure", plots[name]) for name in ("cost-time", "cost-memory")), class_="charts")
-    powers = {name: growth(found.cost, name) for name in ("seconds", "plain_seconds", "bytes", "plain_bytes")}
+    powers = {name: fit_growth(found.cost, name) for name in ("seconds", "plain_seconds", "bytes", "plain_bytes")}
     said = None
     if all(math.isfinite(each) for each in powers.values()):
         time, plain_time, memory, plain_memory = (f"{each:.2f}" for each in powers.values())
