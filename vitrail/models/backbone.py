@@ -169,7 +169,7 @@ class Backbone(nn.Module):
         return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
 
     @classmethod
-    def resized(cls, tensors: Mapping[str, Tensor], old: Any, new: Any) -> dict[str, Tensor]:
+    def resize_tensors(cls, tensors: Mapping[str, Tensor], old: Any, new: Any) -> dict[str, Tensor]:
         """The tensors of a model of config ``old`` for one of ``new``: tables of positions follow the size of the image."""
         return dict(tensors)
 

@@ -291,7 +291,7 @@ class CaiT(Backbone):
         return -1 if part in ("norm", "head") else 0
 
     @classmethod
-    def resized(cls, tensors: Mapping[str, Tensor], old: CaiTConfig, new: CaiTConfig) -> dict[str, Tensor]:
+    def resize_tensors(cls, tensors: Mapping[str, Tensor], old: CaiTConfig, new: CaiTConfig) -> dict[str, Tensor]:
         return positions.resize_tables(tensors, old.grid, new.grid, prefix=0, rule=new.position_resize)
 
 

@@ -60,12 +60,12 @@ def fills(fill: Callable[Concatenate[M, P], None]) -> Callable[Concatenate[M, P]
     """
 
     @wraps(fill)
-    def filled(model: M, *arguments: P.args, **keywords: P.kwargs) -> None:
+    def fill_without_gradients(model: M, *arguments: P.args, **keywords: P.kwargs) -> None:
         if not next(model.parameters()).is_meta:
             with torch.no_grad():
                 fill(model, *arguments, **keywords)
 
-    return filled
+    return fill_without_gradients
 
 
 @fills

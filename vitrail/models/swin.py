@@ -348,7 +348,7 @@ class Swin(Backbone):
         return 0 if part == "patch_embed" else -1
 
     @classmethod
-    def resized(cls, tensors: Mapping[str, Tensor], old: SwinConfig, new: SwinConfig) -> dict[str, Tensor]:
+    def resize_tensors(cls, tensors: Mapping[str, Tensor], old: SwinConfig, new: SwinConfig) -> dict[str, Tensor]:
         """Bias tables follow another ``window``, as images, by the bicubic rule of the authors' code."""
         before, after = 2 * old.window - 1, 2 * new.window - 1
 
