@@ -190,7 +190,7 @@ def test_heads_of_a_real_model(real_data):
 
 def test_nothing_seen_and_images_of_two_sizes_are_refused():
     statistics = HeadStatistics(vit((32, 32), 8))
-    with pytest.raises(ConfigError, match="no image was looked at"):
+    with pytest.raises(ConfigError, match="no images have been added"):
         statistics.figures()
     statistics.add(torch.zeros(1, 3, 32, 32, dtype=torch.float64))
     with pytest.raises(ConfigError, match="images of 32x40 pixels after images of 32x32"):

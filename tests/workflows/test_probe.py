@@ -225,7 +225,7 @@ def test_data_that_cannot_be_probed_are_refused() -> None:
         ask(shaken(), images, "knn")
     with pytest.raises(DataError, match="1 class"):
         ask(shaken(), (images, 0 * targets), "knn")
-    with pytest.raises(DataError, match="nothing to be judged on"):
+    with pytest.raises(DataError, match="no split to evaluate on"):
         ask(shaken(), (images[:3], targets[:3]), "knn", k=1)
 
 

@@ -1,4 +1,4 @@
-"""Attention of windows, lines and smaller maps brought back to the tokens of a layer and to the places of the image.
+"""Maps the attention of windows, lines and reduced maps to the tokens of a layer and to the places of the image.
 
 B images, P prefix tokens, N places of a layer's map, T = P + N tokens, Q queries, K keys, R of the queries.
 """
@@ -18,12 +18,12 @@ from vitrail.models.layers import by_hand
 class Lift:
     """Where the rows and columns of a layer's attention lie among its tokens: the prefix, then the places of its map.
 
-    What it computes stays in fp32: a caller's autocast is for the model.
+    Computes in fp32, also inside of autocast.
     """
 
     def __init__(self, grid: AttentionGrid, device: torch.device) -> None:
         self.prefix = grid.prefix
-        self.all_ask = grid.queries != (0, 0)  # else only the prefix tokens do, and the places rest
+        self.all_ask = grid.queries != (0, 0)  # otherwise the prefix tokens are the only queries
         self.map = grid.queries if self.all_ask else grid.keys
         self.tokens = self.prefix + math.prod(self.map)
         self.grid = grid
@@ -50,7 +50,7 @@ class Lift:
 
     @cached_property
     def asks(self) -> Tensor:
-        """(T,) one for the tokens that ask, zero for those that rest."""
+        """(T,) one for tokens that are queries, zero for the others."""
         asks = torch.zeros(self.tokens + 1, device=self.device)
         asks[self.rows] = 1
         return asks[:-1]
@@ -60,7 +60,7 @@ class Lift:
         return weights if self.columns is None else weights * (self.columns[rows] < self.tokens)
 
     def carry(self, shares: Tensor, weights: Tensor, rows: slice) -> Tensor:
-        """What the shares of the queries ``rows`` become when each gives its share to its keys: (B, T) to (B, T).
+        """Distributes the shares of the queries ``rows`` over their keys: (B, T) to (B, T).
 
         Args:
             shares: (B, T), of which those of ``rows`` are read.
@@ -76,7 +76,7 @@ class Lift:
         return carried[:, :-1]
 
     def spread(self, keys: Tensor) -> Tensor:
-        """Numbers of the prefix and the keys (..., P + K) as those of tokens (..., T): a key's is shared by its places."""
+        """Numbers of the prefix and the keys (..., P + K) as those of tokens (..., T): a key's is divided among its places."""
         if self.columns is not None or self.grid.keys == self.map:
             return keys
         before, places = keys[..., : self.prefix], keys[..., self.prefix :].unflatten(-1, self.grid.keys)
@@ -124,9 +124,9 @@ def _compute_cover(keys: int, covered: int, places: int, device: torch.device) -
 
 
 def spread_to_finer(places: Tensor, coarse: tuple[int, int], fine: tuple[int, int]) -> Tensor:
-    """The shares of the places of one map (B, h w) on the larger one that it was made of (B, h' w').
+    """Shares of the places of a merged map (B, h w) on the larger map that it was made of (B, h' w').
 
-    Each place was merged from a square of places, which share what it has alike; squares are cut off by the border.
+    A place was merged from a square of places and is divided equally among them. Squares are cropped at the border.
     """
     if coarse == fine:
         return places

@@ -74,8 +74,8 @@ def measure_cost(
 ) -> list[CostPoint]:
     """What a forward pass without gradients costs at each size, on random images, on the device of the model.
 
-    One pass warms up, ``repeats`` are timed, and one more is watched for its memory. A single thread of a CPU is timed by
-    the time that it was given, which a busy neighbour takes little of, all else by the clock on the wall. Bytes are those of
+    One pass warms up, ``repeats`` are timed, and one more measures memory. A single CPU thread is timed by its own CPU time,
+    which depends little on other processes; everything else by wall-clock time. Bytes are those of
     torch's CUDA allocator; elsewhere those of every tensor that an operation makes, without what a kernel needs inside: fused
     attention on a CPU 0.13 MB in a ViT-Ti, whatever the size.
 
@@ -94,7 +94,7 @@ def measure_cost(
         if not is_whole(value, 1):
             raise ConfigError(f"{name} is {value!r}", f"{name} = a whole number from 1")
     configs = [changed(model.config, image_size=size) for size in sizes]
-    # inside of somebody's inference mode operations come whole that are made of others, whose tensors would go unseen
+    # in inference mode composite operations are dispatched whole, so their inner tensors would not be counted
     with torch.inference_mode(False), at_rest(model):
         return [_measure_point(model, config, batch, repeats, limit if plain else 0) for config in configs]
 
@@ -138,7 +138,7 @@ def fit_growth(points: Sequence[CostPoint], what: str) -> float:
         what: one of `FIGURES`.
 
     Raises:
-        ConfigError: a figure that there is not, with the nearest names.
+        ConfigError: an unknown figure, with the nearest names.
     """
     if what not in FIGURES:
         raise ConfigError(f"there is no figure {what!r}", nearest(what, FIGURES))

@@ -39,7 +39,7 @@ class LineSimilarity:
 def extract_position_embeddings(model: Task | Backbone, grid: tuple[int, int] | None = None) -> Tensor | None:
     """What is added to each patch where it enters the encoder: (h, w, D), in the model's precision.
 
-    None where that is nothing: no positions, or such as act elsewhere only (in each block, or on attention).
+    None where nothing is added: no positions, or positions that act elsewhere (in each block, or on attention).
 
     Args:
         grid: rows and columns; by default those of the model's own image size. For others the model resizes its table.
@@ -157,7 +157,7 @@ def compute_principal_filters(filters: Tensor, count: int = 28) -> PrincipalFilt
 
 
 def render_filters(components: Tensor) -> np.ndarray:
-    """Filters as a person can look at them: (K, C, P, Q) to RGB, uint8 (K, P, Q, 3).
+    """Filters as pictures: (K, C, P, Q) to RGB, uint8 (K, P, Q, 3).
 
     In each picture 0 is mid grey (128) and the largest absolute value is the end of the scale, 255 or 0. Three channels are
     red, green and blue; of more the first three are, and of fewer the first is shown in grey.

@@ -29,7 +29,7 @@ AT_ONCE = 16  # images that the network is shown at one time
 
 
 class Response(NamedTuple):
-    """How far an answer moves when the images change.
+    """How much the output changes when the images change.
 
     Args:
         moved: 1 - cosine similarity of the pooled features before and after, the mean over images.
@@ -60,7 +60,7 @@ class MapEquivariance(NamedTuple):
 
 
 class PermutationResponse(NamedTuple):
-    """How far an answer moves when the parts of an image change places.
+    """How much the output changes when the parts of an image are permuted.
 
     Args:
         pixels: squares of the image were exchanged: it was cut up and put together again.
@@ -75,10 +75,9 @@ class PermutationResponse(NamedTuple):
 def measure_shift_response(
     model: Model, images: Tensor, shifts: Sequence[int] | None = None, *, along: str = "diagonal"
 ) -> dict[int, Response]:
-    """How far the answer moves when the window onto a larger image does; no border is invented.
+    """How much the output changes when the crop of a larger image is shifted; no padding is involved.
 
-    For a ViT a shift by whole patches is a special one: it sees the same patches, but for those that leave and enter, and only
-    their places change.
+    A ViT sees the same patches after a shift by whole patches, at other positions, except for those that enter and leave.
 
     Args:
         images: (B, C, H, W), normalised, larger than the model's ``image_size`` by the largest shift at least.
@@ -90,7 +89,7 @@ def measure_shift_response(
         The response to each shift.
 
     Raises:
-        ConfigError: images that are too small; shifts that cannot be.
+        ConfigError: images that are too small; invalid shifts.
     """
     images, config, step = check_images(images), model.config, _find_direction(along)
     shifts = _choose_shifts(config.patch_size, step) if shifts is None else list(shifts)
@@ -163,7 +162,7 @@ def measure_map_equivariance(
 def measure_permutation_response(
     model: Model, images: Tensor, *, square: int | None = None, seed: int = 0
 ) -> PermutationResponse:
-    """How far the answer moves when the parts of every image change places, all in the same way: none stays where it was.
+    """How much the output changes when the parts of every image are permuted, in the same way for all; none keeps its place.
 
     A ViT whose positions were left out cannot know: its answer stays the same up to rounding, and all that it knows of two
     dimensions is in the positions that `place` adds. Where positions are part of attention the answer moves all the same.

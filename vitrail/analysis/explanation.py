@@ -1,4 +1,4 @@
-"""The explanation of one image: what the answer rests on, by each method, as a map and as a sheet of heads."""
+"""Explanations of the prediction for one image, as a heat map and as a contact sheet of heads."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ NEEDS_ANSWER = ("gradient", "occlusion")  # what they explain is the answer for 
 
 @dataclass(frozen=True)
 class ExplainedAnswer:
-    """The best class of an image and its probability, and the class that is explained and its."""
+    """The predicted class with its probability, and the explained class with its probability."""
 
     label: str
     score: float
@@ -91,7 +91,7 @@ class ExplainedAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """One image: the answer, None of a model without a head; what was written, and how much the places of the image count.
+    """The explanation of one image: the prediction (None without a head), the heat map, and the files that were written.
 
     ``heat`` (h, w), ``heads`` (H, h, w) of the layer where there is attention; ``box`` as `Preprocessing.seen` gives it, and
     ``reach``, ``heads_reach``: how many times as high and as wide as the box each map is, as in `overlay`.
@@ -113,7 +113,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """An image as a person has it, uint8 (H, W, 3), the part of it that the model gets, and that as its input (1, C, h, w)."""
+    """An image, uint8 (H, W, 3), the box of it that the model sees, and the input of the model (1, C, h, w)."""
 
     picture: np.ndarray
     box: tuple[float, float, float, float]
@@ -134,7 +134,7 @@ def prepare_image(
 
 
 def resolve_options(model: Task, options: ExplainOptions) -> ExplainOptions:
-    """The same with its layer counted from 0. Raises `ConfigError` for what the model has not, before an image is touched."""
+    """The options with the layer counted from 0. Raises `ConfigError` where the model cannot be explained by them."""
     if options.method in NEEDS_ANSWER or options.target is not None:
         model.check_can_answer(1)
         if not model.answers_classes:
@@ -147,7 +147,7 @@ def resolve_options(model: Task, options: ExplainOptions) -> ExplainOptions:
         return replace(options, layer=check_index("layer", options.layer, layers))
     if options.method in NEEDS_ATTENTION:
         what = f"{model.about} has no attention to show, and the method {options.method} needs it"
-        raise ConfigError(what, "--method occlusion asks any model")
+        raise ConfigError(what, "use --method occlusion, which works for any model")
     return options
 
 
@@ -169,7 +169,7 @@ def explain_image(model: Task, key: str, prepared: PreparedImage, options: Expla
     if options.method in NEEDS_ATTENTION:
         cell = heads_cell if options.method == "attention" else grids[0].cell
     if options.method == "attention" and maps is not None:
-        heat = select_head(maps, options.one_head)  # the method itself would look once more
+        heat = select_head(maps, options.one_head)  # the method would run the model again
     else:
         heat = METHODS[options.method](model, prepared.images, torch.tensor([target]), options, batch)
     heads = None if maps is None else maps[0].float().cpu().numpy()
@@ -186,7 +186,7 @@ def explain_image(model: Task, key: str, prepared: PreparedImage, options: Expla
 
 @torch.no_grad()
 def _predict(model: Task, images: Tensor, options: ExplainOptions) -> tuple[ExplainedAnswer, int]:
-    """What the model says of one image, and the number of the class that is explained."""
+    """The prediction for one image, and the index of the class that is explained."""
     scores = model.probabilities(model(images))[0]
     best = int(scores.argmax())
     target = best if options.target is None else model.classes.index(options.target)
@@ -216,7 +216,7 @@ def draw_heads(picture: np.ndarray, explanation: Explanation, options: ExplainOp
 
 
 def shrink(picture: np.ndarray, box: Box, longest: int) -> tuple[np.ndarray, Box]:
-    """A picture (H, W, 3) of at most ``longest`` pixels on its longer side, and a box in its pixels with it."""
+    """Scales a picture (H, W, 3) down to at most ``longest`` pixels on its longer side, and a box with it."""
     small = Image.fromarray(picture)
     small.thumbnail((longest, longest), Image.Resampling.LANCZOS)
     down, across = small.height / picture.shape[0], small.width / picture.shape[1]

@@ -1,4 +1,4 @@
-"""Faithfulness of a heat map: what the model still answers as the cells it calls important are covered, or revealed.
+"""Faithfulness of heat maps: the probability of the target while important cells are covered, or revealed.
 
 Deletion and insertion are of Petsiuk et al. 2018 (RISE, section 4.2), the order of regions of Samek et al. 2017. A curve
 holds probabilities of the target as they are, not shares of the first one. A map that says what the answer rests on
@@ -166,7 +166,7 @@ def compare(
 
 
 def find_coarsest(heats: Iterable[Tensor]) -> tuple[int, int]:
-    """The fewest rows and columns among maps (B, r, c), so that none is asked for detail that it does not have."""
+    """The smallest number of rows and of columns among maps (B, r, c)."""
     rows, columns = zip(*(heat.shape[1:] for heat in heats))
     return min(rows), min(columns)
 
@@ -180,14 +180,17 @@ def rank(heat: Tensor, seed: int) -> Tensor:
     """The cells of each map, (B, r, c) to (B, N), the most important first.
 
     Cells of equal heat come in a random order, another one for each image. In the order of their places a map of zeros
-    would cover an image from the upper left on, and where photographs have their subjects would look like its merit.
+    would cover an image from the upper left on, and its score would depend on where photographs have their subjects.
 
     Raises:
         ConfigError: heat that is NaN.
     """
     values = heat.detach().cpu().flatten(1).double().numpy()  # (B, N)
     if wrong := int(np.isnan(values).sum()):
-        raise ConfigError(f"heat is NaN in {wrong} of {values.size} cells", "mend what made the map; NaN has no rank")
+        raise ConfigError(
+            f"heat is NaN in {wrong} of {values.size} cells",
+            "correct the method that made the map; NaN cannot be ranked",
+        )
     noise = uniforms(seed, "equal heat", 0, np.arange(len(values)), 0, values.shape[1])  # (B, N)
     return torch.from_numpy(np.lexsort((noise, -values), axis=1)).to(heat.device)
 

@@ -1,4 +1,4 @@
-"""What kind of heads a model has: how far each looks, how sharply, and how much at tokens without a place.
+"""Statistics of attention heads: mean distance, entropy, and the share of attention to tokens without a place.
 
 B images, H heads, Q queries, K keys, R of the queries.
 """
@@ -20,7 +20,7 @@ from vitrail.models.backbone import at_rest
 
 @dataclass(frozen=True)
 class HeadFigures:
-    """Of the heads of one layer, (H,) each, the mean over places that ask and over images; NaN where no place asks.
+    """Of the heads of one layer, (H,) each, the mean over query places and over images; NaN where no place is a query.
 
     Args:
         distance: mean attention distance in pixels of the input (ViT paper, section 4.5, figures 7 and 11).
@@ -40,7 +40,7 @@ class HeadStatistics:
     """`HeadFigures` of each layer over any number of images of one size, in the memory of one batch.
 
     Args:
-        model: a classifier or a backbone with attention.
+        model: a task model or a backbone with attention.
         renormalise: attention to tokens without a place is left out, and that to places divided by its sum. Otherwise it
             counts as distance 0, as where its row is only cut off. The paper does not say which it did.
     """
@@ -90,7 +90,7 @@ class HeadStatistics:
     def figures(self) -> list[HeadFigures]:
         """Of every layer, in the order of `attention_grids`. Raises `ConfigError` before the first image."""
         if self.size is None:
-            raise ConfigError("no image was looked at", "give images to add(images) first")
+            raise ConfigError("no images have been added", "call add(images) first")
         means = [(sums / self.images).float().cpu() for sums in self.sums]
         return [
             HeadFigures(distance=mean[0], uniform=compute_uniform_distance(lift.grid), entropy=mean[1], prefix=mean[2])
@@ -99,7 +99,7 @@ class HeadStatistics:
 
 
 def compute_uniform_distance(grid: AttentionGrid) -> float:
-    """The mean attention distance in pixels of attention that is alike for all keys; NaN where no place asks.
+    """The mean attention distance in pixels of attention that is equal for all keys; NaN where no place is a query.
 
     116.49 for 14 x 14 patches of 16 pixels.
     """

@@ -1,4 +1,4 @@
-"""Occlusion: how much an answer rests on each part of an image, by covering it (Zeiler and Fergus 2014, section 4.2).
+"""Occlusion: how much a prediction depends on each part of an image, by covering it (Zeiler and Fergus 2014, section 4.2).
 
 B images, C channels, H and W their size, R x S windows, b covered images at one time.
 """

@@ -1,4 +1,4 @@
-"""How a classifier answers to versions of its images, such as those with one part covered.
+"""Predictions of a classifier for perturbed versions of its images, such as those with one part covered.
 
 B images, C channels, H and W their size, K classes, V versions of each image, b versions shown at one time.
 """

@@ -86,7 +86,7 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
         chosen = logits.argmax(1) if targets is None else check_targets(targets, *logits.shape).to(logits.device)
         answers = logits.gather(1, chosen[:, None]).sum()
         of_output = torch.autograd.grad(answers, [record.output for record in records])  # type: ignore[arg-type]
-        gradients = WeakKeyDictionary(zip(records, of_output))  # so that a record goes when it has been used
+        gradients = WeakKeyDictionary(zip(records, of_output))  # so that a record is freed after its use
         del logits, answers
         with torch.no_grad():
             return _propagate_back(
@@ -109,7 +109,7 @@ def _propagate_back(
     Args:
         records: of all layers; each is let go when it has been used.
         matrix: (B, R, K) of the given rows of a layer, zero outside of the image.
-        kept, given: how much of its share a token that asks keeps, and gives to its keys; one that rests keeps all.
+        kept, given: how much of its share a token that asks keeps, and gives to its keys; one that is no query keeps all.
     """
     grids = model.attention_grids(tuple(images.shape[2:]))
     lift = Lift(grids[-1], images.device)

@@ -56,7 +56,7 @@ def visualize_attention(
             where that is unknown, from its least to its greatest value.
         layer_idx: of `attention_grids`, from 0, or from the end.
         head_idx: from 0; None is the mean of all.
-        query: row and column of the patch that asks instead, in the layer's map; outlined in the figure.
+        query: row and column of another query patch, in the layer's map; outlined in the figure.
         path: where the figure is saved as well; .png, .jpg, .webp, .svg or .pdf.
 
     Returns:
@@ -151,7 +151,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _describe_queries(model: Any, grid: AttentionGrid) -> str:
-    """Who asks in this layer where no query is given, in words."""
+    """The default queries of this layer, in words."""
     shares = compute_query_shares(model, grid, None, torch.device("cpu"))  # (T,)
     tokens = [TOKENS[name] for name, share in zip(model.prefix[: grid.prefix], shares.tolist()) if share]
     asking = [" and ".join(tokens) + (" tokens" if tokens[1:] else " token")] if tokens else []

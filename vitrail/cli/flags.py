@@ -17,7 +17,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def takes_flags(*tables: type, required: Sequence[str] = ()) -> Callable[[Command], Command]:
     """A command that has the options of ``tables`` as flags, beside the parameters of its own.
 
-    It is called with those flags that were given. ``required`` are flags that only the command line cannot do without.
+    The command is called with the flags that were given. ``required`` are flags that are optional in Python only.
     """
     flags = flags_of(*tables)
 

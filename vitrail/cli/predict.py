@@ -18,7 +18,7 @@ def predict(
     json: Annotated[bool, Parameter(negative="", help="JSON lines on stdout.")] = False,
     **flags: Any,
 ) -> None:
-    """Say what is on images: a table of labels and probabilities, row by row.
+    """Predict the labels of images: a table of labels and probabilities, row by row.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Attention: the definition and the fast ways, and the record of it.
+"""Attention: the definition, the fused kernel, and records of attention weights.
 
 B images, T tokens, D width, H heads, E = D / H, Q queries, K keys, R rows of a record; G groups of S queries.
 """
@@ -169,7 +169,7 @@ class AttentionGrid(NamedTuple):
     The first ``prefix`` of both are tokens without a place; the rest are places of the grids, in row-major order, unless
     ``rows`` (Q,) and ``columns`` (Q, K) say which place each of them is; there -1 is a place outside of the image, or one
     that the query cannot see.
-    A grid of (0, 0) has no places: only the prefix tokens ask.
+    A grid of (0, 0) has no places: the prefix tokens are the only queries.
 
     ``cell`` is how many pixels, (height, width), a place of the map is large: of the queries, or of the keys where no place
     asks. Where there are fewer keys than places, a key stands for several places: with k keys along an axis for n places

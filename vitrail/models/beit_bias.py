@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.models.config import RESIZES
 from vitrail.models.positions import Grid, is_kept, resample, resize
 
-CLASS_ROWS = 3  # the class token asks a patch, a patch asks the class token, the class token asks itself
+CLASS_ROWS = 3  # class token to patch, patch to class token, class token to itself
 
 # how a table follows another grid: along a geometric progression of offsets, straight between them (as timm) or with a
 # cubic spline through them (as the authors), or evenly, by any rule for positions (transformers: "bilinear")

@@ -55,8 +55,8 @@ P = ParamSpec("P")
 
 
 def fills(fill: Callable[Concatenate[M, P], None]) -> Callable[Concatenate[M, P], None]:
-    """Of a function that fills the parameters of a network: without gradients, and not on the meta device, where there is
-    nothing to fill and drawing numbers would take most of the time.
+    """Decorates a function that fills the parameters of a network: it runs without gradients, and not on the meta device,
+    where there is nothing to fill and drawing numbers would take most of the time.
     """
 
     @wraps(fill)

@@ -86,8 +86,8 @@ class Tokenizer(nn.Module):
     """An image to codes, `encode`, and codes to an image, `decode`; any size of whole patches.
 
     Raises:
-        ConfigError: from every verb that takes images, for a size or a number of channels that cannot be; from `decode` for
-            what are no codes.
+        ConfigError: from every method that takes images, for an unsupported size or number of channels; from `decode` for
+            invalid codes.
     """
 
     blocks: Any  # a list of `Block`, those before the codes first

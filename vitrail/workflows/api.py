@@ -59,7 +59,7 @@ ONE_PERCENT, ALL = "1%", "100%"  # of the images may be bad; all of them where i
 
 @takes(EvaluateFlags)
 def evaluate(model: Model, data: Any, *, log: Say = to_stderr, **flags: Unpack[EvaluateFlags]) -> Judgement:
-    """Judges a model on labelled images it was not trained on.
+    """Evaluates a model on labelled images that it was not trained on.
 
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`.
@@ -80,7 +80,7 @@ def probe(
     log: Say = to_stderr,
     **flags: Unpack[ProbeFlags],
 ) -> Probe:
-    """Judges what a model has learned by its frozen features, on labelled images of any classes.
+    """Evaluates a model by its frozen features, on labelled images of any classes.
 
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`. It needs no head.
@@ -113,7 +113,7 @@ def transfer(
     log: Say = to_stderr,
     **flags: Unpack[TransferFlags],
 ) -> Transfer:
-    """Judges a model on several data sets, by its frozen features and by fine-tuning; the same ``out`` is resumed.
+    """Evaluates a model on several data sets, by its frozen features and by fine-tuning; the same ``out`` is resumed.
 
     Args:
         model: what `vitrail.load` takes.
@@ -143,7 +143,7 @@ def transfer(
 def predict(
     model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[PredictFlags]
 ) -> Iterator[Answer] | Any:
-    """Says what is on images, in the order of the inputs.
+    """Predicts the labels of images, in the order of the inputs.
 
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`.
@@ -202,7 +202,7 @@ def embed(
 def explain(
     model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[ExplainFlags]
 ) -> Iterator[Explanation] | Any:
-    """Shows what the answers for images rest on, as maps and, in the folder ``out``, as pictures and numbers.
+    """Explains the predictions for images, as maps and, in the folder ``out``, as pictures and numbers.
 
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`.
@@ -235,7 +235,7 @@ def explain(
 def inspect(
     model: Model, *, command: str = "vitrail.inspect", log: Say = to_stderr, **flags: Unpack[InspectFlags]
 ) -> tuple[Path, dict[str, Any]]:
-    """Looks inside a model: the paper's figures of its filters, positions and heads, on one page and as numbers.
+    """Inspects a model: the paper's figures of its filters, positions and heads, on one page and as numbers.
 
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`.
@@ -259,7 +259,7 @@ def convert(
     log: Say = to_stderr,
     **flags: Unpack[ConvertFlags],
 ) -> Converted | Any:
-    """Writes a model in another layout, proved by its outputs; or compares two.
+    """Writes a model in another layout and verifies its outputs; or compares two.
 
     Args:
         source: what `vitrail.load` takes.

@@ -142,16 +142,18 @@ def _check_destination(path: Path, to: str, source: ResolvedModel) -> None:
         check_replaceable(path, (*OF_A_FOLDER, PROCESSOR))
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         if sidecar_path(path).is_file() and path.suffix in (".npz", ".safetensors") and to in ("google", "timm"):
-            raise ConfigError(f"{sidecar_path(path)} is there without {path.name}", "remove it, or choose another name")
+            raise ConfigError(f"{sidecar_path(path)} exists without {path.name}", "remove it, or choose another name")
         return
     existing = resolve_model(path)
     layout = existing.layout.split()[0]
     if layout == "file":
         layout = "native" if KEY in read_tensors(path)[1] else "timm"
     if layout != to:
-        raise ConfigError(f"{path} is there, in the {layout} layout", f"choose another name, or --to {layout}")
+        raise ConfigError(f"{path} exists, in the {layout} layout", f"choose another name, or --to {layout}")
     if layout != "native" and path.is_file() and sidecar_path(path).is_file() and read_sidecar(path) is None:
-        raise ConfigError(f"{sidecar_path(path)} is there and is not vitrail's", "move it away, or choose another name")
+        raise ConfigError(
+            f"{sidecar_path(path)} exists and was not written by vitrail", "move it away, or choose another name"
+        )
 
 
 def _move_into_place(aside: Path, path: Path, written: EncodedModel) -> None:
@@ -188,7 +190,7 @@ def _prove(model: Task, copy: ResolvedModel) -> float:
 
 
 def _read_alone(model: Task, copy: ResolvedModel) -> tuple[tuple[str, ...], tuple[str, ...], float | None]:
-    """What a reader misses who does not know vitrail: of the numerics, of all else; and how far its outputs are off.
+    """What is lost where the copy is read without vitrail's description: numerics, other facts, and the output difference.
 
     Raises:
         CheckpointError: its outputs are off though nothing is missing.

@@ -1,4 +1,4 @@
-"""`vitrail explain`: what the answer for an image rests on, as pictures of its own resolution and as numbers."""
+"""`vitrail explain`: explanations of predictions, as pictures in the resolution of the image and as numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def explain(
     counts; ``NAME.heads.png``, all heads of the layer; ``NAME.METHOD.npz``, the numbers; and at the end ``METHOD.json``.
 
     Raises:
-        ConfigError: a method, layer, head or class that is not there; a method that needs attention of a model without.
+        ConfigError: an unknown method, layer, head or class; a method that needs attention for a model without it.
         DataError: no image could be read.
         DiskError: ``out`` cannot be written.
     """
@@ -130,7 +130,7 @@ def _name_files(keys: Sequence[str]) -> dict[str, str]:
         file, number = re.fullmatch(r"(.*?)(?:#(\d+))?", key, re.DOTALL).groups()  # type: ignore[union-attr]
         stem = name = "-".join(filter(None, (Path(file).stem, number))) or "image"
         count = 1
-        while name.lower() in taken:  # some disks do not tell capitals
+        while name.lower() in taken:  # some file systems ignore case
             count += 1
             name = f"{stem}-{count}"
         taken.add(name.lower())

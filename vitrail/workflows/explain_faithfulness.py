@@ -1,4 +1,4 @@
-"""`vitrail explain --faithfulness`: which method says best what the answers of a model rest on."""
+"""`vitrail explain --faithfulness`: which method explains the predictions of a model best."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vitrail.workflows.explain import prepare_inputs
 
 @dataclass(frozen=True)
 class MethodScore:
-    """How well a method says what the answer rests on: areas of deletion (less is better) and insertion (more is better),
+    """The faithfulness of a method: areas of deletion (less is better) and insertion (more is better),
     and by how much they differ from those of random maps, with the ends of a 95 % bootstrap interval over images. A single
     image has no interval, and the random maps no difference.
     """

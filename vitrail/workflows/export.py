@@ -50,7 +50,7 @@ class ExportOptions:
         pictures: the graph takes pictures of any size, uint8 (B, C, H, W), and prepares them itself.
 
     Raises:
-        ConfigError: what is not there in that kind of file.
+        ConfigError: an option that this kind of file does not have.
     """
 
     to: To = "onnx"
@@ -131,7 +131,7 @@ def export_model(
         What was written and how it was proved; of layouts of weights what `convert` says.
 
     Raises:
-        ConfigError: what cannot be meant, or a package that is not installed.
+        ConfigError: invalid options, or a package that is not installed.
         CheckpointError: the model cannot be read, or what was written is not the model.
         DataError: images that cannot be used.
         DiskError: the disk is full or refuses.
@@ -149,7 +149,7 @@ def export_model(
     task = replace(inference, device="cpu").load(model, classes, say)
     if isinstance(task.backbone, ExportedBackbone):
         raise ConfigError(f"{model} is an export already", "export the model that it was made from")
-    # before minutes go into a graph that could not be compared
+    # before minutes are spent on a graph that could not be compared
     source = None if check is None else open_source(task, check, images or IMAGES, say)
     count = images or GENERATED if source is None else len(source)
     weights = sum(tensor.nbytes for tensor in task.backbone.state_dict().values())
@@ -236,7 +236,7 @@ def _check_only_layout(model: str | Path | Task, *unused: Any) -> None:
     if isinstance(model, Task):
         raise ConfigError("a model in memory cannot be converted", "save it first: vitrail.weights.native.save_model")
     if any(value is not None for value in unused):
-        what = "a layout of weights is proved tensor by tensor, and not on images"
+        what = "a layout of weights is verified tensor by tensor, not on images"
         raise ConfigError(what, "leave --check, --images and --tolerance out")
 
 
@@ -244,11 +244,11 @@ def _check_destination(path: Path, options: ExportOptions, *, force: bool) -> No
     """Refuses to write over anything but an export of the same kind. Raises `ConfigError`."""
     suffix = SUFFIXES[options.to]
     if path.suffix != suffix:
-        raise ConfigError(f"{path} is no name for {options.to}", f"give one that ends in {suffix}")
+        raise ConfigError(f"{path} is not a file name for {options.to}", f"give a name that ends in {suffix}")
     if path.is_dir():
         raise ConfigError(f"{path} is a folder", "choose another name")
     if path.exists() and not force and not _is_export(path):
-        raise ConfigError(f"{path} is there and is no export of vitrail's", "choose another name, or give --force")
+        raise ConfigError(f"{path} exists and is not an export of vitrail", "choose another name, or give --force")
 
 
 def _is_export(path: Path) -> bool:

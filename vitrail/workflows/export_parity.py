@@ -1,4 +1,4 @@
-"""The proof of an export: images through the model and through the file that was written, and figures from what they answer.
+"""Verification of an export: the outputs of the model and of the written file for the same images, compared.
 
 B images, C channels, H and W their size, K classes, N images in all.
 """
@@ -58,7 +58,7 @@ class Tolerances:
             raise ConfigError(f"tolerance is {self.tolerance}", "give a share between 0 and 1, such as 0.02")
 
     def check(self, figures: dict[str, Any]) -> None:
-        """Raises `CheckpointError` for what is beyond."""
+        """Raises `CheckpointError` where the figures exceed the tolerance."""
         metric = figures.get("metric")
         if self.exact:
             off, most, of = figures["difference"], EXACT, "outputs differ by {} of the largest"
@@ -69,7 +69,7 @@ class Tolerances:
             off, most, of = (
                 round(1 - figures["agreement"], 9),
                 OTHERWISE,
-                "answers are others on a share of {} of images",
+                "predictions differ for a share of {} of the images",
             )
         most = most if self.tolerance is None else self.tolerance
         if off <= most:
@@ -83,13 +83,13 @@ class Tolerances:
 
 
 def round_figures(figures: dict[str, Any]) -> dict[str, Any]:
-    """Floats to four digits that count."""
+    """Rounds floats to four significant digits."""
     return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in figures.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Two that are to be the same.
+    """A model and its export, which should give the same outputs.
 
     Args:
         task: the model.
@@ -192,7 +192,7 @@ class Proof:
 
 
 def open_source(task: Task, data: Any, most: int, say: Say) -> Source:
-    """As many of the images that the model is judged on, spread evenly; without labels where these are not the model's.
+    """At most ``most`` of the evaluation images, spread evenly; without labels where the labels are not the model's.
 
     Raises:
         DataError: data that cannot be used.

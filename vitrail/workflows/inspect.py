@@ -89,7 +89,7 @@ def inspect(
         DiskError: ``out`` cannot be written.
     """
     if most < 1:
-        raise ConfigError(f"most is {most}", "look at one image at least, such as --most 128")
+        raise ConfigError(f"most is {most}", "use at least one image, such as --most 128")
     task = options.load(model, classes, say)
     make_folder(out)
     config = task.config
@@ -120,7 +120,7 @@ def inspect(
 
 
 def _measure_costs(model: Task, say: Say) -> dict[str, list[CostPoint]]:
-    """Time and memory on one thread, whose own time a busy machine takes little of."""
+    """Time and memory on one thread: CPU time of one thread depends little on other processes."""
     say("measuring time and memory on one thread")
     config = model.config
     with use_threads(1):
@@ -264,12 +264,12 @@ def _choose_evenly(count: int, most: int) -> np.ndarray:
 
 
 def _write_notes(model: Task, data: Any, results: Mapping[str, Any]) -> list[str]:
-    """What is not there, and why."""
+    """Notes on what could not be measured, and why."""
     notes = []
     if data is None:
         notes.append("No images were given, so nothing that needs them could be measured; --data adds it.")
     elif not results["heads"]:
-        notes.append(f"{sentence(model.config.about)} has no attention to look at.")
+        notes.append(f"{sentence(model.config.about)} has no attention to measure.")
     if results["positions"] is None:
         notes.append("No position embeddings are added to the patches of this model.")
     return notes

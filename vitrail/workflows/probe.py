@@ -1,4 +1,4 @@
-"""`vitrail probe`: what a model's frozen features are worth on labelled images, by a protocol that trains almost nothing.
+"""`vitrail probe`: evaluates the frozen features of a model on labelled images, by a protocol that trains almost nothing.
 
 N judged images, S draws of the few shots, K classes.
 """
@@ -120,7 +120,7 @@ def probe(
     The interval is the bootstrap's over images; over draws and images where there are draws (`intervals.crossed_bootstrap`).
 
     Raises:
-        ConfigError: a protocol that is not there, or numbers that do not fit the data.
+        ConfigError: an unknown protocol, or numbers that do not fit the data.
         DataError: several labels an image, unlabelled images, fewer than two classes, or nothing to judge on.
         CheckpointError: of the weights, or features that are not finite.
     """
@@ -169,7 +169,7 @@ def warn_of_training_images(model: Task, data: Any, splits: Splits, say: Say) ->
     if not splits.held_out or not before or not isinstance(data, str | Path) or was_held_out(model, splits):
         return
     if Path(before).resolve() == Path(data).resolve():
-        say("warning  the model was trained on some of the images that it is judged on; the figures may flatter it")
+        say("warning  the model was trained on some of the images that it is evaluated on; the figures may be too high")
 
 
 def choose_parts(splits: Splits) -> tuple[Source, str, Source]:
@@ -183,7 +183,7 @@ def choose_parts(splits: Splits) -> tuple[Source, str, Source]:
         raise DataError(fact, "fine-tune instead, with `vitrail train DATA --init MODEL`")
     split, judged = choose_split(splits)
     if split == "train":
-        raise DataError("the data have nothing to be judged on", "give more images, or a split val or test")
+        raise DataError("the data have no split to evaluate on", "give more images, or a split val or test")
     return train, split, judged
 
 
@@ -202,13 +202,13 @@ def adapt_channels(model: Task, train: Source, say: Say) -> Task:
     channels = train.images.shape[3] if train.kind == "arrays" else own
     if channels == own:
         return model
-    say(f"channels {channels}, where the weights have {own}: their first layer is dealt round")
+    say(f"channels {channels}, where the weights have {own}: the first layer is adapted")
     device = device_of(model)
     return weights.adapt(model, in_channels=channels).to(device).eval()
 
 
 def keep_shared(by_model: Sequence[Features]) -> list[Features]:
-    """The features that some models have of one source, of the images that all could read."""
+    """The features of several models for one source, of the images that all of them could read."""
     rows = by_model[0].rows
     for features in by_model[1:]:
         rows = np.intersect1d(rows, features.rows)
@@ -239,7 +239,7 @@ def judge_features(
 
 
 def compute_figures(right: np.ndarray, end: str = "") -> dict[str, float]:
-    """The accuracy of (S, N) and its interval, which no accuracy leaves."""
+    """The accuracy of (S, N) and its interval, clipped to [0, 1]."""
     low, high = np.clip(crossed_bootstrap(right), 0, 1)
     return {
         f"accuracy{end}": float(right.mean()),

@@ -50,7 +50,7 @@ from vitrail.workflows.probe import (
 
 FINETUNE = "finetune"
 ALL = ("knn", "linear", "fewshot", FINETUNE)
-OF_ONE_DATA_SET = (ConfigError, DataError, CheckpointError, DivergedError)  # what leaves the others as they are
+OF_ONE_DATA_SET = (ConfigError, DataError, CheckpointError, DivergedError)  # errors that concern one data set only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ def transfer(
         cache: a folder where features are kept for the next time.
 
     Raises:
-        ConfigError: settings that cannot be meant, or not those that ``out`` was begun with.
+        ConfigError: invalid settings, or settings other than those that ``out`` was begun with.
         CheckpointError, DiskError, Preempted, Interrupted: whatever concerns all data sets.
     """
     probes = {
@@ -124,7 +124,7 @@ def transfer(
     names = name_data(data)
     init = resolve_model(model).path.resolve()
     if FINETUNE in protocols:
-        # what cannot be meant is refused before anything is computed
+        # invalid settings are refused before anything is computed
         tuning.run(init, next(iter(names.values())), options, seed=0)
     task = options.load(init, classes, say)
     make_folder(out)
@@ -150,12 +150,12 @@ def transfer(
 
 
 def check_protocols(protocols: Sequence[str]) -> Sequence[str]:
-    """The protocols. Raises `ConfigError` for one that is not there or stands twice, and for none."""
+    """The protocols. Raises `ConfigError` for an unknown or repeated protocol, and for none."""
     for protocol, count in Counter(protocols).items():
         if protocol not in ALL:
             raise ConfigError(f"there is no protocol {protocol!r}", nearest(protocol, ALL))
         if count > 1:
-            raise ConfigError(f"the protocol {protocol} stands {count} times", "name it once")
+            raise ConfigError(f"the protocol {protocol} is named {count} times", "name it once")
     if not protocols:
         raise ConfigError("no protocols were named", f"choose some of {', '.join(ALL)}")
     return protocols
