@@ -12,7 +12,7 @@ import vitrail
 from tests.analysis.dense import dense, map_of, random_images
 from tests.models.conftest import shaken
 from tests.models.tiny import TINY
-from vitrail.analysis.attention import attention_map, head_maps
+from vitrail.analysis.attention import attention_map, compute_head_maps
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, create_backbone
 from vitrail.tasks.classification import create_model
@@ -51,8 +51,8 @@ def test_the_map_is_what_the_tokens_of_the_answer_attend_to(pool):
     asked = torch.cat([torch.tensor(of_prefix), torch.full((15,), of_places / 15)])
     for layer, matrix in enumerate(matrices):
         truth = (asked @ matrix)[..., prefix:].unflatten(-1, (3, 5))  # (B, H, h, w)
-        assert head_maps(model, images, layer).dtype == torch.float32
-        torch.testing.assert_close(head_maps(model, images, layer), truth, atol=1e-6, rtol=0)
+        assert compute_head_maps(model, images, layer).dtype == torch.float32
+        torch.testing.assert_close(compute_head_maps(model, images, layer), truth, atol=1e-6, rtol=0)
         torch.testing.assert_close(attention_map(model, images, layer), truth.mean(1), atol=1e-6, rtol=0)
         for head in (0, 1, -1):
             found = attention_map(model, images, layer, head)
@@ -69,7 +69,7 @@ def test_a_place_can_be_the_query(query):
     row, column = query[0] % 3, query[1] % 5
     for layer, matrix in enumerate(model.forward_with_attention(images)[1]):
         truth = matrix[:, :, 3 + 5 * row + column, 3:].unflatten(-1, (3, 5))
-        torch.testing.assert_close(head_maps(model, images, layer, query), truth, atol=1e-6, rtol=0)
+        torch.testing.assert_close(compute_head_maps(model, images, layer, query), truth, atol=1e-6, rtol=0)
 
 
 @torch.no_grad()
@@ -94,7 +94,7 @@ def test_maps_of_every_layer_are_rows_of_the_whole_matrix(name, monkeypatch):
         for at_once in (1 << 21, 1):
             monkeypatch.setattr("vitrail.models.attention.AT_ONCE", at_once)
             for query, expected in truth.items():
-                np.testing.assert_allclose(head_maps(model, images, layer, query), expected, atol=1e-6)
+                np.testing.assert_allclose(compute_head_maps(model, images, layer, query), expected, atol=1e-6)
 
 
 @torch.no_grad()
@@ -108,11 +108,11 @@ def test_a_window_is_laid_back_where_its_query_lies():
     of_third = plain[:, :, 18 + 3 + 1].unflatten(-1, (3, 3))
     truth = torch.zeros(2, 1, 5, 4)
     truth[:, :, 3:5, :3] = of_third[:, :, :2]
-    torch.testing.assert_close(head_maps(model, images, 0, (4, 1)), truth, atol=1e-6, rtol=0)
+    torch.testing.assert_close(compute_head_maps(model, images, 0, (4, 1)), truth, atol=1e-6, rtol=0)
     # rolled by one, (0, 0) is the last of the last window: alone, as all others there are of other regions
     truth = torch.zeros(2, 1, 5, 4)
     truth[:, :, 0, 0] = shifted[:, :, 35, 8]
-    torch.testing.assert_close(head_maps(model, images, 1, (0, 0)), truth, atol=1e-6, rtol=0)
+    torch.testing.assert_close(compute_head_maps(model, images, 1, (0, 0)), truth, atol=1e-6, rtol=0)
     torch.testing.assert_close(truth[:, :, 0, 0], torch.ones(2, 1), atol=1e-6, rtol=0)
 
 
@@ -124,7 +124,7 @@ def test_a_reduced_key_is_laid_back_on_the_places_that_it_was_made_of():
     truth = torch.zeros(2, 1, 9, 7)
     truth[:, :, :4, :4] = keys[..., 0, None, None] / 16
     truth[:, :, 4:8, :4] = keys[..., 1, None, None] / 16
-    torch.testing.assert_close(head_maps(model, images, 0, (3, 2)), truth, atol=1e-7, rtol=0)
+    torch.testing.assert_close(compute_head_maps(model, images, 0, (3, 2)), truth, atol=1e-7, rtol=0)
 
 
 def test_the_model_may_be_a_classifier_in_training_and_is_left_as_it_was():
@@ -159,7 +159,7 @@ def test_what_is_not_there_is_refused(asked, message):
 def test_where_only_the_class_token_asks_a_place_is_refused():
     model = make("cait")
     images = random_images(model, (32, 32))
-    with pytest.raises(ConfigError, match=r"in this layer only the class token asks\n.*choose another layer"):
+    with pytest.raises(ConfigError, match=r"in this layer the only query is the class token\n.*choose another layer"):
         attention_map(model, images, -1, query=(0, 0))
     assert attention_map(model, images, 1, query=(0, 0)).shape == (2, 4, 4)
 

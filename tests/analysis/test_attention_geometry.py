@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.analysis.dense import asking, dense, dense_distances, is_inside, map_of, pixels, place_of_query, step_down
 from tests.models.tiny import TINY
-from vitrail.analysis.attention_geometry import Lift, descend
+from vitrail.analysis.attention_geometry import Lift, spread_to_finer
 from vitrail.models import AttentionGrid, create_backbone
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def test_shares_are_carried_as_by_the_whole_matrix(name, layer):
         found = torch.zeros(2, lift.tokens)
         for start in range(0, weights.shape[1], step):
             rows = slice(start, min(start + step, weights.shape[1]))
-            found += lift.carry(shares, lift.inside(weights[:, None, rows], rows)[:, 0], rows)
+            found += lift.carry(shares, lift.mask_outside(weights[:, None, rows], rows)[:, 0], rows)
         np.testing.assert_allclose(found, carried, atol=1e-5, rtol=1e-5)
     np.testing.assert_array_equal(lift.asks, asking(grid))
 
@@ -54,7 +54,7 @@ def test_shares_are_carried_as_by_the_whole_matrix(name, layer):
 def test_what_lies_outside_of_the_image_counts_as_nothing(name, layer):
     grid = grids_of(name)[layer]
     weights = random_rows(grid)
-    inside = Lift(grid, CPU).inside(weights, slice(None))
+    inside = Lift(grid, CPU).mask_outside(weights, slice(None))
     np.testing.assert_array_equal(inside, weights.numpy() * is_inside(grid, tuple(weights.shape[2:])))
 
 
@@ -109,7 +109,7 @@ def test_more_keys_than_places_are_added_where_they_lie():
 def test_a_merged_place_stands_for_the_places_of_its_square_in_equal_parts(coarse, fine):
     above, below = (AttentionGrid(0, grid, grid, (4, 4)) for grid in (coarse, fine))
     shares = torch.rand(2, coarse[0] * coarse[1], generator=torch.Generator().manual_seed(1))
-    found = descend(shares, coarse, fine)
+    found = spread_to_finer(shares, coarse, fine)
     np.testing.assert_allclose(found, shares.double().numpy() @ step_down(above, below), atol=1e-6)
     torch.testing.assert_close(found.sum(1), shares.sum(1))
 
@@ -126,7 +126,7 @@ def test_a_precision_that_is_meant_for_the_model_rounds_nothing_here(name):
             rows = slice(0, weights.shape[1])
             places = shares[:, lift.prefix :]
             finer = (2 * lift.map[0], 2 * lift.map[1])
-            found += [lift.carry(shares, weights, rows), *lift.centres, descend(places, lift.map, finer)]
+            found += [lift.carry(shares, weights, rows), *lift.centres, spread_to_finer(places, lift.map, finer)]
         return found
 
     truth = carried()

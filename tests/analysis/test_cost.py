@@ -14,12 +14,12 @@ from tests.models.tiny import SMALL, TINY
 from vitrail.analysis.cost import (
     FIGURES,
     CostPoint,
-    cost_by_patch,
-    default_sizes,
-    growth,
-    matrix_bytes,
+    choose_sizes,
+    count_matrix_bytes,
+    fit_growth,
     measure_cost,
-    peak_bytes,
+    measure_cost_by_patch,
+    measure_peak_bytes,
 )
 from vitrail.errors import ConfigError
 from vitrail.models import MODELS, Config, ViTConfig, configure, cost_of, create_backbone
@@ -67,23 +67,23 @@ def test_the_peak_is_that_of_a_sum_by_hand():
         return twice[:500].clone()  # 10,000
 
     with torch.no_grad():
-        assert peak_bytes(step, CPU) == 12_000
+        assert measure_peak_bytes(step, CPU) == 12_000
 
 
 def test_what_was_there_before_does_not_count_however_it_is_looked_at():
     given = draw(10, 10)
-    assert peak_bytes(lambda: given.T.reshape(10, 10)[2:].add_(1), CPU) == 0
-    assert peak_bytes(lambda: given.double(), CPU) == 800
+    assert measure_peak_bytes(lambda: given.T.reshape(10, 10)[2:].add_(1), CPU) == 0
+    assert measure_peak_bytes(lambda: given.double(), CPU) == 800
 
 
 def test_memory_that_is_used_again_counts_again():
     given = draw(1000)
-    assert peak_bytes(lambda: [float((given * factor).sum()) for factor in range(50)], CPU) == 4004
+    assert measure_peak_bytes(lambda: [float((given * factor).sum()) for factor in range(50)], CPU) == 4004
 
 
 def test_the_definition_of_attention_holds_its_logits_and_their_softmax():
     q, k = draw(2, 3, 64, 4), draw(2, 3, 64, 4)
-    assert peak_bytes(lambda: attention_weights(q, k), CPU) == 2 * (2 * 3 * 64 * 64 * 4)
+    assert measure_peak_bytes(lambda: attention_weights(q, k), CPU) == 2 * (2 * 3 * 64 * 64 * 4)
 
 
 # the matrices
@@ -91,7 +91,7 @@ def test_the_definition_of_attention_holds_its_logits_and_their_softmax():
 
 @pytest.mark.parametrize("side", [32, 64])
 def test_the_matrices_of_a_vit_grow_with_the_square_of_its_tokens(side):
-    assert matrix_bytes(configure(TINY["vit"], image_size=side)) == 3 * layer_bytes(side)
+    assert count_matrix_bytes(configure(TINY["vit"], image_size=side)) == 3 * layer_bytes(side)
 
 
 @pytest.mark.parametrize("name", WITH_ATTENTION)
@@ -99,13 +99,13 @@ def test_the_matrices_are_counted_before_they_are_made(name):
     model = made(name).eval()
     with torch.no_grad():
         _, matrices = model.forward_with_attention(draw(1, 3, *model.config.image_size))
-    assert matrix_bytes(model.config) == sum(matrix.nbytes for matrix in matrices) > 0
+    assert count_matrix_bytes(model.config) == sum(matrix.nbytes for matrix in matrices) > 0
 
 
 @pytest.mark.parametrize("name", ["axial", "swin", "cait", "beit, one table", "pvt", "pvt v2, linear"])
 def test_a_pass_that_makes_all_matrices_takes_at_least_their_bytes(name):
     [point] = measure_cost(made(name), [TINY[name].image_size], batch=2, repeats=1)
-    assert point.plain_bytes >= max(2 * matrix_bytes(TINY[name]), point.bytes)
+    assert point.plain_bytes >= max(2 * count_matrix_bytes(TINY[name]), point.bytes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -120,8 +120,8 @@ def test_it_takes_no_more_than_they_one_layer_twice_and_what_the_plain_pass_take
 def test_without_them_a_vit_grows_with_its_tokens_and_with_them_with_their_square():
     found = measure_cost(made(), [64, 128, 256], repeats=1)
     assert [point.tokens for point in found] == [65, 257, 1025]
-    assert growth(found, "bytes") == pytest.approx(1, abs=0.02)
-    assert growth(found, "plain_bytes") == pytest.approx(2, abs=0.1)
+    assert fit_growth(found, "bytes") == pytest.approx(1, abs=0.02)
+    assert fit_growth(found, "plain_bytes") == pytest.approx(2, abs=0.1)
     assert found[-1].bytes < layer_bytes(256)  # not even one layer's were ever there
 
 
@@ -129,7 +129,7 @@ def test_without_them_a_vit_grows_with_its_tokens_and_with_them_with_their_squar
 def test_without_attention_there_is_nothing_to_make(name):
     [point] = measure_cost(made(name), [48], repeats=1)
     assert point.plain_seconds is None and point.plain_bytes is None and point.bytes > 0
-    assert matrix_bytes(TINY[name]) == 0
+    assert count_matrix_bytes(TINY[name]) == 0
 
 
 def test_they_are_not_made_unless_asked_for():
@@ -210,7 +210,7 @@ def test_fewer_than_one_image_or_pass_is_refused(given):
 
 
 def test_other_patches_are_other_models_of_the_same_width_and_depth():
-    found = cost_by_patch(TINY["vit"], [16, 8, (4, 8)], (32, 48), batch=2, repeats=1, plain=False)
+    found = measure_cost_by_patch(TINY["vit"], [16, 8, (4, 8)], (32, 48), batch=2, repeats=1, plain=False)
     assert [point.patch_size for point in found] == [(16, 16), (8, 8), (4, 8)]
     assert [point.tokens for point in found] == [2 * 3 + 1, 4 * 6 + 1, 8 * 6 + 1]
     for point in found:
@@ -220,20 +220,20 @@ def test_other_patches_are_other_models_of_the_same_width_and_depth():
 
 
 def test_a_name_will_do_and_what_is_asked_is_passed_on():
-    found = cost_by_patch("vit-ti16", [32, 16], 64, repeats=1, limit=12 * 3 * 5**2 * 4)
+    found = measure_cost_by_patch("vit-ti16", [32, 16], 64, repeats=1, limit=12 * 3 * 5**2 * 4)
     assert [point.tokens for point in found] == [5, 17]
     assert [point.plain_bytes is None for point in found] == [False, True]
-    assert cost_by_patch("vit-ti16", [32], 64, repeats=1, plain=False)[0].plain_bytes is None
+    assert measure_cost_by_patch("vit-ti16", [32], 64, repeats=1, plain=False)[0].plain_bytes is None
 
 
 def test_patches_that_cannot_be_chosen_are_refused_in_words():
     with pytest.raises(ConfigError, match="a BiT ResNet has patches of 4x4 pixels and no others"):
-        cost_by_patch("bit-r50x1", [8, 16], 224)
+        measure_cost_by_patch("bit-r50x1", [8, 16], 224)
 
 
 def test_patches_that_do_not_divide_the_image_are_refused():
     with pytest.raises(ConfigError, match="32x32 pixels does not divide into patches of 5x5"):
-        cost_by_patch(TINY["vit"], [8, 5], 32)
+        measure_cost_by_patch(TINY["vit"], [8, 5], 32)
 
 
 # the exponent
@@ -242,32 +242,32 @@ def test_patches_that_do_not_divide_the_image_are_refused():
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
 def test_a_power_law_is_found_again(exponent):
     found = points(*((tokens, 0.3 * tokens**exponent) for tokens in (17, 65, 197, 1025)))
-    assert growth(found, "seconds") == pytest.approx(exponent)
-    assert growth(found, "plain_seconds") == pytest.approx(exponent)
-    assert growth(found, "multiply_adds") == pytest.approx(3)
-    assert growth(found, "bytes") == 0
+    assert fit_growth(found, "seconds") == pytest.approx(exponent)
+    assert fit_growth(found, "plain_seconds") == pytest.approx(exponent)
+    assert fit_growth(found, "multiply_adds") == pytest.approx(3)
+    assert fit_growth(found, "bytes") == 0
 
 
 def test_it_is_fitted_by_least_squares_of_the_logarithms():
     # logarithms to the base of 2: (0, 0), (1, 1), (2, 0), (3, 3); means 1.5 and 1, so (1.5 - 0.5 * 0 - 0.5 + 3) / 5
-    assert growth(points((1, 1.0), (2, 2.0), (4, 1.0), (8, 8.0)), "seconds") == pytest.approx(4 / 5)
+    assert fit_growth(points((1, 1.0), (2, 2.0), (4, 1.0), (8, 8.0)), "seconds") == pytest.approx(4 / 5)
 
 
 def test_points_without_the_figure_are_left_out():
     found = points((10, 1.0), (20, 4.0), (40, None))
-    assert growth(found, "plain_seconds") == pytest.approx(2)
+    assert fit_growth(found, "plain_seconds") == pytest.approx(2)
 
 
 @pytest.mark.parametrize("pairs", [[], [(10, 1.0)], [(10, 1.0), (10, 2.0)], [(10, 1.0), (20, None)]], ids=str)
 def test_it_is_nan_without_two_numbers_of_tokens(pairs):
-    assert math.isnan(growth(points(*pairs), "plain_seconds"))
-    assert math.isnan(growth(points((10, 1.0), (20, 2.0)), "plain_bytes"))
+    assert math.isnan(fit_growth(points(*pairs), "plain_seconds"))
+    assert math.isnan(fit_growth(points((10, 1.0), (20, 2.0)), "plain_bytes"))
 
 
 def test_a_figure_that_there_is_not_is_refused_with_the_nearest():
     assert set(FIGURES) < set(CostPoint._fields)
     with pytest.raises(ConfigError, match="did you mean 'seconds'"):
-        growth([], "second")
+        fit_growth([], "second")
 
 
 # sizes
@@ -280,7 +280,7 @@ def patches_of(config: Config, size: tuple[int, int]) -> int:
 @pytest.mark.parametrize("name", [*TINY, "vit-s14", "deit-b16-distilled", "swin-t", "pvt-tiny", "bit-r50x1"])
 def test_default_sizes_are_taken_and_span_nine_times_the_patches(name):
     config = TINY[name] if name in TINY else MODELS[name]
-    sizes = default_sizes(config)
+    sizes = choose_sizes(config)
     assert sizes == sorted(set(sizes)) and max(map(max, sizes)) <= 1024
     assert patches_of(config, sizes[-1]) >= 9 * patches_of(config, sizes[0])
 
@@ -302,10 +302,10 @@ def test_default_sizes_are_taken_and_span_nine_times_the_patches(name):
 def test_default_sizes_are_multiples_of_the_model_s_own(image_size, patch_size, expected):
     settings = {**SMALL, "image_size": image_size}
     config = ViTConfig(**settings, patch_size=patch_size, width=16, depth=1, heads=2, mlp_width=24, pad=True)
-    assert default_sizes(config) == expected
+    assert choose_sizes(config) == expected
 
 
 def test_patches_too_large_for_three_are_refused():
     config = ViTConfig(**{**SMALL, "image_size": 512}, patch_size=512, width=16, depth=1, heads=2, mlp_width=24)
     with pytest.raises(ConfigError, match="1024 pixels hold less than 3 patches of 512x512"):
-        default_sizes(config)
+        choose_sizes(config)

@@ -12,13 +12,13 @@ import torch
 from tests.models.conftest import shaken
 from tests.models.tiny import SMALL, TINY
 from vitrail.analysis.embeddings import (
-    as_pictures,
-    embedding_filters,
-    line_similarity,
-    neighbour_rate,
-    position_embeddings,
-    position_similarity,
-    principal_filters,
+    compute_line_similarity,
+    compute_neighbour_rate,
+    compute_position_similarity,
+    compute_principal_filters,
+    extract_filters,
+    extract_position_embeddings,
+    render_filters,
 )
 from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig, create_backbone
@@ -69,7 +69,7 @@ def test_the_shapes_of_every_small_config_are_known():
 @pytest.mark.parametrize("name", TINY)
 def test_every_architecture_says_what_it_adds_to_its_patches(name):
     model, (shape, _) = shaken(create_backbone(TINY[name])), SHAPES[name]
-    found, larger = position_embeddings(model), position_embeddings(model, (9, 10))
+    found, larger = extract_position_embeddings(model), extract_position_embeddings(model, (9, 10))
     if shape is None:
         assert found is None and larger is None
     else:
@@ -80,11 +80,11 @@ def test_every_architecture_says_what_it_adds_to_its_patches(name):
 @pytest.mark.parametrize("name", ["vit", "pvt, odd map", "swin", "bit"])
 def test_a_classifier_gives_what_its_backbone_does(name):
     model = shaken(create_model(TINY[name], classes=7))
-    assert torch.equal(embedding_filters(model), embedding_filters(model.backbone))
+    assert torch.equal(extract_filters(model), extract_filters(model.backbone))
     if SHAPES[name][0] is None:
-        assert position_embeddings(model) is None
+        assert extract_position_embeddings(model) is None
     else:
-        assert torch.equal(position_embeddings(model), position_embeddings(model.backbone))
+        assert torch.equal(extract_position_embeddings(model), extract_position_embeddings(model.backbone))
 
 
 @pytest.mark.parametrize("name", [name for name, (shape, _) in SHAPES.items() if shape])
@@ -92,25 +92,25 @@ def test_it_is_what_place_adds_to_any_patches(name):
     model = shaken(create_backbone(TINY[name])).double().eval()
     patches = model.patchify(draw(1, 3, *model.config.image_size))
     torch.testing.assert_close(
-        position_embeddings(model).flatten(0, 1), (model.place(patches).x - patches.x)[0], atol=1e-12, rtol=0
+        extract_position_embeddings(model).flatten(0, 1), (model.place(patches).x - patches.x)[0], atol=1e-12, rtol=0
     )
 
 
 def test_learned_positions_are_the_table_without_the_class_token():
     model = a_vit()
-    assert torch.equal(position_embeddings(model).flatten(0, 1), model.pos_embed[0, 1:])
+    assert torch.equal(extract_position_embeddings(model).flatten(0, 1), model.pos_embed[0, 1:])
 
 
 @pytest.mark.parametrize("rule", ["paper", "bicubic"])
 def test_for_another_grid_the_table_is_resized_as_the_config_says(rule):
     model = a_vit(position_resize=rule)
     expected = resize(model.pos_embed[:, 1:], (3, 4), (5, 7), rule)[0]
-    assert torch.equal(position_embeddings(model, (5, 7)).flatten(0, 1), expected)
+    assert torch.equal(extract_position_embeddings(model, (5, 7)).flatten(0, 1), expected)
 
 
 def test_learned_2d_positions_are_half_the_column_and_half_the_row():
     model = a_vit(positions="learned2d")
-    found = position_embeddings(model)
+    found = extract_position_embeddings(model)
     for row, column in places(3, 4):
         expected = torch.cat([model.pos_embed_x[0, column], model.pos_embed_y[0, row]])
         assert torch.equal(found[row, column], expected)
@@ -118,7 +118,7 @@ def test_learned_2d_positions_are_half_the_column_and_half_the_row():
 
 @pytest.mark.parametrize("grid", [(3, 4), (2, 9)])
 def test_sines_and_cosines_are_those_of_the_grid(grid):
-    found = position_embeddings(a_vit(positions="sincos2d"), grid)
+    found = extract_position_embeddings(a_vit(positions="sincos2d"), grid)
     assert torch.equal(found.flatten(0, 1).float(), sincos2d(grid, 16))
 
 
@@ -127,25 +127,25 @@ def test_sines_and_cosines_are_those_of_the_grid(grid):
     [{"positions": "none"}, {"positions": "relative"}, {"positions_at": "every"}, {"positions_at": "shared"}],
 )
 def test_positions_that_do_not_enter_with_the_patches_are_none(changes):
-    assert position_embeddings(a_vit(**changes)) is None
+    assert extract_position_embeddings(a_vit(**changes)) is None
 
 
 def test_a_model_in_training_that_drops_patches_shows_them_all_and_goes_on_training():
     model = a_vit(patch_dropout=0.5, dropout=0.5).train()
-    assert torch.equal(position_embeddings(model).flatten(0, 1), model.pos_embed[0, 1:])
+    assert torch.equal(extract_position_embeddings(model).flatten(0, 1), model.pos_embed[0, 1:])
     assert all(module.training for module in model.modules())
 
 
 def test_half_precision_stays_and_is_compared_in_fp32():
-    found = position_embeddings(a_vit().bfloat16())
+    found = extract_position_embeddings(a_vit().bfloat16())
     assert found.dtype == torch.bfloat16 and not found.requires_grad
-    assert position_similarity(found).dtype == torch.float32
+    assert compute_position_similarity(found).dtype == torch.float32
 
 
 @pytest.mark.parametrize("grid", [(0, 3), (4, -1), (2.0, 2)])
 def test_a_grid_without_patches_is_refused(grid):
     with pytest.raises(ConfigError, match="rows and columns"):
-        position_embeddings(a_vit(), grid)
+        extract_position_embeddings(a_vit(), grid)
 
 
 # similarity
@@ -154,7 +154,7 @@ def test_a_grid_without_patches_is_refused(grid):
 def test_the_similarity_of_sines_and_cosines_has_a_closed_form():
     """By cos a cos b + sin a sin b = cos(a - b) it is the mean of cos((x1 - x2) w) and cos((y1 - y2) w) over all w."""
     rows, columns, width = 5, 7, 48
-    found = position_similarity(sincos2d((rows, columns), width).unflatten(0, (rows, columns)))
+    found = compute_position_similarity(sincos2d((rows, columns), width).unflatten(0, (rows, columns)))
     waves = [10000 ** (-i / (width // 4 - 1)) for i in range(width // 4)]
     for (r1, c1), (r2, c2) in itertools.product(places(rows, columns), repeat=2):
         expected = sum(math.cos((c1 - c2) * w) + math.cos((r1 - r2) * w) for w in waves) / (2 * len(waves))
@@ -164,7 +164,7 @@ def test_the_similarity_of_sines_and_cosines_has_a_closed_form():
 def test_similarity_is_the_cosine_whatever_the_lengths_and_zeros_are_similar_to_none():
     embeddings = draw(2, 3, 5) * torch.tensor([1e-3, 1.0, 50.0])[:, None]
     embeddings[1, 2] = 0
-    found = position_similarity(embeddings)
+    found = compute_position_similarity(embeddings)
     assert found.shape == (2, 3, 2, 3) and found.dtype == torch.float32
     for one, other in itertools.product(places(2, 3), repeat=2):
         lengths = (embeddings[one].norm() * embeddings[other].norm()).item()
@@ -184,10 +184,10 @@ def test_the_neighbour_rate_counts_patches_whose_best_other_is_within_reach():
     }
     for one, other in best.items():
         similarity[*one, *one], similarity[*one, *other] = 1.0, 0.5
-    assert neighbour_rate(similarity) == pytest.approx(2 / 6)
-    assert neighbour_rate(similarity, reach=1.5) == pytest.approx(4 / 6)
-    assert neighbour_rate(similarity, reach=2) == pytest.approx(5 / 6)
-    assert neighbour_rate(similarity, reach=3) == 1
+    assert compute_neighbour_rate(similarity) == pytest.approx(2 / 6)
+    assert compute_neighbour_rate(similarity, reach=1.5) == pytest.approx(4 / 6)
+    assert compute_neighbour_rate(similarity, reach=2) == pytest.approx(5 / 6)
+    assert compute_neighbour_rate(similarity, reach=3) == 1
 
 
 def test_a_row_does_not_go_on_in_the_next():
@@ -195,29 +195,31 @@ def test_a_row_does_not_go_on_in_the_next():
     for (r1, c1), (r2, c2) in itertools.product(places(3, 3), repeat=2):
         similarity[r1, c1, r2, c2] = -abs((3 * r1 + c1) - (3 * r2 + c2))
     # for the 4 patches at the inner ends of rows, the next in line lies across the grid and ties with the one beside them
-    assert neighbour_rate(similarity) == pytest.approx(5 / 9)
+    assert compute_neighbour_rate(similarity) == pytest.approx(5 / 9)
 
 
 def test_a_tie_with_a_patch_that_is_no_neighbour_does_not_count():
-    assert neighbour_rate(torch.ones(3, 3, 3, 3)) == 0
-    assert neighbour_rate(torch.ones(3, 3, 3, 3), reach=1.5) == pytest.approx(1 / 9)  # all are neighbours of the centre
-    assert neighbour_rate(torch.ones(2, 1, 2, 1)) == 1
-    assert math.isnan(neighbour_rate(torch.ones(1, 1, 1, 1)))
+    assert compute_neighbour_rate(torch.ones(3, 3, 3, 3)) == 0
+    assert compute_neighbour_rate(torch.ones(3, 3, 3, 3), reach=1.5) == pytest.approx(
+        1 / 9
+    )  # all are neighbours of the centre
+    assert compute_neighbour_rate(torch.ones(2, 1, 2, 1)) == 1
+    assert math.isnan(compute_neighbour_rate(torch.ones(1, 1, 1, 1)))
 
 
 @pytest.mark.parametrize("reach", [0.5, 0, float("nan")])
 def test_a_reach_without_neighbours_is_refused(reach):
     with pytest.raises(ConfigError, match="reach is"):
-        neighbour_rate(torch.ones(3, 3, 3, 3), reach=reach)
+        compute_neighbour_rate(torch.ones(3, 3, 3, 3), reach=reach)
 
 
 def test_sines_and_cosines_are_most_similar_to_their_neighbours():
-    assert neighbour_rate(position_similarity(sincos2d((6, 9), 64).unflatten(0, (6, 9)))) == 1
+    assert compute_neighbour_rate(compute_position_similarity(sincos2d((6, 9), 64).unflatten(0, (6, 9)))) == 1
 
 
 def test_lines_are_compared_with_pairs_elsewhere_that_are_no_further_apart():
     rows, columns = 5, 4
-    similarity = position_similarity(draw(rows, columns, 3))
+    similarity = compute_position_similarity(draw(rows, columns, 3))
     means = {"row": [], "column": [], "elsewhere": []}
     for step in (2, 3):
         pairs = {kind: [] for kind in means}
@@ -227,14 +229,14 @@ def test_lines_are_compared_with_pairs_elsewhere_that_are_no_further_apart():
                 pairs[kind].append(similarity[r1, c1, r2, c2].item())
         for kind, values in pairs.items():
             means[kind].append(np.mean(values))
-    found = line_similarity(similarity)
+    found = compute_line_similarity(similarity)
     for kind, values in means.items():
         assert getattr(found, kind) == pytest.approx(np.mean(values), abs=1e-6)
 
 
 def test_lines_stand_out_of_embeddings_made_of_row_and_column():
     rows, columns = draw(8, 1, 256).expand(-1, 8, -1), draw(1, 8, 256, seed=1).expand(8, -1, -1)
-    found = line_similarity(position_similarity(torch.cat([rows, columns], 2)))
+    found = compute_line_similarity(compute_position_similarity(torch.cat([rows, columns], 2)))
     assert found.row == pytest.approx(0.5, abs=0.05) and found.column == pytest.approx(0.5, abs=0.05)
     assert found.elsewhere == pytest.approx(0, abs=0.05)
 
@@ -243,12 +245,12 @@ def test_lines_do_not_stand_out_of_a_similarity_that_only_falls_with_distance():
     similarity = torch.zeros(6, 7, 6, 7)
     for one, other in itertools.product(places(6, 7), repeat=2):
         similarity[*one, *other] = -math.dist(one, other)
-    found = line_similarity(similarity)
+    found = compute_line_similarity(similarity)
     assert found.row == pytest.approx(found.column) and found.row < found.elsewhere
 
 
 def test_a_grid_too_small_to_compare_lines_has_no_figures():
-    found = line_similarity(torch.ones(2, 5, 2, 5))
+    found = compute_line_similarity(torch.ones(2, 5, 2, 5))
     assert all(math.isnan(each) for each in (found.row, found.column, found.elsewhere))
 
 
@@ -258,7 +260,7 @@ def test_a_grid_too_small_to_compare_lines_has_no_figures():
 @pytest.mark.parametrize("name", TINY)
 def test_every_architecture_shows_a_copy_of_its_first_kernels(name):
     model = shaken(create_backbone(TINY[name])).double()
-    filters = embedding_filters(model)
+    filters = extract_filters(model)
     kernels = model.get_parameter(model.first_layer)
     assert filters.shape == SHAPES[name][1] and filters.dtype == torch.float32 and not filters.requires_grad
     assert torch.equal(filters, kernels.float())
@@ -268,13 +270,13 @@ def test_every_architecture_shows_a_copy_of_its_first_kernels(name):
 
 def test_a_copy_is_made_in_fp32_too():
     model = create_backbone(TINY["vit"])
-    embedding_filters(model).zero_()
+    extract_filters(model).zero_()
     assert model.get_parameter(model.first_layer).any()
 
 
 def test_filters_are_what_a_single_pixel_adds_to_a_patch():
     model = a_vit(in_channels=5)
-    filters, dark = embedding_filters(model), torch.zeros(1, 5, 24, 32, dtype=torch.float64)
+    filters, dark = extract_filters(model), torch.zeros(1, 5, 24, 32, dtype=torch.float64)
     lit = dark.clone()
     lit[0, 4, 8 + 2, 16 + 7] = 1  # in the patch of row 1, column 2
     added = (model.patchify(lit).x - model.patchify(dark).x)[0, 1 * 4 + 2]
@@ -284,7 +286,7 @@ def test_filters_are_what_a_single_pixel_adds_to_a_patch():
 @pytest.mark.parametrize("shape", [(40, 3, 2, 4), (11, 1, 4, 3), (11, 5, 3, 2)], ids=["many", "one", "five"])
 def test_components_are_the_eigenvectors_of_the_covariance(shape):
     filters = draw(*shape) + 3  # a mean that is not zero
-    components, explained = principal_filters(filters, count=1000)
+    components, explained = compute_principal_filters(filters, count=1000)
     there_are = min(shape[0] - 1, math.prod(shape[1:]))
     assert components.shape == (there_are, *shape[1:]) and explained.shape == (there_are,)
     variances, directions = np.linalg.eigh(np.cov(filters.flatten(1).numpy(), rowvar=False))
@@ -298,14 +300,14 @@ def test_components_are_the_eigenvectors_of_the_covariance(shape):
 
 def test_a_few_components_are_the_first_of_all():
     filters = draw(40, 3, 2, 4)
-    few, every = principal_filters(filters, count=4), principal_filters(filters, count=24)
+    few, every = compute_principal_filters(filters, count=4), compute_principal_filters(filters, count=24)
     assert torch.equal(few.components, every.components[:4]) and torch.equal(few.explained, every.explained[:4])
-    assert principal_filters(draw(60, 3, 4, 4)).components.shape == (28, 3, 4, 4)
+    assert compute_principal_filters(draw(60, 3, 4, 4)).components.shape == (28, 3, 4, 4)
 
 
 def test_the_largest_value_of_a_component_is_positive():
     filters = draw(40, 3, 2, 4)
-    found, mirrored = principal_filters(filters), principal_filters(-filters)
+    found, mirrored = compute_principal_filters(filters), compute_principal_filters(-filters)
     flat = found.components.flatten(1)
     assert torch.equal(flat.max(1).values, flat.abs().max(1).values)
     torch.testing.assert_close(found.components, mirrored.components)
@@ -313,25 +315,25 @@ def test_the_largest_value_of_a_component_is_positive():
 
 def test_principal_filters_of_fp32_are_fp32_and_carry_no_gradient():
     filters = draw(6, 3, 2, 2).float().requires_grad_()
-    components, explained = principal_filters(filters)
+    components, explained = compute_principal_filters(filters)
     assert components.dtype == explained.dtype == torch.float32 and not components.requires_grad
 
 
 def test_equal_filters_explain_nothing_and_one_has_no_components():
-    assert not principal_filters(torch.ones(5, 3, 2, 2)).explained.any()
-    assert principal_filters(draw(1, 3, 2, 2)).components.shape == (0, 3, 2, 2)
+    assert not compute_principal_filters(torch.ones(5, 3, 2, 2)).explained.any()
+    assert compute_principal_filters(draw(1, 3, 2, 2)).components.shape == (0, 3, 2, 2)
 
 
 def test_no_components_cannot_be_asked_for():
     with pytest.raises(ConfigError, match="count is 0"):
-        principal_filters(draw(6, 3, 2, 2), count=0)
+        compute_principal_filters(draw(6, 3, 2, 2), count=0)
 
 
 @pytest.mark.parametrize(("channels", "shown"), [(1, [0, 0, 0]), (2, [0, 0, 0]), (3, [0, 1, 2]), (5, [0, 1, 2])])
 def test_pictures_show_zero_as_mid_grey_and_reach_the_end(channels, shown):
     components = draw(4, channels, 3, 5)
     components[:, 0, 0, 0] = 0
-    pictures = as_pictures(components)
+    pictures = render_filters(components)
     assert pictures.shape == (4, 3, 5, 3) and pictures.dtype == np.uint8
     assert (pictures[:, 0, 0, 0] == 128).all()
     for picture, component in zip(pictures, components[:, shown].movedim(1, 3).numpy()):
@@ -341,7 +343,7 @@ def test_pictures_show_zero_as_mid_grey_and_reach_the_end(channels, shown):
 
 
 def test_a_picture_of_nothing_is_grey():
-    assert (as_pictures(torch.zeros(2, 3, 4, 4)) == 128).all()
+    assert (render_filters(torch.zeros(2, 3, 4, 4)) == 128).all()
 
 
 # a real ViT
@@ -355,16 +357,16 @@ def tiny_vit(real_data):
 @pytest.mark.parametrize("grid", [None, (24, 24), (10, 18)])
 def test_the_real_vit_has_learned_where_its_patches_are(tiny_vit, grid):
     """The paper's findings: what is near is similar, and rows and columns stand out."""
-    similarity = position_similarity(position_embeddings(tiny_vit, grid))
+    similarity = compute_position_similarity(extract_position_embeddings(tiny_vit, grid))
     assert similarity.shape == 2 * (grid or (14, 14))
-    assert neighbour_rate(similarity) == 1 and neighbour_rate(similarity, reach=1.5) == 1
-    lines = line_similarity(similarity)
+    assert compute_neighbour_rate(similarity) == 1 and compute_neighbour_rate(similarity, reach=1.5) == 1
+    lines = compute_line_similarity(similarity)
     assert min(lines.row, lines.column) > lines.elsewhere + 0.2
 
 
 def test_28_components_carry_two_fifths_of_the_real_vits_filters(tiny_vit):
-    components, explained = principal_filters(embedding_filters(tiny_vit))
+    components, explained = compute_principal_filters(extract_filters(tiny_vit))
     assert components.shape == (28, 3, 16, 16)
     assert explained[0].item() == pytest.approx(0.0497, abs=1e-4)
     assert explained.sum().item() == pytest.approx(0.4220, abs=1e-4)
-    assert as_pictures(components).shape == (28, 16, 16, 3)
+    assert render_filters(components).shape == (28, 16, 16, 3)

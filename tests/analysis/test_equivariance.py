@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from tests.models.conftest import shaken
 from tests.models.tiny import TINY
-from vitrail.analysis.equivariance import AT_ONCE, map_equivariance, permutation_response, shift_response, strides_of
+from vitrail.analysis.equivariance import (
+    AT_ONCE,
+    find_strides,
+    measure_map_equivariance,
+    measure_permutation_response,
+    measure_shift_response,
+)
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
 from vitrail.models.backbone import TAKE_SUBSETS
@@ -55,7 +61,7 @@ class Mapping(nn.Module):
 def test_a_shift_moves_the_answer_by_one_minus_the_cosine_and_changes_the_best_class_as_often_as_counted():
     model = build()
     images = draw(model, batch=AT_ONCE + 3, more=8)
-    found = shift_response(model, images, [3, 8], along="down")
+    found = measure_shift_response(model, images, [3, 8], along="down")
     assert list(found) == [3, 8]
     features, moved = (model.pool(model.forward_features(images[:, :, top : top + 32, :32])) for top in (0, 3))
     expected = 1 - F.cosine_similarity(features, moved).mean()
@@ -71,9 +77,9 @@ def test_a_shift_moves_the_answer_by_one_minus_the_cosine_and_changes_the_best_c
 def test_along_an_axis_only_that_axis_needs_room(along, axis):
     model = build()
     images = draw(model, more=2).narrow(5 - axis, 0, 32)
-    assert list(shift_response(model, images, [2], along=along)) == [2]
+    assert list(measure_shift_response(model, images, [2], along=along)) == [2]
     with pytest.raises(ConfigError, match=r"no room to move a window of 32x32"):
-        shift_response(model, images, [2])
+        measure_shift_response(model, images, [2])
 
 
 @pytest.mark.parametrize(
@@ -88,30 +94,30 @@ def test_along_an_axis_only_that_axis_needs_room(along, axis):
 )
 def test_by_default_shifts_grow_to_whole_patches(patch, along, shifts):
     model = build(patch_size=patch)
-    assert list(shift_response(model, draw(model, batch=1, more=32), along=along)) == shifts
+    assert list(measure_shift_response(model, draw(model, batch=1, more=32), along=along)) == shifts
 
 
 def test_a_vit_without_positions_does_not_see_a_periodic_image_move_by_a_patch():
     model = build(positions="none")
-    found = shift_response(model, tiled(model), [3, 8])
+    found = measure_shift_response(model, tiled(model), [3, 8])
     assert found[8].moved < 1e-12 and found[8].changed == 0
     assert found[3].moved > 1e-4
 
 
 def test_a_vit_with_positions_does():
     model = build()
-    assert shift_response(model, tiled(model), [8])[8].moved > 1e-4
+    assert measure_shift_response(model, tiled(model), [8])[8].moved > 1e-4
 
 
 def test_one_image_has_no_other_and_no_head_no_best_class():
     model = build(classes=0)
-    assert shift_response(model, draw(model, batch=1, more=1), [1])[1][1:] == (None, None)
+    assert measure_shift_response(model, draw(model, batch=1, more=1), [1])[1][1:] == (None, None)
 
 
 def test_a_constant_image_does_not_move():
     for name in ("vit", "bit"):
         model = build(name)
-        found = shift_response(model, torch.full_like(draw(model, more=4), 0.7), [4])
+        found = measure_shift_response(model, torch.full_like(draw(model, more=4), 0.7), [4])
         assert found[4] == (0, pytest.approx(0, abs=1e-12), 0)
 
 
@@ -126,15 +132,15 @@ def lin(a: Tensor, b: Tensor) -> float:
 
 def test_a_periodic_image_moves_the_map_of_a_vit_without_positions_exactly():
     model = build(positions="none", image_size=(48, 48))
-    found = map_equivariance(model, tiled(model))
+    found = measure_map_equivariance(model, tiled(model))
     assert [(each.stride, each.margin) for each in found] == [((8, 8), 1)] * 3
     assert all(each.concordance == pytest.approx(1, abs=1e-10) for each in found)
 
 
 def test_positions_and_patches_that_leave_spoil_it():
     placed, free = (build(positions=each, image_size=(48, 48)) for each in ("learned", "none"))
-    assert all(each.concordance < 1 - 1e-3 for each in map_equivariance(placed, tiled(placed)))
-    leaving = map_equivariance(free, draw(free, more=8))
+    assert all(each.concordance < 1 - 1e-3 for each in measure_map_equivariance(placed, tiled(placed)))
+    leaving = measure_map_equivariance(free, draw(free, more=8))
     assert all(each.concordance < 1 - 1e-6 for each in leaving[1:])
 
 
@@ -143,7 +149,7 @@ def test_a_convolution_moves_its_map_but_for_the_border_that_zeros_reach(along):
     kernel = torch.randn(2, 1, 3, 3, generator=torch.Generator().manual_seed(0)).double()
     model = Mapping(lambda images: F.conv2d(images, kernel, padding=1, stride=2), stride=2)
     images = draw(model, more=2)
-    (inner,), (whole,) = (map_equivariance(model, images, margin=margin, along=along) for margin in (1, 0))
+    (inner,), (whole,) = (measure_map_equivariance(model, images, margin=margin, along=along) for margin in (1, 0))
     assert inner == ((2, 2), 1, 1.0)
     assert whole.margin == 0 and whole.concordance < 0.99
 
@@ -154,7 +160,7 @@ def test_the_measure_is_lins_concordance():
     images = draw(model, batch=1, more=1)
     still, moved = (model.function(images[:, :, top : top + 12, top : top + 12]) for top in (0, 1))
     for margin in (0, 2):
-        (found,) = map_equivariance(model, images, margin=margin)
+        (found,) = measure_map_equivariance(model, images, margin=margin)
         inner = slice(margin, 11 - margin)
         expected = lin(still[:, :, 1:, 1:][:, :, inner, inner], moved[:, :, inner, inner])
         assert 0.1 < expected < 0.99
@@ -164,12 +170,12 @@ def test_the_measure_is_lins_concordance():
 def test_maps_with_nothing_in_common_have_a_concordance_of_about_nothing():
     fixed = torch.randn(1, 4, 60, 60, generator=torch.Generator().manual_seed(0)).double()
     model = Mapping(lambda images: fixed.expand(len(images), -1, -1, -1), size=(60, 60))
-    assert abs(map_equivariance(model, draw(model, more=1))[0].concordance) < 0.05
+    assert abs(measure_map_equivariance(model, draw(model, more=1))[0].concordance) < 0.05
 
 
 def test_what_is_the_same_everywhere_cannot_be_seen_to_move():
     model = build(positions="none")
-    assert all(each.concordance is None for each in map_equivariance(model, torch.ones(2, 3, 40, 40).double()))
+    assert all(each.concordance is None for each in measure_map_equivariance(model, torch.ones(2, 3, 40, 40).double()))
 
 
 @pytest.mark.parametrize(
@@ -185,21 +191,23 @@ def test_what_is_the_same_everywhere_cannot_be_seen_to_move():
 )
 def test_a_margin_shrinks_until_two_cells_are_left(size, asked, margin, measured):
     model = Mapping(lambda images: images, size=size)
-    (found,) = map_equivariance(model, draw(model, more=1), margin=asked)
+    (found,) = measure_map_equivariance(model, draw(model, more=1), margin=asked)
     assert found == ((1, 1), margin, 1.0 if measured else None)
 
 
 def test_a_map_that_cannot_be_measured_needs_no_room():
     model = build("bit")  # maps of 8 x 8 and 4 x 4
-    assert [each.stride for each in map_equivariance(model, draw(model, more=8))] == [(4, 4), (8, 8)]
+    assert [each.stride for each in measure_map_equivariance(model, draw(model, more=8))] == [(4, 4), (8, 8)]
     small = build("bit", image_size=(8, 8))  # of 2 x 2 and 1 x 1
-    assert [each.concordance for each in map_equivariance(small, draw(small))] == [None, None]
+    assert [each.concordance for each in measure_map_equivariance(small, draw(small))] == [None, None]
 
 
 def test_batches_are_added_up():
     model = build()
     images = draw(model, batch=AT_ONCE + 2, more=8)
-    whole, first, rest = (map_equivariance(model, each) for each in (images, images[:AT_ONCE], images[AT_ONCE:]))
+    whole, first, rest = (
+        measure_map_equivariance(model, each) for each in (images, images[:AT_ONCE], images[AT_ONCE:])
+    )
     for both, *parts in zip(whole, first, rest):
         low, high = sorted(each.concordance for each in parts)
         assert low < both.concordance < high
@@ -210,7 +218,7 @@ def test_a_map_grows_by_a_cell_for_each_of_its_strides(name):
     model = build(name)
     images = draw(model, batch=1)
     maps = model.feature_maps(images)
-    strides = strides_of(model.config, model.config.image_size, maps)
+    strides = find_strides(model.config, model.config.image_size, maps)
     below, beside = 2 * strides[-1][0], 3 * strides[-1][1]
     larger = model.feature_maps(F.pad(images, (0, beside, 0, below)))
     for before, after, (down, right) in zip(maps, larger, strides):
@@ -222,14 +230,14 @@ def test_a_map_grows_by_a_cell_for_each_of_its_strides(name):
 
 def test_a_vit_without_positions_does_not_see_its_patches_change_places():
     model = build(positions="none")
-    for response in permutation_response(model, draw(model)):
+    for response in measure_permutation_response(model, draw(model)):
         assert response.moved < 1e-12 and response.changed == 0
 
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "gap", "registers": 2}, {"pool": "map"}, {"positions": "sincos2d"}])
 def test_all_that_a_vit_knows_of_places_is_in_its_positions(changes):
     model = build(**changes)
-    pixels, unplaced = permutation_response(model, draw(model))
+    pixels, unplaced = measure_permutation_response(model, draw(model))
     assert pixels.moved > 1e-6
     assert unplaced.moved < 1e-12 and unplaced.changed == 0 and unplaced.apart > 1e-4
 
@@ -241,7 +249,7 @@ def test_all_that_a_vit_knows_of_places_is_in_its_positions(changes):
 )
 def test_positions_inside_the_encoder_are_not_left_out(name, changes):
     model = build(name, **changes)
-    assert permutation_response(model, draw(model)).unplaced.moved > 1e-6
+    assert measure_permutation_response(model, draw(model)).unplaced.moved > 1e-6
 
 
 def test_squares_of_a_patch_in_another_order_are_the_patches_in_that_order():
@@ -259,7 +267,7 @@ def shown(model, images, **given):
     """What the model is shown once the parts of the images have changed places."""
     looks, look = [], model.forward_features
     model.forward_features = lambda images: looks.append(images) or look(images)
-    permutation_response(model, images, **given)
+    measure_permutation_response(model, images, **given)
     return looks[1]
 
 
@@ -277,7 +285,7 @@ def test_what_fills_no_square_stays():
 def test_a_seed_is_an_order():
     model = build()
     images = draw(model)
-    first, again, other = (permutation_response(model, images, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (measure_permutation_response(model, images, seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert first.pixels != other.pixels
 
@@ -288,9 +296,9 @@ def test_a_seed_is_an_order():
 def measures(model, **given):
     """Every number that there is, or None."""
     images = draw(model, more=32, **given)
-    pixels, unplaced = permutation_response(model, draw(model, **given))
-    responses = [pixels, *([] if unplaced is None else [unplaced]), *shift_response(model, images).values()]
-    return [number for each in responses for number in each], map_equivariance(model, images), unplaced
+    pixels, unplaced = measure_permutation_response(model, draw(model, **given))
+    responses = [pixels, *([] if unplaced is None else [unplaced]), *measure_shift_response(model, images).values()]
+    return [number for each in responses for number in each], measure_map_equivariance(model, images), unplaced
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -322,7 +330,11 @@ def test_looking_leaves_the_model_the_images_and_the_global_generator_as_they_we
     model = build().train()
     images = draw(model, more=32)
     before, state = images.clone(), torch.get_rng_state()
-    shift_response(model, images), map_equivariance(model, images), permutation_response(model, images)
+    (
+        measure_shift_response(model, images),
+        measure_map_equivariance(model, images),
+        measure_permutation_response(model, images),
+    )
     assert model.training and torch.is_grad_enabled()
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(images, before) and torch.equal(torch.get_rng_state(), state)
@@ -331,18 +343,18 @@ def test_looking_leaves_the_model_the_images_and_the_global_generator_as_they_we
 @pytest.mark.parametrize(
     ("look", "words"),
     [
-        (lambda m: shift_response(m, draw(m, more=3), [1, 4]), r"35x35 pixels .* 36x36 pixels at least"),
-        (lambda m: shift_response(m, draw(m, more=3), []), r"shifts is \[\]"),
-        (lambda m: shift_response(m, draw(m, more=3), [0]), r"shifts is \[0\]"),
-        (lambda m: shift_response(m, draw(m, more=3), [1], along="dwn"), "did you mean 'down'"),
-        (lambda m: map_equivariance(m, draw(m, more=7)), r"39x39 pixels .* 40x40 pixels at least"),
-        (lambda m: map_equivariance(m, draw(m)[:, :, 1:]), r"31x32 pixels .* 32x32 pixels at least"),
-        (lambda m: map_equivariance(m, draw(m, more=8), margin=-1), "margin is -1"),
-        (lambda m: map_equivariance(m, draw(m, more=8)[:0]), r"images of shape \(0, 3, 40, 40\)"),
-        (lambda m: permutation_response(m, draw(m)[0]), r"images of shape \(3, 32, 32\)"),
-        (lambda m: permutation_response(m, draw(m)[:, :2]), r"\(3, 2, 32, 32\) for a model of 3 channels"),
-        (lambda m: permutation_response(m, draw(m), square=20), "fewer than two squares of 20x20"),
-        (lambda m: permutation_response(m, draw(m), square=0), "square is 0"),
+        (lambda m: measure_shift_response(m, draw(m, more=3), [1, 4]), r"35x35 pixels .* 36x36 pixels at least"),
+        (lambda m: measure_shift_response(m, draw(m, more=3), []), r"shifts is \[\]"),
+        (lambda m: measure_shift_response(m, draw(m, more=3), [0]), r"shifts is \[0\]"),
+        (lambda m: measure_shift_response(m, draw(m, more=3), [1], along="dwn"), "did you mean 'down'"),
+        (lambda m: measure_map_equivariance(m, draw(m, more=7)), r"39x39 pixels .* 40x40 pixels at least"),
+        (lambda m: measure_map_equivariance(m, draw(m)[:, :, 1:]), r"31x32 pixels .* 32x32 pixels at least"),
+        (lambda m: measure_map_equivariance(m, draw(m, more=8), margin=-1), "margin is -1"),
+        (lambda m: measure_map_equivariance(m, draw(m, more=8)[:0]), r"images of shape \(0, 3, 40, 40\)"),
+        (lambda m: measure_permutation_response(m, draw(m)[0]), r"images of shape \(3, 32, 32\)"),
+        (lambda m: measure_permutation_response(m, draw(m)[:, :2]), r"\(3, 2, 32, 32\) for a model of 3 channels"),
+        (lambda m: measure_permutation_response(m, draw(m), square=20), "fewer than two squares of 20x20"),
+        (lambda m: measure_permutation_response(m, draw(m), square=0), "square is 0"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_words(look, words):

@@ -14,13 +14,13 @@ from tests.analysis.weighing import Counting, pictures, shaken, weighing, weight
 from tests.models.tiny import TINY
 from vitrail.analysis.faithfulness import (
     Faithfulness,
-    area,
     compare,
+    compute_area,
     deletion,
+    draw_random_heat,
     insertion,
-    on_grid,
-    random_heat,
     rank,
+    resample,
 )
 from vitrail.errors import ConfigError
 
@@ -96,7 +96,7 @@ def test_where_all_cells_matter_alike_the_curve_is_a_straight_line():
     weight = torch.full((3, 16, 24), 0.8 / (3 * 16 * 24))
     curve = deletion(weighing(weight), torch.ones(2, 3, 16, 24), torch.zeros(2, 4, 6), targets=THIS, steps=8)
     torch.testing.assert_close(curve, torch.linspace(0.8, 0, 9).expand(2, 9), atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(area(curve), torch.full((2,), 0.4))
+    torch.testing.assert_close(compute_area(curve), torch.full((2,), 0.4))
 
 
 def test_steps_that_do_not_divide_the_cells_are_rounded_down():
@@ -117,7 +117,7 @@ def test_insertion_reveals_the_hottest_cells_of_a_blurred_image():
 
 
 def test_the_blur_is_a_tenth_of_the_longer_side_unless_it_is_given():
-    model, images, heat = weighing(weights()), pictures(2, 3, 16, 24), random_heat(2, (2, 3), 0)
+    model, images, heat = weighing(weights()), pictures(2, 3, 16, 24), draw_random_heat(2, (2, 3), 0)
     assert torch.equal(insertion(model, images, heat), insertion(model, images, heat, sigma=2.4))
     assert not torch.equal(insertion(model, images, heat), insertion(model, images, heat, sigma=2.5))
 
@@ -125,7 +125,7 @@ def test_the_blur_is_a_tenth_of_the_longer_side_unless_it_is_given():
 @pytest.mark.parametrize("multi_label", [False, True])
 def test_curves_run_between_the_plain_image_and_the_covered_or_blurred_one(multi_label):
     model, images = weighing(weights(), multi_label=multi_label), pictures(2, 3, 16, 24)
-    heat = random_heat(2, (4, 3), 1)
+    heat = draw_random_heat(2, (4, 3), 1)
     removed = deletion(model, images, heat, targets=THIS, fill=0.2)
     revealed = insertion(model, images, heat, targets=THIS, sigma=3)
     grey = torch.full_like(images, 0.2)
@@ -143,13 +143,15 @@ def test_the_right_order_is_better_than_the_reverse_by_both_measures():
     right, wrong = (
         [curve(model, images, heat, targets=THIS) for curve in (deletion, insertion)] for heat in (worth, -worth)
     )
-    assert (area(right[0]) < area(wrong[0])).all() and (area(right[1]) > area(wrong[1])).all()
+    assert (compute_area(right[0]) < compute_area(wrong[0])).all() and (
+        compute_area(right[1]) > compute_area(wrong[1])
+    ).all()
 
 
 @pytest.mark.parametrize("curve", [deletion, insertion])
 @pytest.mark.parametrize("batch", [1, 5, 1000])
 def test_the_model_sees_at_most_a_batch_and_the_curve_is_the_same(curve, batch):
-    model, images, heat = weighing(weights()), pictures(3, 3, 16, 24), random_heat(3, (4, 6), 2)
+    model, images, heat = weighing(weights()), pictures(3, 3, 16, 24), draw_random_heat(3, (4, 6), 2)
     expected, counting = curve(model, images, heat), Counting(model)
     torch.testing.assert_close(curve(model, images, heat, batch=batch), expected)
     assert expected.shape == (3, 25) and max(counting.shown) <= batch
@@ -158,11 +160,11 @@ def test_the_model_sees_at_most_a_batch_and_the_curve_is_the_same(curve, batch):
 
 def test_there_are_28_steps_unless_there_are_fewer_cells():
     model, images = weighing(weights()), pictures(1, 3, 16, 24)
-    assert [deletion(model, images, random_heat(1, grid, 0)).shape[1] for grid in [(14, 14), (3, 4)]] == [29, 13]
+    assert [deletion(model, images, draw_random_heat(1, grid, 0)).shape[1] for grid in [(14, 14), (3, 4)]] == [29, 13]
 
 
 def test_an_autocast_is_for_the_model_and_not_for_the_blur():
-    model, images, heat = weighing(weights()), pictures(1, 3, 16, 24), random_heat(1, (2, 3), 0)
+    model, images, heat = weighing(weights()), pictures(1, 3, 16, 24), draw_random_heat(1, (2, 3), 0)
     expected = insertion(model, images, heat)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(insertion(model, images, heat), expected)
@@ -188,36 +190,38 @@ def test_the_curves_of_every_architecture_are_its_probabilities(name):
 
 
 def test_areas_are_those_of_trapezia():
-    torch.testing.assert_close(area(torch.tensor([[1.0, 0.5, 0], [1, 1, 1], [0, 0, 1]])), torch.tensor([0.5, 1, 0.25]))
+    torch.testing.assert_close(
+        compute_area(torch.tensor([[1.0, 0.5, 0], [1, 1, 1], [0, 0, 1]])), torch.tensor([0.5, 1, 0.25])
+    )
 
 
 def test_a_coarser_cell_is_the_mean_of_the_area_under_it():
     heat = torch.arange(24.0).view(1, 4, 6)
-    torch.testing.assert_close(on_grid(heat, (2, 3)), F.avg_pool2d(heat, 2))
+    torch.testing.assert_close(resample(heat, (2, 3)), F.avg_pool2d(heat, 2))
     third = torch.tensor([[[3.0, 6, 9]]])
-    torch.testing.assert_close(on_grid(third, (1, 2)), torch.tensor([[[(3 + 6 / 2) / 1.5, (9 + 6 / 2) / 1.5]]]))
+    torch.testing.assert_close(resample(third, (1, 2)), torch.tensor([[[(3 + 6 / 2) / 1.5, (9 + 6 / 2) / 1.5]]]))
 
 
 def test_a_finer_cell_is_worth_what_it_lies_in():
     heat = torch.tensor([[[3.0, 7]]])
-    assert torch.equal(on_grid(heat, (2, 4)), torch.tensor([[[3.0, 3, 7, 7], [3, 3, 7, 7]]]))
-    torch.testing.assert_close(on_grid(heat, (1, 3)), torch.tensor([[[3.0, 5, 7]]]))
+    assert torch.equal(resample(heat, (2, 4)), torch.tensor([[[3.0, 3, 7, 7], [3, 3, 7, 7]]]))
+    torch.testing.assert_close(resample(heat, (1, 3)), torch.tensor([[[3.0, 5, 7]]]))
 
 
 @pytest.mark.parametrize("grid", [(7, 5), (1, 1), (3, 11), (14, 14)])
 def test_a_change_of_grid_keeps_the_mean_and_equal_cells_equal(grid):
     heat = pictures(3, 1, 7, 5)[:, 0]
-    torch.testing.assert_close(on_grid(heat, grid).mean((1, 2)), heat.mean((1, 2)))
+    torch.testing.assert_close(resample(heat, grid).mean((1, 2)), heat.mean((1, 2)))
     constant = torch.full((1, 7, 5), 0.1)
-    assert torch.equal(on_grid(constant, grid), torch.full((1, *grid), 0.1))
-    assert torch.equal(on_grid(heat, (7, 5)), heat)
+    assert torch.equal(resample(constant, grid), torch.full((1, *grid), 0.1))
+    assert torch.equal(resample(heat, (7, 5)), heat)
 
 
 def test_random_maps_are_those_of_their_seed_draw_and_image():
-    maps = random_heat(3, (4, 5), 7)
+    maps = draw_random_heat(3, (4, 5), 7)
     assert maps.shape == (3, 4, 5) and maps.min() >= 0 and maps.max() < 1
-    assert torch.equal(random_heat(2, (4, 5), 7), maps[:2])
-    others = [maps[1:], random_heat(2, (4, 5), 8), random_heat(2, (4, 5), 7, draw=1)]
+    assert torch.equal(draw_random_heat(2, (4, 5), 7), maps[:2])
+    others = [maps[1:], draw_random_heat(2, (4, 5), 8), draw_random_heat(2, (4, 5), 7, draw=1)]
     assert not any(torch.equal(maps[:2], other) for other in others)
 
 
@@ -226,21 +230,21 @@ def test_random_maps_are_those_of_their_seed_draw_and_image():
 
 def test_all_maps_are_compared_on_the_coarsest_grid_with_the_same_targets():
     model, images = weighing(weights(total=0.3)), pictures(2, 3, 16, 24)
-    heats = {"fine": random_heat(2, (8, 4), 0), "coarse": random_heat(2, (4, 6), 1)}
+    heats = {"fine": draw_random_heat(2, (8, 4), 0), "coarse": draw_random_heat(2, (4, 6), 1)}
     found = compare(model, images, heats, steps=4, fill=0.1, sigma=2.0, draws=3, seed=9)
     assert list(found) == ["fine", "coarse", "random"]
     rest = {"targets": model(images).argmax(1), "steps": 4, "seed": 9}
     for name, heat in heats.items():
-        same = on_grid(heat, (4, 4))
+        same = resample(heat, (4, 4))
         assert torch.equal(found[name].deletion, deletion(model, images, same, fill=0.1, **rest))
         assert torch.equal(found[name].insertion, insertion(model, images, same, sigma=2.0, **rest))
-    drawn = [deletion(model, images, random_heat(2, (4, 4), 9, draw=draw), fill=0.1, **rest) for draw in range(3)]
+    drawn = [deletion(model, images, draw_random_heat(2, (4, 4), 9, draw=draw), fill=0.1, **rest) for draw in range(3)]
     torch.testing.assert_close(found["random"].deletion, sum(drawn) / 3)
 
 
 def test_the_grid_can_be_chosen():
     model, images = weighing(weights()), pictures(2, 3, 16, 24)
-    found = compare(model, images, {"map": random_heat(2, (4, 6), 0)}, grid=(2, 2), draws=2)
+    found = compare(model, images, {"map": draw_random_heat(2, (4, 6), 0)}, grid=(2, 2), draws=2)
     assert found["map"].deletion.shape == found["random"].insertion.shape == (2, 5)
 
 
@@ -251,7 +255,7 @@ def test_a_map_of_what_matters_is_better_than_chance():
     found = compare(weighing(weight), images, {"worth": worth}, grid=(4, 6), targets=torch.ones(4, dtype=torch.long))
     assert isinstance(found["worth"], Faithfulness)
     assert (found["worth"].deletion_area < found["random"].deletion_area).all()
-    assert torch.equal(found["worth"].insertion_area, area(found["worth"].insertion))
+    assert torch.equal(found["worth"].insertion_area, compute_area(found["worth"].insertion))
 
 
 def test_no_images_have_curves_of_no_rows():

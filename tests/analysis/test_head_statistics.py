@@ -13,7 +13,7 @@ import vitrail
 from tests.analysis.dense import dense_distances, is_inside, place_of_query, random_images
 from tests.models.conftest import shaken
 from tests.models.tiny import TINY
-from vitrail.analysis.head_statistics import HeadStatistics, uniform_distance
+from vitrail.analysis.head_statistics import HeadStatistics, compute_uniform_distance
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, AttentionRecord, Backbone, ViT, ViTConfig, create_backbone
 from vitrail.models.axial import AxialConfig
@@ -157,7 +157,7 @@ def test_batches_one_after_another_and_pieces_of_any_size_give_the_same(name, mo
 def test_the_mean_distance_of_two_patches_is_counted(grid, patch):
     far = [math.dist((0, 0), (y - v, x - u)) for y, x, v, u in np.ndindex(*grid, *grid)]
     attention_grid = AttentionGrid(1, grid, grid, (patch, patch))
-    assert uniform_distance(attention_grid) == pytest.approx(patch * sum(far) / len(far), rel=1e-6)
+    assert compute_uniform_distance(attention_grid) == pytest.approx(patch * sum(far) / len(far), rel=1e-6)
 
 
 def test_the_model_is_left_as_it_was_and_one_without_attention_is_refused():
@@ -185,12 +185,12 @@ def test_heads_of_a_real_model(real_data):
         far = (on_map * (middles[:, None] - middles).norm(dim=-1)).sum(-1) / on_map.sum(-1)
         torch.testing.assert_close(figures.distance, far.mean(1), atol=1e-3, rtol=1e-5)
         torch.testing.assert_close(figures.prefix, matrix[0, :, 1:, 0].mean(1), atol=1e-5, rtol=1e-5)
-        assert figures.uniform == pytest.approx(uniform_distance(grid)) == pytest.approx(116.49, abs=0.005)
+        assert figures.uniform == pytest.approx(compute_uniform_distance(grid)) == pytest.approx(116.49, abs=0.005)
 
 
 def test_nothing_seen_and_images_of_two_sizes_are_refused():
     statistics = HeadStatistics(vit((32, 32), 8))
-    with pytest.raises(ConfigError, match="no image was looked at"):
+    with pytest.raises(ConfigError, match="no images have been added"):
         statistics.figures()
     statistics.add(torch.zeros(1, 3, 32, 32, dtype=torch.float64))
     with pytest.raises(ConfigError, match="images of 32x40 pixels after images of 32x32"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitrail.analysis.palette import ABSENT, DARK, INK, LIGHT, PAPER, SCALE, colours
+from vitrail.analysis.palette import ABSENT, DARK, INK, LIGHT, PAPER, SCALE, map_colours
 
 
 def linear(colour: np.ndarray) -> np.ndarray:
@@ -27,32 +27,32 @@ def lab(colour: np.ndarray) -> np.ndarray:
 
 
 def test_every_level_of_256_is_lighter_than_the_one_before():
-    painted = colours(np.linspace(0, 1, 256))
+    painted = map_colours(np.linspace(0, 1, 256))
     assert painted.shape == (256, 3) and painted.dtype == np.uint8
     assert (np.diff(luminance(painted)) > 0).all()
     assert luminance(painted[0]) < 0.01 and luminance(painted[-1]) > 0.8
 
 
 def test_equal_steps_look_about_equally_far_apart():
-    steps = np.linalg.norm(np.diff(lab(colours(np.linspace(0, 1, 33))), axis=0), axis=1)
+    steps = np.linalg.norm(np.diff(lab(map_colours(np.linspace(0, 1, 33))), axis=0), axis=1)
     assert steps.max() < 1.5 * steps.min()
 
 
 def test_who_does_not_see_red_or_green_can_tell_the_steps_by_the_blue_and_the_lightness():
-    lightness, _, blue = lab(colours(np.linspace(0, 1, 33))).T
+    lightness, _, blue = lab(map_colours(np.linspace(0, 1, 33))).T
     assert np.hypot(np.diff(lightness), np.diff(blue)).min() > 2
 
 
 def test_a_level_is_between_its_neighbours_of_the_table_and_beyond_the_ends_there_is_nothing():
-    np.testing.assert_array_equal(colours(np.linspace(0, 1, len(SCALE))), SCALE)
-    np.testing.assert_array_equal(colours(np.array([-3, 7, -np.inf, np.inf])), SCALE[[0, -1, 0, -1]])
-    middle = colours(np.array([0.5 / (len(SCALE) - 1)]))[0]
+    np.testing.assert_array_equal(map_colours(np.linspace(0, 1, len(SCALE))), SCALE)
+    np.testing.assert_array_equal(map_colours(np.array([-3, 7, -np.inf, np.inf])), SCALE[[0, -1, 0, -1]])
+    middle = map_colours(np.array([0.5 / (len(SCALE) - 1)]))[0]
     assert np.abs(middle - (SCALE[0].astype(float) + SCALE[1]) / 2).max() <= 0.5
 
 
 def test_no_number_is_a_grey_that_no_number_has():
-    np.testing.assert_array_equal(colours(np.array([[np.nan, 0.0]]))[0, 0], ABSENT)
-    distance = np.abs(colours(np.linspace(0, 1, 256)).astype(int) - ABSENT).sum(1)
+    np.testing.assert_array_equal(map_colours(np.array([[np.nan, 0.0]]))[0, 0], ABSENT)
+    distance = np.abs(map_colours(np.linspace(0, 1, 256)).astype(int) - ABSENT).sum(1)
     assert distance.min() > 60
 
 

@@ -11,17 +11,17 @@ from PIL import Image
 from tests.analysis.drawn import is_paper, noise
 from vitrail import files
 from vitrail.analysis import pictures
-from vitrail.analysis.palette import LUMA, colours
+from vitrail.analysis.palette import LUMA, map_colours
 from vitrail.analysis.pictures import (
     FRAME,
-    eight_bits,
-    levels,
-    light_range,
+    draw_scale_bar,
+    find_light_range,
     overlay,
-    rgb,
     save_png,
-    scale_bar,
-    thumbnail,
+    scale_levels,
+    to_rgb,
+    to_thumbnail,
+    to_uint8,
 )
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DiskError
@@ -217,10 +217,10 @@ def test_what_cannot_be_shown_is_refused(picture, heat, how, words):
 
 def test_levels_are_shares_of_the_range():
     values = np.array([[-1.0, 0.0, np.nan], [1.0, 3.0, np.inf]])
-    np.testing.assert_array_equal(levels(values), [[0, 0.25, np.nan], [0.5, 1, np.nan]])
-    np.testing.assert_array_equal(levels(values, (0, 2)), [[0, 0, np.nan], [0.5, 1, np.nan]])
-    np.testing.assert_array_equal(levels(np.full((2, 2), 7)), np.zeros((2, 2)))
-    assert np.isnan(levels(np.full((2, 2), np.nan))).all()
+    np.testing.assert_array_equal(scale_levels(values), [[0, 0.25, np.nan], [0.5, 1, np.nan]])
+    np.testing.assert_array_equal(scale_levels(values, (0, 2)), [[0, 0, np.nan], [0.5, 1, np.nan]])
+    np.testing.assert_array_equal(scale_levels(np.full((2, 2), 7)), np.zeros((2, 2)))
+    assert np.isnan(scale_levels(np.full((2, 2), np.nan))).all()
 
 
 @pytest.mark.parametrize(
@@ -234,28 +234,28 @@ def test_levels_are_shares_of_the_range():
     ],
 )
 def test_light_runs_from_the_least_or_nothing_to_what_97_of_100_places_above_zero_have(heat, ends):
-    assert light_range(heat[None]) == pytest.approx(ends)
+    assert find_light_range(heat[None]) == pytest.approx(ends)
 
 
 @pytest.mark.parametrize(
     ("numbers", "ends"), [([], (0, 1)), ([np.nan], (0, 1)), ([-2, 0], (0, 1)), ([3, 3], (0, 3)), ([-2, 0, 4], (0, 4))]
 )
 def test_light_has_a_range_where_a_map_has_little_to_tell(numbers, ends):
-    assert light_range(np.array([numbers], np.float32)) == ends
+    assert find_light_range(np.array([numbers], np.float32)) == ends
 
 
 def test_a_few_sinks_do_not_darken_the_rest():
     heat = np.full((14, 14), 0.001)
     heat[[0, 0, -1, -1], [0, -1, 0, -1]], heat[7, 7:10] = 1.0, 0.1
     grey = np.full((140, 140), 128, np.uint8)
-    own, told_apart = (luma(overlay(grey, heat, range=ends))[75, 85] for ends in (None, light_range(heat)))
+    own, told_apart = (luma(overlay(grey, heat, range=ends))[75, 85] for ends in (None, find_light_range(heat)))
     assert own < 60 and told_apart > 130
 
 
 def test_the_scale_bar_runs_from_low_to_high_with_its_numbers_at_the_ends():
-    bar = scale_bar(-1, 0.12345, label="cosine similarity", width=300)
+    bar = draw_scale_bar(-1, 0.12345, label="cosine similarity", width=300)
     assert bar.shape[1:] == (300, 3)
-    np.testing.assert_array_equal(bar[0], colours(np.linspace(0, 1, 300)))
+    np.testing.assert_array_equal(bar[0], map_colours(np.linspace(0, 1, 300)))
     written = ~is_paper(bar[20:]).all(0)
     for start, stop in ((0, 20), (100, 200), (270, 300)):
         assert written[start:stop].any()
@@ -263,10 +263,10 @@ def test_the_scale_bar_runs_from_low_to_high_with_its_numbers_at_the_ends():
 
 
 def test_a_label_too_long_for_the_scale_bar_is_shortened_between_the_numbers():
-    bar = scale_bar(-1, 1, label="a long name " * 20, width=200)
+    bar = draw_scale_bar(-1, 1, label="a long name " * 20, width=200)
     blank = is_paper(bar[20:]).all(0)
     assert blank[16:24].any() and blank[-24:-16].any()
-    assert scale_bar(1234567, 7654321, label="name", width=40).shape[1] == 40
+    assert draw_scale_bar(1234567, 7654321, label="name", width=40).shape[1] == 40
 
 
 # files and the small verbs
@@ -297,21 +297,21 @@ def test_a_place_that_cannot_be_written_is_a_disk_error(tmp_path):
 
 def test_floats_become_the_nearest_of_256_levels_and_bytes_stay():
     floats = np.array([[-0.1, 0.0, 0.4 / 255], [0.6 / 255, 1.0, 1.1]], np.float32)
-    shown = eight_bits(floats)
+    shown = to_uint8(floats)
     assert shown.dtype == np.uint8 and shown.tolist() == [[0, 0, 0], [1, 255, 255]]
-    assert eight_bits(shown) is shown
+    assert to_uint8(shown) is shown
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 5])
 def test_an_input_of_a_model_becomes_a_picture_for_a_person(channels):
     planes = noise(channels, 4, 6)
-    shown = thumbnail(planes)
+    shown = to_thumbnail(planes)
     assert shown.shape == (4, 6, 3) and shown.flags.c_contiguous
     np.testing.assert_array_equal(shown[..., 1], planes[1 if channels > 2 else 0])
-    np.testing.assert_array_equal(shown, rgb(planes.transpose(1, 2, 0)))
+    np.testing.assert_array_equal(shown, to_rgb(planes.transpose(1, 2, 0)))
     std, mean = np.float32(0.225), np.float32(0.406)
     normalised = (planes.astype(np.float32) / 255 - mean) / std
-    floats = thumbnail(normalised * std + mean)
+    floats = to_thumbnail(normalised * std + mean)
     assert floats.dtype == np.uint8
     np.testing.assert_array_equal(floats, shown)
 

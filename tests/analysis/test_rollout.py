@@ -95,7 +95,7 @@ def test_rollout_of_a_place(name):
 
 
 def test_where_patches_rest_none_can_be_asked():
-    with pytest.raises(ConfigError, match="only the class token asks"):
+    with pytest.raises(ConfigError, match="the only query is the class token"):
         rollout(make("cait"), random_images(make("cait"), (32, 32)), (0, 0))
 
 

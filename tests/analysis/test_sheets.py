@@ -9,15 +9,15 @@ import pytest
 from PIL import ImageFont
 
 from tests.analysis.drawn import is_paper, noise
-from vitrail.analysis.palette import ABSENT, colours
+from vitrail.analysis.palette import ABSENT, map_colours
 from vitrail.analysis.pictures import (
     GAP,
     MARGIN,
-    contact_sheet,
-    filters_sheet,
-    fitting,
-    levels,
-    mosaic,
+    draw_contact_sheet,
+    draw_filters,
+    draw_mosaic,
+    scale_levels,
+    shorten,
 )
 from vitrail.errors import ConfigError
 
@@ -25,7 +25,7 @@ from vitrail.errors import ConfigError
 def test_a_sheet_holds_every_tile_in_its_place_as_it_is():
     side = (640 - 2 * MARGIN - 2 * GAP) // 3
     tiles = [noise(40 + 1, side, 3) // (index + 1) for index in range(5)]
-    sheet = contact_sheet(tiles, [f"head {index}" for index in range(5)], columns=3, title="Block 3", width=640)
+    sheet = draw_contact_sheet(tiles, [f"head {index}" for index in range(5)], columns=3, title="Block 3", width=640)
     assert sheet.shape[1:] == (640, 3) and sheet.dtype == np.uint8
     found = []
     for tile in tiles:
@@ -49,7 +49,7 @@ def test_a_sheet_holds_every_tile_in_its_place_as_it_is():
 @pytest.mark.parametrize("size", [(100, 500), (300, 100), (1, 1), (3, 4000)])
 def test_any_number_of_tiles_of_any_shape_keeps_it(count, size):
     black = [np.zeros(size, np.uint8)] * count
-    sheet = contact_sheet(black, [""] * count, columns=6, title="", width=400)
+    sheet = draw_contact_sheet(black, [""] * count, columns=6, title="", width=400)
     side = (400 - 2 * MARGIN - 5 * GAP) // 6
     painted = ~is_paper(sheet)
     across, down = np.flatnonzero(painted.any(0)), np.flatnonzero(painted.any(1))
@@ -63,7 +63,7 @@ def test_any_number_of_tiles_of_any_shape_keeps_it(count, size):
 def test_pixels_that_become_large_squares_keep_their_edges_and_photographs_are_smooth(side, hard):
     tile = np.zeros((side, side), np.uint8)
     tile[:, side // 2 :] = 255
-    sheet = contact_sheet([tile], [""], columns=1, title="", width=2 * MARGIN + 350)
+    sheet = draw_contact_sheet([tile], [""], columns=1, title="", width=2 * MARGIN + 350)
     across = sheet[MARGIN + 100, MARGIN:-MARGIN]
     assert (len(np.unique(across)) == 2) is hard
 
@@ -85,7 +85,7 @@ WORDS = [
 @pytest.mark.parametrize("words", WORDS)
 def test_no_words_leave_their_column_or_are_cut(words):
     tile = np.full((20, 60), 30, np.uint8)
-    sheet = contact_sheet([tile] * 4, [words] * 4, columns=4, title=words * 3, footnote=words * 5, width=480)
+    sheet = draw_contact_sheet([tile] * 4, [words] * 4, columns=4, title=words * 3, footnote=words * 5, width=480)
     side = (480 - 2 * MARGIN - 3 * GAP) // 4
     painted = ~is_paper(sheet)
     assert not painted[:, : MARGIN - 2].any() and not painted[:, 480 - MARGIN + 2 :].any()
@@ -99,16 +99,16 @@ def test_no_words_leave_their_column_or_are_cut(words):
 
 def test_words_are_shortened_only_where_they_must_be_and_no_more_than_needed():
     font = ImageFont.load_default(15)
-    assert fitting("head 12", font, 200) == "head 12"
-    assert fitting("  two \n lines ", font, 200) == "two lines"
-    assert fitting("head 12", font, font.getlength("head 12")) == "head 12"
+    assert shorten("head 12", font, 200) == "head 12"
+    assert shorten("  two \n lines ", font, 200) == "two lines"
+    assert shorten("head 12", font, font.getlength("head 12")) == "head 12"
     long = "the attention of the class token of the last block"
-    short = fitting(long, font, 150)
+    short = shorten(long, font, 150)
     kept = short.removesuffix("…")
     assert short.endswith("…") and long.startswith(kept) and font.getlength(short) <= 150
     assert font.getlength(long[: len(kept) + 2] + "…") > 150
-    assert fitting(long, font, font.getlength("…")) == "…"
-    assert fitting(long, font, 1) == fitting(long, font, -5) == ""
+    assert shorten(long, font, font.getlength("…")) == "…"
+    assert shorten(long, font, 1) == shorten(long, font, -5) == ""
 
 
 @pytest.mark.parametrize(
@@ -124,19 +124,19 @@ def test_words_are_shortened_only_where_they_must_be_and_no_more_than_needed():
 )
 def test_a_sheet_that_cannot_be_meant_is_refused(tiles, captions, columns, words):
     with pytest.raises(ConfigError, match=words):
-        contact_sheet(tiles, captions, columns=columns, title="Heads")
+        draw_contact_sheet(tiles, captions, columns=columns, title="Heads")
 
 
 def test_a_mosaic_is_a_grid_of_maps_on_one_scale():
     values = np.random.default_rng(0).uniform(-1, 1, (2, 3, 4, 5))
     values[1, 2, 0, 0] = np.nan
-    sheet = mosaic(values, cell=3, gap=2)
+    sheet = draw_mosaic(values, cell=3, gap=2)
     assert sheet.shape == (2 * (12 + 2) + 2, 3 * (15 + 2) + 2, 3)
     paper = np.ones(sheet.shape[:2], bool)
     for row in range(2):
         for column in range(3):
             y, x = 2 + row * 14, 2 + column * 17
-            tile = colours(levels(values[row, column], (-1, 1))).repeat(3, 0).repeat(3, 1)
+            tile = map_colours(scale_levels(values[row, column], (-1, 1))).repeat(3, 0).repeat(3, 1)
             np.testing.assert_array_equal(sheet[y : y + 12, x : x + 15], tile)
             paper[y : y + 12, x : x + 15] = False
     np.testing.assert_array_equal(is_paper(sheet), paper)
@@ -145,12 +145,14 @@ def test_a_mosaic_is_a_grid_of_maps_on_one_scale():
 
 def test_a_mosaic_needs_no_gap_and_takes_another_range():
     values = np.arange(4.0).reshape(2, 2, 1, 1)
-    np.testing.assert_array_equal(mosaic(values, range=(0, 3), cell=1, gap=0), colours(levels(values[..., 0, 0])))
+    np.testing.assert_array_equal(
+        draw_mosaic(values, range=(0, 3), cell=1, gap=0), map_colours(scale_levels(values[..., 0, 0]))
+    )
 
 
 def test_filters_stand_in_rows_with_hard_edges_on_the_paper():
     filters = noise(5, 4, 6, 3)
-    sheet = filters_sheet(filters, 3, cell=2, gap=1)
+    sheet = draw_filters(filters, 3, cell=2, gap=1)
     assert sheet.shape == (2 * 9 + 1, 3 * 13 + 1, 3)
     for index, each in enumerate(filters):
         y, x = 1 + index // 3 * 9, 1 + index % 3 * 13

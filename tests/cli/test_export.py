@@ -98,7 +98,7 @@ def test_int8_of_the_real_model_loses_at_most_two_points_of_its_218_of_300(tmp_p
             int8=int8,
             check=folder / "labels.csv",
             classes=folder / "classes.txt",
-            options=options,
+            inference=options,
             say=lambda line: None,
         )
         figures[int8] = {**done.figures, "bytes": done.bytes}

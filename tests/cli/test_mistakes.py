@@ -265,7 +265,12 @@ MISTAKES: dict[str, Mistake] = {
     "a tolerance that is none": ("export done --tolerance 2", nothing, 2, "between 0 and 1"),
     "an export where nothing can be written": ("export done --out file-not-folder/a/b.onnx", unwritable, 6, "--out"),
     "a training from an export": (TRAIN + "--init digits.onnx", graphs, 2, "that it was exported from"),
-    "an explanation of an export": ("explain graph.onnx photos --out e1", graphs, 2, "occlusion asks any model"),
+    "an explanation of an export": (
+        "explain graph.onnx photos --out e1",
+        graphs,
+        2,
+        "occlusion, which works for any model",
+    ),
     "an inspection of an export": ("inspect graph.onnx --out i1", graphs, 2, "that it was exported from"),
     "a conversion of an export": ("convert graph.onnx copy --to timm", graphs, 4, "that it was exported from"),
     "a calibration of an export": ("evaluate digits.onnx digits --calibrate", graphs, 4, "that it was exported from"),

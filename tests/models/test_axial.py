@@ -156,7 +156,7 @@ def test_a_model_of_another_size_has_the_positions_that_this_one_would_use_there
     model = build(position_resize=rule)
     larger = configure(model.config, image_size=(40, 56))
     copy = create_backbone(larger).double().eval()
-    copy.load_state_dict(type(model).resized(model.state_dict(), model.config, larger))
+    copy.load_state_dict(type(model).resize_tensors(model.state_dict(), model.config, larger))
     images = draw(2, 3, 40, 56)
     torch.testing.assert_close(copy(images), model(images))
 

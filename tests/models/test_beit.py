@@ -12,7 +12,7 @@ from tests.models.conftest import gradients, outputs_of, shaken
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, Patches, configure, cost_of, create_backbone
 from vitrail.models.beit import BEITS, BEiT, BEiTConfig
-from vitrail.models.beit_bias import bias_index, bias_of
+from vitrail.models.beit_bias import bias_index, gather_bias
 
 SMALL = {"image_size": 32, "patch_size": 8, "classes": 7, "width": 12, "depth": 3, "heads": 3, "mlp_width": 20}
 KINDS = {
@@ -120,7 +120,7 @@ def test_logits_blocks_attention_and_gradients_are_transformers(with_transformer
 def test_the_bias_is_read_by_the_offset_of_each_pair():
     rows, columns, heads = 2, 3, 2
     table = torch.randn(3 * 5 + 3, heads)
-    bias = bias_of(table, bias_index((rows, columns), None, table.device))
+    bias = gather_bias(table, bias_index((rows, columns), None, table.device))
     assert bias.shape == (1, heads, 7, 7)
     for head in range(heads):
         assert bias[0, head, 0, 0] == table[-1, head]
@@ -196,10 +196,10 @@ def test_pooling_reads_the_normed_mean_of_patches_or_the_normed_class_token():
 def test_a_model_of_another_size_with_resized_tables_is_the_model(kind, rule):
     model = make(bias_resize=rule, relative_bias=kind, positions=True)
     other = create_backbone(configure(model.config, image_size=(24, 56))).double().eval()
-    other.load_state_dict(BEiT.resized(model.state_dict(), model.config, other.config))
+    other.load_state_dict(BEiT.resize_tensors(model.state_dict(), model.config, other.config))
     images = pictures(2, 3, 24, 56)
     torch.testing.assert_close(other(images), model(images), atol=1e-5, rtol=1e-5)
-    same = BEiT.resized(model.state_dict(), model.config, model.config)
+    same = BEiT.resize_tensors(model.state_dict(), model.config, model.config)
     assert all(torch.equal(each, model.state_dict()[name]) for name, each in same.items())
 
 

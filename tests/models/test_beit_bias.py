@@ -7,13 +7,20 @@ import pytest
 import scipy
 import torch
 
-from vitrail.models.beit_bias import BIAS_RESIZES, progression, resize_bias, rows_of, segments, spline
+from vitrail.models.beit_bias import (
+    BIAS_RESIZES,
+    count_rows,
+    interpolate_cubic,
+    interpolate_linearly,
+    resize_bias,
+    solve_progression,
+)
 
 GRIDS = [((4, 4), (6, 9)), ((5, 3), (3, 7)), ((7, 5), (4, 3)), ((14, 14), (24, 32))]
 
 
 def table_for(grid: tuple[int, int], heads: int = 2) -> torch.Tensor:
-    return torch.randn(rows_of(grid), heads, generator=torch.Generator().manual_seed(0))
+    return torch.randn(count_rows(grid), heads, generator=torch.Generator().manual_seed(0))
 
 
 def offsets(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
@@ -46,10 +53,10 @@ def test_the_progression_is_read_with_a_spline_or_straight_lines(old, new):
 def test_the_rows_of_the_class_token_stay_and_a_constant_stays_constant(rule):
     table = table_for((4, 4))
     resized = resize_bias(table[None], (4, 4), (3, 9), rule)
-    assert resized.shape == (1, rows_of((3, 9)), 2)
+    assert resized.shape == (1, count_rows((3, 9)), 2)
     assert torch.equal(resized[0, -3:], table[-3:])
     torch.testing.assert_close(
-        resize_bias(torch.ones(1, 52, 2), (4, 4), (3, 9), rule), torch.ones(1, rows_of((3, 9)), 2)
+        resize_bias(torch.ones(1, 52, 2), (4, 4), (3, 9), rule), torch.ones(1, count_rows((3, 9)), 2)
     )
 
 
@@ -63,9 +70,11 @@ def test_an_axis_that_keeps_its_length_keeps_its_numbers(rule):
 
 def test_the_powers_of_the_progression_sum_to_the_last_offset():
     for terms, last in ((13, 23), (13, 31), (3, 4)):
-        q = progression(terms, torch.tensor(float(last), dtype=torch.float64))
+        q = solve_progression(terms, torch.tensor(float(last), dtype=torch.float64))
         assert abs(sum(q**power for power in range(terms)) - last) < 1e-3
-    assert progression(13, torch.tensor(6.0, dtype=torch.float64)) < 1.010002  # fewer offsets: nearly a patch apart
+    assert (
+        solve_progression(13, torch.tensor(6.0, dtype=torch.float64)) < 1.010002
+    )  # fewer offsets: nearly a patch apart
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 27])
@@ -76,8 +85,8 @@ def test_lines_are_numpys_and_splines_scipys(count):
     wanted = np.linspace(places[0], places[-1], 31)
     given = torch.from_numpy(places), torch.from_numpy(wanted)
     np.testing.assert_allclose(
-        segments(*given) @ torch.from_numpy(values), np.interp(wanted, places, values), atol=1e-12
+        interpolate_linearly(*given) @ torch.from_numpy(values), np.interp(wanted, places, values), atol=1e-12
     )
     if count % 2:  # as the number of offsets on a line is
         expected = scipy.interpolate.make_interp_spline(places, values, k=min(count - 1, 3))(wanted)
-        np.testing.assert_allclose(spline(*given) @ torch.from_numpy(values), expected, atol=1e-7, rtol=1e-7)
+        np.testing.assert_allclose(interpolate_cubic(*given) @ torch.from_numpy(values), expected, atol=1e-7, rtol=1e-7)

@@ -183,7 +183,7 @@ def test_any_size_any_channels_and_no_head(size):
 def test_a_model_of_another_size_with_resized_positions_is_the_model(rule):
     model = make(position_resize=rule)
     larger = create_backbone(configure(model.config, image_size=(40, 56))).double().eval()
-    larger.load_state_dict(CaiT.resized(model.state_dict(), model.config, larger.config))
+    larger.load_state_dict(CaiT.resize_tensors(model.state_dict(), model.config, larger.config))
     images = pictures(2, 3, 40, 56)
     assert larger.pos_embed.shape == (1, 35, 12)
     torch.testing.assert_close(larger(images), model(images))

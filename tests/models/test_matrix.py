@@ -214,7 +214,7 @@ def test_a_model_resized_to_another_image_answers_there_as_before(model):
     (size,) = sizes(model, (1, 2))
     new = configure(model.config, image_size=size)
     other = create_backbone(new).double().eval()
-    other.load_state_dict(type(model).resized(model.state_dict(), model.config, new))
+    other.load_state_dict(type(model).resize_tensors(model.state_dict(), model.config, new))
     images = draw(new)
     torch.testing.assert_close(other(images), model(images), atol=1e-6, rtol=1e-6)
 

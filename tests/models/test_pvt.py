@@ -274,7 +274,7 @@ def test_tables_resized_once_are_tables_resized_at_every_image():
     model, images = make(), pictures(96, 160)
     config = replace(model.config, image_size=(96, 160))
     other = create_backbone(config).double().eval()
-    other.load_state_dict(PVT.resized(model.state_dict(), model.config, config))
+    other.load_state_dict(PVT.resize_tensors(model.state_dict(), model.config, config))
     assert other.stages[3].pos_embed.shape == (1, 1 + 3 * 5, 16)
     torch.testing.assert_close(other(images), model(images))
 

@@ -208,7 +208,7 @@ def test_one_graph_takes_maps_of_whole_windows_and_others_and_maps_below_a_windo
 def test_bias_tables_follow_another_window_as_images():
     old, new = replace(TINY, window=3), replace(TINY, window=5, image_size=80)
     tensors = make().state_dict()
-    resized = Swin.resized(tensors, old, new)
+    resized = Swin.resize_tensors(tensors, old, new)
     name = "stages.1.blocks.2.attn.relative_position_bias_table"
     image = tensors[name].mT.reshape(1, 4, 5, 5)
     expected = F.interpolate(image, (9, 9), mode="bicubic").flatten(2)[0].mT
@@ -216,7 +216,7 @@ def test_bias_tables_follow_another_window_as_images():
     same = [name for name in tensors if torch.equal(resized[name], tensors[name])]
     assert len(same) == len(tensors) - 5
     create_backbone(new).load_state_dict(resized)
-    unchanged = Swin.resized(tensors, old, replace(old, image_size=80))
+    unchanged = Swin.resize_tensors(tensors, old, replace(old, image_size=80))
     assert all(torch.equal(each, tensors[name]) for name, each in unchanged.items())
 
 

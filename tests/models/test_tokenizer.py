@@ -77,9 +77,9 @@ def test_gradients_pass_through_rounding_as_if_it_were_not_there():
     images = pictures()
     made, _ = model(images)
     found = gradients(model, (made * images).sum())
-    bounded = model._bounded(images).detach().requires_grad_()
-    (model._drawn(bounded + (bounded.round() - bounded).detach()) * images).sum().backward()
-    expected = gradients(model, (model._bounded(images) * bounded.grad).sum())
+    bounded = model._compute_bounded(images).detach().requires_grad_()
+    (model._draw(bounded + (bounded.round() - bounded).detach()) * images).sum().backward()
+    expected = gradients(model, (model._compute_bounded(images) * bounded.grad).sum())
     for name, gradient in found.items():
         assert gradient.any(), name
         if name.startswith(("patch_embed", "blocks.0", "to_levels")):
@@ -90,7 +90,7 @@ def test_gradients_pass_through_rounding_as_if_it_were_not_there():
 def test_a_code_sees_one_patch_further_with_each_block(depth):
     model = tokenizer(depth=depth)
     images = pictures(size=(28, 28)).requires_grad_()  # 7 x 7 patches
-    (gradient,) = torch.autograd.grad(model._bounded(images)[:, 3, 3].sum(), images)
+    (gradient,) = torch.autograd.grad(model._compute_bounded(images)[:, 3, 3].sum(), images)
     touched = gradient.abs().sum((0, 1)).unflatten(0, (7, 4)).unflatten(2, (7, 4)).sum((1, 3)) > 0  # (7, 7)
     expected = torch.zeros(7, 7, dtype=torch.bool)
     expected[3 - depth : 4 + depth, 3 - depth : 4 + depth] = True
@@ -103,7 +103,7 @@ def test_half_precision_rounds_the_numbers_of_fp32():
         made, codes = model(images)
         assert torch.equal(model.encode(images), codes)
     assert made.isfinite().all()
-    bounded = model._bounded(images)
+    bounded = model._compute_bounded(images)
     assert bounded.dtype == torch.float32
     assert (codes == model.encode(images)).float().mean() > 0.8
 

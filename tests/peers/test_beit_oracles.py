@@ -73,5 +73,5 @@ def test_tables_follow_the_size_as_timms_do(size):
     theirs.set_input_size(size)
     assert_near(ours(images), theirs(images), LOGITS)
     new = configure(ours.config, image_size=size)
-    for name, table in BEiT.resized(ours.state_dict(), ours.config, new).items():
+    for name, table in BEiT.resize_tensors(ours.state_dict(), ours.config, new).items():
         assert_near(table, theirs.state_dict()[name], 1e-5)

@@ -15,7 +15,7 @@ from PIL import Image
 from tests.looked_at import shaken
 from tests.models.tiny import TINY
 from tests.weights.graphs import write_graph
-from vitrail.analysis.attention import head_maps
+from vitrail.analysis.attention import compute_head_maps
 from vitrail.analysis.occlusion import occlusion
 from vitrail.analysis.rollout import rollout
 from vitrail.inference.options import InferenceOptions
@@ -65,7 +65,7 @@ def test_all_heads_of_all_layers_come_at_once_and_are_those_of_the_analysis(clie
     images = served.model.preprocess(png())
     assert [each["layer"] for each in told["maps"]] == [0, 1, 2]
     for each in told["maps"]:
-        expected = head_maps(served.model, images, each["layer"], (1, 2))[0]  # (H, h, w)
+        expected = compute_head_maps(served.model, images, each["layer"], (1, 2))[0]  # (H, h, w)
         assert [each["rows"], each["columns"]] == list(expected.shape[1:]) and each["heads"] == [0, 1]
         assert np.allclose(each["values"], expected.flatten(1), rtol=1e-4, atol=1e-6)
     assert told["prediction"]["label"] == served.model.predict(png())[0].label and len(told["prediction"]["top"]) == 5
@@ -88,7 +88,7 @@ def test_rollout_is_one_map_and_so_is_a_mean_of_heads(client, served, png):
     )
     (mean,) = client.post("/v1/explain?layer=1", files={"file": png()}).json()["maps"]
     assert mean["layer"] == 1 and mean["heads"] is None
-    assert np.allclose(mean["values"], head_maps(served.model, images, 1).mean(1).flatten(1), rtol=1e-4)
+    assert np.allclose(mean["values"], compute_head_maps(served.model, images, 1).mean(1).flatten(1), rtol=1e-4)
 
 
 @pytest.mark.parametrize("asked", ["head=all", "head=1&layer=0", "method=gradient", "method=occlusion", "query=0,3"])

@@ -155,14 +155,14 @@ def test_a_destination_is_replaced_only_by_a_model_in_the_same_layout(tmp_path, 
     (tmp_path / "lone.json").write_text("{}")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for layout, name, words in [
-        ("timm", "n", "is there, in the native layout"),
-        ("native", "t", "is there, in the timm layout"),
-        ("timm", "n.safetensors", "is there, in the native layout"),
-        ("native", "t.safetensors", "is there, in the timm layout"),
+        ("timm", "n", "exists, in the native layout"),
+        ("native", "t", "exists, in the timm layout"),
+        ("timm", "n.safetensors", "exists, in the native layout"),
+        ("native", "t.safetensors", "exists, in the timm layout"),
         ("native", "thesis", r"is no model folder \(thesis\.tex\)"),
         ("native", "source", "is the source itself"),
         ("timm", "n/model.safetensors", "a part of the model folder"),
-        ("google", "lone.npz", r"lone\.json is there without lone\.npz"),
+        ("google", "lone.npz", r"lone\.json exists without lone\.npz"),
         ("google", "name", "ends in .npz"),
         ("hugingface", "name", "no layout 'hugingface'"),
     ]:

@@ -28,7 +28,7 @@ from vitrail.tasks.classification import Classifier
 from vitrail.weights.native import save_model
 from vitrail.workflows import export
 from vitrail.workflows.export import Exported, export_model
-from vitrail.workflows.export_parity import Tolerances, source_of
+from vitrail.workflows.export_parity import Tolerances, open_source
 
 QUIET = InferenceOptions(quiet=True)
 CLASSES = ("ant", "bee", "cat")
@@ -98,7 +98,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def made(model: Any, out: Path, **how: Any) -> Exported:
-    done = export_model(model, out, **{"options": QUIET, "say": silent, **how})
+    done = export_model(model, out, **{"inference": QUIET, "say": silent, **how})
     assert isinstance(done, Exported)
     return done
 
@@ -125,7 +125,7 @@ def test_it_is_a_model_again_and_carries_its_figures(model, tmp_path):
 def test_labelled_images_give_the_accuracy_before_and_after(model, tmp_path, photos):
     said: list[str] = []
     options = InferenceOptions(quiet=True, max_bad=0.2)
-    figures = made(model, tmp_path / "a.onnx", check=photos, options=options, say=said.append).figures
+    figures = made(model, tmp_path / "a.onnx", check=photos, inference=options, say=said.append).figures
     assert (figures["images"], figures["real_images"], figures["metric"]) == (21, True, "top1")
     judged = vitrail.evaluate(model, photos, quiet=True, max_bad=0.2, log=silent)
     assert figures["top1_before"] == figures["top1_after"] == judged.figures["top1"]
@@ -264,7 +264,7 @@ def test_only_an_export_is_written_over_unless_by_force(model, tmp_path):
 )
 def test_what_cannot_be_meant_is_refused_with_a_remedy(model, tmp_path, asked, words):
     with pytest.raises(ConfigError) as error:
-        export_model(model, **{"out": tmp_path / "a.onnx", "options": QUIET, "say": silent, **asked})
+        export_model(model, **{"out": tmp_path / "a.onnx", "inference": QUIET, "say": silent, **asked})
     assert words in error.value.remedy
     assert not list(tmp_path.iterdir())
 
@@ -307,8 +307,8 @@ def test_images_of_other_classes_are_compared_without_labels_and_it_is_said(tmp_
         for number in range(3):
             picture(20, 24, number).save(tmp_path / name / f"{number}.png")
     said: list[str] = []
-    source = source_of(shaken(), tmp_path, 4, said.append)
+    source = open_source(shaken(), tmp_path, 4, said.append)
     assert len(source) == 4 and not source.labelled
     assert any("without labels" in line for line in said)
     with pytest.raises(DataError, match="nowhere"):
-        source_of(shaken(), tmp_path / "nowhere", 4, said.append)
+        open_source(shaken(), tmp_path / "nowhere", 4, said.append)

@@ -27,7 +27,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.tasks.classification import Classifier, create_model
 from vitrail.weights import load
 from vitrail.weights.native import save_model
-from vitrail.workflows.probe import PROTOCOLS, ProbeProtocol, judge_features, probe, shared
+from vitrail.workflows.probe import PROTOCOLS, ProbeProtocol, judge_features, keep_shared, probe
 
 
 def silent(line: str) -> None: ...
@@ -165,7 +165,7 @@ def test_images_that_one_model_could_not_read_count_for_neither() -> None:
     values = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
     whole = Features(source, np.arange(12), values)
     holed = Features(source, np.delete(np.arange(12), 4), np.delete(values, 4, axis=0))
-    first, second = shared([whole, holed])
+    first, second = keep_shared([whole, holed])
     np.testing.assert_array_equal(first.values, second.values)
     assert first.keys == second.keys
     found = judge_features(ProbeProtocol(protocol="knn", k=1), "val", [first, second], [first, second], say=silent)
@@ -225,7 +225,7 @@ def test_data_that_cannot_be_probed_are_refused() -> None:
         ask(shaken(), images, "knn")
     with pytest.raises(DataError, match="1 class"):
         ask(shaken(), (images, 0 * targets), "knn")
-    with pytest.raises(DataError, match="nothing to be judged on"):
+    with pytest.raises(DataError, match="no split to evaluate on"):
         ask(shaken(), (images[:3], targets[:3]), "knn", k=1)
 
 

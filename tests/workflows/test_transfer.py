@@ -24,7 +24,7 @@ from vitrail.reports.transfer import Cell, Transfer, markdown, page
 from vitrail.tasks.classification import create_model
 from vitrail.weights import load
 from vitrail.weights.native import save_model
-from vitrail.workflows.probe import features_by_split, open_to_probe, probe
+from vitrail.workflows.probe import compute_features, open_to_probe, probe
 from vitrail.workflows.transfer import ALL, Tuning, transfer
 
 STEPS = Tuning(steps=2, settings=("data.batch=8", "compute.threads=1"))
@@ -131,9 +131,9 @@ def test_features_are_computed_once_for_all_protocols(
 
     def watched(*given: Any, **how: Any) -> list[Features]:
         calls.append("here")
-        return features_by_split(*given, **how)
+        return compute_features(*given, **how)
 
-    monkeypatch.setattr("vitrail.workflows.transfer.features_by_split", watched)
+    monkeypatch.setattr("vitrail.workflows.transfer.compute_features", watched)
     ask(place, tmp_path, "photos", protocols=["knn", "linear", "fewshot"])
     assert len(calls) == 1
 
@@ -147,7 +147,7 @@ def test_what_was_stopped_goes_on_where_it_was(place: Path, tmp_path: Path, monk
         with pytest.raises(Interrupted):
             ask(place, tmp_path, "photos", protocols=["knn", "finetune"])
     assert len(list((tmp_path / "cells").iterdir())) == 1
-    monkeypatch.setattr("vitrail.workflows.transfer.features_by_split", None)
+    monkeypatch.setattr("vitrail.workflows.transfer.compute_features", None)
     assert ask(place, tmp_path, "photos", protocols=["knn", "finetune"]).code == 0
 
 

@@ -18,7 +18,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.reports.tables import open_table, write_features
 from vitrail.training.train import Result
 from vitrail.workflows.evaluate import evaluate
-from vitrail.workflows.predict import embed, predict, rows
+from vitrail.workflows.predict import build_rows, embed, predict
 
 TINY = ("model.name=vit-ti16", "model.changes={width: 16, depth: 2, heads: 2, mlp_width: 32, patch_size: [4, 4]}")
 QUIET = InferenceOptions(quiet=True)
@@ -128,7 +128,7 @@ def test_predictions_are_those_of_the_model_in_every_table(trained: Result, phot
     assert ours.score == pytest.approx(theirs.score, abs=1e-5)
     for kind in ("csv", "jsonl", "parquet"):
         with open_table(tmp_path / f"table.{kind}") as table:
-            for row in rows(answers):
+            for row in build_rows(answers):
                 table.write(row)
     with open(tmp_path / "table.csv") as file:
         listed = list(csv.DictReader(file))

@@ -1,4 +1,4 @@
-"""Looking inside a model: what it attends to, what it has learned, and what its answers rest on; and the pictures of it.
+"""Model inspection: attention, learned filters and positions, explanations of predictions, and figures of them.
 
-What measures takes a classifier or a backbone and normalised images (B, C, H, W), and leaves the model as it found it.
+The functions take a task model or a backbone and normalised images (B, C, H, W). They restore the state of the model.
 """

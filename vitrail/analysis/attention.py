@@ -1,4 +1,4 @@
-"""What a model attends to, of any layer, head and query, in memory that grows with the tokens and not with their square.
+"""Attention maps of any layer, head and query. Memory grows linearly with the number of tokens.
 
 B images, H heads, P prefix tokens, N = h w places of a layer's map, T = P + N tokens, Q queries, K keys.
 """
@@ -23,61 +23,63 @@ Place = tuple[int, int]  # row, column
 def attention_map(
     model: Any, images: Tensor, layer: int = -1, head: int | None = None, query: Place | None = None
 ) -> Tensor:
-    """What a query attends to in one layer, on that layer's map: (B, h, w) in fp32. What goes to tokens without a place (class
-    token, registers) is left out, and nothing is renormalised.
+    """The attention of a query in one layer, on the map of that layer: (B, h, w) in fp32. Attention to tokens without a place
+    (class token, registers) is left out; the rest is not renormalised.
 
-    Without ``query`` those tokens ask from which the model's answer is read: the class token, or without one all places,
-    whose attention is averaged.
+    Without ``query`` the queries are the tokens that the model pools: the class token, or without one all places, whose
+    attention is averaged.
 
     Args:
         images: normalised, (B, C, H, W).
         layer: of `attention_grids`, from 0, or from the end.
         head: from 0; None is the mean of all.
-        query: row and column of the place that asks.
+        query: row and column of the query.
 
     Raises:
         ConfigError: a layer, head or place that the model does not have, or a model without attention.
     """
-    return one_map(head_maps(model, images, layer, query), head)
+    return select_head(compute_head_maps(model, images, layer, query), head)
 
 
-def one_map(maps: Tensor, head: int | None) -> Tensor:
-    """One head's of `head_maps` (B, H, h, w), or with None the mean of all: (B, h, w). Raises `ConfigError` for no head."""
+def select_head(maps: Tensor, head: int | None) -> Tensor:
+    """One head of `compute_head_maps`, (B, H, h, w) to (B, h, w); None is the mean over heads. Raises `ConfigError`."""
     return maps.mean(1) if head is None else maps[:, check_index("head", head, maps.shape[1])]
 
 
-def head_maps(model: Any, images: Tensor, layer: int = -1, query: Place | None = None) -> Tensor:
+def compute_head_maps(model: Any, images: Tensor, layer: int = -1, query: Place | None = None) -> Tensor:
     """`attention_map` of every head: (B, H, h, w)."""
     layers = len(model.attention_grids(tuple(images.shape[2:])))
     wanted = check_index("layer", layer, layers) if layers else 0  # a model without attention says so itself
-    return maps_of_layers(model, images, [wanted], query)[wanted]
+    return compute_layer_maps(model, images, [wanted], query)[wanted]
 
 
-def maps_of_layers(
+def compute_layer_maps(
     model: Any, images: Tensor, layers: Collection[int], query: Place | None = None
 ) -> dict[int, Tensor]:
-    """`head_maps` of several layers, numbered from 0, in one pass: of each (B, H, h, w) on its own map."""
+    """`compute_head_maps` of several layers, numbered from 0, in one pass: of each (B, H, h, w) on its own map."""
     grids = model.attention_grids(tuple(images.shape[2:]))
     maps: dict[int, Tensor] = {}
     numbers = count()
 
     def on_attention(record: AttentionRecord) -> None:
         if (layer := next(numbers)) in layers:
-            shares = asking_shares(model, grids[layer], query, images.device)
-            maps[layer] = _received(record, Lift(grids[layer], images.device), shares)
+            shares = compute_query_shares(model, grids[layer], query, images.device)
+            maps[layer] = _sum_received(record, Lift(grids[layer], images.device), shares)
 
     with at_rest(model):
         model.forward_recording(images, on_attention)
     return maps
 
 
-def asking_shares(model: Any, grid: AttentionGrid, query: Place | None, device: torch.device) -> Tensor:
-    """How much each token of a layer asks in `attention_map`: (T,), summing to one."""
+def compute_query_shares(model: Any, grid: AttentionGrid, query: Place | None, device: torch.device) -> Tensor:
+    """The weight of each token of a layer as a query of `attention_map`: (T,), summing to one."""
     lift = Lift(grid, device)
     shares = torch.zeros(lift.tokens, device=device)
     if query is not None:
         if not lift.all_ask:
-            raise ConfigError("in this layer only the class token asks", "leave the place out, or choose another layer")
+            raise ConfigError(
+                "in this layer the only query is the class token", "leave the query out, or choose another layer"
+            )
         row, column = (check_index(name, at, length) for name, at, length in zip(("row", "column"), query, lift.map))
         shares[lift.prefix + row * lift.map[1] + column] = 1
     elif not lift.prefix:
@@ -89,8 +91,8 @@ def asking_shares(model: Any, grid: AttentionGrid, query: Place | None, device: 
     return shares
 
 
-def _received(record: AttentionRecord, lift: Lift, shares: Tensor) -> Tensor:
-    """What the places get of the attention of queries that weigh ``shares`` (T,): (B, H, h, w)."""
+def _sum_received(record: AttentionRecord, lift: Lift, shares: Tensor) -> Tensor:
+    """The attention that the places receive from queries weighted by ``shares`` (T,): (B, H, h, w)."""
     batch, heads, *_ = record.shape
     shares = shares.expand(batch * heads, -1)
     received = torch.zeros(batch * heads, lift.tokens, device=shares.device)
@@ -99,16 +101,16 @@ def _received(record: AttentionRecord, lift: Lift, shares: Tensor) -> Tensor:
         asked = (asking < lift.tokens) & (shares[0, asking.clamp(max=lift.tokens - 1)] > 0)
         if not asked.any():
             continue
-        # of a long piece only what asks: most often it is the class token alone
+        # compute only the rows with weight: most often the class token alone
         first, last = asked.nonzero()[[0, -1], 0].tolist()
         rows = slice(rows.start + first, rows.start + last + 1)
-        received += lift.carry(shares, lift.inside(record.weights(rows), rows).flatten(0, 1), rows)
+        received += lift.carry(shares, lift.mask_outside(record.weights(rows), rows).flatten(0, 1), rows)
     return received[:, lift.prefix :].unflatten(1, lift.map).unflatten(0, (batch, heads))
 
 
-def reach_of(cells: Sequence[int], cell: Place, size: Place) -> tuple[float, float]:
-    """How many times as high and as wide as images of ``size`` a map of ``cells`` is, each of ``cell`` pixels: those at the
-    end may lie half outside, where an image or a map was filled up.
+def compute_reach(cells: Sequence[int], cell: Place, size: Place) -> tuple[float, float]:
+    """The height and width of a map of ``cells``, of ``cell`` pixels each, as multiples of images of ``size``: above 1 where
+    the image or the map was padded.
     """
     down, across = (count * side / length for count, side, length in zip(cells, cell, size))
     return down, across

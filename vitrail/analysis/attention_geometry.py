@@ -1,4 +1,4 @@
-"""Attention of windows, lines and smaller maps brought back to the tokens of a layer and to the places of the image.
+"""Maps the attention of windows, lines and reduced maps to the tokens of a layer and to the places of the image.
 
 B images, P prefix tokens, N places of a layer's map, T = P + N tokens, Q queries, K keys, R of the queries.
 """
@@ -18,12 +18,12 @@ from vitrail.models.layers import by_hand
 class Lift:
     """Where the rows and columns of a layer's attention lie among its tokens: the prefix, then the places of its map.
 
-    What it computes stays in fp32: a caller's autocast is for the model.
+    Computes in fp32, also inside of autocast.
     """
 
     def __init__(self, grid: AttentionGrid, device: torch.device) -> None:
         self.prefix = grid.prefix
-        self.all_ask = grid.queries != (0, 0)  # else only the prefix tokens do, and the places rest
+        self.all_ask = grid.queries != (0, 0)  # otherwise the prefix tokens are the only queries
         self.map = grid.queries if self.all_ask else grid.keys
         self.tokens = self.prefix + math.prod(self.map)
         self.grid = grid
@@ -37,46 +37,46 @@ class Lift:
             return prefix
         if self.grid.rows is None:
             return torch.arange(self.tokens, device=self.device)
-        return torch.cat([prefix, self._tokens_of(self.grid.rows)])
+        return torch.cat([prefix, self._to_tokens(self.grid.rows)])
 
     @cached_property
     def columns(self) -> Tensor | None:
         """(Q, K) the token that each key of each query is, T outside of the image; None where keys are the same for all."""
-        return None if self.grid.columns is None else self._tokens_of(self.grid.columns)
+        return None if self.grid.columns is None else self._to_tokens(self.grid.columns)
 
-    def _tokens_of(self, places: Tensor) -> Tensor:
+    def _to_tokens(self, places: Tensor) -> Tensor:
         places = places.to(self.device)
         return torch.where(places < 0, self.tokens, places + self.prefix)
 
     @cached_property
     def asks(self) -> Tensor:
-        """(T,) one for the tokens that ask, zero for those that rest."""
+        """(T,) one for tokens that are queries, zero for the others."""
         asks = torch.zeros(self.tokens + 1, device=self.device)
         asks[self.rows] = 1
         return asks[:-1]
 
-    def inside(self, weights: Tensor, rows: slice) -> Tensor:
+    def mask_outside(self, weights: Tensor, rows: slice) -> Tensor:
         """``weights`` (B, H, R, K) of the queries ``rows``, zero for keys outside of the image."""
         return weights if self.columns is None else weights * (self.columns[rows] < self.tokens)
 
     def carry(self, shares: Tensor, weights: Tensor, rows: slice) -> Tensor:
-        """What the shares of the queries ``rows`` become when each gives its share to its keys: (B, T) to (B, T).
+        """Distributes the shares of the queries ``rows`` over their keys: (B, T) to (B, T).
 
         Args:
             shares: (B, T), of which those of ``rows`` are read.
             weights: (B, R, K), zero for keys outside of the image.
         """
         padded = torch.cat([shares, shares.new_zeros(len(shares), 1)], 1)
-        given = padded[:, self.rows[rows]]  # (B, R), nothing from outside of the image
+        asked_shares = padded[:, self.rows[rows]]  # (B, R), nothing from outside of the image
         if self.columns is None:
             with by_hand(weights):
-                return self.spread((given[:, None] @ weights)[:, 0])
+                return self.spread((asked_shares[:, None] @ weights)[:, 0])
         carried = torch.zeros_like(padded)
-        carried.index_add_(1, self.columns[rows].flatten(), (given[..., None] * weights).flatten(1))
+        carried.index_add_(1, self.columns[rows].flatten(), (asked_shares[..., None] * weights).flatten(1))
         return carried[:, :-1]
 
     def spread(self, keys: Tensor) -> Tensor:
-        """Numbers of the prefix and the keys (..., P + K) as those of tokens (..., T): a key's is shared by its places."""
+        """Numbers of the prefix and the keys (..., P + K) as those of tokens (..., T): a key's is divided among its places."""
         if self.columns is not None or self.grid.keys == self.map:
             return keys
         before, places = keys[..., : self.prefix], keys[..., self.prefix :].unflatten(-1, self.grid.keys)
@@ -88,7 +88,10 @@ class Lift:
     def covers(self) -> tuple[Tensor, Tensor]:
         """Which places of the map a key stands for along each axis: (h', h) and (w', w), rows that sum to one."""
         covered = self.grid.covered or self.map
-        return tuple(_cover(*each, self.device) for each in zip(self.grid.keys, covered, self.map))  # type: ignore[return-value]
+        of_rows, of_columns = (
+            _compute_cover(*lengths, self.device) for lengths in zip(self.grid.keys, covered, self.map)
+        )
+        return of_rows, of_columns
 
     @cached_property
     def centres(self) -> tuple[Tensor, Tensor]:
@@ -113,23 +116,23 @@ class Lift:
         return (asking[:, None] - torch.cat([keys, nowhere])[self.columns[rows] - self.prefix]).norm(dim=-1)
 
 
-def _cover(keys: int, covered: int, places: int, device: torch.device) -> Tensor:
+def _compute_cover(keys: int, covered: int, places: int, device: torch.device) -> Tensor:
     """Key i of a line stands for the places from floor(i n / k) to ceil((i + 1) n / k) - 1 of the n that are covered."""
     key, place = torch.arange(keys, device=device)[:, None], torch.arange(places, device=device)
     inside = (place >= key * covered // keys) & (place < -(-(key + 1) * covered // keys)) & (place < covered)
     return inside / inside.sum(1, keepdim=True)
 
 
-def descend(places: Tensor, coarse: tuple[int, int], fine: tuple[int, int]) -> Tensor:
-    """The shares of the places of one map (B, h w) on the larger one that it was made of (B, h' w').
+def spread_to_finer(places: Tensor, coarse: tuple[int, int], fine: tuple[int, int]) -> Tensor:
+    """Shares of the places of a merged map (B, h w) on the larger map that it was made of (B, h' w').
 
-    Each place was merged from a square of places, which share what it has alike; squares are cut off by the border.
+    A place was merged from a square of places and is divided equally among them. Squares are cropped at the border.
     """
     if coarse == fine:
         return places
     factors = [-(-many // few) for few, many in zip(coarse, fine)]
     of_rows, of_columns = (
-        _cover(few, few * factor, many, places.device) for few, factor, many in zip(coarse, factors, fine)
+        _compute_cover(few, few * factor, many, places.device) for few, factor, many in zip(coarse, factors, fine)
     )
     with by_hand(places):
         return (of_rows.mT @ places.unflatten(1, coarse) @ of_columns).flatten(1)

@@ -31,7 +31,7 @@ from vitrail.models.config import changed, is_whole
 from vitrail.torch_private import TorchDispatchMode
 
 LIMIT = 2 << 30  # bytes of attention matrices that are made without being asked
-LARGEST = 1024  # pixels of the longer side of `default_sizes`
+LARGEST = 1024  # pixels of the longer side of `choose_sizes`
 FACTORS = (1, 1.5, 2, 3)  # of the smallest side; 3 makes nine times the patches
 
 
@@ -74,8 +74,8 @@ def measure_cost(
 ) -> list[CostPoint]:
     """What a forward pass without gradients costs at each size, on random images, on the device of the model.
 
-    One pass warms up, ``repeats`` are timed, and one more is watched for its memory. A single thread of a CPU is timed by
-    the time that it was given, which a busy neighbour takes little of, all else by the clock on the wall. Bytes are those of
+    One pass warms up, ``repeats`` are timed, and one more measures memory. A single CPU thread is timed by its own CPU time,
+    which depends little on other processes; everything else by wall-clock time. Bytes are those of
     torch's CUDA allocator; elsewhere those of every tensor that an operation makes, without what a kernel needs inside: fused
     attention on a CPU 0.13 MB in a ViT-Ti, whatever the size.
 
@@ -94,12 +94,12 @@ def measure_cost(
         if not is_whole(value, 1):
             raise ConfigError(f"{name} is {value!r}", f"{name} = a whole number from 1")
     configs = [changed(model.config, image_size=size) for size in sizes]
-    # inside of somebody's inference mode operations come whole that are made of others, whose tensors would go unseen
+    # in inference mode composite operations are dispatched whole, so their inner tensors would not be counted
     with torch.inference_mode(False), at_rest(model):
-        return [_point(model, config, batch, repeats, limit if plain else 0) for config in configs]
+        return [_measure_point(model, config, batch, repeats, limit if plain else 0) for config in configs]
 
 
-def cost_by_patch(
+def measure_cost_by_patch(
     model: str | Config,
     patch_sizes: Sequence[int | Pair],
     image_size: int | Pair,
@@ -125,12 +125,12 @@ def cost_by_patch(
         what = f"{config.about} has patches of {'x'.join(map(str, config.patch_size))} pixels and no others"
         raise ConfigError(what, "take an architecture whose patches can be chosen, such as vit-b16")
     configs = [changed(config, image_size=image_size, patch_size=patch_size) for patch_size in patch_sizes]
-    asked: dict[str, Any] = {"batch": batch, "repeats": repeats, "plain": plain, "limit": limit}
-    measured = (measure_cost(create_backbone(config).to(device), [config.image_size], **asked) for config in configs)
+    settings: dict[str, Any] = {"batch": batch, "repeats": repeats, "plain": plain, "limit": limit}
+    measured = (measure_cost(create_backbone(config).to(device), [config.image_size], **settings) for config in configs)
     return [point for points in measured for point in points]
 
 
-def growth(points: Sequence[CostPoint], what: str) -> float:
+def fit_growth(points: Sequence[CostPoint], what: str) -> float:
     """The exponent p of figure = a T^p, by least squares of the logarithms; NaN without two different numbers of tokens.
 
     Args:
@@ -138,7 +138,7 @@ def growth(points: Sequence[CostPoint], what: str) -> float:
         what: one of `FIGURES`.
 
     Raises:
-        ConfigError: a figure that there is not, with the nearest names.
+        ConfigError: an unknown figure, with the nearest names.
     """
     if what not in FIGURES:
         raise ConfigError(f"there is no figure {what!r}", nearest(what, FIGURES))
@@ -148,7 +148,7 @@ def growth(points: Sequence[CostPoint], what: str) -> float:
     return statistics.linear_regression(*zip(*pairs)).slope
 
 
-def default_sizes(config: Config) -> list[Pair]:
+def choose_sizes(config: Config) -> list[Pair]:
     """Sizes to measure a model at: 1, 1.5, 2 and 3 times its own, rounded down to whole patches, of the last stage where
     there are several. Nine times as many patches at the last as at the first; the longer side is at most 1,024 pixels,
     for which the model's own size is halved as often as it takes.
@@ -167,7 +167,7 @@ def default_sizes(config: Config) -> list[Pair]:
     return list(dict.fromkeys(sizes))
 
 
-def matrix_bytes(config: Config) -> int:
+def count_matrix_bytes(config: Config) -> int:
     """Bytes of all attention matrices of one image of the config's size, as `forward_with_attention` gives them; counted on
     the meta device, so they need not fit anywhere. 0 without attention.
     """
@@ -179,10 +179,10 @@ def matrix_bytes(config: Config) -> int:
         return sum(matrix.nbytes for matrix in backbone.forward_with_attention(image)[1])
 
 
-def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
+def measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int:
     """The most bytes that the tensors which ``step`` makes take at one time, its result included."""
     if device.type != "cuda":
-        with _Made() as made:
+        with _StorageTracker() as made:
             step()
         return made.peak
     torch.cuda.synchronize(device)
@@ -193,23 +193,23 @@ def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-class _Made(TorchDispatchMode):
+class _StorageTracker(TorchDispatchMode):
     """Follows the storages that operations make until they are freed. Those that come from elsewhere do not count."""
 
     def __init__(self) -> None:
         super().__init__()
         self.live: dict[int, weakref.ref] = {}  # by id, which another storage may have after one is freed
-        self.given: dict[int, torch.UntypedStorage] = {}  # held, so that their ids stay theirs
+        self.outer: dict[int, torch.UntypedStorage] = {}  # held, so that their ids stay theirs
         self.held = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for storage in _storages((args, kwargs)):
+        for storage in _list_storages((args, kwargs)):
             if id(storage) not in self.live:
-                self.given[id(storage)] = storage
+                self.outer[id(storage)] = storage
         made = func(*args, **kwargs)
-        for storage in _storages(made):
-            if id(storage) not in self.live and id(storage) not in self.given:
+        for storage in _list_storages(made):
+            if id(storage) not in self.live and id(storage) not in self.outer:
                 self.live[id(storage)] = weakref.ref(storage, partial(self._free, id(storage), storage.nbytes()))
                 self.held += storage.nbytes()
         self.peak = max(self.peak, self.held)
@@ -220,25 +220,25 @@ class _Made(TorchDispatchMode):
         self.held -= size
 
 
-def _storages(tree: Any) -> list[torch.UntypedStorage]:
+def _list_storages(tree: Any) -> list[torch.UntypedStorage]:
     """Of the tensors among what an operation is given or makes."""
     if isinstance(tree, Tensor):
         return [tree.untyped_storage()]
     branches = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
-    return [storage for branch in branches for storage in _storages(branch)]
+    return [storage for branch in branches for storage in _list_storages(branch)]
 
 
-def _point(model: Model, config: Config, batch: int, repeats: int, limit: int) -> CostPoint:
+def _measure_point(model: Model, config: Config, batch: int, repeats: int, limit: int) -> CostPoint:
     cost, like = cost_of(config), next(model.parameters())
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, config.in_channels, *config.image_size, generator=generator, device="cpu").to(like)
 
     def measured(verb: Callable[[Tensor], object]) -> tuple[float, int]:
         step = partial(verb, images)
-        return _seconds(step, repeats, like.device) / batch, peak_bytes(step, like.device)
+        return _measure_seconds(step, repeats, like.device) / batch, measure_peak_bytes(step, like.device)
 
     seconds, most = measured(model)
-    tried = limit > 0 and 0 < batch * matrix_bytes(config) <= limit
+    tried = limit > 0 and 0 < batch * count_matrix_bytes(config) <= limit
     plain_seconds, plain_most = measured(model.forward_with_attention) if tried else (None, None)
     return CostPoint(
         config.image_size,
@@ -252,17 +252,17 @@ def _point(model: Model, config: Config, batch: int, repeats: int, limit: int) -
     )
 
 
-def _seconds(step: Callable[[], object], repeats: int, device: torch.device) -> float:
+def _measure_seconds(step: Callable[[], object], repeats: int, device: torch.device) -> float:
     """The median of ``repeats`` calls, after one that allocates and plans."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if alone else time.perf_counter
 
-    def once() -> float:
+    def time_once() -> float:
         started = clock()
         step()
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
         return clock() - started
 
-    once()
-    return statistics.median(once() for _ in range(repeats))
+    time_once()
+    return statistics.median(time_once() for _ in range(repeats))

@@ -36,10 +36,10 @@ class LineSimilarity:
     elsewhere: float
 
 
-def position_embeddings(model: Task | Backbone, grid: tuple[int, int] | None = None) -> Tensor | None:
+def extract_position_embeddings(model: Task | Backbone, grid: tuple[int, int] | None = None) -> Tensor | None:
     """What is added to each patch where it enters the encoder: (h, w, D), in the model's precision.
 
-    None where that is nothing: no positions, or such as act elsewhere only (in each block, or on attention).
+    None where nothing is added: no positions, or positions that act elsewhere (in each block, or on attention).
 
     Args:
         grid: rows and columns; by default those of the model's own image size. For others the model resizes its table.
@@ -50,7 +50,7 @@ def position_embeddings(model: Task | Backbone, grid: tuple[int, int] | None = N
     if grid is not None and not all(is_whole(length, 1) for length in grid):
         raise ConfigError(f"grid is {grid}", "give rows and columns, whole numbers from 1")
     with at_rest(model):
-        images = _first_layer(model).new_zeros(1, model.config.in_channels, *model.config.image_size)
+        images = _read_first_layer(model).new_zeros(1, model.config.in_channels, *model.config.image_size)
         patches = model.patchify(images)
         grid = patches.grid if grid is None else grid
         nothing = patches.x.new_zeros(1, grid[0] * grid[1], patches.x.shape[2])
@@ -58,7 +58,7 @@ def position_embeddings(model: Task | Backbone, grid: tuple[int, int] | None = N
     return added if added.any() else None
 
 
-def position_similarity(embeddings: Tensor) -> Tensor:
+def compute_position_similarity(embeddings: Tensor) -> Tensor:
     """The cosine of each embedding with each: (h, w, D) to (h, w, h, w) in fp32 (figure 7, centre; figure 10).
 
     The tile of the patch in row r and column c is ``[r, c]``. An embedding of zeros is similar to none: 0.
@@ -67,13 +67,13 @@ def position_similarity(embeddings: Tensor) -> Tensor:
     return torch.einsum("hwd,yxd->hwyx", directions, directions)
 
 
-def neighbour_rate(similarity: Tensor, *, reach: float = 1) -> float:
+def compute_neighbour_rate(similarity: Tensor, *, reach: float = 1) -> float:
     """The share of patches whose most similar other patch is a neighbour; NaN for a grid of one patch.
 
     A patch that is as similar to one further away as to its most similar neighbour does not count.
 
     Args:
-        similarity: (h, w, h, w), as `position_similarity` gives it.
+        similarity: (h, w, h, w), as `compute_position_similarity` gives it.
         reach: how far a neighbour's centre may be, in patches: 1 is the 4 direct neighbours, 1.5 these and the 4 at the
             corners. At the edges of the grid there are fewer.
 
@@ -84,14 +84,14 @@ def neighbour_rate(similarity: Tensor, *, reach: float = 1) -> float:
         raise ConfigError(f"reach is {reach}", "give 1 for the 4 direct neighbours, 1.5 for 8")
     if similarity[0, 0].numel() == 1:
         return float("nan")
-    down, right = _offsets(similarity)
+    down, right = _compute_offsets(similarity)
     squares = down**2 + right**2  # (h, w, h, w)
     is_near, is_far = (squares > 0) & (squares <= reach**2), squares > reach**2
-    near, far = (similarity.masked_fill(~each, -torch.inf).amax((2, 3)) for each in (is_near, is_far))  # (h, w) each
+    near, far = (similarity.masked_fill(~mask, -torch.inf).amax((2, 3)) for mask in (is_near, is_far))  # (h, w) each
     return (near > far).float().mean().item()
 
 
-def line_similarity(similarity: Tensor) -> LineSimilarity:
+def compute_line_similarity(similarity: Tensor) -> LineSimilarity:
     """Are patches of one row or column more similar than others (section 4.5: "row-column structure")?
 
     Patches in a line are nearer to each other than others are, and what is near is similar anyway. So pairs are compared
@@ -100,9 +100,9 @@ def line_similarity(similarity: Tensor) -> LineSimilarity:
     distance is lower in lines than elsewhere.
 
     Args:
-        similarity: (h, w, h, w), as `position_similarity` gives it.
+        similarity: (h, w, h, w), as `compute_position_similarity` gives it.
     """
-    down, right = _offsets(similarity)
+    down, right = _compute_offsets(similarity)
     distance = (down**2 + right**2).float().sqrt().ceil()  # (h, w, h, w)
 
     def mean(is_meant: Tensor) -> float:
@@ -112,22 +112,22 @@ def line_similarity(similarity: Tensor) -> LineSimilarity:
     return LineSimilarity(mean(down == 0), mean(right == 0), mean((down != 0) & (right != 0)))
 
 
-def _offsets(similarity: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_offsets(similarity: Tensor) -> tuple[Tensor, Tensor]:
     """How many rows and columns the second patch lies from the first: (h, 1, h, 1) and (1, w, 1, w)."""
     rows, columns = (torch.arange(length, device=similarity.device) for length in similarity.shape[:2])
     return (rows - rows[:, None])[:, None, :, None], (columns - columns[:, None])[None, :, None]
 
 
-def embedding_filters(model: Task | Backbone) -> Tensor:
+def extract_filters(model: Task | Backbone) -> Tensor:
     """The kernels of the first layer, as they are stored: (D, C, P, Q) in fp32.
 
     Those of a BiT ResNet and of a hybrid's stem are 7 x 7, and are standardised each time they are used: what acts on
     an image is `vitrail.models.standardise.standardise` of them.
     """
-    return _first_layer(model).to(torch.float32, copy=True)
+    return _read_first_layer(model).to(torch.float32, copy=True)
 
 
-def principal_filters(filters: Tensor, count: int = 28) -> PrincipalFilters:
+def compute_principal_filters(filters: Tensor, count: int = 28) -> PrincipalFilters:
     """The principal components of filters, the one with most variance first (figure 7, left, shows 28).
 
     The D filters are the observations, their mean is taken off, and the SVD is in fp64. Of the two directions of a
@@ -156,8 +156,8 @@ def principal_filters(filters: Tensor, count: int = 28) -> PrincipalFilters:
     return PrincipalFilters(components.to(filters), explained[:kept].to(filters))
 
 
-def as_pictures(components: Tensor) -> np.ndarray:
-    """Filters as a person can look at them: (K, C, P, Q) to RGB, uint8 (K, P, Q, 3).
+def render_filters(components: Tensor) -> np.ndarray:
+    """Filters as pictures: (K, C, P, Q) to RGB, uint8 (K, P, Q, 3).
 
     In each picture 0 is mid grey (128) and the largest absolute value is the end of the scale, 255 or 0. Three channels are
     red, green and blue; of more the first three are, and of fewer the first is shown in grey.
@@ -169,6 +169,6 @@ def as_pictures(components: Tensor) -> np.ndarray:
     return np.rint(127.5 + 127.5 * scaled).astype(np.uint8)
 
 
-def _first_layer(model: Task | Backbone) -> Tensor:
+def _read_first_layer(model: Task | Backbone) -> Tensor:
     """The parameter that sees the channels of the image: (D, C, P, Q)."""
     return model.layers()[0][model.first_layer].detach()

@@ -29,7 +29,7 @@ AT_ONCE = 16  # images that the network is shown at one time
 
 
 class Response(NamedTuple):
-    """How far an answer moves when the images change.
+    """How much the output changes when the images change.
 
     Args:
         moved: 1 - cosine similarity of the pooled features before and after, the mean over images.
@@ -60,7 +60,7 @@ class MapEquivariance(NamedTuple):
 
 
 class PermutationResponse(NamedTuple):
-    """How far an answer moves when the parts of an image change places.
+    """How much the output changes when the parts of an image are permuted.
 
     Args:
         pixels: squares of the image were exchanged: it was cut up and put together again.
@@ -72,13 +72,12 @@ class PermutationResponse(NamedTuple):
     unplaced: Response | None
 
 
-def shift_response(
+def measure_shift_response(
     model: Model, images: Tensor, shifts: Sequence[int] | None = None, *, along: str = "diagonal"
 ) -> dict[int, Response]:
-    """How far the answer moves when the window onto a larger image does; no border is invented.
+    """How much the output changes when the crop of a larger image is shifted; no padding is involved.
 
-    For a ViT a shift by whole patches is a special one: it sees the same patches, but for those that leave and enter, and only
-    their places change.
+    A ViT sees the same patches after a shift by whole patches, at other positions, except for those that enter and leave.
 
     Args:
         images: (B, C, H, W), normalised, larger than the model's ``image_size`` by the largest shift at least.
@@ -90,24 +89,26 @@ def shift_response(
         The response to each shift.
 
     Raises:
-        ConfigError: images that are too small; shifts that cannot be.
+        ConfigError: images that are too small; invalid shifts.
     """
-    images, config, step = checked(images), model.config, _direction(along)
-    shifts = _default_shifts(config.patch_size, step) if shifts is None else list(shifts)
+    images, config, step = check_images(images), model.config, _find_direction(along)
+    shifts = _choose_shifts(config.patch_size, step) if shifts is None else list(shifts)
     if not shifts or not all(is_whole(shift, 1) for shift in shifts):
         raise ConfigError(f"shifts is {shifts}", "shifts = whole numbers of pixels from 1, such as [1, 2, 4]")
     moves = {shift: (shift * step[0], shift * step[1]) for shift in shifts}
     _check_room(images, config.image_size, moves.values())
     with at_rest(model) as device:
 
-        def look(move: Pair) -> _Answers:
-            return _answers(model, _window(images, config.image_size, move), device, model.forward_features)
+        def answer_window(move: Pair) -> _Answers:
+            return _compute_answers(
+                model, _crop_window(images, config.image_size, move), device, model.forward_features
+            )
 
-        still = look((0, 0))
-        return {shift: _response(still, look(move)) for shift, move in moves.items()}
+        still = answer_window((0, 0))
+        return {shift: _compare_answers(still, answer_window(move)) for shift, move in moves.items()}
 
 
-def map_equivariance(
+def measure_map_equivariance(
     model: Model, images: Tensor, *, margin: int = 1, along: str = "diagonal"
 ) -> list[MapEquivariance]:
     """Whether feature maps move as the image does: each is compared with the map of a window moved by one of its cells.
@@ -132,34 +133,36 @@ def map_equivariance(
     Raises:
         ConfigError: images that are too small; a margin below 0.
     """
-    images, size, step = checked(images), model.config.image_size, _direction(along)
+    images, size, step = check_images(images), model.config.image_size, _find_direction(along)
     if not is_whole(margin, 0):
         raise ConfigError(f"margin is {margin!r}", "margin = a whole number of cells from 0")
     with at_rest(model) as device:
         _check_room(images, size, [])
-        first = model.feature_maps(_window(images[:1], size, (0, 0)).to(device))
-        strides = strides_of(model.config, size, first)
-        margins = [_widest_margin(each, step, margin) for each in first]
+        first = model.feature_maps(_crop_window(images[:1], size, (0, 0)).to(device))
+        strides = find_strides(model.config, size, first)
+        margins = [_find_margin(map_, step, margin) for map_ in first]
         measured = {stride for stride, cells in zip(strides, margins) if cells is not None}
         moves = {stride: (stride[0] * step[0], stride[1] * step[1]) for stride in measured}
         _check_room(images, size, moves.values())
         sums = torch.zeros(len(first), 3, dtype=torch.float64)
         for part in images.split(AT_ONCE):
-            still = model.feature_maps(_window(part, size, (0, 0)).to(device))
+            still = model.feature_maps(_crop_window(part, size, (0, 0)).to(device))
             for stride, move in moves.items():
-                moved = model.feature_maps(_window(part, size, move).to(device))
+                moved = model.feature_maps(_crop_window(part, size, move).to(device))
                 for place, cells in enumerate(margins):
                     if strides[place] == stride and cells is not None:
-                        sums[place] += _compare(still[place], moved[place], step, cells)
+                        sums[place] += _compare_maps(still[place], moved[place], step, cells)
     eps = torch.finfo(first[0].dtype).eps
-    found = (_concordance(*each, eps=eps) for each in sums.tolist())
-    return [MapEquivariance(stride, cells or 0, each) for stride, cells, each in zip(strides, margins, found)]
+    return [
+        MapEquivariance(stride, cells or 0, _compute_concordance(*map_sums, eps=eps))
+        for stride, cells, map_sums in zip(strides, margins, sums.tolist())
+    ]
 
 
-def permutation_response(
+def measure_permutation_response(
     model: Model, images: Tensor, *, square: int | None = None, seed: int = 0
 ) -> PermutationResponse:
-    """How far the answer moves when the parts of every image change places, all in the same way: none stays where it was.
+    """How much the output changes when the parts of every image are permuted, in the same way for all; none keeps its place.
 
     A ViT whose positions were left out cannot know: its answer stays the same up to rounding, and all that it knows of two
     dimensions is in the positions that `place` adds. Where positions are part of attention the answer moves all the same.
@@ -173,43 +176,45 @@ def permutation_response(
     Raises:
         ConfigError: images with fewer than two squares, or of a shape that the model does not take.
     """
-    images = checked(images)
+    images = check_images(images)
     if square is not None and not is_whole(square, 1):
         raise ConfigError(f"square is {square!r}", "square = a whole number of pixels from 1")
-    cut = _cut_up(images, model.config.patch_size if square is None else (square, square), seed)
+    cut = _permute_squares(images, model.config.patch_size if square is None else (square, square), seed)
 
-    def unplaced(images: Tensor) -> Tokens:
+    def encode_unplaced(images: Tensor) -> Tokens:
         return model.encode(model.patchify(images))
 
-    def exchanged(images: Tensor) -> Tokens:
+    def encode_permuted(images: Tensor) -> Tokens:
         x, grid, ids = model.patchify(images)
-        return model.encode(Patches(x[:, _order(x.shape[1], seed)], grid, ids))
+        return model.encode(Patches(x[:, _draw_order(x.shape[1], seed)], grid, ids))
 
     with at_rest(model) as device:
-        whole = _answers(model, images, device, model.forward_features)
-        pixels = _response(whole, _answers(model, cut, device, model.forward_features))
+        whole = _compute_answers(model, images, device, model.forward_features)
+        pixels = _compare_answers(whole, _compute_answers(model, cut, device, model.forward_features))
         if model.config.architecture not in TAKE_SUBSETS:
             return PermutationResponse(pixels, None)
-        in_order = _answers(model, images, device, unplaced)
-        return PermutationResponse(pixels, _response(in_order, _answers(model, images, device, exchanged)))
+        in_order = _compute_answers(model, images, device, encode_unplaced)
+        return PermutationResponse(
+            pixels, _compare_answers(in_order, _compute_answers(model, images, device, encode_permuted))
+        )
 
 
-def checked(images: Tensor) -> Tensor:
+def check_images(images: Tensor) -> Tensor:
     """The images. Raises `ConfigError` for what is no batch of them."""
     if images.ndim != 4 or not len(images):
         raise ConfigError(f"images of shape {tuple(images.shape)}", "give normalised images (B, C, H, W), one at least")
     return images
 
 
-def strides_of(config: Any, size: Pair, maps: Sequence[Tensor]) -> list[Pair]:
+def find_strides(config: Any, size: Pair, maps: Sequence[Tensor]) -> list[Pair]:
     """Pixels, (height, width), from one cell to the next of each of the `feature_maps` of images of ``size``.
 
     A map has every f-th row of the one before, rounded up; of all f that could be, the least.
     """
     before, stride = grid_of(size, config.patch_size), config.patch_size
     strides = []
-    for each in maps:
-        grid = (each.shape[2], each.shape[3])
+    for map_ in maps:
+        grid = (map_.shape[2], map_.shape[3])
         factors = grid_of(before, grid)
         before, stride = grid, (stride[0] * factors[0], stride[1] * factors[1])
         strides.append(stride)
@@ -223,13 +228,15 @@ class _Answers(NamedTuple):
     best: Tensor | None
 
 
-def _answers(model: Model, images: Tensor, device: torch.device, tokens_of: Callable[[Tensor], Tokens]) -> _Answers:
+def _compute_answers(
+    model: Model, images: Tensor, device: torch.device, tokens_of: Callable[[Tensor], Tokens]
+) -> _Answers:
     features = torch.cat([model.pool(tokens_of(part.to(device))) for part in images.split(AT_ONCE)])  # (B, F)
     best = model.head(features).argmax(1).cpu() if model.config.classes else None
     return _Answers(F.normalize(features.cpu().double(), dim=1), best)
 
 
-def _response(before: _Answers, after: _Answers) -> Response:
+def _compare_answers(before: _Answers, after: _Answers) -> Response:
     # half the squared distance of two unit vectors is one minus their cosine, without its rounding where they are close
     moved = (before.directions - after.directions).square().sum(1).mean().item() / 2
     # and its mean over all pairs of a sample is the variance
@@ -239,13 +246,13 @@ def _response(before: _Answers, after: _Answers) -> Response:
     return Response(moved, apart, (before.best != after.best).double().mean().item())
 
 
-def _direction(along: str) -> Pair:
+def _find_direction(along: str) -> Pair:
     if along not in DIRECTIONS:
         raise ConfigError(f"along is {along!r}", nearest(str(along), DIRECTIONS))
     return DIRECTIONS[along]
 
 
-def _default_shifts(patch_size: Pair, step: Pair) -> list[int]:
+def _choose_shifts(patch_size: Pair, step: Pair) -> list[int]:
     """1, 2, 4 ... and whole patches both ways."""
     whole = math.lcm(*(side for side, goes in zip(patch_size, step) if goes))
     return [*(2**power for power in range((whole - 1).bit_length())), whole]
@@ -256,17 +263,17 @@ def _check_room(images: Tensor, size: Pair, moves: Iterable[Pair]) -> None:
     furthest = map(max, zip((0, 0), *moves))
     needed = [length + further for length, further in zip(size, furthest)]
     if any(has < needs for has, needs in zip(images.shape[2:], needed)):
-        has, window, needs = ("x".join(map(str, each)) for each in (images.shape[2:], size, needed))
+        has, window, needs = ("x".join(map(str, lengths)) for lengths in (images.shape[2:], size, needed))
         what = f"images of {has} pixels have no room to move a window of {window} in"
         raise ConfigError(what, f"give images of {needs} pixels at least, or move it less far")
 
 
-def _window(images: Tensor, size: Pair, move: Pair) -> Tensor:
+def _crop_window(images: Tensor, size: Pair, move: Pair) -> Tensor:
     (height, width), (down, right) = size, move
     return images[:, :, down : down + height, right : right + width]
 
 
-def _widest_margin(map_: Tensor, step: Pair, most: int) -> int | None:
+def _find_margin(map_: Tensor, step: Pair, most: int) -> int | None:
     """Cells, up to ``most``, that can be left out along each border so that two are still compared; None for no number."""
     for margin in range(most, -1, -1):
         height, width = (side - goes - 2 * margin for side, goes in zip(map_.shape[2:], step))
@@ -275,8 +282,8 @@ def _widest_margin(map_: Tensor, step: Pair, most: int) -> int | None:
     return None
 
 
-def _compare(still: Tensor, moved: Tensor, step: Pair, margin: int) -> Tensor:
-    """The three sums that `_concordance` takes, (3,), over what two maps (B, D, h, w) have in common."""
+def _compare_maps(still: Tensor, moved: Tensor, step: Pair, margin: int) -> Tensor:
+    """The three sums that `_compute_concordance` takes, (3,), over what two maps (B, D, h, w) have in common."""
     (down, right), (height, width) = step, still.shape[2:]
     rows, columns = slice(margin, height - down - margin), slice(margin, width - right - margin)
     a = still[:, :, down:, right:][:, :, rows, columns].flatten(2).cpu().double()  # (B, D, cells)
@@ -287,12 +294,12 @@ def _compare(still: Tensor, moved: Tensor, step: Pair, margin: int) -> Tensor:
     return torch.stack([(a - b).square().sum(), spread, a.square().sum() + b.square().sum()])
 
 
-def _concordance(error: float, spread: float, power: float, *, eps: float) -> float | None:
+def _compute_concordance(error: float, spread: float, power: float, *, eps: float) -> float | None:
     """1 - error / spread; None where the spread is no more than the rounding of maps of this power."""
     return None if spread <= (8 * eps) ** 2 * power else 1 - error / spread
 
 
-def _order(count: int, seed: int) -> Tensor:
+def _draw_order(count: int, seed: int) -> Tensor:
     """Another order of so many things in which none is where it was, (N,): one cycle through all, drawn evenly."""
     walk = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     order = torch.empty_like(walk)
@@ -300,15 +307,15 @@ def _order(count: int, seed: int) -> Tensor:
     return order
 
 
-def _cut_up(images: Tensor, square: Pair, seed: int) -> Tensor:
+def _permute_squares(images: Tensor, square: Pair, seed: int) -> Tensor:
     """The images with their squares of (height, width) pixels in another order, row-major as `patchify` counts."""
     (height, width), (rows, columns) = square, (side // pixels for side, pixels in zip(images.shape[2:], square))
     if rows * columns < 2:
-        has, of = ("x".join(map(str, each)) for each in (images.shape[2:], square))
+        has, of = ("x".join(map(str, lengths)) for lengths in (images.shape[2:], square))
         raise ConfigError(f"images of {has} pixels have fewer than two squares of {of}", "give a smaller square")
     inside = (..., slice(rows * height), slice(columns * width))
     squares = images[inside].unflatten(3, (columns, width)).unflatten(2, (rows, height)).transpose(3, 4)
-    squares = squares.flatten(2, 3)[:, :, _order(rows * columns, seed)]  # (B, C, N, P, Q)
+    squares = squares.flatten(2, 3)[:, :, _draw_order(rows * columns, seed)]  # (B, C, N, P, Q)
     cut = images.clone()
     cut[inside] = squares.unflatten(2, (rows, columns)).transpose(3, 4).flatten(4, 5).flatten(2, 3)
     return cut

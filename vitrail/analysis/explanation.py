@@ -1,4 +1,4 @@
-"""The explanation of one image: what the answer rests on, by each method, as a map and as a sheet of heads."""
+"""Explanations of the prediction for one image, as a heat map and as a contact sheet of heads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.analysis.attention import attention_map, check_index, head_maps, one_map, reach_of
-from vitrail.analysis.occlusion import default_window, occlusion
-from vitrail.analysis.pictures import Box, contact_sheet, eight_bits, light_range, overlay, rgb
+from vitrail.analysis.attention import attention_map, check_index, compute_head_maps, compute_reach, select_head
+from vitrail.analysis.occlusion import choose_window, occlusion
+from vitrail.analysis.pictures import Box, draw_contact_sheet, find_light_range, overlay, to_rgb, to_uint8
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.decode import MAX_PIXELS, decode
 from vitrail.errors import ConfigError, nearest
@@ -56,16 +56,16 @@ class ExplainOptions:
         return self.head if isinstance(self.head, int) else None
 
 
-Method = Callable[
-    [Task, Tensor, Tensor, ExplainOptions, int], Tensor
-]  # model, images, targets, how, versions at one time
+Method = Callable[[Task, Tensor, Tensor, ExplainOptions, int], Tensor]  # model, images, targets, options, batch
 
 
 METHODS: dict[str, Method] = {
-    "attention": lambda model, images, targets, how, batch: attention_map(model, images, how.layer, how.one_head),
-    "rollout": lambda model, images, targets, how, batch: rollout(model, images),
-    "gradient": lambda model, images, targets, how, batch: relevance(model, images, targets),
-    "occlusion": lambda model, images, targets, how, batch: occlusion(model, images, targets=targets, batch=batch),
+    "attention": lambda model, images, targets, options, batch: attention_map(
+        model, images, options.layer, options.one_head
+    ),
+    "rollout": lambda model, images, targets, options, batch: rollout(model, images),
+    "gradient": lambda model, images, targets, options, batch: relevance(model, images, targets),
+    "occlusion": lambda model, images, targets, options, batch: occlusion(model, images, targets=targets, batch=batch),
 }
 NEEDS_ATTENTION = ("attention", "rollout", "gradient")
 NEEDS_ANSWER = ("gradient", "occlusion")  # what they explain is the answer for a class
@@ -73,7 +73,7 @@ NEEDS_ANSWER = ("gradient", "occlusion")  # what they explain is the answer for 
 
 @dataclass(frozen=True)
 class ExplainedAnswer:
-    """The best class of an image and its probability, and the class that is explained and its."""
+    """The predicted class with its probability, and the explained class with its probability."""
 
     label: str
     score: float
@@ -91,7 +91,7 @@ class ExplainedAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """One image: the answer, None of a model without a head; what was written, and how much the places of the image count.
+    """The explanation of one image: the prediction (None without a head), the heat map, and the files that were written.
 
     ``heat`` (h, w), ``heads`` (H, h, w) of the layer where there is attention; ``box`` as `Preprocessing.seen` gives it, and
     ``reach``, ``heads_reach``: how many times as high and as wide as the box each map is, as in `overlay`.
@@ -113,98 +113,110 @@ class Explanation:
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """An image as a person has it, uint8 (H, W, 3), the part of it that the model gets, and that as its input (1, C, h, w)."""
+    """An image, uint8 (H, W, 3), the box of it that the model sees, and the input of the model (1, C, h, w)."""
 
     picture: np.ndarray
     box: tuple[float, float, float, float]
     images: Tensor
 
 
-def seen_by(
-    classifier: Task, content: bytes | Image.Image | np.ndarray, *, max_pixels: int = MAX_PIXELS
+def prepare_image(
+    model: Task, content: bytes | Image.Image | np.ndarray, *, max_pixels: int = MAX_PIXELS
 ) -> PreparedImage:
     """One image file, of at most ``max_pixels``, or what a source holds in its place. Raises `BadImage`."""
-    preprocessing, device = classifier.preprocessing, device_of(classifier)
+    preprocessing, device = model.preprocessing, device_of(model)
     own = preprocessing.channels
     image = decode(content, channels=own, max_pixels=max_pixels) if isinstance(content, bytes) else content
     pixels = preprocessing.picture(image)
-    picture = eight_bits(np.asarray(image))
+    picture = to_uint8(np.asarray(image))
     images = preprocessing.normalise(torch.from_numpy(pixels)[None].to(device))
-    return PreparedImage(rgb(picture), preprocessing.visible_box(*picture.shape[:2]), images)
+    return PreparedImage(to_rgb(picture), preprocessing.visible_box(*picture.shape[:2]), images)
 
 
-def check_can(classifier: Task, how: ExplainOptions) -> ExplainOptions:
-    """The same with its layer counted from 0. Raises `ConfigError` for what the model has not, before an image is touched."""
-    if how.method in NEEDS_ANSWER or how.target is not None:
-        classifier.check_can_answer(1)
-        if not classifier.answers_classes:
-            what = f"a model of the task {classifier.name} has no classes to explain"
+def resolve_options(model: Task, options: ExplainOptions) -> ExplainOptions:
+    """The options with the layer counted from 0. Raises `ConfigError` where the model cannot be explained by them."""
+    if options.method in NEEDS_ANSWER or options.target is not None:
+        model.check_can_answer(1)
+        if not model.answers_classes:
+            what = f"a model of the task {model.name} has no classes to explain"
             raise ConfigError(what, "take the method attention or rollout, without a target")
-    if how.target is not None and how.target not in classifier.classes:
-        raise ConfigError(f"the model has no class {how.target!r}", nearest(how.target, classifier.classes))
-    layers = len(classifier.attention_grids(classifier.preprocessing.size))
+    if options.target is not None and options.target not in model.classes:
+        raise ConfigError(f"the model has no class {options.target!r}", nearest(options.target, model.classes))
+    layers = len(model.attention_grids(model.preprocessing.size))
     if layers:
-        return replace(how, layer=check_index("layer", how.layer, layers))
-    if how.method in NEEDS_ATTENTION:
-        what = f"{classifier.about} has no attention to show, and the method {how.method} needs it"
-        raise ConfigError(what, "--method occlusion asks any model")
-    return how
+        return replace(options, layer=check_index("layer", options.layer, layers))
+    if options.method in NEEDS_ATTENTION:
+        what = f"{model.about} has no attention to show, and the method {options.method} needs it"
+        raise ConfigError(what, "use --method occlusion, which works for any model")
+    return options
 
 
-def explained(classifier: Task, key: str, seen: PreparedImage, how: ExplainOptions, batch: int) -> Explanation:
-    """One image explained, nothing written; ``how`` as `check_can` gives it, ``batch`` versions of the image at one time."""
-    answer, target = _answered(classifier, seen.images, how) if classifier.answers_classes else (None, 0)
-    size = seen.images.shape[2], seen.images.shape[3]
-    maps, heads_cell, cell = None, (1, 1), default_window(classifier.config, size)
-    if grids := classifier.attention_grids(size):
-        maps, heads_cell = head_maps(classifier, seen.images, how.layer), grids[how.layer].cell  # (1, H, h, w)
-    if how.method in NEEDS_ATTENTION:
-        cell = heads_cell if how.method == "attention" else grids[0].cell
-    if how.method == "attention" and maps is not None:
-        heat = one_map(maps, how.one_head)  # the method itself would look once more
+def explain_image(model: Task, key: str, prepared: PreparedImage, options: ExplainOptions, batch: int) -> Explanation:
+    """Explains one image without writing files.
+
+    Args:
+        options: as returned by `resolve_options`.
+        batch: perturbed versions of the image in one forward pass.
+    """
+    answer, target = _predict(model, prepared.images, options) if model.answers_classes else (None, 0)
+    size = prepared.images.shape[2], prepared.images.shape[3]
+    maps, heads_cell, cell = None, (1, 1), choose_window(model.config, size)
+    if grids := model.attention_grids(size):
+        maps, heads_cell = (
+            compute_head_maps(model, prepared.images, options.layer),
+            grids[options.layer].cell,
+        )  # (1, H, h, w)
+    if options.method in NEEDS_ATTENTION:
+        cell = heads_cell if options.method == "attention" else grids[0].cell
+    if options.method == "attention" and maps is not None:
+        heat = select_head(maps, options.one_head)  # the method would run the model again
     else:
-        heat = METHODS[how.method](classifier, seen.images, torch.tensor([target]), how, batch)
+        heat = METHODS[options.method](model, prepared.images, torch.tensor([target]), options, batch)
     heads = None if maps is None else maps[0].float().cpu().numpy()
     return Explanation(
         key=key,
         answer=answer,
         heat=heat[0].float().cpu().numpy(),
         heads=heads,
-        box=seen.box,
-        reach=reach_of(heat.shape[1:], cell, size),
-        heads_reach=(1.0, 1.0) if heads is None else reach_of(heads.shape[1:], heads_cell, size),
+        box=prepared.box,
+        reach=compute_reach(heat.shape[1:], cell, size),
+        heads_reach=(1.0, 1.0) if heads is None else compute_reach(heads.shape[1:], heads_cell, size),
     )
 
 
 @torch.no_grad()
-def _answered(classifier: Task, images: Tensor, how: ExplainOptions) -> tuple[ExplainedAnswer, int]:
-    """What the model says of one image, and the number of the class that is explained."""
-    scores = classifier.probabilities(classifier(images))[0]
+def _predict(model: Task, images: Tensor, options: ExplainOptions) -> tuple[ExplainedAnswer, int]:
+    """The prediction for one image, and the index of the class that is explained."""
+    scores = model.probabilities(model(images))[0]
     best = int(scores.argmax())
-    target = best if how.target is None else classifier.classes.index(how.target)
-    names = classifier.classes
+    target = best if options.target is None else model.classes.index(options.target)
+    names = model.classes
     return ExplainedAnswer(names[best], float(scores[best]), names[target], float(scores[target])), target
 
 
-def heads_sheet(picture: np.ndarray, found: Explanation, how: ExplainOptions) -> np.ndarray:
+def draw_heads(picture: np.ndarray, explanation: Explanation, options: ExplainOptions) -> np.ndarray:
     """The picture and every head of the layer, each on a scale of its own."""
-    assert found.heads is not None
-    plain, box = shrunk(picture, found.box, WIDEST)
-    answer = found.answer
+    assert explanation.heads is not None
+    plain, box = shrink(picture, explanation.box, WIDEST)
+    answer = explanation.answer
     tiles, captions = [plain], [f"{answer.label}, {answer.score:.0%} sure" if answer is not None else "the image"]
-    for head, each in enumerate(found.heads):
-        tiles.append(overlay(plain, each, box=box, reach=found.heads_reach, range=light_range(each)))
-        strongest = each.max() * each.size / max(each.sum(), 1e-12)
+    for head, heat in enumerate(explanation.heads):
+        tiles.append(overlay(plain, heat, box=box, reach=explanation.heads_reach, range=find_light_range(heat)))
+        strongest = heat.max() * heat.size / max(heat.sum(), 1e-12)
         captions.append(f"head {head}: up to {strongest:.1f} times its mean")
     columns = min(len(tiles), 4 if len(tiles) in (4, 7, 8) or len(tiles) > 9 else 3)
     note = "Bright is where the head looks most; each head has a scale of its own."
-    return contact_sheet(
-        tiles, captions, columns=columns, title=f"{Path(found.key).name}: the heads of layer {how.layer}", footnote=note
+    return draw_contact_sheet(
+        tiles,
+        captions,
+        columns=columns,
+        title=f"{Path(explanation.key).name}: the heads of layer {options.layer}",
+        footnote=note,
     )
 
 
-def shrunk(picture: np.ndarray, box: Box, longest: int) -> tuple[np.ndarray, Box]:
-    """A picture (H, W, 3) of at most ``longest`` pixels on its longer side, and a box in its pixels with it."""
+def shrink(picture: np.ndarray, box: Box, longest: int) -> tuple[np.ndarray, Box]:
+    """Scales a picture (H, W, 3) down to at most ``longest`` pixels on its longer side, and a box with it."""
     small = Image.fromarray(picture)
     small.thumbnail((longest, longest), Image.Resampling.LANCZOS)
     down, across = small.height / picture.shape[0], small.width / picture.shape[1]

@@ -15,9 +15,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from vitrail.analysis.attention import reach_of
+from vitrail.analysis.attention import compute_reach
 from vitrail.analysis.palette import LIGHT
-from vitrail.analysis.pictures import light_range, overlay
+from vitrail.analysis.pictures import find_light_range, overlay
 from vitrail.files import replace_file
 
 PIXELS_PER_INCH = 100
@@ -63,52 +63,54 @@ class AttentionFigure(Figure):
         super().__init__(figsize=(across, down), dpi=PIXELS_PER_INCH, facecolor=PAPER)
         FigureCanvasAgg(self)
         self.attention = attention
-        self.range = light_range(attention) if attention.min() < attention.max() else None  # one number has no scale
-        lit = overlay(picture, attention, reach=reach_of(attention.shape, cell, size), range=self.range)
+        self.range = (
+            find_light_range(attention) if attention.min() < attention.max() else None
+        )  # one number has no scale
+        lit = overlay(picture, attention, reach=compute_reach(attention.shape, cell, size), range=self.range)
         lefts = EDGE, 2 * EDGE + column
         titles = "what the model sees", title
         for left, shown, words, colour in zip(lefts, (picture, lit), titles, (MUTED, INK)):
-            panel = self._axes(left, FOOT, wide, tall)
+            panel = self._add_axes(left, FOOT, wide, tall)
             panel.imshow(shown, extent=(0, size[1], size[0], 0), origin="upper", aspect="auto")
             self._write(left, FOOT + tall + 0.17, words, column, TITLE, colour)
             if query is not None:
-                _outline(panel, query, cell)
+                _draw_outline(panel, query, cell)
         grid = "{} × {} patches of {} × {} pixels".format(*attention.shape, *cell)
         self._write(lefts[0], FOOT - 0.28, grid, column, WORDS, MUTED)
-        self._scale(lefts[1], column, 1 / tokens)
-        self._write(lefts[1], 0.22, self._comparison(tokens), column, WORDS, MUTED)
+        self._draw_scale(lefts[1], column, 1 / tokens)
+        self._write(lefts[1], 0.22, self._describe_peak(tokens), column, WORDS, MUTED)
 
-    def _scale(self, left: float, width: float, equal: float) -> None:
+    def _draw_scale(self, left: float, width: float, equal: float) -> None:
         """The light of the map, as it falls on grey, with its numbers below."""
         low, high = self.range or (float(self.attention.min()),) * 2
-        bar = self._axes(left, FOOT - 0.17 - BAR, width, BAR)
+        bar = self._add_axes(left, FOOT - 0.17 - BAR, width, BAR)
         pixels = round(width * PIXELS_PER_INCH)
         grey, light = np.full((1, pixels), GREY, np.uint8), np.linspace(low, high, pixels)[None]
         bar.imshow(overlay(grey, light, range=self.range), extent=(0, width, 0, BAR), aspect="auto")
-        if self._marks(equal):
+        if self._has_mark(equal):
             corner = (equal - low) / (high - low) * width - MARK / 2, -BEYOND
             bar.add_patch(
                 Rectangle(corner, MARK, BAR + 2 * BEYOND, facecolor="white", edgecolor=INK, linewidth=1, clip_on=False)
             )
         decimals = max(0, 1 - math.floor(math.log10(high or 1)))  # so many that the brightest has two digits
-        dark, bright, most = (f"{each:.{decimals}f}" for each in (low, high, self.attention.max()))
+        dark, bright, most = (f"{number:.{decimals}f}" for number in (low, high, self.attention.max()))
         self._write(left, 0.45, dark, width, WORDS, INK)
         if high > low:
             more = "" if bright == most else " or more"
             self._write(left + width, 0.45, bright + more, width, WORDS, INK, align="right")
         self._write(left + width / 2, 0.45, "attention to one patch", width, WORDS, MUTED, align="center")
 
-    def _marks(self, equal: float) -> bool:
+    def _has_mark(self, equal: float) -> bool:
         """Whether an equal share lies on the scale."""
         return self.range is not None and self.range[0] < equal < self.range[1]
 
-    def _comparison(self, tokens: int) -> str:
+    def _describe_peak(self, tokens: int) -> str:
         """The greatest number beside an equal share, and what the map has in all."""
         highest, whole = float(self.attention.max()), float(self.attention.sum())
-        uniform = f"{'mark: ' if self._marks(1 / tokens) else ''}1/{tokens}"
+        uniform = f"{'mark: ' if self._has_mark(1 / tokens) else ''}1/{tokens}"
         return f"highest {highest:.2g}, {highest * tokens:.1f} times uniform ({uniform}); {whole:.1%} on patches"
 
-    def _axes(self, left: float, bottom: float, width: float, height: float) -> Axes:
+    def _add_axes(self, left: float, bottom: float, width: float, height: float) -> Axes:
         across, down = self.get_size_inches()
         axes = self.add_axes((left / across, bottom / down, width / across, height / down))
         axes.set_axis_off()
@@ -123,7 +125,7 @@ class AttentionFigure(Figure):
         wide = text.get_window_extent().width / self.dpi
         text.set_fontsize(size * min(1.0, room / wide))
 
-    def drawn(self, format: str) -> bytes:
+    def render(self, format: str) -> bytes:
         """The figure as a file of that format, such as "png" or "svg"."""
         buffer = BytesIO()
         self.savefig(buffer, format=format, dpi=PIXELS_PER_INCH, facecolor=PAPER)
@@ -131,13 +133,13 @@ class AttentionFigure(Figure):
 
     def save(self, path: Path) -> None:
         """Writes it to ``path`` in one step, in the format of its ending; `DiskError` where the disk will not have it."""
-        replace_file(path, self.drawn(path.suffix[1:].lower()))
+        replace_file(path, self.render(path.suffix[1:].lower()))
 
     def _repr_png_(self) -> bytes:
-        return self.drawn("png")
+        return self.render("png")
 
 
-def _outline(panel: Axes, query: tuple[int, int], cell: tuple[int, int]) -> None:
+def _draw_outline(panel: Axes, query: tuple[int, int], cell: tuple[int, int]) -> None:
     """A white line on a dark one, which is seen on any picture."""
     (row, column), (height, width) = query, cell
     for colour, thick in ((INK, 4.5), ("white", 2.0)):

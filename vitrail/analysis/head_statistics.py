@@ -1,4 +1,4 @@
-"""What kind of heads a model has: how far each looks, how sharply, and how much at tokens without a place.
+"""Statistics of attention heads: mean distance, entropy, and the share of attention to tokens without a place.
 
 B images, H heads, Q queries, K keys, R of the queries.
 """
@@ -20,7 +20,7 @@ from vitrail.models.backbone import at_rest
 
 @dataclass(frozen=True)
 class HeadFigures:
-    """Of the heads of one layer, (H,) each, the mean over places that ask and over images; NaN where no place asks.
+    """Of the heads of one layer, (H,) each, the mean over query places and over images; NaN where no place is a query.
 
     Args:
         distance: mean attention distance in pixels of the input (ViT paper, section 4.5, figures 7 and 11).
@@ -40,7 +40,7 @@ class HeadStatistics:
     """`HeadFigures` of each layer over any number of images of one size, in the memory of one batch.
 
     Args:
-        model: a classifier or a backbone with attention.
+        model: a task model or a backbone with attention.
         renormalise: attention to tokens without a place is left out, and that to places divided by its sum. Otherwise it
             counts as distance 0, as where its row is only cut off. The paper does not say which it did.
     """
@@ -61,24 +61,24 @@ class HeadStatistics:
             fact = "images of {}x{} pixels after images of {}x{}".format(*size, *self.size)
             raise ConfigError(fact, "use other statistics for each size")
         self.lifts = self.lifts or [Lift(grid, images.device) for grid in self.model.attention_grids(size)]
-        seen: list[Tensor] = []
+        sums_by_layer: list[Tensor] = []
         with at_rest(self.model):
             logits = self.model.forward_recording(
-                images, lambda look: seen.append(self._sums(look, self.lifts[len(seen)]))
+                images, lambda record: sums_by_layer.append(self._sum_figures(record, self.lifts[len(sums_by_layer)]))
             )
-        self.sums = [sum + new for sum, new in zip(self.sums, seen)] if self.sums else seen
+        self.sums = [sum + new for sum, new in zip(self.sums, sums_by_layer)] if self.sums else sums_by_layer
         self.images += len(images)
         return logits
 
-    def _sums(self, look: AttentionRecord, lift: Lift) -> Tensor:
+    def _sum_figures(self, record: AttentionRecord, lift: Lift) -> Tensor:
         """(3, H), summed over images: the means over the queries that are places of distance, entropy and share of the prefix."""
-        _, heads, _, keys = look.shape
+        _, heads, _, keys = record.shape
         sums, asked = torch.zeros(3, heads, device=lift.device), 0
-        for rows in look.slices():
-            weights = look.weights(rows)  # (B, H, R, K)
+        for rows in record.slices():
+            weights = record.weights(rows)  # (B, H, R, K)
             is_place = (lift.rows[rows] >= lift.prefix) & (lift.rows[rows] < lift.tokens)
             asked += int(is_place.sum())
-            on_map = lift.inside(weights, rows)[..., lift.prefix :]
+            on_map = lift.mask_outside(weights, rows)[..., lift.prefix :]
             far = (on_map * lift.distances(rows)).sum(-1)  # (B, H, R)
             if self.renormalise:
                 far = far / on_map.sum(-1).clamp(min=torch.finfo(far.dtype).tiny)
@@ -90,16 +90,16 @@ class HeadStatistics:
     def figures(self) -> list[HeadFigures]:
         """Of every layer, in the order of `attention_grids`. Raises `ConfigError` before the first image."""
         if self.size is None:
-            raise ConfigError("no image was looked at", "give images to add(images) first")
+            raise ConfigError("no images have been added", "call add(images) first")
         means = [(sums / self.images).float().cpu() for sums in self.sums]
         return [
-            HeadFigures(distance=mean[0], uniform=uniform_distance(lift.grid), entropy=mean[1], prefix=mean[2])
+            HeadFigures(distance=mean[0], uniform=compute_uniform_distance(lift.grid), entropy=mean[1], prefix=mean[2])
             for mean, lift in zip(means, self.lifts, strict=True)
         ]
 
 
-def uniform_distance(grid: AttentionGrid) -> float:
-    """The mean attention distance in pixels of attention that is alike for all keys; NaN where no place asks.
+def compute_uniform_distance(grid: AttentionGrid) -> float:
+    """The mean attention distance in pixels of attention that is equal for all keys; NaN where no place is a query.
 
     116.49 for 14 x 14 patches of 16 pixels.
     """

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitrail.analysis.equivariance import Model, Pair, checked, strides_of
+from vitrail.analysis.equivariance import Model, Pair, check_images, find_strides
 from vitrail.models.backbone import at_rest
 
 AT_ONCE = 4  # images that the network is shown at one time; a gradient keeps all that lies between
@@ -37,7 +37,7 @@ class Locality(NamedTuple):
     uniform: float
 
 
-def locality(model: Model, images: Tensor, *, seed: int = 0) -> list[Locality]:
+def measure_locality(model: Model, images: Tensor, *, seed: int = 0) -> list[Locality]:
     """The effective receptive field of the cell in the middle of each feature map (Luo et al. 2016, section 2): how far away
     the pixels are that it depends on, weighted by the squared gradient.
 
@@ -54,29 +54,31 @@ def locality(model: Model, images: Tensor, *, seed: int = 0) -> list[Locality]:
     Raises:
         ConfigError: images of a shape that the model does not take.
     """
-    generator, (height, width) = torch.Generator().manual_seed(seed), checked(images).shape[2:]
-    found, strides, uniforms = [], [], []
+    generator, (height, width) = torch.Generator().manual_seed(seed), check_images(images).shape[2:]
+    measured, strides, uniforms = [], [], []
     with at_rest(model, gradients=True) as device:
         for part in images.split(AT_ONCE):
             pixels = part.detach().to(device, copy=True).requires_grad_()
             maps = model.feature_maps(pixels)
-            strides = strides_of(model.config, (height, width), maps)
-            centres = [_centre(each, stride) for each, stride in zip(maps, strides)]
-            uniforms = [_distance(torch.ones(1, height, width), centre).item() for centre in centres]
-            weights = (_dependence(each, pixels, generator) for each in maps)
-            found.append(torch.stack([_distances(each, centre) for each, centre in zip(weights, centres)]))
-    means = torch.cat(found, 1).nanmean(1)  # (maps, 2), without the images that a cell does not depend on
-    distances, spreads = ([None if math.isnan(mean) else mean for mean in each.tolist()] for each in means.T)
-    return [Locality(*each) for each in zip(strides, distances, spreads, uniforms)]
+            strides = find_strides(model.config, (height, width), maps)
+            centres = [_find_centre(map_, stride) for map_, stride in zip(maps, strides)]
+            uniforms = [_compute_distance(torch.ones(1, height, width), centre).item() for centre in centres]
+            weights = (_compute_dependence(map_, pixels, generator) for map_ in maps)
+            measured.append(
+                torch.stack([_compute_distances(map_weights, centre) for map_weights, centre in zip(weights, centres)])
+            )
+    means = torch.cat(measured, 1).nanmean(1)  # (maps, 2), without the images that a cell does not depend on
+    distances, spreads = ([None if math.isnan(mean) else mean for mean in column.tolist()] for column in means.T)
+    return [Locality(*figures) for figures in zip(strides, distances, spreads, uniforms)]
 
 
-def _centre(map_: Tensor, stride: Pair) -> Tensor:
+def _find_centre(map_: Tensor, stride: Pair) -> Tensor:
     """Of the cell in the middle of a map, in pixels of the image (down, right): (1, 2)."""
     places = [(side // 2 + 0.5) * pixels for side, pixels in zip(map_.shape[2:], stride)]
     return torch.tensor([places], dtype=torch.float64)
 
 
-def _dependence(map_: Tensor, pixels: Tensor, generator: torch.Generator) -> Tensor:
+def _compute_dependence(map_: Tensor, pixels: Tensor, generator: torch.Generator) -> Tensor:
     """The squared gradient of the cell in the middle by each pixel: (B, H, W)."""
     cell = map_[:, :, map_.shape[2] // 2, map_.shape[3] // 2]  # (B, D)
     factors = torch.randn(cell.shape, generator=generator).to(cell)
@@ -84,14 +86,14 @@ def _dependence(map_: Tensor, pixels: Tensor, generator: torch.Generator) -> Ten
     return gradient.cpu().double().square().sum(1)
 
 
-def _distances(weights: Tensor, centre: Tensor) -> Tensor:
+def _compute_distances(weights: Tensor, centre: Tensor) -> Tensor:
     """The mean distance of pixels weighted with (B, H, W), from ``centre`` and from their own: (B, 2), NaN without weight."""
     rows, columns = (torch.arange(side, dtype=torch.float64) + 0.5 for side in weights.shape[1:])
     own = torch.stack([weights.sum(2) @ rows, weights.sum(1) @ columns], 1) / weights.sum((1, 2))[:, None]
-    return torch.stack([_distance(weights, centre), _distance(weights, own)], 1)
+    return torch.stack([_compute_distance(weights, centre), _compute_distance(weights, own)], 1)
 
 
-def _distance(weights: Tensor, centres: Tensor) -> Tensor:
+def _compute_distance(weights: Tensor, centres: Tensor) -> Tensor:
     """The mean distance of pixels weighted with (B, H, W) from a centre, (1, 2) or one each, (B, 2): (B,)."""
     rows, columns = (torch.arange(side, dtype=torch.float64) + 0.5 for side in weights.shape[1:])
     far = torch.hypot(rows[:, None] - centres[:, 0, None, None], columns - centres[:, 1, None, None])

@@ -1,4 +1,4 @@
-"""Occlusion: how much an answer rests on each part of an image, by covering it (Zeiler and Fergus 2014, section 4.2).
+"""Occlusion: how much a prediction depends on each part of an image, by covering it (Zeiler and Fergus 2014, section 4.2).
 
 B images, C channels, H and W their size, R x S windows, b covered images at one time.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.analysis.perturbation import answered, probabilities_of
+from vitrail.analysis.perturbation import choose_targets, compute_probabilities
 from vitrail.errors import ConfigError
 from vitrail.models import Config
 from vitrail.models.config import is_whole
@@ -49,23 +49,25 @@ def occlusion(
         ConfigError: a window larger than the image or not positive; a stride not positive; targets that are not one class
             an image; a model without a head.
     """
-    targets = answered(model, images, targets, batch=batch)
+    targets = choose_targets(model, images, targets, batch=batch)
     size = images.shape[2], images.shape[3]
-    window = default_window(model.config, size) if window is None else _fitting(window, size)
-    stride = window if stride is None else _lengths("stride", stride)
-    rows, columns = (_covered(*each).to(targets.device) for each in zip(size, window, stride))  # (R, H), (S, W) bool
+    window = choose_window(model.config, size) if window is None else _check_window(window, size)
+    stride = window if stride is None else _check_lengths("stride", stride)
+    rows, columns = (
+        _mark_covered(*lengths).to(targets.device) for lengths in zip(size, window, stride)
+    )  # (R, H), (S, W) bool
 
     def cover(pixels: Tensor, _: Tensor, place: Tensor) -> Tensor:
         row, column = rows[place // len(columns)], columns[place % len(columns)]  # (b, H), (b, W)
         return pixels.masked_fill((row[:, :, None] & column[:, None, :])[:, None], fill)  # (b, C, H, W)
 
-    plain = probabilities_of(model, images, targets, 1, lambda pixels, *_: pixels, batch=batch)  # (B, 1)
+    plain = compute_probabilities(model, images, targets, 1, lambda pixels, *_: pixels, batch=batch)  # (B, 1)
     windows = len(rows) * len(columns)
-    covered = probabilities_of(model, images, targets, windows, cover, batch=batch)  # (B, R S)
+    covered = compute_probabilities(model, images, targets, windows, cover, batch=batch)  # (B, R S)
     return (plain - covered).view(len(images), len(rows), len(columns))
 
 
-def default_window(config: Config, size: tuple[int, int]) -> tuple[int, int]:
+def choose_window(config: Config, size: tuple[int, int]) -> tuple[int, int]:
     """(height, width) in pixels of what is covered at one time: the patch that the model works on to its end. In a pyramid
     there is none, and its first patches hide too little; there it is a fourteenth of the image.
     """
@@ -74,22 +76,22 @@ def default_window(config: Config, size: tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
-def _fitting(window: Lengths, size: tuple[int, int]) -> tuple[int, int]:
-    window = _lengths("window", window)
+def _check_window(window: Lengths, size: tuple[int, int]) -> tuple[int, int]:
+    window = _check_lengths("window", window)
     if any(side > length for side, length in zip(window, size)):
-        written, pixels = ("x".join(map(str, each)) for each in (window, size))
+        written, pixels = ("x".join(map(str, lengths)) for lengths in (window, size))
         raise ConfigError(f"a window of {written} on images of {pixels} pixels", "choose one that fits into the image")
     return window
 
 
-def _lengths(name: str, value: Lengths) -> tuple[int, int]:
+def _check_lengths(name: str, value: Lengths) -> tuple[int, int]:
     pair = value if isinstance(value, tuple) else (value, value)
     if len(pair) != 2 or not all(is_whole(side, 1) for side in pair):
         raise ConfigError(f"{name} is {value!r}", f"{name} = pixels from 1, such as 16, or (height, width)")
     return pair
 
 
-def _covered(length: int, window: int, stride: int) -> Tensor:
+def _mark_covered(length: int, window: int, stride: int) -> Tensor:
     """Which pixels of a side each window covers: (windows, length) bool."""
     pixel, start = torch.arange(length), torch.arange(0, length, stride)[:, None]
     return (pixel >= start) & (pixel < start + window)

@@ -1,4 +1,4 @@
-"""How a classifier answers to versions of its images, such as those with one part covered.
+"""Predictions of a classifier for perturbed versions of its images, such as those with one part covered.
 
 B images, C channels, H and W their size, K classes, V versions of each image, b versions shown at one time.
 """
@@ -17,7 +17,7 @@ from vitrail.tasks import Task
 Make = Callable[[Tensor, Tensor, Tensor], Tensor]  # pixels (b, C, H, W), image (b,), version (b,) -> (b, C, H, W)
 
 
-def answered(model: Task, images: Tensor, targets: Tensor | None, *, batch: int) -> Tensor:
+def choose_targets(model: Task, images: Tensor, targets: Tensor | None, *, batch: int) -> Tensor:
     """The classes whose probabilities are followed, (B,) on the model's device: ``targets``, or the model's answers.
 
     Raises:
@@ -32,10 +32,10 @@ def answered(model: Task, images: Tensor, targets: Tensor | None, *, batch: int)
     with at_rest(model) as device:
         if targets is not None:
             return check_targets(targets, len(images), len(model.classes)).to(device)
-        found = torch.empty(len(images), dtype=torch.long, device=device)
+        answers = torch.empty(len(images), dtype=torch.long, device=device)
         for start in range(0, len(images), batch):
-            found[start : start + batch] = model(images[start : start + batch].to(device)).argmax(1)
-    return found
+            answers[start : start + batch] = model(images[start : start + batch].to(device)).argmax(1)
+    return answers
 
 
 def check_targets(targets: Tensor, images: int, classes: int) -> Tensor:
@@ -49,23 +49,25 @@ def check_targets(targets: Tensor, images: int, classes: int) -> Tensor:
     return targets.to(torch.long, copy=True)
 
 
-def probabilities_of(model: Task, images: Tensor, targets: Tensor, versions: int, make: Make, *, batch: int) -> Tensor:
+def compute_probabilities(
+    model: Task, images: Tensor, targets: Tensor, versions: int, make: Make, *, batch: int
+) -> Tensor:
     """The probability of each image's target in each of its versions: (B, V) in fp32, on the device of the images.
 
     Never more than ``batch`` versions are in memory, of whatever images.
 
     Args:
-        targets: (B,) on the model's device, as `answered` gives them.
+        targets: (B,) on the model's device, as `choose_targets` gives them.
         make: the versions with these numbers of these images; all that it takes is on the model's device.
     """
     with at_rest(model) as device:
-        found = torch.empty(len(images) * versions, device=device)
-        for start in range(0, len(found), batch):
-            stop = min(start + batch, len(found))
+        probabilities = torch.empty(len(images) * versions, device=device)
+        for start in range(0, len(probabilities), batch):
+            stop = min(start + batch, len(probabilities))
             places = torch.arange(start, stop, device=device)  # (b,)
             image, version = places // versions, places % versions
             first, last = start // versions, (stop - 1) // versions
-            some = images[first : last + 1].to(device)
-            logits = model(make(some[image - first], image, version))  # (b, K)
-            found[start:stop] = model.probabilities(logits).gather(1, targets[image][:, None])[:, 0]
-    return found.view(len(images), versions).to(images.device)
+            pixels = images[first : last + 1].to(device)
+            logits = model(make(pixels[image - first], image, version))  # (b, K)
+            probabilities[start:stop] = model.probabilities(logits).gather(1, targets[image][:, None])[:, 0]
+    return probabilities.view(len(images), versions).to(images.device)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vitrail.analysis.palette import INK, LUMA, MUTED, PAPER, colours, triple
+from vitrail.analysis.palette import INK, LUMA, MUTED, PAPER, map_colours, parse_colour
 from vitrail.errors import ConfigError
 from vitrail.files import replace_file
 
@@ -24,7 +24,7 @@ Range = tuple[float, float]  # the numbers at the two ends of a scale
 
 DIM, FADED = 0.22, 0.35  # of the picture's light, and of its colour, where the model does not look
 GLOW, TINT = 0.5, 0.3  # of amber where it looks most: added to what is dark, mixed into what is bright
-AMBER, FRAME = triple("#ffb02e"), triple("#e9e6df")
+AMBER, FRAME = parse_colour("#ffb02e"), parse_colour("#e9e6df")
 BRIGHT = 0.97  # of the places above zero are told apart; the few with more are all in full light
 UNSEEN = 0.15  # of the light of what the model did not get
 STRIP = 100_000  # pixels computed at a time: so few stay in the processor's cache
@@ -32,20 +32,20 @@ MARGIN, GAP, NEAR = 32, 16, 7  # of a sheet, in pixels: around it, between tiles
 TITLE, CAPTION, FOOTNOTE = 24, 15, 13  # sizes of type
 
 
-def rgb(picture: np.ndarray) -> np.ndarray:
+def to_rgb(picture: np.ndarray) -> np.ndarray:
     """Any picture (H, W[, C]) as (H, W, 3): one or two channels become grey, of more the first three stay."""
     picture = picture[..., None] if picture.ndim == 2 else picture
     return picture[..., :3] if picture.shape[-1] >= 3 else np.repeat(picture[..., :1], 3, axis=-1)
 
 
-def eight_bits(picture: np.ndarray) -> np.ndarray:
+def to_uint8(picture: np.ndarray) -> np.ndarray:
     """A picture of any shape as uint8: floats in [0, 1] are scaled and rounded, what is uint8 stays as it is."""
     return picture if picture.dtype == np.uint8 else (picture * 255).round().clip(0, 255).astype(np.uint8)
 
 
-def thumbnail(picture: np.ndarray) -> np.ndarray:
+def to_thumbnail(picture: np.ndarray) -> np.ndarray:
     """A model's input (C, h, w), uint8 or float in [0, 1], as uint8 (h, w, 3) for a person."""
-    return np.ascontiguousarray(eight_bits(rgb(picture.transpose(1, 2, 0))))
+    return np.ascontiguousarray(to_uint8(to_rgb(picture.transpose(1, 2, 0))))
 
 
 def overlay(
@@ -72,30 +72,30 @@ def overlay(
     Raises:
         ConfigError: a shape, type or box that cannot be meant.
     """
-    height, width = _picture_size(picture)
+    height, width = _check_picture(picture)
     if heat.ndim != 2 or not heat.size:
         raise ConfigError(f"a map of shape {heat.shape}", "give (h, w), one number for each patch")
     top, left, bottom, right = box or (0.0, 0.0, float(height), float(width))
     if not (top < bottom and left < right):
         raise ConfigError(f"an empty box {box}", "give (top, left, bottom, right) in pixels of the picture")
-    level = np.nan_to_num(levels(heat, range)).astype(np.float32)
+    level = np.nan_to_num(scale_levels(heat, range)).astype(np.float32)
     low, far = top + reach[0] * (bottom - top), left + reach[1] * (right - left)  # the ends of the map
-    down = _enlarging(top, low, height, level.shape[0])  # (H, h)
-    across = level @ _enlarging(left, far, width, level.shape[1]).T  # (h, W)
-    seen_rows, seen_columns = _within(top, bottom, height), _within(left, right, width)
+    down = _interpolate(top, low, height, level.shape[0])  # (H, h)
+    across = level @ _interpolate(left, far, width, level.shape[1]).T  # (h, W)
+    seen_rows, seen_columns = _mark_within(top, bottom, height), _mark_within(left, right, width)
     result = np.empty((height, width, 3), np.uint8)
     for strip in np.array_split(np.arange(height), math.ceil(height * width / STRIP)):
-        planes = np.ascontiguousarray(rgb(picture[strip]).transpose(2, 0, 1), np.float32)  # (3, S, W)
+        planes = np.ascontiguousarray(to_rgb(picture[strip]).transpose(2, 0, 1), np.float32)  # (3, S, W)
         grey, light = np.tensordot(LUMA, planes, 1), down[strip] @ across  # each (S, W)
-        seen = seen_rows[strip, None] & seen_columns
-        result[strip] = np.where(seen, _lit(planes, grey, light), grey * UNSEEN).round().transpose(1, 2, 0)
+        visible = seen_rows[strip, None] & seen_columns
+        result[strip] = np.where(visible, _light(planes, grey, light), grey * UNSEEN).round().transpose(1, 2, 0)
     thick = max(1.0, round(min(height, width) / 240))
-    rows, columns = _within(top, bottom, height, thick), _within(left, right, width, thick)
+    rows, columns = _mark_within(top, bottom, height, thick), _mark_within(left, right, width, thick)
     result[(rows[:, None] & columns) & ~(seen_rows[:, None] & seen_columns)] = FRAME
     return result
 
 
-def levels(values: np.ndarray, range: Range | None = None) -> np.ndarray:
+def scale_levels(values: np.ndarray, range: Range | None = None) -> np.ndarray:
     """Numbers (...) as levels in [0, 1] of ``range``, default their own; what is not finite is NaN, all alike are 0.
 
     Raises:
@@ -112,7 +112,7 @@ def levels(values: np.ndarray, range: Range | None = None) -> np.ndarray:
     return ((values - low) / (high - low)).clip(0, 1)
 
 
-def light_range(heat: np.ndarray) -> Range:
+def find_light_range(heat: np.ndarray) -> Range:
     """What is dark in a map, the least or nothing, and what is bright: nearly all places that count are below it.
 
     A few patches, whatever they show, can draw most of the attention ("Vision Transformers Need Registers", Darcet et
@@ -126,25 +126,25 @@ def light_range(heat: np.ndarray) -> Range:
     return (low, high) if high > low else (0.0, high)
 
 
-def _lit(planes: np.ndarray, grey: np.ndarray, light: np.ndarray) -> np.ndarray:
+def _light(planes: np.ndarray, grey: np.ndarray, light: np.ndarray) -> np.ndarray:
     """A picture (3, H, W), whose luma is ``grey`` (H, W), under light (H, W): brighter with it, whatever it shows."""
     amber = AMBER.astype(np.float32)[:, None, None]
     # as light falls: in the dark colours fade, what is bright stays bright, what is dark glows
-    seen = grey + (planes - grey) * (FADED + (1 - FADED) * light)
-    lit = seen * (DIM + (1 - DIM) * light)
+    faded = grey + (planes - grey) * (FADED + (1 - FADED) * light)
+    lit = faded * (DIM + (1 - DIM) * light)
     lit += amber * (light * GLOW) * (1 - lit / 255)
     tint = TINT * light**2
     return lit * (1 - tint) + amber * tint
 
 
-def _picture_size(picture: np.ndarray) -> tuple[int, int]:
+def _check_picture(picture: np.ndarray) -> tuple[int, int]:
     if picture.dtype != np.uint8 or picture.ndim not in (2, 3) or not picture.size:
         fact = f"a picture {picture.dtype} {picture.shape}"
         raise ConfigError(fact, "give uint8 (H, W) or (H, W, C)")
     return picture.shape[0], picture.shape[1]
 
 
-def _enlarging(start: float, stop: float, pixels: int, cells: int) -> np.ndarray:
+def _interpolate(start: float, stop: float, pixels: int, cells: int) -> np.ndarray:
     """What each of ``cells`` between ``start`` and ``stop`` adds to each pixel: float32 (pixels, cells), rows sum to 1.
 
     Bilinear by the centres, and averaging where there are more cells than pixels, as Pillow's filter does.
@@ -156,17 +156,17 @@ def _enlarging(start: float, stop: float, pixels: int, cells: int) -> np.ndarray
     return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
 
 
-def _within(start: float, stop: float, pixels: int, beyond: float = 0.0) -> np.ndarray:
+def _mark_within(start: float, stop: float, pixels: int, beyond: float = 0.0) -> np.ndarray:
     """Which pixels have their centre in the stretch, or so near to it: bool (pixels,)."""
     centres = np.arange(pixels) + 0.5
     return (centres > start - beyond) & (centres < stop + beyond)
 
 
-def scale_bar(low: float, high: float, *, label: str = "", width: int = 320) -> np.ndarray:
+def draw_scale_bar(low: float, high: float, *, label: str = "", width: int = 320) -> np.ndarray:
     """The scale from ``low`` to ``high`` with its numbers below and what they count between them: uint8 (H, width, 3)."""
-    font, ends = _font(FOOTNOTE), (f"{low:.3g}", f"{high:.3g}")
-    canvas = _ground(FOOTNOTE + NEAR + _line(font), width)
-    canvas[:FOOTNOTE] = colours(np.linspace(0, 1, width))
+    font, ends = _load_font(FOOTNOTE), (f"{low:.3g}", f"{high:.3g}")
+    canvas = _make_canvas(FOOTNOTE + NEAR + _measure_line(font), width)
+    canvas[:FOOTNOTE] = map_colours(np.linspace(0, 1, width))
     sheet, y = Image.fromarray(canvas), FOOTNOTE + NEAR
     room = width - 2 * max(map(font.getlength, ends)) - 2 * GAP
     _write(sheet, (0, y), ends[0], width, FOOTNOTE, INK)
@@ -175,7 +175,7 @@ def scale_bar(low: float, high: float, *, label: str = "", width: int = 320) -> 
     return np.asarray(sheet)
 
 
-def contact_sheet(
+def draw_contact_sheet(
     tiles: Sequence[np.ndarray],
     captions: Sequence[str],
     *,
@@ -197,39 +197,39 @@ def contact_sheet(
     if not tiles or len(tiles) != len(captions) or columns < 1 or side < 1:
         fact = f"{len(tiles)} tiles with {len(captions)} captions in {columns} columns of a sheet {width} pixels wide"
         raise ConfigError(fact, "give one caption for each tile, and columns that leave a tile some pixels")
-    if len(sizes := {_picture_size(tile) for tile in tiles}) > 1:
+    if len(sizes := {_check_picture(tile) for tile in tiles}) > 1:
         raise ConfigError(f"tiles of {len(sizes)} sizes", "scale them to one")
     height, across = sizes.pop()
     tall = max(1, round(side * height / across))
-    heading, caption_line, last = (_line(_font(size)) for size in (TITLE, CAPTION, FOOTNOTE))
+    heading, caption_line, last = (_measure_line(_load_font(size)) for size in (TITLE, CAPTION, FOOTNOTE))
     top, step = MARGIN + (heading + GAP if title else 0), tall + NEAR + caption_line + GAP
     bottom = top + math.ceil(len(tiles) / columns) * step - GAP
-    sheet = Image.fromarray(_ground(bottom + (GAP + last if footnote else 0) + MARGIN, width))
+    sheet = Image.fromarray(_make_canvas(bottom + (GAP + last if footnote else 0) + MARGIN, width))
     _write(sheet, (MARGIN, MARGIN), title, width - 2 * MARGIN, TITLE, INK)
     # where a pixel of a tile becomes a large square, the squares are what there is to see
-    how = Image.Resampling.NEAREST if side >= 4 * across else Image.Resampling.LANCZOS
+    resampling = Image.Resampling.NEAREST if side >= 4 * across else Image.Resampling.LANCZOS
     for index, (tile, caption) in enumerate(zip(tiles, captions)):
         x, y = MARGIN + index % columns * (side + GAP), top + index // columns * step
-        sheet.paste(Image.fromarray(np.ascontiguousarray(rgb(tile))).resize((side, tall), how), (x, y))
+        sheet.paste(Image.fromarray(np.ascontiguousarray(to_rgb(tile))).resize((side, tall), resampling), (x, y))
         _write(sheet, (x, y + tall + NEAR), caption, side, CAPTION, INK)
     _write(sheet, (MARGIN, bottom + GAP), footnote, width - 2 * MARGIN, FOOTNOTE, MUTED)
     return np.asarray(sheet)
 
 
-def mosaic(values: np.ndarray, *, range: Range = (-1.0, 1.0), cell: int = 4, gap: int = 3) -> np.ndarray:
+def draw_mosaic(values: np.ndarray, *, range: Range = (-1.0, 1.0), cell: int = 4, gap: int = 3) -> np.ndarray:
     """Small maps (R, K, h, w) as R rows and K columns of tiles on one scale, a number ``cell`` pixels wide: uint8 (H, W, 3).
 
     For the similarity of position embeddings, (14, 14, 14, 14). Raises `ConfigError` for a range that does not rise.
     """
-    return _tiled(_hard(colours(levels(values, range)), cell), gap)
+    return _lay_tiles(_enlarge_pixels(map_colours(scale_levels(values, range)), cell), gap)
 
 
-def filters_sheet(pictures: np.ndarray, columns: int, *, cell: int = 6, gap: int = 4) -> np.ndarray:
+def draw_filters(pictures: np.ndarray, columns: int, *, cell: int = 6, gap: int = 4) -> np.ndarray:
     """Embedding filters uint8 (n, h, w, 3), row by row, a pixel ``cell`` pixels wide with hard edges: uint8 (H, W, 3)."""
     rows = math.ceil(len(pictures) / columns)
     tiles = np.broadcast_to(PAPER, (rows * columns, *pictures.shape[1:])).copy()
     tiles[: len(pictures)] = pictures
-    return _tiled(_hard(tiles.reshape(rows, columns, *pictures.shape[1:]), cell), gap)
+    return _lay_tiles(_enlarge_pixels(tiles.reshape(rows, columns, *pictures.shape[1:]), cell), gap)
 
 
 def save_png(path: Path, pixels: np.ndarray) -> None:
@@ -239,32 +239,32 @@ def save_png(path: Path, pixels: np.ndarray) -> None:
     replace_file(path, buffer.getvalue())
 
 
-def _hard(tiles: np.ndarray, times: int) -> np.ndarray:
+def _enlarge_pixels(tiles: np.ndarray, times: int) -> np.ndarray:
     """Tiles (R, K, h, w, 3) with every pixel a square."""
     return tiles.repeat(times, axis=2).repeat(times, axis=3)
 
 
-def _tiled(tiles: np.ndarray, gap: int) -> np.ndarray:
+def _lay_tiles(tiles: np.ndarray, gap: int) -> np.ndarray:
     """Tiles (R, K, h, w, 3) on the paper, with ``gap`` pixels of it around each."""
     rows, columns, height, width, _ = tiles.shape
-    canvas = _ground(rows * (height + gap) + gap, columns * (width + gap) + gap)
+    canvas = _make_canvas(rows * (height + gap) + gap, columns * (width + gap) + gap)
     cells = canvas[gap:, gap:].reshape(rows, height + gap, columns, width + gap, 3)
     cells[:, :height, :, :width] = tiles.transpose(0, 2, 1, 3, 4)
     canvas[gap:, gap:] = cells.reshape(rows * (height + gap), columns * (width + gap), 3)
     return canvas
 
 
-def _ground(height: int, width: int) -> np.ndarray:
+def _make_canvas(height: int, width: int) -> np.ndarray:
     return np.broadcast_to(PAPER, (height, width, 3)).copy()
 
 
-def _font(size: int) -> ImageFont.FreeTypeFont:
+def _load_font(size: int) -> ImageFont.FreeTypeFont:
     font = ImageFont.load_default(size)
     assert isinstance(font, ImageFont.FreeTypeFont)  # it is one wherever a size is given
     return font
 
 
-def _line(font: ImageFont.FreeTypeFont) -> int:
+def _measure_line(font: ImageFont.FreeTypeFont) -> int:
     """Pixels from the top of the tallest letter to the foot of the deepest."""
     return sum(font.getmetrics())
 
@@ -279,11 +279,11 @@ def _write(
     anchor: str = "la",
 ) -> None:
     """One line of type, its top left at ``place`` unless ``anchor`` (Pillow's) says otherwise."""
-    font = _font(size)
-    ImageDraw.Draw(sheet).text(place, fitting(words, font, room), tuple(ink.tolist()), font, anchor)
+    font = _load_font(size)
+    ImageDraw.Draw(sheet).text(place, shorten(words, font, room), tuple(ink.tolist()), font, anchor)
 
 
-def fitting(words: str, font: ImageFont.FreeTypeFont, room: float) -> str:
+def shorten(words: str, font: ImageFont.FreeTypeFont, room: float) -> str:
     """``words`` on one line; where that is longer than ``room`` pixels, as many letters as fit, and "…"."""
     words = " ".join(words.split())
     if font.getlength(words) <= room:

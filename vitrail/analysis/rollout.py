@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from vitrail.analysis.attention import Place, asking_shares
-from vitrail.analysis.attention_geometry import Lift, descend
+from vitrail.analysis.attention import Place, compute_query_shares
+from vitrail.analysis.attention_geometry import Lift, spread_to_finer
 from vitrail.analysis.perturbation import check_targets
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionRecord
@@ -45,14 +45,14 @@ def rollout(model: Any, images: Tensor, query: Place | None = None) -> Tensor:
         ConfigError: a model without attention, or a place that is not there.
     """
 
-    def averaged(record: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
-        weights = lift.inside(record.weights(rows), rows).mean(1)  # (B, R, K)
+    def average_heads(record: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
+        weights = lift.mask_outside(record.weights(rows), rows).mean(1)  # (B, R, K)
         return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
     with at_rest(model):
         records: list[AttentionRecord] = []
         model.forward_recording(images, records.append)
-        return _backwards(model, images, records, query, averaged, kept=0.5, given=0.5)
+        return _propagate_back(model, images, records, query, average_heads, identity_weight=0.5, attention_weight=0.5)
 
 
 def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -71,9 +71,9 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
         ConfigError: a model without attention, or without a head.
     """
 
-    def weighted(record: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
+    def weight_by_gradient(record: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
         gradient = record.gradient(gradients[record], rows)
-        return lift.inside(record.weights(rows) * gradient, rows).clamp(min=0).mean(1)  # (B, R, K)
+        return lift.mask_outside(record.weights(rows) * gradient, rows).clamp(min=0).mean(1)  # (B, R, K)
 
     if not model.config.classes:
         raise ConfigError(
@@ -86,45 +86,47 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
         chosen = logits.argmax(1) if targets is None else check_targets(targets, *logits.shape).to(logits.device)
         answers = logits.gather(1, chosen[:, None]).sum()
         of_output = torch.autograd.grad(answers, [record.output for record in records])  # type: ignore[arg-type]
-        gradients = WeakKeyDictionary(zip(records, of_output))  # so that a record goes when it has been used
+        gradients = WeakKeyDictionary(zip(records, of_output))  # so that a record is freed after its use
         del logits, answers
         with torch.no_grad():
-            return _backwards(model, images, records, None, weighted, kept=1.0, given=1.0)
+            return _propagate_back(
+                model, images, records, None, weight_by_gradient, identity_weight=1.0, attention_weight=1.0
+            )
 
 
-def _backwards(
+def _propagate_back(
     model: Any,
     images: Tensor,
     records: list[AttentionRecord],
     query: Place | None,
     matrix: Matrix,
     *,
-    kept: float,
-    given: float,
+    identity_weight: float,
+    attention_weight: float,
 ) -> Tensor:
     """Shares of the last tokens carried back through all layers to the patches: (B, h, w).
 
     Args:
         records: of all layers; each is let go when it has been used.
         matrix: (B, R, K) of the given rows of a layer, zero outside of the image.
-        kept, given: how much of its share a token that asks keeps, and gives to its keys; one that rests keeps all.
+        kept, given: how much of its share a token that asks keeps, and gives to its keys; one that is no query keeps all.
     """
     grids = model.attention_grids(tuple(images.shape[2:]))
     lift = Lift(grids[-1], images.device)
-    shares = asking_shares(model, grids[-1], query, images.device).expand(len(images), -1)  # (B, T)
+    shares = compute_query_shares(model, grids[-1], query, images.device).expand(len(images), -1)  # (B, T)
     while records:
         record, below = records.pop(), Lift(grids[len(records)], images.device)
-        shares = _between(shares, lift, below)
+        shares = _carry_between(shares, lift, below)
         carried = torch.zeros_like(shares)
         for rows in record.slices():
             carried += below.carry(shares, matrix(record, rows, below), rows)
-        shares = shares * (1 - (1 - kept) * below.asks) + given * carried
+        shares = shares * (1 - (1 - identity_weight) * below.asks) + attention_weight * carried
         lift = below
     return shares[:, lift.prefix :].unflatten(1, lift.map)
 
 
-def _between(shares: Tensor, above: Lift, below: Lift) -> Tensor:
+def _carry_between(shares: Tensor, above: Lift, below: Lift) -> Tensor:
     """Shares of the tokens of one layer (B, T) as those of the layer before it, where a map was merged or tokens joined."""
-    places = descend(shares[:, above.prefix :], above.map, below.map)
+    places = spread_to_finer(shares[:, above.prefix :], above.map, below.map)
     assert below.prefix in (0, above.prefix), "tokens that leave on the way have no place in any of the layers' tables"
     return torch.cat([shares[:, : below.prefix], places], 1)

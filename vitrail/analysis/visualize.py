@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.analysis.attention import Place, asking_shares, check_index, head_maps, one_map
+from vitrail.analysis.attention import Place, check_index, compute_head_maps, compute_query_shares, select_head
 from vitrail.analysis.attention_geometry import Lift
-from vitrail.analysis.pictures import eight_bits, rgb, thumbnail
+from vitrail.analysis.pictures import to_rgb, to_thumbnail, to_uint8
 from vitrail.data.decode import convert_image
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
@@ -56,7 +56,7 @@ def visualize_attention(
             where that is unknown, from its least to its greatest value.
         layer_idx: of `attention_grids`, from 0, or from the end.
         head_idx: from 0; None is the mean of all.
-        query: row and column of the patch that asks instead, in the layer's map; outlined in the figure.
+        query: row and column of another query patch, in the layer's map; outlined in the figure.
         path: where the figure is saved as well; .png, .jpg, .webp, .svg or .pdf.
 
     Returns:
@@ -68,10 +68,10 @@ def visualize_attention(
         DataError: a picture that cannot be used, and why.
         DiskError: ``path`` cannot be written.
     """
-    target = _checked(path)
-    images, picture = _looked_at(model, image)
-    maps = head_maps(model, images, layer_idx, query)  # (1, heads, h, w)
-    attention = one_map(maps, head_idx)[0].cpu().numpy()
+    target = _check_path(path)
+    images, picture = _read_image(model, image)
+    maps = compute_head_maps(model, images, layer_idx, query)  # (1, heads, h, w)
+    attention = select_head(maps, head_idx)[0].cpu().numpy()
     if not np.isfinite(attention).all():
         raise DataError("the attention is not finite", "look for NaN in the image and in the weights")
 
@@ -81,11 +81,13 @@ def visualize_attention(
     tokens = Lift(grids[layer], images.device).tokens
     if query is not None:
         query = query[0] % attention.shape[0], query[1] % attention.shape[1]
-    asking = _asking(model, grids[layer]) if query is None else "patch in row {}, column {}".format(*query)
+    asking = _describe_queries(model, grids[layer]) if query is None else "patch in row {}, column {}".format(*query)
     heads = maps.shape[1]
     looks = f"mean of {heads} heads" if head_idx is None else f"head {head_idx % heads}"
     title = f"layer {layer}, {looks} ({asking})"
-    shown = _enlarged(_before(model, images) if picture is None else _seen(picture, model.preprocessing))
+    shown = _enlarge(
+        _undo_normalisation(model, images) if picture is None else _crop_visible(picture, model.preprocessing)
+    )
 
     try:
         from vitrail.analysis.figure import AttentionFigure
@@ -101,7 +103,7 @@ def visualize_attention(
     return figure
 
 
-def _checked(path: str | PathLike[str] | None) -> Path | None:
+def _check_path(path: str | PathLike[str] | None) -> Path | None:
     if path is None:
         return None
     path = Path(path)
@@ -110,23 +112,23 @@ def _checked(path: str | PathLike[str] | None) -> Path | None:
     return path
 
 
-def _looked_at(model: Any, image: Any) -> tuple[Tensor, Image.Image | np.ndarray | None]:
+def _read_image(model: Any, image: Any) -> tuple[Tensor, Image.Image | np.ndarray | None]:
     """The model's input (1, C, H, W), and the picture that it was made from, where there is one."""
     device = device_of(model)
-    image = _single(image)
+    image = _take_single(image)
     if isinstance(image, Tensor) and _is_input(model, image):
         return (image if image.ndim == 4 else image[None]).detach().to(device), None
     if not isinstance(model, Task):
         what = f"a backbone has no preprocessing and cannot take a {type(image).__name__} as its image"
         raise ConfigError(what, "give a normalised float tensor (1, C, H, W), or a Task as the model")
     if isinstance(image, str | PathLike):
-        image = _content(Path(image))
+        image = _read_bytes(Path(image))
     elif isinstance(image, np.ndarray | Tensor) and image.ndim == 4:
         image = image[0]
     return model.preprocess([image]), to_pixels(image, model.preprocessing.channels)
 
 
-def _single(image: Any) -> Any:
+def _take_single(image: Any) -> Any:
     """Raises `ConfigError` for several images."""
     batch = isinstance(image, list | tuple) or (isinstance(image, np.ndarray | Tensor) and image.ndim == 4)
     if batch and len(image) != 1:
@@ -141,16 +143,16 @@ def _is_input(model: Any, image: Tensor) -> bool:
     return image.ndim == 4 or not isinstance(model, Task) or not bool(((image >= 0) & (image <= 1)).all())
 
 
-def _content(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", "give the path of an image file") from error
 
 
-def _asking(model: Any, grid: AttentionGrid) -> str:
-    """Who asks in this layer where no query is given, in words."""
-    shares = asking_shares(model, grid, None, torch.device("cpu"))  # (T,)
+def _describe_queries(model: Any, grid: AttentionGrid) -> str:
+    """The default queries of this layer, in words."""
+    shares = compute_query_shares(model, grid, None, torch.device("cpu"))  # (T,)
     tokens = [TOKENS[name] for name, share in zip(model.prefix[: grid.prefix], shares.tolist()) if share]
     asking = [" and ".join(tokens) + (" tokens" if tokens[1:] else " token")] if tokens else []
     if shares[grid.prefix :].any():
@@ -158,28 +160,28 @@ def _asking(model: Any, grid: AttentionGrid) -> str:
     return " and ".join(asking)
 
 
-def _seen(picture: Image.Image | np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
+def _crop_visible(picture: Image.Image | np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
     """The part of a picture that the model sees, in the picture's own resolution and shape: uint8 (H, W, 3)."""
     whole = picture if isinstance(picture, np.ndarray) else np.asarray(convert_image(picture, preprocessing.channels))
-    whole = eight_bits(rgb(whole))
+    whole = to_uint8(to_rgb(whole))
     top, left, bottom, right = map(round, preprocessing.visible_box(*whole.shape[:2]))
     box = left, top, max(right, left + 1), max(bottom, top + 1)
     return np.asarray(Image.fromarray(np.ascontiguousarray(whole)).crop(box))
 
 
-def _before(model: Any, images: Tensor) -> np.ndarray:
+def _undo_normalisation(model: Any, images: Tensor) -> np.ndarray:
     """A model's input (1, C, H, W) as the picture that it stands for: uint8 (H, W, 3)."""
     if isinstance(model, Task):
-        return thumbnail(model.preprocessing.denormalise(images)[0].cpu().numpy())
+        return to_thumbnail(model.preprocessing.denormalise(images)[0].cpu().numpy())
     values = images[0].float()  # (C, H, W)
     low, high = values.min(), values.max()
-    return thumbnail(((values - low) / (high - low).clamp(min=1e-12)).cpu().numpy())
+    return to_thumbnail(((values - low) / (high - low).clamp(min=1e-12)).cpu().numpy())
 
 
-def _enlarged(picture: np.ndarray) -> np.ndarray:
+def _enlarge(picture: np.ndarray) -> np.ndarray:
     """In the resolution of the figure: uint8 (H, W, 3)."""
     height, width, _ = picture.shape
     factor = LONGER_SIDE / max(height, width)
-    how = Image.Resampling.NEAREST if factor >= SQUARES else Image.Resampling.BICUBIC
+    resampling = Image.Resampling.NEAREST if factor >= SQUARES else Image.Resampling.BICUBIC
     size = max(1, round(width * factor)), max(1, round(height * factor))
-    return np.asarray(Image.fromarray(picture).resize(size, how))
+    return np.asarray(Image.fromarray(picture).resize(size, resampling))

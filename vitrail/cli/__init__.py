@@ -65,7 +65,7 @@ def _version() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and leaves with its exit code (0 done, 2 usage, 3 data, 4 checkpoint, 5 diverged, 6 disk, ...)."""
-    # threads that wait give their core up soon; read when torch is loaded, which no verb has done yet (docs/decisions.md)
+    # waiting threads release their core soon; read when torch is loaded, which no verb has done yet (docs/decisions.md)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     keep_large_buffers()
     tokens = list(sys.argv[1:] if arguments is None else arguments)
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(tokens: Sequence[str], *, debug: bool = False) -> int:
-    """The exit code of one command; an error is told on stderr without a traceback unless ``debug``."""
+    """The exit code of one command; an error is printed on stderr without a traceback unless ``debug``."""
     try:
         return build_app()(tokens, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except VitrailError as error:

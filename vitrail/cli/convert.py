@@ -17,9 +17,9 @@ MOST_ROWS = 20  # of tensors that differ
 
 @takes_flags(LayoutFlags, ConvertFlags)
 def convert(source: str, destination: str, /, *, json: AsJson = False, **flags: Any) -> int:
-    """Write a model in another layout, proved by its outputs; or compare two with --diff.
+    """Write a model in another layout and verify its outputs; or compare two models with --diff.
 
-    Numerics and preprocessing go with it. What a layout cannot say stands in NAME.json beside the file.
+    Numerics and preprocessing are kept. What a layout cannot express is written to NAME.json beside the file.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ def check(
         bool, Parameter(negative="", help="The findings as one JSON object on the last line of stdout.")
     ] = False,
 ) -> None:
-    """Read every image of a data set and say what was found: layout, counts, sizes, bad files, duplicates, leaks.
+    """Read every image of a data set and report on it: layout, counts, sizes, bad files, duplicates, leaks.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ def doctor(
         bool, Parameter(negative="", help="One JSON object on the last line of stdout, for a bug report.")
     ] = False,
 ) -> None:
-    """Say what this machine has: versions, devices, optional packages, disk, and a numeric self-check."""
+    """Report on this machine: versions, devices, optional packages, disk, and a numeric self-check."""
     from vitrail.cli.output import columns, one_line
     from vitrail.workflows.api import doctor as examine
 

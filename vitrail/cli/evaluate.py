@@ -21,7 +21,7 @@ def evaluate(
     json: AsJson = False,
     **flags: Unpack[EvaluateFlags],
 ) -> None:
-    """Judge a model on labelled images it was not trained on.
+    """Evaluate a model on labelled images that it was not trained on.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ Json = Annotated[
 
 @takes_flags(ExplainFlags)
 def explain(model: str, /, *inputs: str, json: Json = False, **flags: Any) -> None:
-    """Show what the answers for images rest on: overlays, contact sheets of heads, and the numbers.
+    """Explain the predictions for images: overlays, contact sheets of heads, and the numbers.
 
     Parameters
     ----------

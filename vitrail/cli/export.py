@@ -44,9 +44,9 @@ def _print_exported(exported: Exported, *, json: bool) -> None:
     if json:
         kind = {
             "path": str(exported.path),
-            "to": exported.how.to,
-            "int8": exported.how.int8,
-            "pictures": exported.how.pictures,
+            "to": exported.options.to,
+            "int8": exported.options.int8,
+            "pictures": exported.options.pictures,
         }
         print(one_line({**kind, "dynamic": exported.dynamic, "bytes": exported.bytes, **figures}))
         return
@@ -66,6 +66,6 @@ def _print_exported(exported: Exported, *, json: bool) -> None:
     for name in (key.removeprefix("ms_before_") for key in figures if key.startswith("ms_before_")):
         before, after = figures[f"ms_before_{name}"], figures[f"ms_after_{name}"]
         rows.append((name.replace("_", " "), f"{before:.2f} ms an image before, {after:.2f} ms after"))
-    images = "of any size" if exported.dynamic or exported.how.pictures else "of one size"
+    images = "of any size" if exported.dynamic or exported.options.pictures else "of one size"
     rows += [("images", images), ("file", f"{exported.bytes / 1e6:,.1f} MB"), ("written", str(exported.path))]
     print(columns(rows))

@@ -17,16 +17,16 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def takes_flags(*tables: type, required: Sequence[str] = ()) -> Callable[[Command], Command]:
     """A command that has the options of ``tables`` as flags, beside the parameters of its own.
 
-    It is called with those flags that were given. ``required`` are flags that only the command line cannot do without.
+    The command is called with the flags that were given. ``required`` are flags that are optional in Python only.
     """
     flags = flags_of(*tables)
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
         added = [_parameter(name, flag, name in required) for name, flag in flags.items() if not flag.alias]
-        by_name = [each for each in own if each.kind is each.KEYWORD_ONLY]
-        positional = [each for each in own if each.kind is not each.KEYWORD_ONLY]
+        by_name = [parameter for parameter in own if parameter.kind is parameter.KEYWORD_ONLY]
+        positional = [parameter for parameter in own if parameter.kind is not parameter.KEYWORD_ONLY]
         command.__signature__ = signature.replace(parameters=[*positional, *added, *by_name])  # type: ignore[attr-defined]
         return command
 

@@ -11,7 +11,7 @@ from vitrail.config.flags import InspectFlags
 
 @takes_flags(InspectFlags)
 def inspect(model: str, /, *, json: AsJson = False, **flags: Unpack[InspectFlags]) -> None:
-    """Look inside a model: the paper's figures of its filters, positions and heads, on one page and as numbers.
+    """Inspect a model: the paper's figures of its filters, positions and heads, on one page and as numbers.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ def predict(
     json: Annotated[bool, Parameter(negative="", help="JSON lines on stdout.")] = False,
     **flags: Any,
 ) -> None:
-    """Say what is on images: a table of labels and probabilities, row by row.
+    """Predict the labels of images: a table of labels and probabilities, row by row.
 
     Parameters
     ----------
@@ -29,9 +29,9 @@ def predict(
     """
     from vitrail.reports.tables import open_table
     from vitrail.workflows.api import predict as answer
-    from vitrail.workflows.predict import rows
+    from vitrail.workflows.predict import build_rows
 
     kind, out = "jsonl" if json else flags.pop("format", None), flags.pop("out", None)
     with open_table(out, kind) as table:
-        for row in rows(answer(model, inputs or ("-",), **flags)):
+        for row in build_rows(answer(model, inputs or ("-",), **flags)):
             table.write(row)

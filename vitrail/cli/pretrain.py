@@ -11,9 +11,9 @@ from vitrail.config.flags_training import PretrainFlags
 
 @takes_flags(PretrainFlags)
 def pretrain(data: str | None = None, /, *, json: AsJson = False, **flags: Unpack[PretrainFlags]) -> None:
-    """Train an encoder on images without labels; labels that are there only judge it on the way.
+    """Train an encoder on images without labels; labels, where there are any, only monitor its features.
 
-    What comes out is fine-tuned with `vitrail train DATA --init RUN` and judged with `vitrail probe RUN DATA`. Running the
+    The result is fine-tuned with `vitrail train DATA --init RUN` and evaluated with `vitrail probe RUN DATA`. Running the
     same command with the same --out resumes the run. moco and simclr compare all images of a --batch, in as little memory as
     --set data.micro_batch asks for.
 

@@ -11,9 +11,9 @@ from vitrail.config.flags import ProbeFlags, ProtocolFlags
 
 @takes_flags(ProtocolFlags, ProbeFlags)
 def probe(model: str, data: str, /, *, json: AsJson = False, **flags: Unpack[ProbeFlags]) -> None:
-    """Judge what a model has learned by its frozen features: a linear classifier, nearest neighbours, or a few shots.
+    """Evaluate a model by its frozen features: a linear classifier, nearest neighbours, or a few shots.
 
-    It learns from the split train and is judged on test, else val, else a part held out of train.
+    It trains on the split train and evaluates on test, else val, else a part held out of train.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from vitrail.config.flags import ServeFlags
 def serve(model: str | None = None, /, **flags: Unpack[ServeFlags]) -> None:
     """Answer over HTTP, with a page for people: predictions, features, explanations, and runs while they train.
 
-    SIGTERM finishes the requests that are there and stops; SIGHUP reads the model anew.
+    SIGTERM finishes the pending requests and stops; SIGHUP reloads the model.
 
     Parameters
     ----------

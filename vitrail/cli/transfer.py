@@ -11,7 +11,7 @@ from vitrail.config.flags import TransferFlags, TransferOutFlags
 
 @takes_flags(TransferOutFlags, TransferFlags)
 def transfer(model: str, /, *data: str, json: AsJson = False, **flags: Any) -> int:
-    """Judge a model on several data sets, by its frozen features and by fine-tuning: one table, and the mean over data sets.
+    """Evaluate a model on several data sets, by its frozen features and by fine-tuning: one table, and the mean over data sets.
 
     Running the same command again resumes where it stopped.
 

@@ -1,4 +1,4 @@
-"""Attention: the definition and the fast ways, and the record of it.
+"""Attention: the definition, the fused kernel, and records of attention weights.
 
 B images, T tokens, D width, H heads, E = D / H, Q queries, K keys, R rows of a record; G groups of S queries.
 """
@@ -141,14 +141,14 @@ class GroupedAttentionRecord(AttentionRecord):
         groups, inside = self._groups(rows)
         q, k, _ = (part[:, groups] for part in self.parts)
         weights = attention_weights(q, k, None if self.bias is None else self.bias(q, groups).float())
-        return _one_after_another(weights)[:, :, inside]
+        return _concatenate_groups(weights)[:, :, inside]
 
     def gradient(self, of_output: Tensor, rows: slice = ALL) -> Tensor:
         groups, inside = self._groups(rows)
         q, _, v = self.parts
         with by_hand(v):
             gradient = of_output.float().reshape(q.shape)[:, groups] @ v[:, groups].mT
-        return _one_after_another(gradient)[:, :, inside]
+        return _concatenate_groups(gradient)[:, :, inside]
 
     def _groups(self, rows: slice) -> tuple[slice, slice]:
         """The groups in which ``rows`` lie, and where in these."""
@@ -158,7 +158,7 @@ class GroupedAttentionRecord(AttentionRecord):
         return slice(first, -(-stop // side)), slice(start - first * side, stop - first * side)
 
 
-def _one_after_another(groups: Tensor) -> Tensor:
+def _concatenate_groups(groups: Tensor) -> Tensor:
     """(B, G, H, S, K) to (B, H, G S, K)."""
     return groups.transpose(1, 2).flatten(2, 3)
 
@@ -169,7 +169,7 @@ class AttentionGrid(NamedTuple):
     The first ``prefix`` of both are tokens without a place; the rest are places of the grids, in row-major order, unless
     ``rows`` (Q,) and ``columns`` (Q, K) say which place each of them is; there -1 is a place outside of the image, or one
     that the query cannot see.
-    A grid of (0, 0) has no places: only the prefix tokens ask.
+    A grid of (0, 0) has no places: the prefix tokens are the only queries.
 
     ``cell`` is how many pixels, (height, width), a place of the map is large: of the queries, or of the keys where no place
     asks. Where there are fewer keys than places, a key stands for several places: with k keys along an axis for n places

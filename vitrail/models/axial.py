@@ -90,7 +90,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
         """(B, L, T, D) to (B, L, T, D)."""
-        in_lines = None if on_attention is None else lambda record: on_attention(_of_lines(record, len(x)))
+        in_lines = None if on_attention is None else lambda record: on_attention(_group_lines(record, len(x)))
 
         def attention(x: Tensor) -> Tensor:
             return self.dropout(self.attn(self.norm1(x).flatten(0, 1), on_attention=in_lines)).view_as(x)
@@ -103,7 +103,7 @@ class Layer(nn.Module):
         return add_branch(add_branch(x, attention, drop=drop, skip=skip), mlp, drop=drop)
 
 
-def _of_lines(record: AttentionRecord, batch: int) -> AttentionRecord:
+def _group_lines(record: AttentionRecord, batch: int) -> AttentionRecord:
     """The attention of lines that went through as (B L, T, D), as that of B images."""
 
     def split() -> tuple[Tensor, Tensor, Tensor]:
@@ -192,7 +192,7 @@ class AxialViT(Backbone):
         return [of_row, of_row._replace(rows=places.mT.flatten(), columns=of_column)] * self.config.depth
 
     @classmethod
-    def resized(cls, tensors: Mapping[str, Tensor], old: AxialConfig, new: AxialConfig) -> dict[str, Tensor]:
+    def resize_tensors(cls, tensors: Mapping[str, Tensor], old: AxialConfig, new: AxialConfig) -> dict[str, Tensor]:
         return resize_tables(tensors, old.grid, new.grid, prefix=0, rule=new.position_resize)
 
 

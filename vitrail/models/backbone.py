@@ -1,4 +1,4 @@
-"""What every architecture answers: its verbs, those that are the same everywhere and those that each must give.
+"""The interface of every architecture: methods with one implementation for all, and abstract ones.
 
 B images, C channels, H x W pixels, h x w = N patches, T tokens, D width, F width of what the head reads, K classes.
 """
@@ -25,12 +25,12 @@ TAKE_SUBSETS = ("vit", "beit", "cait")  # architectures whose `place` and `encod
 
 
 class Backbone(nn.Module):
-    """An architecture: its verbs are `patchify`, `place`, `encode`, `pool`, `head`, and what is made of them.
+    """Base class of the architectures, in the steps `patchify`, `place`, `encode`, `pool` and `head`.
 
-    ``head`` is a module, called as a verb: features (B, F) to logits (B, K).
+    ``head`` is a module: features (B, F) to logits (B, K).
 
     Raises:
-        ConfigError: from every verb that takes images, for a size or a number of channels that cannot be.
+        ConfigError: from every method that takes images, for an unsupported size or number of channels.
     """
 
     config: Any
@@ -169,7 +169,7 @@ class Backbone(nn.Module):
         return Head(self.width, self.config.classes) if self.config.classes else nn.Identity()
 
     @classmethod
-    def resized(cls, tensors: Mapping[str, Tensor], old: Any, new: Any) -> dict[str, Tensor]:
+    def resize_tensors(cls, tensors: Mapping[str, Tensor], old: Any, new: Any) -> dict[str, Tensor]:
         """The tensors of a model of config ``old`` for one of ``new``: tables of positions follow the size of the image."""
         return dict(tensors)
 
@@ -185,15 +185,15 @@ class Backbone(nn.Module):
             what = f"{self.config.about} works on the whole grid of patches, {patches.x.shape[1]} of them were kept"
             raise ConfigError(what, f"take an architecture that can: {', '.join(TAKE_SUBSETS)}")
 
-    def _run(self, block: nn.Module, *given: Any, on_attention: OnAttention | None = None) -> Any:
+    def _run(self, block: nn.Module, *inputs: Any, on_attention: OnAttention | None = None) -> Any:
         """A block's answer; in training with ``checkpoint`` its inner activations are computed again for the gradient, unless
         their attention is recorded, which would record it twice.
         """
         if on_attention is not None:
-            return block(*given, on_attention=on_attention)
+            return block(*inputs, on_attention=on_attention)
         if self.config.checkpoint and self.training and torch.is_grad_enabled():
-            return checkpoint(block, *given, use_reentrant=False)
-        return block(*given)
+            return checkpoint(block, *inputs, use_reentrant=False)
+        return block(*inputs)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -220,7 +220,7 @@ def at_rest(model: nn.Module, *, gradients: bool = False) -> Iterator[torch.devi
     was_training = {name: module.training for name, module in model.named_modules()}
     model.eval()
     try:
-        # inside of somebody's inference mode no gradient could be had
+        # the caller may be in inference mode, where no gradient can be computed
         with torch.inference_mode(False) if gradients else nullcontext(), torch.set_grad_enabled(gradients):
             yield device_of(model)
     finally:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.models import positions
 from vitrail.models.attention import AttentionGrid, AttentionRecord, OnAttention, attend, attention_path
 from vitrail.models.backbone import Backbone, first_token
-from vitrail.models.beit_bias import BIAS_RESIZES, bias_index, bias_of, resize_bias, rows_of
+from vitrail.models.beit_bias import BIAS_RESIZES, bias_index, count_rows, gather_bias, resize_bias
 from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of, is_number
 from vitrail.models.initialise import fills
 from vitrail.models.layers import (
@@ -106,7 +106,7 @@ class RelativeBias(nn.Module):
 
     def __init__(self, config: BEiTConfig) -> None:
         super().__init__()
-        self.relative_position_bias_table = nn.Parameter(torch.empty(rows_of(config.grid), config.heads))
+        self.relative_position_bias_table = nn.Parameter(torch.empty(count_rows(config.grid), config.heads))
 
 
 class Attention(nn.Module):
@@ -120,7 +120,7 @@ class Attention(nn.Module):
         self.q_bias = nn.Parameter(torch.empty(width))
         self.v_bias = nn.Parameter(torch.empty(width))
         if config.relative_bias == "every":
-            self.relative_position_bias_table = nn.Parameter(torch.empty(rows_of(config.grid), config.heads))
+            self.relative_position_bias_table = nn.Parameter(torch.empty(count_rows(config.grid), config.heads))
         self.proj = Dense(width, width)
 
     def forward(self, x: Tensor, bias: Tensor | None, on_attention: OnAttention | None = None) -> Tensor:
@@ -235,8 +235,8 @@ class BEiT(Backbone):
         tables = tables.to(working_dtype(x, self.cls_token))
         index = bias_index(grid, ids, x.device)
         if self.rel_pos_bias is not None:
-            return zip(self.blocks, [bias_of(tables[0], index)] * self.config.depth)
-        return zip(self.blocks, (bias_of(table, index) for table in tables))
+            return zip(self.blocks, [gather_bias(tables[0], index)] * self.config.depth)
+        return zip(self.blocks, (gather_bias(table, index) for table in tables))
 
     def pool(self, tokens: Tokens) -> Tensor:
         """The mean of the patches after a norm of its own, or the class token: (B, T, D) to (B, D)."""
@@ -264,7 +264,7 @@ class BEiT(Backbone):
         return [AttentionGrid(1, grid, grid, self.config.patch_size)] * self.config.depth
 
     @classmethod
-    def resized(cls, tensors: Mapping[str, Tensor], old: BEiTConfig, new: BEiTConfig) -> dict[str, Tensor]:
+    def resize_tensors(cls, tensors: Mapping[str, Tensor], old: BEiTConfig, new: BEiTConfig) -> dict[str, Tensor]:
         def fit(name: str, table: Tensor) -> Tensor:
             if not name.endswith("relative_position_bias_table"):
                 return table

@@ -14,14 +14,14 @@ from torch import Tensor
 from vitrail.models.config import RESIZES
 from vitrail.models.positions import Grid, is_kept, resample, resize
 
-CLASS_ROWS = 3  # the class token asks a patch, a patch asks the class token, the class token asks itself
+CLASS_ROWS = 3  # class token to patch, patch to class token, class token to itself
 
 # how a table follows another grid: along a geometric progression of offsets, straight between them (as timm) or with a
 # cubic spline through them (as the authors), or evenly, by any rule for positions (transformers: "bilinear")
 BIAS_RESIZES = ("geometric", "geometric-cubic", *RESIZES)
 
 
-def rows_of(grid: Grid) -> int:
+def count_rows(grid: Grid) -> int:
     """R, the rows of a table for ``grid``."""
     return (2 * grid[0] - 1) * (2 * grid[1] - 1) + CLASS_ROWS
 
@@ -31,7 +31,7 @@ def bias_index(grid: Grid, ids: Tensor | None, device: torch.device) -> Tensor:
 
     The query at row y, column x reads for the key at y', x' row (y - y' + h - 1)(2 w - 1) + x - x' + w - 1.
     """
-    (rows, columns), last = grid, rows_of(grid) - 1
+    (rows, columns), last = grid, count_rows(grid) - 1
     ids = torch.arange(rows * columns, device=device) if ids is None else ids
     places = F.pad(ids, (1, 0), value=-1)  # (T,) or (B, T), the class token is nowhere
     y = places // columns
@@ -44,7 +44,7 @@ def bias_index(grid: Grid, ids: Tensor | None, device: torch.device) -> Tensor:
     return torch.where(is_class.unsqueeze(-1) & is_class.unsqueeze(-2), last, index)
 
 
-def bias_of(table: Tensor, index: Tensor) -> Tensor:
+def gather_bias(table: Tensor, index: Tensor) -> Tensor:
     """The extra logits: a table (R, A) and `bias_index` to (1, A, T, T), or (B, A, T, T) where each image has its own."""
     taken = table.mT.contiguous().index_select(1, index.flatten())  # (A, T T) or (A, B T T)
     return taken.unflatten(1, (-1, *index.shape[-2:])).transpose(0, 1)
@@ -63,25 +63,25 @@ def resize_bias(tables: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
     if rule in RESIZES:
         of_patches = resize(of_patches, old, new, rule)
     else:
-        draw = spline if rule == "geometric-cubic" else segments
-        of_rows, of_columns = (_along_progression(*lengths, draw, tables.device) for lengths in zip(old, new))
+        draw = interpolate_cubic if rule == "geometric-cubic" else interpolate_linearly
+        of_rows, of_columns = (_resample_progression(*lengths, draw, tables.device) for lengths in zip(old, new))
         of_patches = resample(of_patches, old, of_rows, of_columns)
     return torch.cat([of_patches, of_class], 1)
 
 
-def _along_progression(old: int, new: int, draw: Callable[[Tensor, Tensor], Tensor], device: torch.device) -> Tensor:
+def _resample_progression(old: int, new: int, draw: Callable[[Tensor, Tensor], Tensor], device: torch.device) -> Tensor:
     """The matrix (new, old) that resamples a line of offsets; an axis that keeps its length keeps its numbers."""
     where = torch.device("cpu") if device.type == "mps" else device  # which has no fp64
     length = torch.full((), new, dtype=torch.float64, device=where)
     steps = torch.arange(-(old // 2), old // 2 + 1, dtype=torch.float64, device=where)  # (old,)
-    q = progression(old // 2, length // 2)
+    q = solve_progression(old // 2, length // 2)
     places = torch.where(length == old, steps, steps.sign() * _sum(q, steps.abs()))
     wanted = torch.arange(new, dtype=torch.float64, device=where) - new // 2
     matrix = draw(places, wanted.clamp(places[0], places[-1]))
     return matrix.to(device, torch.float32)
 
 
-def progression(terms: int, last: Tensor) -> Tensor:
+def solve_progression(terms: int, last: Tensor) -> Tensor:
     """The q, by halving [1.01, 1.5] to 1e-6, whose first ``terms`` powers sum to ``last``."""
     low, high = torch.full_like(last, 1.01), torch.full_like(last, 1.5)
     q = low
@@ -97,7 +97,7 @@ def _sum(q: Tensor, terms: Tensor | int) -> Tensor:
     return (q**terms - 1) / (q - 1)
 
 
-def segments(places: Tensor, wanted: Tensor) -> Tensor:
+def interpolate_linearly(places: Tensor, wanted: Tensor) -> Tensor:
     """The matrix (new, old) that draws straight lines between values at ``places`` (old,), read at ``wanted`` (new,)."""
     gaps = places.diff()
     distance = wanted[:, None] - places
@@ -105,7 +105,7 @@ def segments(places: Tensor, wanted: Tensor) -> Tensor:
     return (1 - torch.where(distance < 0, -distance / before, distance / after)).clamp(min=0)
 
 
-def spline(places: Tensor, wanted: Tensor) -> Tensor:
+def interpolate_cubic(places: Tensor, wanted: Tensor) -> Tensor:
     """The same with a cubic spline: one cubic whose third derivative jumps at all places but the two at each end."""
 
     def basis(x: Tensor) -> Tensor:  # (X, old)

@@ -1,6 +1,6 @@
 """CaiT, class-attention in image Transformers (Touvron et al. 2021, "Going deeper with Image Transformers").
 
-Patches attend to each other through talking heads, without a class token; then the class token alone asks, and patches rest.
+Patches attend to each other through talking heads, without a class token; then the class token is the only query.
 
 B images, C channels, H x W pixels, h x w = N patches, D width, A heads, E = D / A.
 """
@@ -157,7 +157,7 @@ def mix_heads(matrices: Tensor, layer: nn.Linear) -> Tensor:
 
 
 class ClassAttention(nn.Module):
-    """The class token asks itself and the patches (paper, section 3, equations 3 to 6)."""
+    """The class token attends to itself and the patches (paper, section 3, equations 3 to 6)."""
 
     def __init__(self, width: int, heads: int, *, qkv_bias: bool) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class Block(nn.Module):
         self.gamma_2 = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor, patches: Tensor | None = None, on_attention: OnAttention | None = None) -> Tensor:
-        """Patches (B, N, D), or the class token (B, 1, D) where ``patches`` (B, N, D) rest; of the shape of ``x``."""
+        """Patches (B, N, D), or the class token (B, 1, D) with fixed ``patches`` (B, N, D); of the shape of ``x``."""
         asked = x if patches is None else torch.cat([x, patches], 1)
 
         def attention(asked: Tensor) -> Tensor:
@@ -291,7 +291,7 @@ class CaiT(Backbone):
         return -1 if part in ("norm", "head") else 0
 
     @classmethod
-    def resized(cls, tensors: Mapping[str, Tensor], old: CaiTConfig, new: CaiTConfig) -> dict[str, Tensor]:
+    def resize_tensors(cls, tensors: Mapping[str, Tensor], old: CaiTConfig, new: CaiTConfig) -> dict[str, Tensor]:
         return positions.resize_tables(tensors, old.grid, new.grid, prefix=0, rule=new.position_resize)
 
 

@@ -55,7 +55,7 @@ class CheckedConfig:
         self._check_together()
 
     def _check_together(self) -> None:
-        """What fields may not be to each other; for subclasses."""
+        """Checks combinations of fields; for subclasses."""
 
     def _check(self, name: str, good: bool, remedy: str) -> None:
         if not good:
@@ -67,7 +67,7 @@ class CheckedConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Raises `ConfigError` for a field that there is not, or a value that cannot be meant."""
+        """Raises `ConfigError` for an unknown field or an invalid value."""
         return changed(cls(), **values)
 
 

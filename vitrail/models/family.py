@@ -52,7 +52,7 @@ def configure(model: str | Config, **changes: Any) -> Config:
         changes: fields of the architecture's config, such as ``image_size=384``, ``in_channels=5`` or ``drop_path=0.1``.
 
     Raises:
-        ConfigError: an unknown model or field, with the nearest names; a value that cannot be meant.
+        ConfigError: an unknown model or field, with the nearest names; an invalid value.
     """
     if isinstance(model, str) and model not in MODELS:
         raise ConfigError(f"there is no model {model!r}", nearest(model, MODELS))

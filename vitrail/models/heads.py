@@ -63,9 +63,10 @@ class Head(Dense):
 class Heads(nn.ModuleDict):
     """A head for each prefix token, averaged (DeiT, Touvron et al. 2021a)."""
 
-    def each(self, features: Tensor) -> dict[str, Tensor]:
+    def compute_logits(self, features: Tensor) -> dict[str, Tensor]:
+        """The logits of every head, by the name of its token."""
         parts = features.chunk(len(self), -1)
         return {name: head(part) for (name, head), part in zip(self.items(), parts)}
 
     def forward(self, features: Tensor) -> Tensor:
-        return torch.stack(list(self.each(features).values())).mean(0)
+        return torch.stack(list(self.compute_logits(features).values())).mean(0)

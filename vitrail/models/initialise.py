@@ -55,17 +55,17 @@ P = ParamSpec("P")
 
 
 def fills(fill: Callable[Concatenate[M, P], None]) -> Callable[Concatenate[M, P], None]:
-    """Of a function that fills the parameters of a network: without gradients, and not on the meta device, where there is
-    nothing to fill and drawing numbers would take most of the time.
+    """Decorates a function that fills the parameters of a network: it runs without gradients, and not on the meta device,
+    where there is nothing to fill and drawing numbers would take most of the time.
     """
 
     @wraps(fill)
-    def filled(model: M, *given: P.args, **named: P.kwargs) -> None:
+    def fill_without_gradients(model: M, *arguments: P.args, **keywords: P.kwargs) -> None:
         if not next(model.parameters()).is_meta:
             with torch.no_grad():
-                fill(model, *given, **named)
+                fill(model, *arguments, **keywords)
 
-    return filled
+    return fill_without_gradients
 
 
 @fills

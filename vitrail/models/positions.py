@@ -83,7 +83,7 @@ def resize(table: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
     """
     if is_kept(old, new):
         return table
-    return resample(table, old, *(resampling(*lengths, rule, table.device) for lengths in zip(old, new)))
+    return resample(table, old, *(make_resampling(*lengths, rule, table.device) for lengths in zip(old, new)))
 
 
 def is_kept(old: Grid, new: Grid) -> bool:
@@ -101,7 +101,7 @@ def resample(table: Tensor, old: Grid, of_rows: Tensor, of_columns: Tensor) -> T
     return image.flatten(1, 2).to(table.dtype)
 
 
-def resampling(old: int, new: int, rule: str, device: torch.device) -> Tensor:
+def make_resampling(old: int, new: int, rule: str, device: torch.device) -> Tensor:
     """The matrix (new, old) that resamples a line of ``old`` values to ``new`` ones by one of `RESIZES`; rows sum to one."""
     half_width, sharpness, aligned, antialias = RESIZES[rule]
     places = torch.arange(new, device=device, dtype=torch.float32)

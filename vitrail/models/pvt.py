@@ -224,7 +224,7 @@ class PVT(Backbone):
         return block_number(int(stage), int(rest[0]) if part == "blocks" else 0, self.config.depths)
 
     @classmethod
-    def resized(cls, tensors: Mapping[str, Tensor], old: PVTConfig, new: PVTConfig) -> dict[str, Tensor]:
+    def resize_tensors(cls, tensors: Mapping[str, Tensor], old: PVTConfig, new: PVTConfig) -> dict[str, Tensor]:
         resized = dict(tensors)
         for stage, grids in enumerate(zip(old.grids(old.image_size), new.grids(new.image_size))):
             name = f"stages.{stage}.pos_embed"

@@ -105,11 +105,11 @@ def average(image: Tensor, size: Grid) -> Tensor:
     """
     if not torch.compiler.is_compiling():
         return F.adaptive_avg_pool2d(image, size)
-    of_rows, of_columns = (averaging(*lengths, image) for lengths in zip(image.shape[2:], size))
+    of_rows, of_columns = (make_averaging(*lengths, image) for lengths in zip(image.shape[2:], size))
     return torch.einsum("yh,bdhw,xw->bdyx", of_rows, image, of_columns)
 
 
-def averaging(old: int, new: int, like: Tensor) -> Tensor:
+def make_averaging(old: int, new: int, like: Tensor) -> Tensor:
     """The matrix (new, old) that averages a line of ``old`` values to ``new`` ones."""
     cells, places = torch.arange(new, device=like.device)[:, None], torch.arange(old, device=like.device)
     inside = (places >= cells * old // new) & (places < ((cells + 1) * old + new - 1) // new)  # (new, old)

@@ -85,10 +85,10 @@ class Stem(nn.Module):
         self.conv = StdConv(config.in_channels, config.stem_width, 7, stride=2, padding=3, rule=rule)
 
     def forward(self, images: Tensor) -> Tensor:
-        return F.max_pool2d(_framed(self.conv(images)), 3, stride=2)
+        return F.max_pool2d(_pad_with_zeros(self.conv(images)), 3, stride=2)
 
 
-def _framed(x: Tensor) -> Tensor:
+def _pad_with_zeros(x: Tensor) -> Tensor:
     """Zeros on all sides: (B, D, h, w) to (B, D, h + 2, w + 2)."""
     if not torch.compiler.is_exporting():
         return F.pad(x, (1, 1, 1, 1))

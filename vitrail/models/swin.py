@@ -106,8 +106,8 @@ class SwinConfig(Config):
 
 def _swin(width: int, third: int, heads: int, size: int = 224, window: int = 7) -> SwinConfig:
     """Depth of the third stage, heads of the first."""
-    each = (heads, 2 * heads, 4 * heads, 8 * heads)
-    return SwinConfig(width=width, depths=(2, 2, third, 2), heads=each, image_size=(size, size), window=window)
+    by_stage = (heads, 2 * heads, 4 * heads, 8 * heads)
+    return SwinConfig(width=width, depths=(2, 2, third, 2), heads=by_stage, image_size=(size, size), window=window)
 
 
 # T, S, B, L of the paper's section 3.3; 384 pixels with larger windows: its section 4.1.
@@ -348,11 +348,11 @@ class Swin(Backbone):
         return 0 if part == "patch_embed" else -1
 
     @classmethod
-    def resized(cls, tensors: Mapping[str, Tensor], old: SwinConfig, new: SwinConfig) -> dict[str, Tensor]:
+    def resize_tensors(cls, tensors: Mapping[str, Tensor], old: SwinConfig, new: SwinConfig) -> dict[str, Tensor]:
         """Bias tables follow another ``window``, as images, by the bicubic rule of the authors' code."""
         before, after = 2 * old.window - 1, 2 * new.window - 1
 
         def fit(table: Tensor) -> Tensor:
             return resize(table[None], (before, before), (after, after), "bicubic")[0]
 
-        return {name: fit(each) if name.endswith(BIAS_TABLE) else each for name, each in tensors.items()}
+        return {name: fit(tensor) if name.endswith(BIAS_TABLE) else tensor for name, tensor in tensors.items()}

@@ -86,8 +86,8 @@ class Tokenizer(nn.Module):
     """An image to codes, `encode`, and codes to an image, `decode`; any size of whole patches.
 
     Raises:
-        ConfigError: from every verb that takes images, for a size or a number of channels that cannot be; from `decode` for
-            what are no codes.
+        ConfigError: from every method that takes images, for an unsupported size or number of channels; from `decode` for
+            invalid codes.
     """
 
     blocks: Any  # a list of `Block`, those before the codes first
@@ -109,14 +109,14 @@ class Tokenizer(nn.Module):
 
         Gradients pass through the rounding as if it were not there.
         """
-        bounded = self._bounded(images)
+        bounded = self._compute_bounded(images)
         rounded = bounded + (bounded.round() - bounded).detach()
-        return self._drawn(rounded), self._codes(rounded)
+        return self._draw(rounded), self._compute_codes(rounded)
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
         """Normalised images (B, C, H, W) to codes (B, h, w), int64 from 0 on and below `TokenizerConfig.vocabulary`."""
-        return self._codes(self._bounded(images).round())
+        return self._compute_codes(self._compute_bounded(images).round())
 
     def decode(self, codes: Tensor) -> Tensor:
         """Codes (B, h, w) to images (B, C, H, W), normalised as those that were encoded."""
@@ -127,9 +127,9 @@ class Tokenizer(nn.Module):
             raise ConfigError(what, "give those that this tokenizer made")
         levels = self._levels(codes.device)
         rounded = codes[..., None] // self._steps(codes.device) % levels  # (B, h, w, S)
-        return self._drawn(rounded.to(self.pixels.weight.dtype))
+        return self._draw(rounded.to(self.pixels.weight.dtype))
 
-    def _bounded(self, images: Tensor) -> Tensor:
+    def _compute_bounded(self, images: Tensor) -> Tensor:
         """What is rounded, in fp32 or more: (B, h, w, S), number i from 0 to levels[i] - 1."""
         config = self.config
         if images.ndim != 4 or images.shape[1] != config.in_channels:
@@ -144,7 +144,7 @@ class Tokenizer(nn.Module):
         levels = levels.float() if levels.dtype in (torch.float16, torch.bfloat16) else levels
         return (self._levels(images.device) - 1) * levels.sigmoid()
 
-    def _drawn(self, rounded: Tensor) -> Tensor:
+    def _draw(self, rounded: Tensor) -> Tensor:
         """Images (B, C, H, W) of the levels (B, h, w, S)."""
         x = residual_stream(self.from_levels(2 * rounded / (self._levels(rounded.device) - 1) - 1))  # (B, h, w, D)
         for block in self.blocks[self.config.depth :]:
@@ -152,7 +152,7 @@ class Tokenizer(nn.Module):
         cells = self.pixels(x).unflatten(3, (-1, *self.config.patch_size))  # (B, h, w, C, P, Q)
         return cells.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
-    def _codes(self, rounded: Tensor) -> Tensor:
+    def _compute_codes(self, rounded: Tensor) -> Tensor:
         return (rounded.detach().round().long() * self._steps(rounded.device)).sum(3)
 
     def _levels(self, device: torch.device) -> Tensor:
@@ -175,7 +175,7 @@ class Tokenizer(nn.Module):
 
     def no_decay(self) -> set[str]:
         """Names of all that is no kernel: biases and norms."""
-        return {name for name, each in self.named_parameters() if each.ndim == 1}
+        return {name for name, parameter in self.named_parameters() if parameter.ndim == 1}
 
 
 @fills

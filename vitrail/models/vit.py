@@ -229,7 +229,7 @@ class ViT(Backbone):
 
     def heads(self, features: Tensor) -> dict[str, Tensor]:
         if isinstance(self.head, Heads):
-            return self.head.each(features)
+            return self.head.compute_logits(features)
         return {"cls" if self.config.pool == "cls-only" else self.config.pool: self.head(features)}
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
@@ -257,5 +257,5 @@ class ViT(Backbone):
         super().new_head(classes)
 
     @classmethod
-    def resized(cls, tensors: Mapping[str, Tensor], old: ViTConfig, new: ViTConfig) -> dict[str, Tensor]:
+    def resize_tensors(cls, tensors: Mapping[str, Tensor], old: ViTConfig, new: ViTConfig) -> dict[str, Tensor]:
         return positions.resize_tables(tensors, old.grid, new.grid, prefix=new.prefix_slots, rule=new.position_resize)

@@ -54,10 +54,10 @@ class Windows(NamedTuple):
         if not self.shifts:
             return x
         if torch.compiler.is_exporting():
-            return self._rolled(x, self.rows * self.side, self.columns * self.side, self.shift)
+            return self._roll(x, self.rows * self.side, self.columns * self.side, self.shift)
         return x.roll((-self.shift, -self.shift), (1, 2))
 
-    def _rolled(self, x: Tensor, height: int, width: int, by: int) -> Tensor:
+    def _roll(self, x: Tensor, height: int, width: int, by: int) -> Tensor:
         """The map, (B, h, w, D), rolled upwards and to the left, and of it the first rows and columns: by indices."""
         for axis, length in ((1, height), (2, width)):
             places = _modulo(torch.arange(length, device=x.device) + by, x.shape[axis])
@@ -68,7 +68,7 @@ class Windows(NamedTuple):
         """Back from `lay`: (B, rows s, columns s, D) to (B, h, w, D)."""
         if torch.compiler.is_compiling():
             # of a view it would ask whether anything was cut off, and need a graph for either answer
-            return self._rolled(x, height, width, -self.shift)
+            return self._roll(x, height, width, -self.shift)
         return (x.roll((self.shift, self.shift), (1, 2)) if self.shift else x)[:, :height, :width]
 
     def cut(self, places: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vitrail.analysis.pictures import light_range, overlay
+from vitrail.analysis.pictures import find_light_range, overlay
 from vitrail.reports.facts import RunFacts
 from vitrail.reports.html import SHORT_SIDE_OF_A_DRAWING, Markup, data_uri, join, tag
 from vitrail.reports.wording import as_yaml, large
@@ -80,7 +80,7 @@ def overlay_attention(picture: np.ndarray, looked: np.ndarray, reach: tuple[floa
     # a small one is enlarged first, so that the light is smooth over hard pixels
     small = min(picture.shape[:2]) <= SHORT_SIDE_OF_A_DRAWING
     times = math.ceil(SHARPEST / max(picture.shape[:2])) if small else 1
-    return overlay(picture.repeat(times, 0).repeat(times, 1), looked, reach=reach, range=light_range(looked))
+    return overlay(picture.repeat(times, 0).repeat(times, 1), looked, reach=reach, range=find_light_range(looked))
 
 
 def run(facts: RunFacts, own: Mapping[str, str]) -> Markup:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.analysis.pictures import rgb
+from vitrail.analysis.pictures import to_rgb
 
 VOID = {"meta", "link", "img", "br"}
 UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
@@ -52,14 +52,14 @@ def join(*children: Any) -> Markup:
 
 def data_uri(picture: np.ndarray, most: int = 288) -> str:
     """A uint8 picture (H, W[, C]) inside the page, its sides at most ``most`` pixels: JPEG, or PNG where small."""
-    image = Image.fromarray(np.ascontiguousarray(rgb(picture)))
+    image = Image.fromarray(np.ascontiguousarray(to_rgb(picture)))
     image.thumbnail((most, most), Image.Resampling.LANCZOS)
     return _inside(image, "png" if min(image.size) <= SHORT_SIDE_OF_A_DRAWING else "jpeg")
 
 
 def exact_uri(picture: np.ndarray) -> str:
     """The same without loss and as large as it is, for pictures whose edges are hard."""
-    return _inside(Image.fromarray(np.ascontiguousarray(rgb(picture))), "png")
+    return _inside(Image.fromarray(np.ascontiguousarray(to_rgb(picture))), "png")
 
 
 def _inside(image: Image.Image, kind: str) -> str:

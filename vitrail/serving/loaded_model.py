@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.attention import Place, asking_shares, check_index, maps_of_layers, reach_of
+from vitrail.analysis.attention import Place, check_index, compute_layer_maps, compute_query_shares, compute_reach
 from vitrail.analysis.attention_geometry import Lift
 from vitrail.analysis.explanation import (
     METHODS,
@@ -27,10 +27,10 @@ from vitrail.analysis.explanation import (
     ExplainOptions,
     Explanation,
     PreparedImage,
-    check_can,
-    explained,
-    seen_by,
-    shrunk,
+    explain_image,
+    prepare_image,
+    resolve_options,
+    shrink,
 )
 from vitrail.data.augment.placement import Frames
 from vitrail.data.decode import decode
@@ -179,8 +179,8 @@ class LoadedModel:
 
     def prepare_explanation(self, content: bytes, *, most_pixels: int) -> PreparedImage:
         """An image file as it is looked at, a large one shrunk for showing. Raises `BadImage`."""
-        prepared = seen_by(self.model, content, max_pixels=most_pixels)
-        picture, box = shrunk(prepared.picture, prepared.box, SHOWN)
+        prepared = prepare_image(self.model, content, max_pixels=most_pixels)
+        picture, box = shrink(prepared.picture, prepared.box, SHOWN)
         return replace(prepared, picture=picture, box=box)
 
     def check_request(self, request: ExplanationRequest) -> ExplanationRequest:
@@ -188,7 +188,7 @@ class LoadedModel:
         if (method := request.options.method) not in self.methods:
             known = ", ".join(self.methods) or "nothing"
             raise ConfigError(f"this model cannot be asked for {method}", f"it can for: {known}")
-        request = replace(request, options=check_can(self.model, request.options))
+        request = replace(request, options=resolve_options(self.model, request.options))
         if request.query is not None and not self._layers_of(request):
             where = "any layer" if request.every_layer else f"layer {request.options.layer}"
             maps = sorted({"{} x {}".format(*layer["map"]) for layer in self.attention if layer["asks"] == "all"})
@@ -215,7 +215,7 @@ class LoadedModel:
 
     def explain(self, prepared: PreparedImage, request: ExplanationRequest) -> Explanation:
         """One image explained, as `workflows.explain` does; ``request`` as `check_request` gives it."""
-        return explained(self.model, "image", prepared, request.options, VERSIONS)
+        return explain_image(self.model, "image", prepared, request.options, VERSIONS)
 
     def maps(self, prepared: PreparedImage, request: ExplanationRequest) -> list[LayerMaps]:
         """The numbers of an explanation, one entry a layer."""
@@ -224,13 +224,13 @@ class LoadedModel:
             return [LayerMaps(None, None, explanation.heat[None], explanation.reach)]
         size = prepared.images.shape[2], prepared.images.shape[3]
         grids, head = self.model.attention_grids(size), request.options.head
-        layers = maps_of_layers(self.model, prepared.images, self._layers_of(request), request.query)
+        layers = compute_layer_maps(self.model, prepared.images, self._layers_of(request), request.query)
         layer_maps = []
         for layer, maps in layers.items():
             values = maps[0].float().cpu().numpy()  # (H, h, w)
             heads = None if head == "mean" else list(range(len(values))) if head == "all" else [int(head) % len(values)]
             chosen = values.mean(0)[None] if heads is None else values[heads]
-            layer_maps.append(LayerMaps(layer, heads, chosen, reach_of(values.shape[1:], grids[layer].cell, size)))
+            layer_maps.append(LayerMaps(layer, heads, chosen, compute_reach(values.shape[1:], grids[layer].cell, size)))
         return layer_maps
 
     def _layers_of(self, request: ExplanationRequest) -> list[int]:
@@ -253,7 +253,7 @@ def _describe_attention(model: Task) -> list[dict[str, Any]]:
         images = torch.zeros(1, model.config.in_channels, *size, device=device)
         model.forward_recording(images, lambda look: heads.append(look.shape[1]))
     lifts = [Lift(grid, device) for grid in grids]
-    shares = [asking_shares(model, grid, None, device) for grid in grids]
+    shares = [compute_query_shares(model, grid, None, device) for grid in grids]
     return [
         {
             "heads": count,

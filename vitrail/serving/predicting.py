@@ -13,8 +13,8 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from PIL import Image
 
-from vitrail.analysis.explanation import ExplainOptions, Explanation, PreparedImage, heads_sheet
-from vitrail.analysis.pictures import light_range, overlay
+from vitrail.analysis.explanation import ExplainOptions, Explanation, PreparedImage, draw_heads
+from vitrail.analysis.pictures import find_light_range, overlay
 from vitrail.errors import nearest
 from vitrail.serving import schemas
 from vitrail.serving.documents import IMAGE_ERRORS, errors, image_body
@@ -228,10 +228,10 @@ def _encode_reply(
 def _draw_png(prepared: PreparedImage, wanted: ExplanationRequest, result: Explanation | list[LayerMaps]) -> bytes:
     """The picture lit by the explanation; of all heads a contact sheet."""
     if isinstance(result, Explanation):
-        drawn = heads_sheet(prepared.picture, result, wanted.options)
+        drawn = draw_heads(prepared.picture, result, wanted.options)
     else:
         heat = result[0].values[0]
-        drawn = overlay(prepared.picture, heat, box=prepared.box, reach=result[0].reach, range=light_range(heat))
+        drawn = overlay(prepared.picture, heat, box=prepared.box, reach=result[0].reach, range=find_light_range(heat))
     file = io.BytesIO()
     Image.fromarray(drawn).save(file, "PNG")
     return file.getvalue()

@@ -48,7 +48,7 @@ def adapt(
     size = start.config.image_size if image_size is None else image_size
     channels = start.config.in_channels if in_channels is None else in_channels
     config = configure(start.config, image_size=size, in_channels=channels, **changes)
-    tensors = start.backbone.resized(start.backbone.state_dict(), start.config, config)
+    tensors = start.backbone.resize_tensors(start.backbone.state_dict(), start.config, config)
     first = start.backbone.first_layer
     backbone = build_backbone(config, {**tensors, first: fit_first_layer(tensors[first], channels)}, "the checkpoint")
     described = start.describe() if kind is type(start) else {}

@@ -59,7 +59,7 @@ ONE_PERCENT, ALL = "1%", "100%"  # of the images may be bad; all of them where i
 
 @takes(EvaluateFlags)
 def evaluate(model: Model, data: Any, *, log: Say = to_stderr, **flags: Unpack[EvaluateFlags]) -> Judgement:
-    """Judges a model on labelled images it was not trained on.
+    """Evaluates a model on labelled images that it was not trained on.
 
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`.
@@ -68,7 +68,7 @@ def evaluate(model: Model, data: Any, *, log: Say = to_stderr, **flags: Unpack[E
     from vitrail.workflows.evaluate import evaluate as judge
 
     own: dict[str, Any] = {name: flags[name] for name in ("split", "calibrate", "corruptions")}
-    return judge(model, data, **_reading(flags), say=log, **own)
+    return judge(model, data, **_parse_options(flags), say=log, **own)
 
 
 @takes(ProtocolFlags, ProbeFlags)
@@ -80,7 +80,7 @@ def probe(
     log: Say = to_stderr,
     **flags: Unpack[ProbeFlags],
 ) -> Probe:
-    """Judges what a model has learned by its frozen features, on labelled images of any classes.
+    """Evaluates a model by its frozen features, on labelled images of any classes.
 
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`. It needs no head.
@@ -97,8 +97,8 @@ def probe(
         shots=whole_numbers(flags["shots"]),
         seeds=flags["seeds"],
         against=flags["against"],
-        **_reading(flags),
-        cache=_cache(flags["cache"]),
+        **_parse_options(flags),
+        cache=_choose_cache(flags["cache"]),
         say=log,
     )
 
@@ -113,7 +113,7 @@ def transfer(
     log: Say = to_stderr,
     **flags: Unpack[TransferFlags],
 ) -> Transfer:
-    """Judges a model on several data sets, by its frozen features and by fine-tuning; the same ``out`` is resumed.
+    """Evaluates a model on several data sets, by its frozen features and by fine-tuning; the same ``out`` is resumed.
 
     Args:
         model: what `vitrail.load` takes.
@@ -132,8 +132,8 @@ def transfer(
         k=flags["k"],
         shots=whole_numbers(flags["shots"]),
         tuning=Tuning(epochs=flags["epochs"], steps=flags["steps"], settings=settings, seeds=flags["seeds"]),
-        **_reading(flags),
-        cache=_cache(flags["cache"]),
+        **_parse_options(flags),
+        cache=_choose_cache(flags["cache"]),
         command=command,
         say=log,
     )
@@ -143,7 +143,7 @@ def transfer(
 def predict(
     model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[PredictFlags]
 ) -> Iterator[Answer] | Any:
-    """Says what is on images, in the order of the inputs.
+    """Predicts the labels of images, in the order of the inputs.
 
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`.
@@ -152,24 +152,24 @@ def predict(
     Returns:
         An iterator, which answers batch by batch as it is read; with ``out`` the path of the finished table.
     """
+    from vitrail.workflows.predict import build_rows
     from vitrail.workflows.predict import predict as answer
-    from vitrail.workflows.predict import rows
 
     answers = answer(
         model,
-        _inputs(inputs),
+        _list_inputs(inputs),
         top=flags["top"],
         fast=flags["fast"],
-        **_reading(flags, max_bad=ALL),
-        bad_list=_path(flags["bad_list"]),
+        **_parse_options(flags, max_bad=ALL),
+        bad_list=_to_path(flags["bad_list"]),
         say=log,
     )
-    if (out := _path(flags["out"])) is None:
+    if (out := _to_path(flags["out"])) is None:
         return answers
     from vitrail.reports.tables import open_table
 
     with open_table(out, flags["format"]) as table:
-        for row in rows(answers):
+        for row in build_rows(answers):
             table.write(row)
     return out
 
@@ -190,8 +190,8 @@ def embed(
     """
     from vitrail.workflows.predict import embed as compute
 
-    features = compute(model, _inputs(inputs), **_reading(flags), say=log)
-    if (out := _path(flags["out"])) is None:
+    features = compute(model, _list_inputs(inputs), **_parse_options(flags), say=log)
+    if (out := _to_path(flags["out"])) is None:
         return features
     from vitrail.reports.tables import write_features
 
@@ -202,7 +202,7 @@ def embed(
 def explain(
     model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[ExplainFlags]
 ) -> Iterator[Explanation] | Any:
-    """Shows what the answers for images rest on, as maps and, in the folder ``out``, as pictures and numbers.
+    """Explains the predictions for images, as maps and, in the folder ``out``, as pictures and numbers.
 
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`.
@@ -217,24 +217,25 @@ def explain(
     head = flags["head"]
     if isinstance(head, str) and head.removeprefix("-").isdecimal():
         head = int(head)
-    question = ExplainOptions(method=flags["method"], layer=flags["layer"], head=head, target=flags["target"])
-    reading = _reading(flags, max_bad=ALL)
+    options = ExplainOptions(method=flags["method"], layer=flags["layer"], head=head, target=flags["target"])
+    reading = _parse_options(flags, max_bad=ALL)
+    question: dict[str, Any] = {"options": options, "inference": reading["options"], "classes": reading["classes"]}
     if flags["faithfulness"]:
         from vitrail.workflows.explain_faithfulness import faithfulness as judge
 
-        return judge(model, _inputs(inputs), how=question, **reading, say=log)
+        return judge(model, _list_inputs(inputs), **question, say=log)
     from vitrail.workflows.explain import explain as compute
 
     if flags["out"] is None:
         raise ConfigError("there is no folder for the pictures", "give --out FOLDER")
-    return compute(model, _inputs(inputs), Path(flags["out"]), how=question, **reading, say=log)
+    return compute(model, _list_inputs(inputs), Path(flags["out"]), **question, say=log)
 
 
 @takes(InspectFlags)
 def inspect(
     model: Model, *, command: str = "vitrail.inspect", log: Say = to_stderr, **flags: Unpack[InspectFlags]
 ) -> tuple[Path, dict[str, Any]]:
-    """Looks inside a model: the paper's figures of its filters, positions and heads, on one page and as numbers.
+    """Inspects a model: the paper's figures of its filters, positions and heads, on one page and as numbers.
 
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`.
@@ -246,7 +247,7 @@ def inspect(
     from vitrail.workflows.inspect import inspect as look
 
     own: dict[str, Any] = {name: flags[name] for name in ("most", "cost")}
-    return look(model, Path(flags["out"]), flags["data"], **_reading(flags), command=command, say=log, **own)
+    return look(model, Path(flags["out"]), flags["data"], **_parse_options(flags), command=command, say=log, **own)
 
 
 @takes(LayoutFlags, ConvertFlags)
@@ -258,7 +259,7 @@ def convert(
     log: Say = to_stderr,
     **flags: Unpack[ConvertFlags],
 ) -> Converted | Any:
-    """Writes a model in another layout, proved by its outputs; or compares two.
+    """Writes a model in another layout and verifies its outputs; or compares two.
 
     Args:
         source: what `vitrail.load` takes.
@@ -316,10 +317,10 @@ def export(
 
     size = flags["size"]
     own: dict[str, Any] = {name: flags[name] for name in ("int8", "pictures", "check", "images", "tolerance", "force")}
-    options = InferenceOptions(
+    inference = InferenceOptions(
         size=None if size is None else size_in_pixels(size), max_bad=part(flags["max_bad"]), quiet=flags["quiet"]
     )
-    return export_model(model, out, to, classes=_path(flags["classes"]), options=options, say=log, **own)
+    return export_model(model, out, to, classes=_to_path(flags["classes"]), inference=inference, say=log, **own)
 
 
 @takes(ServeFlags)
@@ -332,7 +333,7 @@ def serve(model: str | Path | None = None, **flags: Unpack[ServeFlags]) -> None:
     from vitrail.workflows.serve import serve as run
 
     own: dict[str, Any] = {name: value for name, value in flags.items() if name not in ModelFlags.__annotations__}
-    run(model, **_reading(flags), **own)
+    run(model, **_parse_options(flags), **own)
 
 
 @takes(ModelsFlags)
@@ -361,7 +362,7 @@ def doctor() -> Mapping[str, object]:
     return examine()
 
 
-def _reading(flags: Mapping[str, Any], *, max_bad: str = ONE_PERCENT) -> dict[str, Any]:
+def _parse_options(flags: Mapping[str, Any], *, max_bad: str = ONE_PERCENT) -> dict[str, Any]:
     """``classes`` and ``options`` of a workflow from `ModelFlags` or `ImageFlags`; ``max_bad`` holds where it is not given."""
     from vitrail.inference.options import InferenceOptions
 
@@ -380,18 +381,18 @@ def _reading(flags: Mapping[str, Any], *, max_bad: str = ONE_PERCENT) -> dict[st
         precision=flags["precision"],
         **images,
     )
-    return {"classes": _path(flags["classes"]), "options": options}
+    return {"classes": _to_path(flags["classes"]), "options": options}
 
 
-def _path(value: str | Path | None) -> Path | None:
+def _to_path(value: str | Path | None) -> Path | None:
     return None if value is None else Path(value)
 
 
-def _inputs(inputs: Inputs) -> list[str]:
+def _list_inputs(inputs: Inputs) -> list[str]:
     return [str(inputs)] if isinstance(inputs, str | Path) else [str(path) for path in inputs]
 
 
-def _cache(cache: bool | str | Path) -> Path | None:
+def _choose_cache(cache: bool | str | Path) -> Path | None:
     """The folder where features are kept, None for none."""
     from vitrail.inference.features import default_cache
 

@@ -42,7 +42,7 @@ class Difference:
         equal: tensors that are equal bit for bit.
         differing: tensors of one shape that are not, the most different first.
         shapes: tensors of two shapes, or of two types, by name.
-        only_first, only_second: names that the other has not.
+        only_first, only_second: names that the other does not have.
         facts: config, preprocessing, classes and the like where they differ.
     """
 
@@ -60,14 +60,14 @@ class Difference:
 
 
 def compare(first: str | Path, second: str | Path, *, log: Say = lambda line: None) -> Difference:
-    """Compares two of what `vitrail.load` takes: as models if both can be read as such, else by the names in the files.
+    """Compares two models that `vitrail.load` takes: as models if both can be read as such, else by the names in the files.
 
     Args:
         log: takes each line on what the weights do not say and was assumed.
 
     Raises:
-        ConfigError: there is nothing of that name.
-        CheckpointError: a file that cannot be read at all.
+        ConfigError: no model of that name exists.
+        CheckpointError: a file that cannot be read.
     """
     places = (resolve_model(first), resolve_model(second))
     try:

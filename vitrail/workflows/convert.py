@@ -104,26 +104,26 @@ def convert(
         raise CheckpointError(what, "convert the model that it was exported from")
     _check_destination(path, to, resolved)
     loaded = read_model(resolved, log, has_names=classes_file is not None)
-    classifier = apply_changes(loaded.model, classes_file, **changes).eval()
-    written = ENCODERS[to](classifier, path)
+    model = apply_changes(loaded.model, classes_file, **changes).eval()
+    written = ENCODERS[to](model, path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with stage_folder(path, written.files) as aside:
         copy = resolve_model(aside / path.name if path.name in written.files else aside)
-        difference = _prove(classifier, copy)
-        unsaid, notes, alone = ((), (), None) if to == "native" else _read_alone(classifier, copy)
+        difference = _prove(model, copy)
+        unsaid, notes, alone = ((), (), None) if to == "native" else _read_alone(model, copy)
         if unsaid and not (force or written.sidecar):
             what = f"the {to} layout cannot express {len(unsaid)} of the model's numerics"
             remedy = "--force writes it all the same; what reads it without vitrail then computes something else"
             raise CheckpointError(what, remedy, value="\n".join(unsaid))
-        _put(aside, path, written)
+        _move_into_place(aside, path, written)
     return Converted(
         path=path,
         source=loaded.layout,
         layout=to,
-        model=_model(classifier),
-        tensors=len(classifier.backbone.state_dict()),
-        parameters=sum(parameter.numel() for parameter in classifier.parameters()),
+        model=_describe_model(model),
+        tensors=len(model.backbone.state_dict()),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
         unused=loaded.unused,
         difference=difference,
         unsaid=unsaid,
@@ -142,19 +142,21 @@ def _check_destination(path: Path, to: str, source: ResolvedModel) -> None:
         check_replaceable(path, (*OF_A_FOLDER, PROCESSOR))
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         if sidecar_path(path).is_file() and path.suffix in (".npz", ".safetensors") and to in ("google", "timm"):
-            raise ConfigError(f"{sidecar_path(path)} is there without {path.name}", "remove it, or choose another name")
+            raise ConfigError(f"{sidecar_path(path)} exists without {path.name}", "remove it, or choose another name")
         return
     existing = resolve_model(path)
     layout = existing.layout.split()[0]
     if layout == "file":
         layout = "native" if KEY in read_tensors(path)[1] else "timm"
     if layout != to:
-        raise ConfigError(f"{path} is there, in the {layout} layout", f"choose another name, or --to {layout}")
+        raise ConfigError(f"{path} exists, in the {layout} layout", f"choose another name, or --to {layout}")
     if layout != "native" and path.is_file() and sidecar_path(path).is_file() and read_sidecar(path) is None:
-        raise ConfigError(f"{sidecar_path(path)} is there and is not vitrail's", "move it away, or choose another name")
+        raise ConfigError(
+            f"{sidecar_path(path)} exists and was not written by vitrail", "move it away, or choose another name"
+        )
 
 
-def _put(aside: Path, path: Path, written: EncodedModel) -> None:
+def _move_into_place(aside: Path, path: Path, written: EncodedModel) -> None:
     if path.name not in written.files:
         replace_folder(path, aside)
         return
@@ -163,19 +165,19 @@ def _put(aside: Path, path: Path, written: EncodedModel) -> None:
     sync_folder(path.parent)
 
 
-def _prove(classifier: Task, copy: ResolvedModel) -> float:
-    """The difference of outputs between ``classifier`` and its copy, which is zero or very small.
+def _prove(model: Task, copy: ResolvedModel) -> float:
+    """The difference of outputs between ``model`` and its copy, which is zero or very small.
 
     Raises:
         CheckpointError: a tensor, a fact or an output of the copy is another one; says which, and by how much.
     """
-    again = read_model(copy, _unheard).model
-    facts, copied = _facts(classifier), _facts(again)
+    again = read_model(copy, _ignore).model
+    facts, copied = _collect_facts(model), _collect_facts(again)
     wrong = [name for name in facts if facts[name] != copied[name]]
-    tensors, same = classifier.backbone.state_dict(), again.backbone.state_dict()
+    tensors, same = model.backbone.state_dict(), again.backbone.state_dict()
     if tensors.keys() == same.keys():
         wrong += [name for name in tensors if not equal_bits(tensors[name], same[name])]
-        difference = compare_outputs(classifier, again)
+        difference = compare_outputs(model, again)
     else:
         wrong, difference = sorted(tensors.keys() ^ same.keys()), float("nan")
     if wrong or not difference <= TOLERANCE:
@@ -187,23 +189,23 @@ def _prove(classifier: Task, copy: ResolvedModel) -> float:
     return difference
 
 
-def _read_alone(classifier: Task, copy: ResolvedModel) -> tuple[tuple[str, ...], tuple[str, ...], float | None]:
-    """What a reader misses who does not know vitrail: of the numerics, of all else; and how far its outputs are off.
+def _read_alone(model: Task, copy: ResolvedModel) -> tuple[tuple[str, ...], tuple[str, ...], float | None]:
+    """What is lost where the copy is read without vitrail's description: numerics, other facts, and the output difference.
 
     Raises:
         CheckpointError: its outputs are off though nothing is missing.
     """
     try:
-        alone = read_model(copy, _unheard, use_sidecar=False).model
+        alone = read_model(copy, _ignore, use_sidecar=False).model
     except CheckpointError as error:
         return (f"without its description the copy cannot be read: {error.what}",), (), None
-    facts, seen = _facts(classifier), _facts(alone)
-    missed = {name for name in facts if facts[name] != seen.get(name)}
-    if classifier.preprocessing.resize == "squash":
+    facts, facts_alone = _collect_facts(model), _collect_facts(alone)
+    missed = {name for name in facts if facts[name] != facts_alone.get(name)}
+    if model.preprocessing.resize == "squash":
         # no side is left to round; and without a crop there is no corner
         missed -= {"preprocessing.rounding"}
-        missed -= {"preprocessing.crop_rounding"} if classifier.preprocessing.resize_to is None else set()
-    difference = compare_outputs(classifier, alone)
+        missed -= {"preprocessing.crop_rounding"} if model.preprocessing.resize_to is None else set()
+    difference = compare_outputs(model, alone)
     heavy = {name for name in missed if name.startswith("preprocessing.")} - ROUNDINGS
     if difference > TOLERANCE:
         # which of them it is that changes outputs is not known; how tables follow another size never does at this one
@@ -211,7 +213,9 @@ def _read_alone(classifier: Task, copy: ResolvedModel) -> tuple[tuple[str, ...],
             "config.position_resize",
             "config.bias_resize",
         }
-    words = {name: f"{name.rpartition('.')[2]} {facts[name]}, read as {seen.get(name)}" for name in sorted(missed)}
+    words = {
+        name: f"{name.rpartition('.')[2]} {facts[name]}, read as {facts_alone.get(name)}" for name in sorted(missed)
+    }
     words |= {"classes": "the names of the classes"} if "classes" in missed else {}
     unsaid = tuple(words[name] for name in words if name in heavy)
     if not difference <= TOLERANCE and not unsaid:
@@ -222,9 +226,9 @@ def _read_alone(classifier: Task, copy: ResolvedModel) -> tuple[tuple[str, ...],
     return unsaid, tuple(words[name] for name in words if name not in heavy), difference
 
 
-def _facts(classifier: Task) -> dict[str, Any]:
+def _collect_facts(model: Task) -> dict[str, Any]:
     """All of a description that matters once a model is trained, flat."""
-    facts = flatten_description(describe(classifier))
+    facts = flatten_description(describe(model))
     return {name: value for name, value in facts.items() if name.removeprefix("config.") not in NOT_ANSWERS}
 
 
@@ -240,7 +244,7 @@ def compare_outputs(one: Task, other: Task) -> float:
     size, worst = (IMAGES, one.config.in_channels, *one.config.image_size), 0.0
     for seed in range(DRAWS):
         images = torch.randn(size, generator=torch.Generator().manual_seed(seed))  # (B, C, H, W)
-        for expected, actual in zip(_outputs(one, images), _outputs(other, images)):
+        for expected, actual in zip(_compute_outputs(one, images), _compute_outputs(other, images)):
             if not expected.isfinite().all():
                 raise CheckpointError("the outputs of the model are not finite", "convert a model that works")
             share = float((expected - actual).abs().max() / expected.abs().max().clamp(min=SMALLEST))
@@ -248,17 +252,15 @@ def compare_outputs(one: Task, other: Task) -> float:
     return worst
 
 
-def _outputs(classifier: Task, images: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_outputs(model: Task, images: Tensor) -> tuple[Tensor, Tensor]:
     """Logits (B, K) and what the head reads (B, F)."""
-    return classifier(images), classifier.backbone.pool(classifier.forward_features(images))
+    return model(images), model.backbone.pool(model.forward_features(images))
 
 
-def _model(classifier: Task) -> str:
-    config = classifier.config
+def _describe_model(model: Task) -> str:
+    config = model.config
     size, patch = ("x".join(map(str, pair)) for pair in (config.image_size, config.patch_size))
-    return (
-        f"{config.architecture} of {config.blocks} blocks, {classifier.width} wide, {size} pixels in patches of {patch}"
-    )
+    return f"{config.architecture} of {config.blocks} blocks, {model.width} wide, {size} pixels in patches of {patch}"
 
 
-def _unheard(line: str) -> None: ...
+def _ignore(line: str) -> None: ...

@@ -1,4 +1,4 @@
-"""`vitrail explain`: what the answer for an image rests on, as pictures of its own resolution and as numbers."""
+"""`vitrail explain`: explanations of predictions, as pictures in the resolution of the image and as numbers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vitrail.analysis.explanation import (
     ExplainOptions,
     Explanation,
     PreparedImage,
-    check_can,
-    explained,
-    heads_sheet,
-    seen_by,
+    draw_heads,
+    explain_image,
+    prepare_image,
+    resolve_options,
 )
-from vitrail.analysis.pictures import light_range, overlay, save_png
+from vitrail.analysis.pictures import find_light_range, overlay, save_png
 from vitrail.data.decode import BadImage
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Item, Source
@@ -39,70 +39,80 @@ def explain(
     inputs: Sequence[str],
     out: Path,
     *,
-    how: ExplainOptions = ExplainOptions(),
+    options: ExplainOptions = ExplainOptions(),
     classes: Path | None = None,
-    options: InferenceOptions = InferenceOptions(),
+    inference: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
 ) -> Iterator[Explanation]:
     """Explains one image after another and writes into the folder ``out``: ``NAME.METHOD.png``, the picture lit by what
     counts; ``NAME.heads.png``, all heads of the layer; ``NAME.METHOD.npz``, the numbers; and at the end ``METHOD.json``.
 
     Raises:
-        ConfigError: a method, layer, head or class that is not there; a method that needs attention of a model without.
+        ConfigError: an unknown method, layer, head or class; a method that needs attention for a model without it.
         DataError: no image could be read.
         DiskError: ``out`` cannot be written.
     """
-    classifier = options.load(model, classes, say)
+    task = inference.load(model, classes, say)
     source = find_inputs(inputs)
-    how = check_can(classifier, how)
+    options = resolve_options(task, options)
     make_folder(out)
     keys, bad_list = list(map(str, source.keys)), out / "bad_images.csv"
-    bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(source), keys=set(keys))
+    bad = BadImages(inference.on_bad, inference.max_bad, bad_list, total=len(source), keys=set(keys))
     rows: list[dict[str, Any]] = []
-    names = _names(keys)
-    with ProgressBar("explaining", len(source), quiet=options.quiet) as show:
-        for number, (item, seen) in enumerate(inputs_of(classifier, source, bad)):
-            with in_precision(options.precision, seen.images.device):
-                found = explained(classifier, item.key, seen, how, options.batch)
-            files = _write(out, names[item.key], found, seen.picture, how)
-            rows.append({**found.row(), **files, "box": [round(each, 3) for each in found.box]})
-            yield replace(found, files=files)
+    names = _name_files(keys)
+    with ProgressBar("explaining", len(source), quiet=inference.quiet) as show:
+        for number, (item, prepared) in enumerate(prepare_inputs(task, source, bad)):
+            with in_precision(inference.precision, prepared.images.device):
+                explanation = explain_image(task, item.key, prepared, options, inference.batch)
+            files = _write(out, names[item.key], explanation, prepared.picture, options)
+            rows.append({**explanation.row(), **files, "box": [round(length, 3) for length in explanation.box]})
+            yield replace(explanation, files=files)
             show.update(number + 1)
     if not rows:
         raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
     if len(bad):
         say(f"bad      {len(bad):,} of {len(source):,} images could not be read; they are listed in {bad_list}")
-    facts = {"method": how.method, "layer": how.layer, "head": how.head, "images": rows}
-    replace_file(out / f"{how.method}.json", dump_json(facts))
+    facts = {"method": options.method, "layer": options.layer, "head": options.head, "images": rows}
+    replace_file(out / f"{options.method}.json", dump_json(facts))
 
 
-def inputs_of(classifier: Task, source: Source, bad: BadImages) -> Iterator[tuple[Item, PreparedImage]]:
+def prepare_inputs(model: Task, source: Source, bad: BadImages) -> Iterator[tuple[Item, PreparedImage]]:
     """Every image that can be read, one by one: each may have any size."""
     for index in range(len(source)):
         try:
             item = source.read(index)
-            seen = seen_by(classifier, item.content)
+            prepared = prepare_image(model, item.content)
         except BadImage as error:
             bad(str(source.keys[index]), error.reason)
             continue
-        yield item, seen
+        yield item, prepared
 
 
-def _write(out: Path, name: str, found: Explanation, picture: np.ndarray, how: ExplainOptions) -> dict[str, str]:
+def _write(
+    out: Path, name: str, explanation: Explanation, picture: np.ndarray, options: ExplainOptions
+) -> dict[str, str]:
     """Writes what belongs to one image; the names of the files by what they are."""
-    files = {"overlay": f"{name}.{how.method}.png", "numbers": f"{name}.{how.method}.npz"}
+    files = {"overlay": f"{name}.{options.method}.png", "numbers": f"{name}.{options.method}.npz"}
     save_png(
         out / files["overlay"],
-        overlay(picture, found.heat, box=found.box, reach=found.reach, range=light_range(found.heat)),
+        overlay(
+            picture,
+            explanation.heat,
+            box=explanation.box,
+            reach=explanation.reach,
+            range=find_light_range(explanation.heat),
+        ),
     )
-    numbers = {"heat": found.heat, "box": np.array(found.box), "reach": np.array(found.reach)}
-    if found.heads is not None:
-        numbers["heads"] = found.heads
+    numbers = {"heat": explanation.heat, "box": np.array(explanation.box), "reach": np.array(explanation.reach)}
+    if explanation.heads is not None:
+        numbers["heads"] = explanation.heads
         files["heads"] = f"{name}.heads.png"
-        save_png(out / files["heads"], heads_sheet(picture, found, how))
-        if how.method == "attention" and how.head == "all":
-            for head, each in enumerate(found.heads):
-                lit = overlay(picture, each, box=found.box, reach=found.heads_reach, range=light_range(each))
+        save_png(out / files["heads"], draw_heads(picture, explanation, options))
+        if options.method == "attention" and options.head == "all":
+            for head, heat in enumerate(explanation.heads):
+                lit = overlay(
+                    picture, heat, box=explanation.box, reach=explanation.heads_reach, range=find_light_range(heat)
+                )
                 save_png(out / f"{name}.attention.head{head}.png", lit)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **numbers)
@@ -110,7 +120,7 @@ def _write(out: Path, name: str, found: Explanation, picture: np.ndarray, how: E
     return files
 
 
-def _names(keys: Sequence[str]) -> dict[str, str]:
+def _name_files(keys: Sequence[str]) -> dict[str, str]:
     """A name for the files of each image: that of its own file, with a number where several have the same."""
     names: dict[str, str] = {}
     taken: set[str] = set()
@@ -120,7 +130,7 @@ def _names(keys: Sequence[str]) -> dict[str, str]:
         file, number = re.fullmatch(r"(.*?)(?:#(\d+))?", key, re.DOTALL).groups()  # type: ignore[union-attr]
         stem = name = "-".join(filter(None, (Path(file).stem, number))) or "image"
         count = 1
-        while name.lower() in taken:  # some disks do not tell capitals
+        while name.lower() in taken:  # some file systems ignore case
             count += 1
             name = f"{stem}-{count}"
         taken.add(name.lower())

@@ -1,4 +1,4 @@
-"""`vitrail explain --faithfulness`: which method says best what the answers of a model rest on."""
+"""`vitrail explain --faithfulness`: which method explains the predictions of a model best."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, ExplainOptions, check_can
-from vitrail.analysis.faithfulness import BASELINE, Faithfulness, coarsest, compare
+from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, ExplainOptions, resolve_options
+from vitrail.analysis.faithfulness import BASELINE, Faithfulness, compare, find_coarsest
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.errors import DataError
 from vitrail.evaluation.intervals import paired_difference
@@ -23,12 +23,12 @@ from vitrail.runtime.device import in_precision
 from vitrail.runtime.progress import ProgressBar, to_stderr
 from vitrail.tasks import Task
 from vitrail.workflows.evaluate import Say
-from vitrail.workflows.explain import inputs_of
+from vitrail.workflows.explain import prepare_inputs
 
 
 @dataclass(frozen=True)
 class MethodScore:
-    """How well a method says what the answer rests on: areas of deletion (less is better) and insertion (more is better),
+    """The faithfulness of a method: areas of deletion (less is better) and insertion (more is better),
     and by how much they differ from those of random maps, with the ends of a 95 % bootstrap interval over images. A single
     image has no interval, and the random maps no difference.
     """
@@ -63,11 +63,11 @@ def faithfulness(
     model: str | Path | Task,
     inputs: Sequence[str],
     *,
-    how: ExplainOptions = ExplainOptions(),
+    options: ExplainOptions = ExplainOptions(),
     steps: int = 14,
     draws: int = 2,
     classes: Path | None = None,
-    options: InferenceOptions = InferenceOptions(),
+    inference: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
 ) -> tuple[int, list[MethodScore]]:
     """Every method judged on the same images by deletion and insertion; how many images, and the scores.
@@ -76,49 +76,51 @@ def faithfulness(
         steps: of the curves; fewer where the maps have fewer cells.
         draws: random maps of each image.
     """
-    classifier = options.load(model, classes, say)
-    check_can(classifier, ExplainOptions(method="occlusion", layer=how.layer, target=how.target))
+    task = inference.load(model, classes, say)
+    resolve_options(task, ExplainOptions(method="occlusion", layer=options.layer, target=options.target))
     source = find_inputs(inputs)
-    has_attention = bool(classifier.attention_grids(classifier.preprocessing.size))
+    has_attention = bool(task.attention_grids(task.preprocessing.size))
     methods = [name for name in METHODS if has_attention or name not in NEEDS_ATTENTION]
-    bad = BadImages(options.on_bad, options.max_bad, total=len(source))
+    bad = BadImages(inference.on_bad, inference.max_bad, total=len(source))
     curves: dict[str, list[tuple[float, float]]] = {}
-    with ProgressBar("judging methods", len(source), quiet=options.quiet) as show:
-        for number, (_, seen) in enumerate(inputs_of(classifier, source, bad)):
-            with in_precision(options.precision, seen.images.device):
-                found = _compared(classifier, seen.images, methods, how, steps, draws, options.batch, seed=number)
-            for name, each in found.items():
-                curves.setdefault(name, []).append((float(each.deletion_area), float(each.insertion_area)))
+    with ProgressBar("judging methods", len(source), quiet=inference.quiet) as show:
+        for number, (_, prepared) in enumerate(prepare_inputs(task, source, bad)):
+            with in_precision(inference.precision, prepared.images.device):
+                curves_of_image = _compare_methods(
+                    task, prepared.images, methods, options, steps, draws, inference.batch, seed=number
+                )
+            for name, faithful in curves_of_image.items():
+                curves.setdefault(name, []).append((float(faithful.deletion_area), float(faithful.insertion_area)))
             show.update(number + 1)
     if not curves:
         raise DataError("none of the images could be read", "see `vitrail data check`")
     return len(curves[BASELINE]), [_score(name, curves) for name in curves]
 
 
-def _compared(
-    classifier: Task,
+def _compare_methods(
+    model: Task,
     images: Tensor,
     methods: Sequence[str],
-    how: ExplainOptions,
+    options: ExplainOptions,
     steps: int,
     draws: int,
     batch: int,
     seed: int,
 ) -> dict[str, Faithfulness]:
     """The curves of every method for one image, of at most ``steps`` steps."""
-    if how.target is None:
+    if options.target is None:
         with torch.no_grad():
-            targets = classifier(images).argmax(1)
+            targets = model(images).argmax(1)
     else:
-        targets = torch.tensor([classifier.classes.index(how.target)])
-    heats = {name: METHODS[name](classifier, images, targets, how, batch) for name in methods}
-    grid = coarsest(heats.values())
-    asked = {"steps": min(steps, math.prod(grid)), "draws": draws, "batch": batch, "seed": seed}
-    return compare(classifier, images, heats, targets=targets, grid=grid, **asked)
+        targets = torch.tensor([model.classes.index(options.target)])
+    heats = {name: METHODS[name](model, images, targets, options, batch) for name in methods}
+    grid = find_coarsest(heats.values())
+    settings = {"steps": min(steps, math.prod(grid)), "draws": draws, "batch": batch, "seed": seed}
+    return compare(model, images, heats, targets=targets, grid=grid, **settings)
 
 
 def _score(name: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> MethodScore:
     own, random = np.array(curves[name]), np.array(curves[BASELINE])  # (N, 2)
-    is_told = name != BASELINE and len(own) > 1
-    gains = [paired_difference(own[:, axis], random[:, axis]) if is_told else None for axis in (0, 1)]
+    has_interval = name != BASELINE and len(own) > 1
+    gains = [paired_difference(own[:, axis], random[:, axis]) if has_interval else None for axis in (0, 1)]
     return MethodScore(name, *own.mean(0).tolist(), *gains)

@@ -32,7 +32,7 @@ from vitrail.weights.read import read_model
 from vitrail.weights.resolve import resolve_model
 from vitrail.workflows.convert import Converted, convert
 from vitrail.workflows.evaluate import Say
-from vitrail.workflows.export_parity import GENERATED, IMAGES, Proof, Tolerances, rounded, source_of
+from vitrail.workflows.export_parity import GENERATED, IMAGES, Proof, Tolerances, open_source, round_figures
 
 To = Literal["onnx", "program", "huggingface", "timm", "google"]
 SUFFIXES = {"onnx": ".onnx", "program": ".pt2"}  # of what holds a graph; the others are layouts of weights
@@ -50,7 +50,7 @@ class ExportOptions:
         pictures: the graph takes pictures of any size, uint8 (B, C, H, W), and prepares them itself.
 
     Raises:
-        ConfigError: what is not there in that kind of file.
+        ConfigError: an option that this kind of file does not have.
     """
 
     to: To = "onnx"
@@ -85,14 +85,14 @@ class Exported:
 
     Args:
         path: where it lies.
-        how: what it is.
+        options: what it is.
         dynamic: it takes images of any size.
         bytes: of the file, or of both where one cannot hold the weights.
         figures: of the proof, flat; they stand in the file too, as JSON under "parity".
     """
 
     path: Path
-    how: ExportOptions
+    options: ExportOptions
     dynamic: bool
     bytes: int
     figures: Mapping[str, Any]
@@ -110,7 +110,7 @@ def export_model(
     tolerance: float | None = None,
     force: bool = False,
     classes: Path | None = None,
-    options: InferenceOptions = InferenceOptions(),
+    inference: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
 ) -> Exported | Converted:
     """Writes ``model`` as a file that others run, compares the two on images, and leaves nothing where they differ.
@@ -125,99 +125,101 @@ def export_model(
         tolerance: how far the file may be off; see `Tolerances`.
         force: write over a file that is no export; to a layout of weights, see `convert`.
         classes: a text file that names the outputs, for weights that carry no names.
-        options: how model and images are read; ``options.size`` makes an export for other images.
+        inference: how model and images are read; ``inference.size`` makes an export for other images.
 
     Returns:
         What was written and how it was proved; of layouts of weights what `convert` says.
 
     Raises:
-        ConfigError: what cannot be meant, or a package that is not installed.
+        ConfigError: invalid options, or a package that is not installed.
         CheckpointError: the model cannot be read, or what was written is not the model.
         DataError: images that cannot be used.
         DiskError: the disk is full or refuses.
     """
-    how = ExportOptions(to=to, int8=int8, pictures=pictures)
-    path = Path(out).expanduser() if out is not None else how.default_path(model)
+    options = ExportOptions(to=to, int8=int8, pictures=pictures)
+    path = Path(out).expanduser() if out is not None else options.default_path(model)
     if to in LAYOUTS:
         _check_only_layout(model, check, images, tolerance)
-        named = {"classes_file": classes, "image_size": options.size}
+        named = {"classes_file": classes, "image_size": inference.size}
         return convert(str(model), path, to, force=force, log=say, **named)
     limits = Tolerances(exact=not (int8 or pictures), tolerance=tolerance)
     if images is not None and images < 1:
         raise ConfigError(f"images is {images}", "compare one image at least, such as --images 300")
-    _check_destination(path, how, force=force)
-    classifier = replace(options, device="cpu").load(model, classes, say)
-    if isinstance(classifier.backbone, ExportedBackbone):
+    _check_destination(path, options, force=force)
+    task = replace(inference, device="cpu").load(model, classes, say)
+    if isinstance(task.backbone, ExportedBackbone):
         raise ConfigError(f"{model} is an export already", "export the model that it was made from")
-    # before minutes go into a graph that could not be compared
-    source = None if check is None else source_of(classifier, check, images or IMAGES, say)
+    # before minutes are spent on a graph that could not be compared
+    source = None if check is None else open_source(task, check, images or IMAGES, say)
     count = images or GENERATED if source is None else len(source)
-    weights = sum(each.nbytes for each in classifier.backbone.state_dict().values())
+    weights = sum(tensor.nbytes for tensor in task.backbone.state_dict().values())
     with disk_errors(path, needed=int(ROOM * weights)):
         path.parent.mkdir(parents=True, exist_ok=True)
         if free_bytes(path) < ROOM * weights:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with stage_folder(path, {}) as aside:
             say(f"writing  {to}{', int8' if int8 else ''}")
-            return _proved(classifier, aside / path.name, path, how, limits, (source, count, options))
+            return _write_and_verify(task, aside / path.name, path, options, limits, (source, count, inference))
 
 
-def _proved(
-    classifier: Task,
+def _write_and_verify(
+    model: Task,
     made: Path,
     path: Path,
-    how: ExportOptions,
+    options: ExportOptions,
     limits: Tolerances,
-    given: tuple[Source | None, int, InferenceOptions],
+    comparison: tuple[Source | None, int, InferenceOptions],
 ) -> Exported:
     """Writes the file ``made``, compares it, adds the figures, and puts it in its place."""
-    dynamic, graph = _write(classifier, made, how)
-    figures = Proof(task=classifier, graph=graph, pictures=how.pictures, dynamic=dynamic).figures(*given)
-    limits.check(figures, higher_is_better=classifier.metric().higher_is_better)
-    precision = "int8" if how.int8 else "fp32"
-    told = {"precision": precision, "dynamic": dynamic, **rounded(figures), "torch": versions()["torch"]}
-    _add(made, how, json.dumps(told))
+    dynamic, graph = _write_graph(model, made, options)
+    figures = Proof(task=model, graph=graph, pictures=options.pictures, dynamic=dynamic).figures(*comparison)
+    limits.check(figures, higher_is_better=model.metric().higher_is_better)
+    precision = "int8" if options.int8 else "fp32"
+    facts = {"precision": precision, "dynamic": dynamic, **round_figures(figures), "torch": versions()["torch"]}
+    _add_figures(made, options, json.dumps(facts))
     files = sorted(made.parent.iterdir(), reverse=True)  # weights beyond 1.5 GB stand in a second one, NAME.onnx.data
-    for each in files:
-        with open(each, "rb") as file:
+    for part in files:
+        with open(part, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(each, path.with_name(each.name))
+        os.replace(part, path.with_name(part.name))
     sync_folder(path.parent)
-    size = sum(path.with_name(each.name).stat().st_size for each in files)
-    return Exported(path, how, dynamic, size, figures)
+    size = sum(path.with_name(part.name).stat().st_size for part in files)
+    return Exported(path, options, dynamic, size, figures)
 
 
-def _write(classifier: Task, made: Path, how: ExportOptions) -> tuple[bool, Verb]:
+def _write_graph(model: Task, made: Path, options: ExportOptions) -> tuple[bool, Verb]:
     """Whether the graph takes images of any size, and what it answers when it is read back from the file."""
-    metadata = {KEY: json.dumps(describe(classifier), ensure_ascii=False)}
-    if how.to == "program":
-        dynamic = to_program(classifier, made, metadata=metadata)
+    metadata = {KEY: json.dumps(describe(model), ensure_ascii=False)}
+    if options.to == "program":
+        dynamic = to_program(model, made, metadata=metadata)
         return dynamic, torch.export.load(made).module()
-    whole = {"pictures": True} if how.pictures else {}
-    if how.int8:
+    whole = {"pictures": True} if options.pictures else {}
+    if options.int8:
         with stage_folder(made, {}) as aside:
-            dynamic = to_onnx(classifier, aside / made.name, metadata=metadata, **whole)
+            dynamic = to_onnx(model, aside / made.name, metadata=metadata, **whole)
             to_int8(aside / made.name, made)
     else:
-        dynamic = to_onnx(classifier, made, metadata=metadata, **whole)
-    if how.pictures:
-        return dynamic, _graph(open_session(made))
-    return dynamic, _graph(read_model(resolve_model(made), lambda line: None).model.backbone.session)
+        dynamic = to_onnx(model, made, metadata=metadata, **whole)
+    if options.pictures:
+        return dynamic, _make_verb(open_session(made))
+    return dynamic, _make_verb(read_model(resolve_model(made), lambda line: None).model.backbone.session)
 
 
-def _graph(session: Any) -> Verb:
-    names = [each.name for each in session.get_outputs()]
-    (given,) = session.get_inputs()
+def _make_verb(session: Any) -> Verb:
+    names = [output.name for output in session.get_outputs()]
+    (graph_input,) = session.get_inputs()
 
     def answer(images: Tensor) -> dict[str, Tensor]:
-        return dict(zip(names, map(torch.from_numpy, session.run(names, {given.name: images.contiguous().numpy()}))))
+        return dict(
+            zip(names, map(torch.from_numpy, session.run(names, {graph_input.name: images.contiguous().numpy()})))
+        )
 
     return answer
 
 
-def _add(made: Path, how: ExportOptions, figures: str) -> None:
+def _add_figures(made: Path, options: ExportOptions, figures: str) -> None:
     """Adds the figures to a file and leaves all else in it as it was compared."""
-    if how.to == "program":
+    if options.to == "program":
         with zipfile.ZipFile(made, "a") as archive:
             root = archive.namelist()[0].partition("/")[0]
             archive.writestr(f"{root}/extra/{PARITY}", figures)
@@ -229,24 +231,24 @@ def _add(made: Path, how: ExportOptions, figures: str) -> None:
         file.write(onnx.ModelProto(metadata_props=[entry]).SerializeToString())
 
 
-def _check_only_layout(model: str | Path | Task, *given: Any) -> None:
+def _check_only_layout(model: str | Path | Task, *unused: Any) -> None:
     """Raises `ConfigError` for what a layout of weights has no use for."""
     if isinstance(model, Task):
         raise ConfigError("a model in memory cannot be converted", "save it first: vitrail.weights.native.save_model")
-    if any(each is not None for each in given):
-        what = "a layout of weights is proved tensor by tensor, and not on images"
+    if any(value is not None for value in unused):
+        what = "a layout of weights is verified tensor by tensor, not on images"
         raise ConfigError(what, "leave --check, --images and --tolerance out")
 
 
-def _check_destination(path: Path, how: ExportOptions, *, force: bool) -> None:
+def _check_destination(path: Path, options: ExportOptions, *, force: bool) -> None:
     """Refuses to write over anything but an export of the same kind. Raises `ConfigError`."""
-    suffix = SUFFIXES[how.to]
+    suffix = SUFFIXES[options.to]
     if path.suffix != suffix:
-        raise ConfigError(f"{path} is no name for {how.to}", f"give one that ends in {suffix}")
+        raise ConfigError(f"{path} is not a file name for {options.to}", f"give a name that ends in {suffix}")
     if path.is_dir():
         raise ConfigError(f"{path} is a folder", "choose another name")
     if path.exists() and not force and not _is_export(path):
-        raise ConfigError(f"{path} is there and is no export of vitrail's", "choose another name, or give --force")
+        raise ConfigError(f"{path} exists and is not an export of vitrail", "choose another name, or give --force")
 
 
 def _is_export(path: Path) -> bool:
@@ -256,6 +258,6 @@ def _is_export(path: Path) -> bool:
                 return any(name.endswith(f"/extra/{KEY}") for name in archive.namelist())
         import onnx
 
-        return any(each.key == KEY for each in onnx.load(path, load_external_data=False).metadata_props)
+        return any(entry.key == KEY for entry in onnx.load(path, load_external_data=False).metadata_props)
     except Exception:  # whatever is wrong with it, it is none
         return False

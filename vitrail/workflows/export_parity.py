@@ -1,4 +1,4 @@
-"""The proof of an export: images through the model and through the file that was written, and figures from what they answer.
+"""Verification of an export: the outputs of the model and of the written file for the same images, compared.
 
 B images, C channels, H and W their size, K classes, N images in all.
 """
@@ -73,7 +73,7 @@ class Tolerances:
             off, most, of = (
                 round(1 - figures["agreement"], 9),
                 OTHERWISE,
-                "answers are others on a share of {} of images",
+                "predictions differ for a share of {} of the images",
             )
         most = most if self.tolerance is None else self.tolerance
         if off <= most:
@@ -81,19 +81,19 @@ class Tolerances:
         remedy = "nothing was written; --tolerance allows more"
         if not self.exact and not metric:
             remedy += ", and labelled images of yours (--check DATA) say what it costs"
-        told = "\n".join(f"{name} {value}" for name, value in rounded(figures).items())
+        listing = "\n".join(f"{name} {value}" for name, value in round_figures(figures).items())
         what = f"what was exported is not the model: {of.format(f'{off:.3g}')}, {most:g} is allowed"
-        raise CheckpointError(what, remedy, value=told)
+        raise CheckpointError(what, remedy, value=listing)
 
 
-def rounded(figures: dict[str, Any]) -> dict[str, Any]:
-    """Floats to four digits that count."""
+def round_figures(figures: dict[str, Any]) -> dict[str, Any]:
+    """Rounds floats to four significant digits."""
     return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in figures.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Two that are to be the same.
+    """A model and its export, which should give the same outputs.
 
     Args:
         task: the model.
@@ -120,62 +120,62 @@ class Proof:
         """
         truths: list[Truth] = []
         with ProgressBar("comparing", count, quiet=options.quiet) as show:
-            images = self._generated(count) if source is None else self._inputs(source, truths, options)
-            seen = compare(self.model, self.graph, _shown(images, show))
-        if not seen.expected:
+            images = self._generate(count) if source is None else self._read_inputs(source, truths, options)
+            comparison = compare(self.model, self.graph, _show_progress(images, show))
+        if not comparison.expected:
             raise DataError(
                 "no image could be read: the split is empty or all of it is bad", "see `vitrail data check`"
             )
-        shapes = compare(self.model, self.graph, self._shapes())
-        judged = {} if source is None or not source.labelled else self._accuracies(seen, truths)
+        shapes = compare(self.model, self.graph, self._make_shapes())
+        judged = {} if source is None or not source.labelled else self._compute_accuracies(comparison, truths)
         return {
-            "images": len(next(iter(seen.expected.values()))),
+            "images": len(next(iter(comparison.expected.values()))),
             "real_images": source is not None,
             "batches": ",".join(map(str, BATCHES)),
-            "sizes": ",".join(f"{height}x{width}" for height, width in self._sizes()),
-            "difference": max(seen.difference, shapes.difference),
-            "agreement": self.task.agreement(seen.expected, seen.actual),
+            "sizes": ",".join(f"{height}x{width}" for height, width in self._list_sizes()),
+            "difference": max(comparison.difference, shapes.difference),
+            "agreement": self.task.agreement(comparison.expected, comparison.actual),
             **judged,
-            **self._speeds(),
+            **self._measure_speeds(),
         }
 
     def model(self, inputs: Tensor) -> Answers:
         images = self.task.preprocess(inputs) if self.pictures else inputs
         return self.task.graph(images)
 
-    def _sizes(self) -> list[tuple[int, int]]:
+    def _list_sizes(self) -> list[tuple[int, int]]:
         sizes = choose_sizes(self.task.config)
         return sizes if self.dynamic or self.pictures else sizes[:1]
 
-    def _shapes(self) -> Iterator[Tensor]:
+    def _make_shapes(self) -> Iterator[Tensor]:
         pictures = generate_pictures(max(BATCHES), self.task.config.in_channels, self.task.config.image_size, seed=1)
-        return map(self._as_input, scale_pictures(pictures, self._sizes()))
+        return map(self._to_input, scale_pictures(pictures, self._list_sizes()))
 
-    def _generated(self, count: int) -> Iterator[Tensor]:
+    def _generate(self, count: int) -> Iterator[Tensor]:
         channels, size = self.task.config.in_channels, self.task.config.image_size
         for first in range(0, count, max(BATCHES)):
-            yield self._as_input(generate_pictures(min(max(BATCHES), count - first), channels, size, seed=first))
+            yield self._to_input(generate_pictures(min(max(BATCHES), count - first), channels, size, seed=first))
 
-    def _as_input(self, pictures: Tensor) -> Tensor:
+    def _to_input(self, pictures: Tensor) -> Tensor:
         return pictures if self.pictures else self.task.preprocessing.normalise(pictures)
 
-    def _inputs(self, source: Source, truths: list[Truth], options: InferenceOptions) -> Iterator[Tensor]:
+    def _read_inputs(self, source: Source, truths: list[Truth], options: InferenceOptions) -> Iterator[Tensor]:
         """The good images of ``source``; notes their targets, and what they show of their pictures."""
         bad = BadImages(options.on_bad, options.max_bad, None, total=len(source))
         if self.pictures:
-            yield from _whole(source, truths, self.task, bad)
+            yield from _read_pictures(source, truths, self.task, bad)
             return
         reading = replace(options, batch=max(BATCHES))
         for batch, images in inputs(self.task, source, reading, bad=bad):
             truths.append((batch.targets, batch.frames))
             yield images
 
-    def _accuracies(self, seen: Compared, truths: list[Truth]) -> dict[str, Any]:
+    def _compute_accuracies(self, comparison: Compared, truths: list[Truth]) -> dict[str, Any]:
         """The first figure of a judgement, of the model and of the graph."""
         if not self.task.classes:
             return {}
         both = []
-        for answers in (seen.expected, seen.actual):
+        for answers in (comparison.expected, comparison.actual):
             metric = self.task.metric()
             outputs = answers[self.task.graph_outputs[0]].split([len(frames) for _, frames in truths])
             for batch, (targets, frames) in zip(outputs, truths):
@@ -184,18 +184,18 @@ class Proof:
         name = next(iter(both[0]))
         return {"metric": name, f"{name}_before": both[0][name], f"{name}_after": both[1][name]}
 
-    def _speeds(self) -> dict[str, float]:
+    def _measure_speeds(self) -> dict[str, float]:
         """Milliseconds an image, of one alone and of the largest batch."""
-        found = {}
+        times = {}
         for count in (1, max(BATCHES)):
             pictures = generate_pictures(count, self.task.config.in_channels, self.task.config.image_size)
-            before, after = measure_speeds(self.model, self.graph, self._as_input(pictures))
-            found |= {f"ms_before_batch_{count}": before, f"ms_after_batch_{count}": after}
-        return {**found, "threads": torch.get_num_threads()}
+            before, after = measure_speeds(self.model, self.graph, self._to_input(pictures))
+            times |= {f"ms_before_batch_{count}": before, f"ms_after_batch_{count}": after}
+        return {**times, "threads": torch.get_num_threads()}
 
 
-def source_of(task: Task, data: Any, most: int, say: Say) -> Source:
-    """As many of the images that the model is judged on, spread evenly; without labels where these are not the model's.
+def open_source(task: Task, data: Any, most: int, say: Say) -> Source:
+    """At most ``most`` of the evaluation images, spread evenly; without labels where the labels are not the model's.
 
     Raises:
         DataError: data that cannot be used.
@@ -214,7 +214,7 @@ def source_of(task: Task, data: Any, most: int, say: Say) -> Source:
     return source.subset(np.unique(np.linspace(0, len(source) - 1, min(most, len(source))).astype(np.int64)))
 
 
-def _whole(source: Source, truths: list[Truth], task: Task, bad: Bad) -> Iterator[Tensor]:
+def _read_pictures(source: Source, truths: list[Truth], task: Task, bad: Bad) -> Iterator[Tensor]:
     """Pictures as they lie there, decoded: (1, C, H, W) uint8."""
     channels = task.config.in_channels
     for row in range(len(source)):
@@ -230,9 +230,9 @@ def _whole(source: Source, truths: list[Truth], task: Task, bad: Bad) -> Iterato
         yield torch.tensor(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)[None]
 
 
-def _shown(inputs: Iterator[Tensor], show: ProgressBar) -> Iterator[Tensor]:
+def _show_progress(inputs: Iterator[Tensor], show: ProgressBar) -> Iterator[Tensor]:
     done = 0
-    for some in inputs:
-        yield some
-        done += len(some)
+    for batch in inputs:
+        yield batch
+        done += len(batch)
         show.update(done)

@@ -13,21 +13,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.attention import attention_map, reach_of
-from vitrail.analysis.cost import CostPoint, cost_by_patch, default_sizes, measure_cost
+from vitrail.analysis.attention import attention_map, compute_reach
+from vitrail.analysis.cost import CostPoint, choose_sizes, measure_cost, measure_cost_by_patch
 from vitrail.analysis.embeddings import (
-    as_pictures,
-    embedding_filters,
-    line_similarity,
-    neighbour_rate,
-    position_embeddings,
-    position_similarity,
-    principal_filters,
+    compute_line_similarity,
+    compute_neighbour_rate,
+    compute_position_similarity,
+    compute_principal_filters,
+    extract_filters,
+    extract_position_embeddings,
+    render_filters,
 )
-from vitrail.analysis.equivariance import map_equivariance, permutation_response, shift_response, strides_of
+from vitrail.analysis.equivariance import (
+    find_strides,
+    measure_map_equivariance,
+    measure_permutation_response,
+    measure_shift_response,
+)
 from vitrail.analysis.head_statistics import HeadStatistics
-from vitrail.analysis.locality import locality
-from vitrail.analysis.pictures import thumbnail
+from vitrail.analysis.locality import measure_locality
+from vitrail.analysis.pictures import to_thumbnail
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.open import open_data
@@ -84,187 +89,187 @@ def inspect(
         DiskError: ``out`` cannot be written.
     """
     if most < 1:
-        raise ConfigError(f"most is {most}", "look at one image at least, such as --most 128")
-    classifier = options.load(model, classes, say)
+        raise ConfigError(f"most is {most}", "use at least one image, such as --most 128")
+    task = options.load(model, classes, say)
     make_folder(out)
-    config = classifier.config
-    found: dict[str, Any] = {"filters": _filters(classifier), "positions": _positions(classifier)}
+    config = task.config
+    results: dict[str, Any] = {"filters": _measure_filters(task), "positions": _measure_positions(task)}
     if data is not None:
-        found |= _of_images(classifier, data, most, out, options)
+        results |= _measure_images(task, data, most, out, options)
     if cost:
-        found |= _cost(classifier, say)
+        results |= _measure_costs(task, say)
     counted = cost_of(config)
     inspection = Inspection(
         title=sentence(config.about) if isinstance(model, Task) else Path(str(model)).name,
         model=config.about,
         image_size=config.image_size,
-        patch_size=config.patch_size if classifier.attention_grids(config.image_size) else None,
+        patch_size=config.patch_size if task.attention_grids(config.image_size) else None,
         parameters=counted.parameters,
         multiply_adds=counted.multiply_adds,
-        findings=findings(found.get("heads", ()), found["positions"]),
+        findings=findings(results.get("heads", ()), results["positions"]),
         command=command,
         machine=describe(),
         versions=versions(),
         date=date.today().isoformat(),
-        notes=_notes(classifier, data, found),
-        **found,
+        notes=_write_notes(task, data, results),
+        **results,
     )
     figures = numbers(inspection)
     replace_file(out / "numbers.json", dump_json(figures))
     return write_inspection(out, inspection), figures
 
 
-def _cost(classifier: Task, say: Say) -> dict[str, list[CostPoint]]:
-    """Time and memory on one thread, whose own time a busy machine takes little of."""
+def _measure_costs(model: Task, say: Say) -> dict[str, list[CostPoint]]:
+    """Time and memory on one thread: CPU time of one thread depends little on other processes."""
     say("measuring time and memory on one thread")
-    config = classifier.config
+    config = model.config
     with use_threads(1):
-        by_size = measure_cost(classifier, default_sizes(config))
-        return {"cost": by_size, "cost_by_patch": _cost_by_patch(config, device_of(classifier))}
+        by_size = measure_cost(model, choose_sizes(config))
+        return {"cost": by_size, "cost_by_patch": _measure_patch_costs(config, device_of(model))}
 
 
-def _cost_by_patch(config: Any, device: torch.device) -> list[CostPoint]:
+def _measure_patch_costs(config: Any, device: torch.device) -> list[CostPoint]:
     """Of models with patches half and twice as large, where patches can be chosen and there is one map."""
-    if config.STAGES or not any(each.name == "patch_size" for each in fields(config)):
+    if config.STAGES or not any(field.name == "patch_size" for field in fields(config)):
         return []
     height, width = config.patch_size
     sizes = [(height * factor // 2, width * factor // 2) for factor in (1, 2, 4)]
     fitting = [size for size in sizes if all(side and full % side == 0 for side, full in zip(size, config.image_size))]
-    return cost_by_patch(config, fitting, config.image_size, device=device)
+    return measure_cost_by_patch(config, fitting, config.image_size, device=device)
 
 
-def _filters(classifier: Task) -> Filters:
-    filters = embedding_filters(classifier)
-    components, explained = principal_filters(filters, count=len(filters))
-    return Filters(pictures=as_pictures(components[:SHOWN]), explained=explained.cpu().numpy(), width=len(filters))
+def _measure_filters(model: Task) -> Filters:
+    filters = extract_filters(model)
+    components, explained = compute_principal_filters(filters, count=len(filters))
+    return Filters(pictures=render_filters(components[:SHOWN]), explained=explained.cpu().numpy(), width=len(filters))
 
 
-def _positions(classifier: Task) -> Positions | None:
-    embeddings = position_embeddings(classifier)
+def _measure_positions(model: Task) -> Positions | None:
+    embeddings = extract_position_embeddings(model)
     if embeddings is None:
         return None
-    similarity = position_similarity(embeddings)
+    similarity = compute_position_similarity(embeddings)
     return Positions(
         similarity=similarity.cpu().numpy(),
-        neighbour_rate=neighbour_rate(similarity),
-        neighbour_rate_with_corners=neighbour_rate(similarity, reach=1.5),
-        lines=line_similarity(similarity),
+        neighbour_rate=compute_neighbour_rate(similarity),
+        neighbour_rate_with_corners=compute_neighbour_rate(similarity, reach=1.5),
+        lines=compute_line_similarity(similarity),
     )
 
 
-def _of_images(classifier: Task, data: Any, most: int, out: Path, options: InferenceOptions) -> dict[str, Any]:
+def _measure_images(model: Task, data: Any, most: int, out: Path, options: InferenceOptions) -> dict[str, Any]:
     """Heads, samples and biases: all that needs images."""
-    channels = classifier.config.in_channels
+    channels = model.config.in_channels
     split, source = choose_split(open_data(data, labelled=False, validation=0, channels=channels))
-    source = source.subset(_spread(len(source), most))
+    source = source.subset(_choose_evenly(len(source), most))
     keys, bad_list = set(map(str, source.keys)), out / "bad_images.csv"
     bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(source), keys=keys)
-    statistics, seen = HeadStatistics(classifier), 0
-    has_attention = bool(classifier.attention_grids(classifier.preprocessing.size))
+    statistics, done = HeadStatistics(model), 0
+    has_attention = bool(model.attention_grids(model.preprocessing.size))
     if has_attention:
         with ProgressBar("looking", len(source), quiet=options.quiet) as show:
-            for images, _ in _batches(classifier, source, options, bad):
+            for images, _ in _read_batches(model, source, options, bad):
                 with in_precision(options.precision, images.device):
                     statistics.add(images)
-                seen += len(images)
-                show.update(seen)
-    few = source.subset(_spread(len(source), PAIRED))
-    shown = source.subset(_spread(len(source), SAMPLES))
-    biases = _biases(classifier, few, options, bad)
-    count = seen if has_attention else biases.images if biases else 0
+                done += len(images)
+                show.update(done)
+    few = source.subset(_choose_evenly(len(source), PAIRED))
+    shown = source.subset(_choose_evenly(len(source), SAMPLES))
+    biases = _measure_biases(model, few, options, bad)
+    count = done if has_attention else biases.images if biases else 0
     if not count:
         raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
     return {
         "data": ", ".join(
             filter(None, (str(data) if isinstance(data, str | Path) else "", split * (split != "train")))
         ),
-        "samples": _samples(classifier, shown, options, bad) if has_attention and classifier.answers_classes else [],
+        "samples": _explain_samples(model, shown, options, bad) if has_attention and model.answers_classes else [],
         "biases": biases,
         "images": count,
         "heads": statistics.figures() if has_attention else [],
     }
 
 
-def _batches(
-    classifier: Task, source: Source, options: InferenceOptions, bad: BadImages, **changes: Any
+def _read_batches(
+    model: Task, source: Source, options: InferenceOptions, bad: BadImages, **changes: Any
 ) -> Iterator[tuple[Tensor, list[str]]]:
     """Normalised images (B, C, H, W) on the model's device and their keys; ``changes`` are of the preprocessing."""
     few = replace(options, batch=min(options.batch, 32))
-    for batch, images in inputs(classifier, source, few, bad=bad, **changes):
+    for batch, images in inputs(model, source, few, bad=bad, **changes):
         yield images, batch.keys
 
 
-def _samples(classifier: Task, source: Source, options: InferenceOptions, bad: BadImages) -> list[Sample]:
+def _explain_samples(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> list[Sample]:
     """Images with what counted in them, by each method that needs one pass."""
-    samples, size = [], classifier.preprocessing.size
+    samples, size = [], model.preprocessing.size
     methods: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
         "attention": attention_map,
         "rollout": rollout,
         "gradient": relevance,
     }
-    grids = classifier.attention_grids(size)
+    grids = model.attention_grids(size)
     cells = {"attention": grids[-1].cell, "rollout": grids[0].cell, "gradient": grids[0].cell}
-    for images, keys in _batches(classifier, source, options, bad):
+    for images, keys in _read_batches(model, source, options, bad):
         with torch.no_grad():
-            scores = classifier.probabilities(classifier(images))
+            scores = model.probabilities(model(images))
         with in_precision(options.precision, images.device):
-            maps = {name: of(classifier, images).float().cpu().numpy() for name, of in methods.items()}
-        reach = {name: reach_of(each.shape[1:], cells[name], size) for name, each in maps.items()}
-        pictures = classifier.preprocessing.denormalise(images).cpu().numpy()
+            maps = {name: of(model, images).float().cpu().numpy() for name, of in methods.items()}
+        reach = {name: compute_reach(heat.shape[1:], cells[name], size) for name, heat in maps.items()}
+        pictures = model.preprocessing.denormalise(images).cpu().numpy()
         for place, key in enumerate(keys):
             best = int(scores[place].argmax())
             samples.append(
                 Sample(
                     key=str(key),
-                    label=classifier.classes[best],
+                    label=model.classes[best],
                     score=float(scores[place, best]),
-                    picture=thumbnail(pictures[place]),
-                    maps={name: each[place] for name, each in maps.items()},
+                    picture=to_thumbnail(pictures[place]),
+                    maps={name: heat[place] for name, heat in maps.items()},
                     reach=reach,
                 )
             )
     return samples
 
 
-def _biases(classifier: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Biases | None:
+def _measure_biases(model: Task, source: Source, options: InferenceOptions, bad: BadImages) -> Biases | None:
     """What CNNs have by construction, measured on pictures a little larger than the model's window."""
-    height, width = classifier.config.image_size
-    room = _room(classifier)
-    wide = classifier.preprocessing.at((height + room, width + room))
-    parts = [images for images, _ in _batches(classifier, source, options, bad, preprocessing=wide)]
+    height, width = model.config.image_size
+    room = _compute_room(model)
+    wide = model.preprocessing.at((height + room, width + room))
+    parts = [images for images, _ in _read_batches(model, source, options, bad, preprocessing=wide)]
     if not parts:
         return None
     images = torch.cat(parts)
     windows = images[..., :height, :width]
     return Biases(
         images=len(images),
-        shifts=shift_response(classifier, images),
-        maps=map_equivariance(classifier, images),
-        locality=locality(classifier, windows[:8]),
-        permutation=permutation_response(classifier, windows),
+        shifts=measure_shift_response(model, images),
+        maps=measure_map_equivariance(model, images),
+        locality=measure_locality(model, windows[:8]),
+        permutation=measure_permutation_response(model, windows),
     )
 
 
-def _room(classifier: Task) -> int:
+def _compute_room(model: Task) -> int:
     """Pixels by which a window must be able to move: whole patches, and a place of the coarsest map."""
-    config = classifier.config
-    with at_rest(classifier) as device:
-        maps = classifier.feature_maps(torch.zeros(1, config.in_channels, *config.image_size, device=device))
-    return max(math.lcm(*config.patch_size), *map(max, strides_of(config, config.image_size, maps)))
+    config = model.config
+    with at_rest(model) as device:
+        maps = model.feature_maps(torch.zeros(1, config.in_channels, *config.image_size, device=device))
+    return max(math.lcm(*config.patch_size), *map(max, find_strides(config, config.image_size, maps)))
 
 
-def _spread(count: int, most: int) -> np.ndarray:
+def _choose_evenly(count: int, most: int) -> np.ndarray:
     """At most ``most`` of ``count`` numbers, evenly spread."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
-def _notes(classifier: Task, data: Any, found: Mapping[str, Any]) -> list[str]:
-    """What is not there, and why."""
+def _write_notes(model: Task, data: Any, results: Mapping[str, Any]) -> list[str]:
+    """Notes on what could not be measured, and why."""
     notes = []
     if data is None:
         notes.append("No images were given, so nothing that needs them could be measured; --data adds it.")
-    elif not found["heads"]:
-        notes.append(f"{sentence(classifier.config.about)} has no attention to look at.")
-    if found["positions"] is None:
+    elif not results["heads"]:
+        notes.append(f"{sentence(model.config.about)} has no attention to measure.")
+    if results["positions"] is None:
         notes.append("No position embeddings are added to the patches of this model.")
     return notes

@@ -39,8 +39,8 @@ def predict(
     """
     task = options.load(model, classes, say)
     task.check_can_answer(top)
-    for batch, found in _outputs(task, None, find_inputs(inputs), options, bad_list, fast=fast):
-        for key, answer in zip(batch.keys, task.decode(found, batch.frames, top=top)):
+    for batch, raw in _compute_outputs(task, None, find_inputs(inputs), options, bad_list, fast=fast):
+        for key, answer in zip(batch.keys, task.decode(raw, batch.frames, top=top)):
             yield replace(answer, key=key)
 
 
@@ -56,11 +56,11 @@ def embed(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """(key, features (D,) float32) of every input: what the network's pooling gives to its head."""
     task = options.load(model, classes, say)
-    for batch, features in _outputs(task, task.features, find_inputs(inputs), options, bad_list):
+    for batch, features in _compute_outputs(task, task.features, find_inputs(inputs), options, bad_list):
         yield from zip(batch.keys, features.cpu().numpy())
 
 
-def _outputs(
+def _compute_outputs(
     task: Task,
     verb: Verb | None,
     source: Source,
@@ -74,7 +74,7 @@ def _outputs(
         yield from outputs(task, source, verb, options, bad=bad, fast=fast, progress=progress)
 
 
-def rows(answers: Iterable[Answer]) -> Iterator[dict[str, Any]]:
+def build_rows(answers: Iterable[Answer]) -> Iterator[dict[str, Any]]:
     """Flat rows of a table: the path, then what each answer says of itself."""
     for answer in answers:
         yield {"path": answer.key, **answer.row()}

@@ -1,4 +1,4 @@
-"""`vitrail probe`: what a model's frozen features are worth on labelled images, by a protocol that trains almost nothing.
+"""`vitrail probe`: evaluates the frozen features of a model on labelled images, by a protocol that trains almost nothing.
 
 N judged images, S draws of the few shots, K classes.
 """
@@ -55,7 +55,7 @@ class ProbeProtocol:
         if self.protocol == "knn":
             check_neighbours(self.k, len(targets))
         if self.protocol == "fewshot":
-            usable_shots(self.shots, targets)
+            find_usable_shots(self.shots, targets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,59 +120,59 @@ def probe(
     The interval is the bootstrap's over images; over draws and images where there are draws (`intervals.crossed_bootstrap`).
 
     Raises:
-        ConfigError: a protocol that is not there, or numbers that do not fit the data.
+        ConfigError: an unknown protocol, or numbers that do not fit the data.
         DataError: several labels an image, unlabelled images, fewer than two classes, or nothing to judge on.
         CheckpointError: of the weights, or features that are not finite.
     """
-    how = ProbeProtocol(protocol=protocol, k=k, shots=tuple(shots), seeds=seeds)
+    settings = ProbeProtocol(protocol=protocol, k=k, shots=tuple(shots), seeds=seeds)
     models = [options.load(model, classes, say)]
     if against is not None:
         models.append(InferenceOptions(device=options.device).load(against, None, say))
     splits = open_to_probe(data, models[0])
-    train, split, judged = parts_to_probe(splits)
-    how.check(train.targets)
+    train, split, judged = choose_parts(splits)
+    settings.check(train.targets)
     say(f"data     {splits.layout}")
-    for each in models:
-        warn_of_seen(each, data, splits, say)
+    for loaded in models:
+        warn_of_training_images(loaded, data, splits, say)
     say(f"split    learns from train: {len(train):,} images; judged on {split}: {len(judged):,}")
     both = {"train": train, split: judged}
-    found = [features_by_split(each, both, options=options, cache=cache, say=say) for each in models]
-    return judge_features(how, split, *(shared(several) for several in zip(*found)), say=say)
+    by_model = [compute_features(loaded, both, options=options, cache=cache, say=say) for loaded in models]
+    return judge_features(settings, split, *(keep_shared(features) for features in zip(*by_model)), say=say)
 
 
-def open_to_probe(data: Any, classifier: Task) -> Splits:
+def open_to_probe(data: Any, model: Task) -> Splits:
     """The data, with a part held out of train only where they have nothing else to be judged on.
 
     Of the data that the model was trained on it is the part that was held out then.
     """
-    channels = classifier.config.in_channels
+    channels = model.config.in_channels
     splits = open_data(data, validation=0, channels=channels)
     if any(part is not None and len(part) for part in (splits.val, splits.test)):
         return splits
-    trained = classifier.provenance.get("split", {})
+    trained = model.provenance.get("split", {})
     if trained.get("held_out"):
         carved = open_data(data, seed=trained["seed"], validation=trained["validation"], channels=channels)
-        if trained_without(classifier, carved):
+        if was_held_out(model, carved):
             return carved
     return open_data(data, validation=HELD_OUT, channels=channels)
 
 
-def trained_without(classifier: Task, splits: Splits) -> bool:
+def was_held_out(model: Task, splits: Splits) -> bool:
     """Whether the validation part was held out when the model was trained."""
-    trained = classifier.provenance.get("split", {})
+    trained = model.provenance.get("split", {})
     return splits.val is not None and bool(trained.get("held_out")) and trained["sha256"] == fingerprint(splits.val)
 
 
-def warn_of_seen(classifier: Task, data: Any, splits: Splits, say: Say) -> None:
+def warn_of_training_images(model: Task, data: Any, splits: Splits, say: Say) -> None:
     """Says where a part that was held out only now is of the data that the model was trained on."""
-    before = classifier.provenance.get("data")
-    if not splits.held_out or not before or not isinstance(data, str | Path) or trained_without(classifier, splits):
+    before = model.provenance.get("data")
+    if not splits.held_out or not before or not isinstance(data, str | Path) or was_held_out(model, splits):
         return
     if Path(before).resolve() == Path(data).resolve():
-        say("warning  the model was trained on some of the images that it is judged on; the figures may flatter it")
+        say("warning  the model was trained on some of the images that it is evaluated on; the figures may be too high")
 
 
-def parts_to_probe(splits: Splits) -> tuple[Source, str, Source]:
+def choose_parts(splits: Splits) -> tuple[Source, str, Source]:
     """What is learnt from, the name of the split that is judged, and that. Raises `DataError`."""
     train = splits.train
     if train is None or not len(train):
@@ -183,53 +183,53 @@ def parts_to_probe(splits: Splits) -> tuple[Source, str, Source]:
         raise DataError(fact, "fine-tune instead, with `vitrail train DATA --init MODEL`")
     split, judged = choose_split(splits)
     if split == "train":
-        raise DataError("the data have nothing to be judged on", "give more images, or a split val or test")
+        raise DataError("the data have no split to evaluate on", "give more images, or a split val or test")
     return train, split, judged
 
 
-def features_by_split(
-    classifier: Task, sources: Mapping[str, Source], *, options: InferenceOptions, cache: Path | None, say: Say
+def compute_features(
+    model: Task, sources: Mapping[str, Source], *, options: InferenceOptions, cache: Path | None, say: Say
 ) -> list[Features]:
     """The features of each source, by a model that is fitted to their channels."""
-    fitting = for_channels(classifier, next(iter(sources.values())), say)
-    how = {"options": options, "cache": cache, "say": say}
-    return [features_of(fitting, each, title=f"features of {name}", **how) for name, each in sources.items()]
+    fitting = adapt_channels(model, next(iter(sources.values())), say)
+    settings = {"options": options, "cache": cache, "say": say}
+    return [features_of(fitting, source, title=f"features of {name}", **settings) for name, source in sources.items()]
 
 
-def for_channels(classifier: Task, train: Source, say: Say) -> Task:
+def adapt_channels(model: Task, train: Source, say: Say) -> Task:
     """The model for the channels of images in memory, as fine-tuning makes it; files are decoded to what it has."""
-    own = classifier.config.in_channels
+    own = model.config.in_channels
     channels = train.images.shape[3] if train.kind == "arrays" else own
     if channels == own:
-        return classifier
-    say(f"channels {channels}, where the weights have {own}: their first layer is dealt round")
-    device = device_of(classifier)
-    return weights.adapt(classifier, in_channels=channels).to(device).eval()
+        return model
+    say(f"channels {channels}, where the weights have {own}: the first layer is adapted")
+    device = device_of(model)
+    return weights.adapt(model, in_channels=channels).to(device).eval()
 
 
-def shared(several: Sequence[Features]) -> list[Features]:
-    """The features that some models have of one source, of the images that all could read."""
-    rows = several[0].rows
-    for each in several[1:]:
-        rows = np.intersect1d(rows, each.rows)
-    return [each.only(rows) for each in several]
+def keep_shared(by_model: Sequence[Features]) -> list[Features]:
+    """The features of several models for one source, of the images that all of them could read."""
+    rows = by_model[0].rows
+    for features in by_model[1:]:
+        rows = np.intersect1d(rows, features.rows)
+    return [features.only(rows) for features in by_model]
 
 
 def judge_features(
-    how: ProbeProtocol, split: str, train: Sequence[Features], judged: Sequence[Features], *, say: Say = to_stderr
+    protocol: ProbeProtocol, split: str, train: Sequence[Features], judged: Sequence[Features], *, say: Say = to_stderr
 ) -> Probe:
     """The probe of one model, or of two on the same images, the first against the second."""
-    how.check(train[0].targets)
-    answers = [answers_of(how, *each, say=say) for each in zip(train, judged)]
+    protocol.check(train[0].targets)
+    answers = [compute_answers(protocol, *features, say=say) for features in zip(train, judged)]
     figures: dict[str, float] = {}
     for end, right in answers[0].items():
-        figures |= figures_of(right, end)
+        figures |= compute_figures(right, end)
         if len(answers) > 1:
-            figures |= compared(right, answers[1][end], end)
+            figures |= compare_figures(right, answers[1][end], end)
     first = judged[0]
     figures |= {"images": len(first), "train_images": len(train[0])}
     return Probe(
-        protocol=how.protocol,
+        protocol=protocol.protocol,
         split=split,
         classes=first.source.classes,
         keys=tuple(first.keys),
@@ -238,8 +238,8 @@ def judge_features(
     )
 
 
-def figures_of(right: np.ndarray, end: str = "") -> dict[str, float]:
-    """The accuracy of (S, N) and its interval, which no accuracy leaves."""
+def compute_figures(right: np.ndarray, end: str = "") -> dict[str, float]:
+    """The accuracy of (S, N) and its interval, clipped to [0, 1]."""
     low, high = np.clip(crossed_bootstrap(right), 0, 1)
     return {
         f"accuracy{end}": float(right.mean()),
@@ -248,7 +248,7 @@ def figures_of(right: np.ndarray, end: str = "") -> dict[str, float]:
     }
 
 
-def compared(right: np.ndarray, other: np.ndarray, end: str) -> dict[str, float]:
+def compare_figures(right: np.ndarray, other: np.ndarray, end: str) -> dict[str, float]:
     """The accuracy of another model, and by how much the first is better on the same images and draws, (S, N) each."""
     if len(right) == 1:
         mean, low, high = paired_difference(right[0], other[0])
@@ -263,41 +263,41 @@ def compared(right: np.ndarray, other: np.ndarray, end: str) -> dict[str, float]
     }
 
 
-def answers_of(how: ProbeProtocol, train: Features, judged: Features, *, say: Say) -> Answers:
+def compute_answers(protocol: ProbeProtocol, train: Features, judged: Features, *, say: Say) -> Answers:
     """Which judged images are right, by number of shots where there are such; the last comes without a name too."""
     classes = len(train.source.classes)
-    if how.protocol == "fewshot":
-        return _few_shot(how, train, judged, classes, say)
-    if how.protocol == "knn":
-        scores = knn(train.values, train.targets, judged.values, classes=classes, k=how.k)
+    if protocol.protocol == "fewshot":
+        return _few_shot(protocol, train, judged, classes, say)
+    if protocol.protocol == "knn":
+        scores = knn(train.values, train.targets, judged.values, classes=classes, k=protocol.k)
     else:
-        found = linear(train.values, train.targets, classes=classes)
-        say(f"linear   L2 penalty {found.strength:g}, chosen on a fifth of the training images")
-        if found.at_edge:
-            say(f"warning  {found.strength:g} is the edge of the penalties that are tried: another may be better")
-        if not found.converged:
+        fitted = linear(train.values, train.targets, classes=classes)
+        say(f"linear   L2 penalty {fitted.strength:g}, chosen on a fifth of the training images")
+        if fitted.at_edge:
+            say(f"warning  {fitted.strength:g} is the edge of the penalties that are tried: another may be better")
+        if not fitted.converged:
             say("warning  the solver stopped before the minimum: the accuracy may be a little lower than it could be")
-        scores = found(judged.values)
+        scores = fitted(judged.values)
     return {"": (scores.argmax(1) == judged.targets)[None]}
 
 
-def _few_shot(how: ProbeProtocol, train: Features, judged: Features, classes: int, say: Say) -> Answers:
-    usable = usable_shots(how.shots, train.targets)
-    if missing := [each for each in how.shots if each not in usable]:
+def _few_shot(protocol: ProbeProtocol, train: Features, judged: Features, classes: int, say: Say) -> Answers:
+    usable = find_usable_shots(protocol.shots, train.targets)
+    if missing := [shots for shots in protocol.shots if shots not in usable]:
         fewest = int(np.unique(train.targets, return_counts=True)[1].min())
         say(f"shots    {', '.join(map(str, missing))} left out: a class has only {fewest} to learn from")
     answers: Answers = {}
     for shots in usable:
-        draws = (draw_shots(train.targets, shots, seed) for seed in range(how.seeds))
+        draws = (draw_shots(train.targets, shots, seed) for seed in range(protocol.seeds))
         scores = (ridge(train.values[rows], train.targets[rows], judged.values, classes=classes) for rows in draws)
-        answers[f"_{shots}shot"] = np.stack([each.argmax(1) == judged.targets for each in scores])  # (S, N)
+        answers[f"_{shots}shot"] = np.stack([draw.argmax(1) == judged.targets for draw in scores])  # (S, N)
     return {"": answers[f"_{usable[-1]}shot"], **answers}
 
 
-def usable_shots(shots: Sequence[int], targets: np.ndarray) -> list[int]:
+def find_usable_shots(shots: Sequence[int], targets: np.ndarray) -> list[int]:
     """The numbers of shots that every class with training images has, in rising order. Raises `DataError` for none."""
     fewest = int(np.unique(targets, return_counts=True)[1].min())
-    if not (usable := sorted({each for each in shots if each <= fewest})):
+    if not (usable := sorted({count for count in shots if count <= fewest})):
         fact = f"a class has only {fewest} to learn from, fewer than any of the shots {', '.join(map(str, shots))}"
         raise DataError(fact, f"give shots up to {fewest}")
     return usable

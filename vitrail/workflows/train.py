@@ -67,9 +67,9 @@ def _start(
     is_named = data is None or isinstance(data, str | Path)
     source = type(data).__name__ if not is_named else None if data is None else str(data)
     # a switch that is off is not given: the recipe or the file of settings may turn it on
-    given = {name: value for name, value in flags.items() if name in FLAGS and value is not False}
+    options = {name: value for name, value in flags.items() if name in FLAGS and value is not False}
     paths = {name: None if flags[name] is None else Path(flags[name]) for name in ("out", "resume", "config")}
-    settings = settings_of(given, source)
+    settings = settings_of(options, source)
     run, folder = request(recipe=flags["recipe"], flags=settings, settings=flags["set"] or (), **paths)
     check_objective(run, labels=labels)
     held = None if is_named else data

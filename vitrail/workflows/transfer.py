@@ -40,17 +40,17 @@ from vitrail.workflows.probe import (
     NEIGHBOURS,
     SHOTS,
     ProbeProtocol,
-    features_by_split,
-    figures_of,
+    choose_parts,
+    compute_features,
+    compute_figures,
     judge_features,
     open_to_probe,
-    parts_to_probe,
-    warn_of_seen,
+    warn_of_training_images,
 )
 
 FINETUNE = "finetune"
 ALL = ("knn", "linear", "fewshot", FINETUNE)
-OF_ONE_DATA_SET = (ConfigError, DataError, CheckpointError, DivergedError)  # what leaves the others as they are
+OF_ONE_DATA_SET = (ConfigError, DataError, CheckpointError, DivergedError)  # errors that concern one data set only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ def transfer(
         cache: a folder where features are kept for the next time.
 
     Raises:
-        ConfigError: settings that cannot be meant, or not those that ``out`` was begun with.
+        ConfigError: invalid settings, or settings other than those that ``out`` was begun with.
         CheckpointError, DiskError, Preempted, Interrupted: whatever concerns all data sets.
     """
     probes = {
@@ -121,21 +121,21 @@ def transfer(
         for name in check_protocols(protocols)
         if name != FINETUNE
     }
-    names = names_of(data)
+    names = name_data(data)
     init = resolve_model(model).path.resolve()
     if FINETUNE in protocols:
-        # what cannot be meant is refused before anything is computed
+        # invalid settings are refused before anything is computed
         tuning.run(init, next(iter(names.values())), options, seed=0)
-    classifier = options.load(init, classes, say)
+    task = options.load(init, classes, say)
     make_folder(out)
     cells = Cells(out, "transfer")
-    cells.begin(settings_of(classifier, k, shots, tuning, options))
+    cells.begin(collect_settings(task, k, shots, tuning, options))
     rows: dict[str, dict[str, Cell]] = {}
     for name, source in names.items():
         say(f"data     {name}")
-        data_set = DataSet(source, init, classifier, cells, options, cache, command, say)
+        data_set = DataSet(source, init, task, cells, options, cache, command, say)
         rows[name] = data_set.compute({protocol: probes.get(protocol) for protocol in protocols}, tuning)
-    found = Transfer(
+    result = Transfer(
         model=Path(str(model)).name,
         protocols=tuple(protocols),
         rows=rows,
@@ -145,37 +145,37 @@ def transfer(
         versions=versions(),
         date=date.today().isoformat(),
     )
-    write_transfer(out, found)
-    return found
+    write_transfer(out, result)
+    return result
 
 
 def check_protocols(protocols: Sequence[str]) -> Sequence[str]:
-    """The protocols. Raises `ConfigError` for one that is not there or stands twice, and for none."""
-    for each, count in Counter(protocols).items():
-        if each not in ALL:
-            raise ConfigError(f"there is no protocol {each!r}", nearest(each, ALL))
+    """The protocols. Raises `ConfigError` for an unknown or repeated protocol, and for none."""
+    for protocol, count in Counter(protocols).items():
+        if protocol not in ALL:
+            raise ConfigError(f"there is no protocol {protocol!r}", nearest(protocol, ALL))
         if count > 1:
-            raise ConfigError(f"the protocol {each} stands {count} times", "name it once")
+            raise ConfigError(f"the protocol {protocol} is named {count} times", "name it once")
     if not protocols:
         raise ConfigError("no protocols were named", f"choose some of {', '.join(ALL)}")
     return protocols
 
 
-def names_of(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
+def name_data(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
     """What each data set is called in the tables: the last part of its path, or all of it where that names several."""
     if not data:
         raise ConfigError("no data were named", "vitrail transfer MODEL DATA DATA ... --out FOLDER")
     sources = list(dict.fromkeys(map(str, [data] if isinstance(data, str | Path) else data)))
-    short = {each: Path(each).name or each for each in sources}
+    short = {source: Path(source).name or source for source in sources}
     count = Counter(short.values())
-    return {short[each] if count[short[each]] == 1 else each: each for each in sources}
+    return {short[source] if count[short[source]] == 1 else source: source for source in sources}
 
 
-def settings_of(
-    classifier: Task, k: int, shots: Sequence[int], tuning: Tuning, options: InferenceOptions
+def collect_settings(
+    model: Task, k: int, shots: Sequence[int], tuning: Tuning, options: InferenceOptions
 ) -> dict[str, Any]:
     """All that decides the figures but the data sets and protocols, which may grow."""
-    weights = digest_of(classifier)
+    weights = digest_of(model)
     return plain({"weights": weights, "k": k, "shots": shots, FINETUNE: tuning, "precision": options.precision})
 
 
@@ -197,7 +197,7 @@ class DataSet:
 
     data: str
     init: Path
-    classifier: Task
+    model: Task
     kept: Cells
     options: InferenceOptions
     cache: Path | None
@@ -212,19 +212,19 @@ class DataSet:
 
     @cached_property
     def splits(self) -> Splits:
-        return open_to_probe(self.data, self.classifier)
+        return open_to_probe(self.data, self.model)
 
     @cached_property
     def parts(self) -> tuple[Source, str, Source]:
         """What is learnt from, the name of the split that is judged, and that."""
-        return parts_to_probe(self.splits)
+        return choose_parts(self.splits)
 
     @cached_property
     def features(self) -> list[Features]:
         """Of what is learnt from, and of what is judged."""
         learnt, split, judged = self.parts
         both = {"train": learnt, split: judged}
-        return features_by_split(self.classifier, both, options=self.options, cache=self.cache, say=self.say)
+        return compute_features(self.model, both, options=self.options, cache=self.cache, say=self.say)
 
     def compute(self, probes: Mapping[str, ProbeProtocol | None], tuning: Tuning) -> dict[str, Cell]:
         """The figures by protocol, None for fine-tuning: those that are kept, and new ones, which are kept then; or what went
@@ -240,7 +240,7 @@ class DataSet:
             failure = report_failure(error, self.say)
             return {name: kept.get(name, failure) for name in probes}
         self.say(f"split    learns from train: {len(learnt):,} images; judged on {split}: {len(judged):,}")
-        warn_of_seen(self.classifier, self.data, self.splits, self.say)
+        warn_of_training_images(self.model, self.data, self.splits, self.say)
         return {name: kept.get(name) or self.compute_cell(name, probe, tuning) for name, probe in probes.items()}
 
     def compute_cell(self, name: str, probe: ProbeProtocol | None, tuning: Tuning) -> Cell:
@@ -271,7 +271,7 @@ class DataSet:
             samples = judge(tuned, judged, self.options, split=split, bad=bad).metric.samples()
             assert samples is not None, "a classifier is judged by each image"
             right.append(samples)
-        return {**figures_of(np.stack(right)), "images": len(right[0]), "train_images": len(learnt)}
+        return {**compute_figures(np.stack(right)), "images": len(right[0]), "train_images": len(learnt)}
 
 
 def report_failure(error: VitrailError, say: Say, protocol: str = "") -> Cell:

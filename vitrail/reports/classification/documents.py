@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitrail.analysis.attention import attention_map, reach_of
-from vitrail.analysis.pictures import thumbnail
+from vitrail.analysis.attention import attention_map, compute_reach
+from vitrail.analysis.pictures import to_thumbnail
 from vitrail.data.sources.source import Source, list_splits
 from vitrail.evaluation.judgement import Judgement
 from vitrail.models import device_of
@@ -50,7 +50,7 @@ def find_mistakes(model: Task, source: Source, judgement: Judgement, most: int =
                 true=true,
                 predicted=predicted,
                 confidence=confidence,
-                picture=thumbnail(picture),
+                picture=to_thumbnail(picture),
                 attention=attention,
                 reach=reach,
             )
@@ -59,10 +59,10 @@ def find_mistakes(model: Task, source: Source, judgement: Judgement, most: int =
 
 
 def last_attention(model: Task, picture: np.ndarray) -> tuple[np.ndarray | None, tuple[float, float]]:
-    """The attention of the last layer, (h, w), and its `reach_of` the picture; None for an architecture without attention."""
+    """The attention of the last layer, (h, w), and its reach (`compute_reach`); None for a model without attention."""
     size = picture.shape[1], picture.shape[2]
     if not (grids := model.attention_grids(size)):
         return None, (1.0, 1.0)
     images = model.preprocessing.normalise(torch.from_numpy(picture)[None].to(device_of(model)))
     attention = attention_map(model, images)[0].cpu().numpy()
-    return attention, reach_of(attention.shape, grids[-1].cell, size)
+    return attention, compute_reach(attention.shape, grids[-1].cell, size)

@@ -15,7 +15,7 @@ import numpy as np
 from vitrail.analysis.cost import CostPoint
 from vitrail.analysis.equivariance import Response
 from vitrail.analysis.head_statistics import HeadFigures
-from vitrail.analysis.palette import LIGHT, colours
+from vitrail.analysis.palette import LIGHT, map_colours
 from vitrail.reports import charts as draw
 from vitrail.reports.charts import Axis, Series
 from vitrail.reports.html import Markup, join, tag
@@ -96,7 +96,7 @@ def _cell(where: tuple[float, float, float, float], share: float, says: str) -> 
 
 
 def _paint(level: float) -> str:
-    return "#" + bytes(colours(np.array(level)).tolist()).hex()
+    return "#" + bytes(map_colours(np.array(level)).tolist()).hex()
 
 
 def scale(low: float, high: float, label: str) -> Markup:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.analysis.pictures import filters_sheet, mosaic, save_png, scale_bar
+from vitrail.analysis.pictures import draw_filters, draw_mosaic, draw_scale_bar, save_png
 from vitrail.files import disk_errors, replace_file
 from vitrail.reports.charts import standalone
 from vitrail.reports.components import notes, overlay_attention
@@ -35,7 +35,7 @@ def write_inspection(out: Path, inspection: Inspection) -> Path:
     for name, picture in pictures.items():
         save_png(out / f"{name}.png", picture)
     if inspection.positions is not None:
-        bar = scale_bar(-1, 1, label="cosine similarity", width=pictures["positions"].shape[1])
+        bar = draw_scale_bar(-1, 1, label="cosine similarity", width=pictures["positions"].shape[1])
         save_png(out / "positions.png", np.concatenate([pictures["positions"], bar]))
     for number, sample in enumerate(inspection.samples, 1):
         for name, attention in sample.maps.items():
@@ -97,11 +97,11 @@ def _pictures(inspection: Inspection) -> dict[str, np.ndarray]:
     """The filters and the positions as pixels."""
     filters = inspection.filters.pictures
     cell = max(1, round(TILE / max(filters.shape[1:3])))
-    pictures = {"filters": filters_sheet(filters, min(COLUMNS, max(len(filters), 1)), cell=cell)}
+    pictures = {"filters": draw_filters(filters, min(COLUMNS, max(len(filters), 1)), cell=cell)}
     if inspection.positions is not None:
         similarity = inspection.positions.similarity
         every = sections.every_tile(similarity)
         tiles = similarity[::every, ::every]
         cell = max(1, MOSAIC // max(tiles.shape[0] * tiles.shape[2], tiles.shape[1] * tiles.shape[3]))
-        pictures["positions"] = mosaic(tiles, cell=cell)
+        pictures["positions"] = draw_mosaic(tiles, cell=cell)
     return pictures

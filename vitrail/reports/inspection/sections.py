@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vitrail.analysis.cost import CostPoint, growth
+from vitrail.analysis.cost import CostPoint, fit_growth
 from vitrail.analysis.equivariance import Response
 from vitrail.reports.components import (
     describe_model,
@@ -248,7 +248,7 @@ def cost(inspection: Inspection, plots: Mapping[str, Markup]) -> Markup | None:
         "matrix made and held, which fused attention never does."
     )
     drawn = tag("div", *(tag("figure", plots[name]) for name in ("cost-time", "cost-memory")), class_="charts")
-    powers = {name: growth(inspection.cost, name) for name in ("seconds", "plain_seconds", "bytes", "plain_bytes")}
+    powers = {name: fit_growth(inspection.cost, name) for name in ("seconds", "plain_seconds", "bytes", "plain_bytes")}
     fitted = None
     if all(math.isfinite(power) for power in powers.values()):
         time, plain_time, memory, plain_memory = (f"{power:.2f}" for power in powers.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from vitrail.analysis.pictures import thumbnail
+from vitrail.analysis.pictures import to_thumbnail
 from vitrail.reports import charts as draw
 from vitrail.reports import components, curves
 from vitrail.reports.components import (
@@ -136,7 +136,7 @@ def pictures(facts: PretrainingFacts) -> Markup | None:
     rows = []
     for image in range(count):
         shown = (
-            pane(photograph(thumbnail(panel.pictures[image]), f"Image {image + 1}, {panel.name}"), panel.name)
+            pane(photograph(to_thumbnail(panel.pictures[image]), f"Image {image + 1}, {panel.name}"), panel.name)
             for panel in facts.panels
         )
         rows.append(tag("li", *shown))
