@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.models.conftest import gradients, shaken
+from tests.models.equal_blocks import cost_by_two_blocks
 from vitrail.errors import ConfigError
 from vitrail.models import Patches, configure, cost_of, create_backbone
 from vitrail.models.axial import AXIALS, AxialConfig, Layer
@@ -223,18 +224,24 @@ def test_every_model_states_its_size():
     assert TABLE.keys() == AXIALS.keys()
 
 
+def test_two_blocks_tell_the_cost_of_all():
+    config = configure("axial-b16", depth=5, image_size=96)
+    assert cost_by_two_blocks(config) == cost_of(config)
+
+
 @pytest.mark.parametrize("name", AXIALS)
 def test_parameters_and_multiply_adds_are_those_of_the_formula(name):
-    cost = cost_of(configure(name))
+    cost = cost_by_two_blocks(configure(name))
     assert cost[:3] == formula(int(name[-2:]))
     assert (cost.parameters, round(cost.multiply_adds / 1e9, 3)) == TABLE[name]
-    assert cost_of(configure(name, image_size=384))[:3] == formula(int(name[-2:]), size=384)
+    assert cost_by_two_blocks(configure(name, image_size=384))[:3] == formula(int(name[-2:]), size=384)
 
 
 def test_attention_costs_n_times_h_plus_w_where_the_vits_costs_n_squared():
     oblong = configure("axial-b16", image_size=(64, 160), depth=1)
     assert cost_of(oblong).attention == 2 * 40 * (4 + 10) * 768
-    axial, full = cost_of(configure("axial-b16")), cost_of(configure("vit-b16", prefix=(), pool="gap"))
+    configs = (configure("axial-b16"), configure("vit-b16", prefix=(), pool="gap"))
+    axial, full = (cost_by_two_blocks(config) for config in configs)
     assert axial.tokens == full.tokens == 196
     assert 7 * axial.attention == full.attention
 

@@ -10,6 +10,7 @@ import scipy
 import torch
 
 from tests.models.conftest import gradients, shaken
+from tests.models.equal_blocks import cost_by_two_blocks
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, Patches, configure, cost_of, create_backbone
 from vitrail.models.cait import CAITS, CaiT, CaiTConfig, mix_heads
@@ -311,12 +312,17 @@ SIZES = {
 }
 
 
+def test_two_blocks_tell_the_cost_of_all():
+    config = configure("cait-xxs24", depth=5, image_size=96)
+    assert cost_by_two_blocks(config) == cost_of(config)
+
+
 @pytest.mark.parametrize("name", CAITS)
 def test_every_model_costs_what_is_published(name):
     config = configure(name)
     assert next(iter(SIZES[name])) == config.image_size[0]
     for size, expected in SIZES[name].items():
-        cost = cost_of(configure(config, image_size=size))
+        cost = cost_by_two_blocks(configure(config, image_size=size))
         assert (cost.parameters, round(cost.multiply_adds / 1e9, 3)) == expected
 
 

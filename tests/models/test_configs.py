@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from tests.models.equal_blocks import parameter_count
 from tests.models.tiny import TINY
 from vitrail.errors import ConfigError
 from vitrail.models import MODELS, ViTConfig, configure, cost_of
@@ -226,7 +227,17 @@ def test_every_one_of_these_models_states_its_size():
     assert SIZES.keys() == {*HYBRIDS, *SWINS, *PVTS, *PVT_V2S, *RESNETS}
 
 
-@pytest.mark.parametrize("name", SIZES)
+def test_parameters_are_the_published_ones():
+    assert {name: parameter_count(configure(name)) for name in SIZES} == {name: size[0] for name, size in SIZES.items()}
+
+
+# the work of every block is counted, for up to 2 s: the quick tests count the smallest of each kind
+COUNTED = {"r-vit-ti16", "swin-t", "pvt-tiny", "pvt-v2-b0", "pvt-v2-b2-li", "bit-r50x1"}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in COUNTED else pytest.param(name, marks=pytest.mark.slow) for name in SIZES]
+)
 def test_parameters_and_multiply_adds_are_the_published_ones(name):
     cost = cost_of(configure(name))
     assert (cost.parameters, round(cost.multiply_adds / 1e9, 3), cost.tokens) == SIZES[name]

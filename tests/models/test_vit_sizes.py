@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from vitrail.models import Config, ViTConfig, configure, cost_of, sketch
+from tests.models.equal_blocks import cost_by_two_blocks, parameter_count
+from vitrail.models import Config, ViTConfig, configure, cost_of
 from vitrail.models.vit_config import DEITS, VITS
 
 # name: parameters without a head, with 1,000 classes, with a hidden layer too; 10^9 multiply-adds with 1,000 classes
@@ -61,12 +62,8 @@ LARGER = {  # name, image size: parameters with 1,000 classes, 10^9 multiply-add
 }
 
 
-def parameter_count(config: Config) -> int:
-    return sum(parameter.numel() for parameter in sketch(config).parameters())
-
-
 def multiply_adds(config: Config) -> int:
-    return cost_of(config).multiply_adds
+    return cost_by_two_blocks(config).multiply_adds
 
 
 def formula(patch, layers, width, mlp):
@@ -85,6 +82,12 @@ def test_the_formula_gives_the_published_rows():
     assert formula(14, 32, 1280, 5120) == SIZES["vit-h14"]
 
 
+@pytest.mark.parametrize("changes", [{}, {"registers": 3, "positions": "relative"}, {"pool": "map", "prefix": ()}])
+def test_two_blocks_tell_the_cost_of_all(changes):
+    config = configure("vit-ti16", image_size=96, **changes)
+    assert cost_by_two_blocks(config) == cost_of(config)
+
+
 def test_every_model_states_its_size():
     assert SIZES.keys() | OTHERS.keys() == VITS.keys()
 
@@ -94,7 +97,7 @@ def test_parameters_and_multiply_adds_are_the_published_ones(name):
     bare, with_head, with_hidden, sums = SIZES.get(name) or formula(*OTHERS[name])
     assert parameter_count(configure(name, classes=0)) == bare
     assert parameter_count(configure(name, pre_logits=True)) == with_hidden
-    cost = cost_of(configure(name))
+    cost = cost_by_two_blocks(configure(name))
     assert (cost.parameters, round(cost.multiply_adds / 1e9, 3)) == (with_head, sums)
 
 
@@ -131,7 +134,7 @@ def test_every_part_counts_by_hand():
 
     def sums(**changes):
         small = {"image_size": (16, 24), "patch_size": 8, "classes": 5, "width": 8, "depth": 1, "heads": 2}
-        return multiply_adds(ViTConfig(**{**small, "mlp_width": 16, **changes}))
+        return cost_of(ViTConfig(**{**small, "mlp_width": 16, **changes})).multiply_adds
 
     projection, head = 6 * 3 * 64 * 8, 8 * 5
 
