@@ -11,7 +11,6 @@ from tests.models.tiny import TINY
 from vitrail.errors import CheckpointError
 from vitrail.exports.parity import (
     BATCHES,
-    agreement,
     choose_sizes,
     compare,
     generate_pictures,
@@ -19,6 +18,7 @@ from vitrail.exports.parity import (
     scale_pictures,
 )
 from vitrail.models import create_backbone
+from vitrail.tasks.classification import create_model
 
 LOGITS = torch.tensor([[3.0, 1.0, -4.0], [0.5, 2.0, 1.0]])
 FEATURES = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
@@ -68,11 +68,13 @@ def test_a_head_of_zeros_is_no_division_by_zero():
 
 def test_agreement_is_of_best_classes_or_of_each_yes_and_no_or_of_features():
     other = torch.tensor([[3.0, 1.0, 4.0], [0.5, 2.0, 1.0]])
-    one, two = ({"logits": each, "features": FEATURES} for each in (LOGITS, other))
-    assert agreement(one, two) == 0.5
-    assert agreement(one, two, multi_label=True) == pytest.approx(5 / 6)
+    one, two = ({"logits": logits, "features": FEATURES} for logits in (LOGITS, other))
+    task = create_model(TINY["vit"], classes=("a", "b", "c"))
+    assert task.agreement(one, two) == 0.5
+    task.multi_label = True
+    assert task.agreement(one, two) == pytest.approx(5 / 6)
     turned = {"features": torch.tensor([[1.0, 1.0], [0.0, 5.0]])}
-    assert agreement({"features": FEATURES}, turned) == pytest.approx((0.5**0.5 + 1) / 2)
+    assert task.agreement({"features": FEATURES}, turned) == pytest.approx((0.5**0.5 + 1) / 2)
 
 
 @pytest.mark.parametrize("name", TINY)

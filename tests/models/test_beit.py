@@ -113,8 +113,9 @@ def test_logits_blocks_attention_and_gradients_are_transformers(with_transformer
     for name, other in from_memory(expected, depth=3).items():
         scale = other.abs().max()
         assert scale > 0
+        # The fp32 rounding of resized tables adds up over images and pairs, differently on each processor.
         torch.testing.assert_close(
-            mine[name] / scale, other / scale, **near, msg=lambda text, name=name: f"{name}: {text}"
+            mine[name] / scale, other / scale, atol=1e-4, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
