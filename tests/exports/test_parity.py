@@ -47,9 +47,9 @@ def test_the_worst_batch_counts_and_all_answers_are_kept():
 def test_an_output_that_is_no_finite_number_fails_whose_ever_it_is(output, value):
     broken = {"logits": LOGITS.clone(), "features": FEATURES.clone()}
     broken[output][1, 1] = value
-    with pytest.raises(CheckpointError, match=f"{output} of the graph are no finite"):
+    with pytest.raises(CheckpointError, match=f"{output} of the graph are not finite"):
         compare(answers(), lambda images: broken, [torch.zeros(1)])
-    with pytest.raises(CheckpointError, match=f"{output} of the model are no finite"):
+    with pytest.raises(CheckpointError, match=f"{output} of the model are not finite"):
         compare(lambda images: broken, answers(), [torch.zeros(1)])
 
 

@@ -203,7 +203,7 @@ def test_a_refused_request_leaves_the_run_as_it_was(tmp_path) -> None:
     words[words.index("--steps") + 1] = "2"
     refused = subprocess.run(words, capture_output=True, text=True)
     assert refused.returncode == 2
-    assert "beyond the 2 asked for" in refused.stderr
+    assert "beyond the requested 2" in refused.stderr
     assert (out / "config.yaml").read_bytes() == before
     assert run(out).returncode == 0
 

@@ -155,7 +155,7 @@ def nan(weight: np.ndarray, bias: np.ndarray) -> None:
     bias[0] = np.nan
 
 
-@pytest.mark.parametrize(("sabotage", "words"), [(one_weight, "outputs differ by"), (nan, "no finite numbers")])
+@pytest.mark.parametrize(("sabotage", "words"), [(one_weight, "outputs differ by"), (nan, "are not finite")])
 def test_a_graph_that_is_not_the_model_leaves_figures_and_no_file(model, tmp_path, monkeypatch, sabotage, words):
     monkeypatch.setattr(export, "to_onnx", writer(sabotage))
     with pytest.raises(CheckpointError, match=words) as error:
@@ -211,7 +211,7 @@ def test_accuracy_that_is_no_number_is_not_allowed():
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")], ids=str)
-@pytest.mark.parametrize("place", ["to_onnx", "Proof", "_add"])
+@pytest.mark.parametrize("place", ["to_onnx", "Proof", "_add_figures"])
 def test_ctrl_c_and_a_full_disk_leave_nothing(model, tmp_path, monkeypatch, error, place):
     def stopped(*given: Any, **named: Any) -> None:
         raise error
@@ -240,7 +240,7 @@ def test_only_an_export_is_written_over_unless_by_force(model, tmp_path):
     path = made(model, tmp_path / "a.onnx").path
     assert made(model, path).path == path
     path.write_bytes(a_graph().SerializeToString())
-    with pytest.raises(ConfigError, match="is no export of vitrail's"):
+    with pytest.raises(ConfigError, match="is not an export of vitrail"):
         made(model, path)
     made(model, path, force=True)
     assert vitrail.load(path).classes == CLASSES

@@ -116,7 +116,7 @@ def test_the_table_is_written_three_times(done: tuple[Path, Transfer]) -> None:
 def test_a_second_time_nothing_is_computed(
     done: tuple[Path, Transfer], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("features_by_split", "train", "open_to_probe"):
+    for name in ("compute_features", "train", "open_to_probe"):
         monkeypatch.setattr(f"vitrail.workflows.transfer.{name}", None)
     out, found = done
     assert ask(place, out, "grey.npz", "photos").rows == found.rows

@@ -107,9 +107,10 @@ def _propagate_back(
     """Shares of the last tokens carried back through all layers to the patches: (B, h, w).
 
     Args:
-        records: of all layers; each is let go when it has been used.
+        records: of all layers; each is freed after its use.
         matrix: (B, R, K) of the given rows of a layer, zero outside of the image.
-        kept, given: how much of its share a token that asks keeps, and gives to its keys; one that is no query keeps all.
+        identity_weight, attention_weight: how much of its share a query keeps, and how much goes to its keys. Tokens that are
+            no queries keep all of it.
     """
     grids = model.attention_grids(tuple(images.shape[2:]))
     lift = Lift(grids[-1], images.device)

@@ -34,7 +34,7 @@ Collate = Callable[[Any], Any]  # the rows of a source's targets as those of a b
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Some examples.
+    """A batch of examples.
 
     Args:
         images: (B, C, H, W) uint8, or float32 in [0, 1].
@@ -74,7 +74,7 @@ def collate_labels(rows: np.ndarray) -> Tensor:
 
 
 def stop_at_bad(key: str, reason: str) -> None:
-    """Raises `DataError` for a bad image: what is done with one where no policy is given."""
+    """Raises `DataError` for a bad image: the default policy."""
     raise DataError(f"the image {key} is bad: {reason}", "repair or remove it")
 
 
@@ -109,7 +109,7 @@ def train_batches(
         transform: a callable or module from a Pillow image (or an array (H, W, C), where Pillow has no mode for it) to
             (channels, *size), uint8 or float in [0, 1].
         collate: makes the batch's targets of the source's.
-        bad: told of each bad image, in order; if it does not raise, the batch comes without the image, in all its views.
+        bad: called for each bad image, in order; if it does not raise, all views of the image are left out of the batch.
         device: where arrays are kept, if they fit in 4 GiB, and their batches come from.
 
     Raises:

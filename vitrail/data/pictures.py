@@ -1,4 +1,4 @@
-"""One picture from one item of a source: a training crop, the user's own transform, or what evaluation sees. No torch.
+"""One picture from one item of a source: a training crop, the user's transform, or the evaluation crop. No torch.
 
 Axes: H and W as the file has them, h and w as the model takes them, C channels. Sizes are (height, width).
 """

@@ -1,4 +1,4 @@
-"""What leaves PyTorch: images in, named outputs out, traced once for all batches and, where it can be, all sizes.
+"""The graph that is exported: images in, named outputs out, traced once for all batches and, if possible, all sizes.
 
 B images, C channels, H x W pixels, K classes, F width of what the head reads.
 """
@@ -70,7 +70,7 @@ def trace_graph(model: Task, *, pictures: bool = False) -> ExportedProgram:
 
 @contextmanager
 def quiet_exporters() -> Iterator[None]:
-    """Without what torch's exporters and their libraries say to their own developers."""
+    """Suppresses warnings and log messages of torch's exporters and their libraries."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:

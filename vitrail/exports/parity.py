@@ -1,4 +1,4 @@
-"""Whether an exported graph is the model: the same images through both, and what they answer compared.
+"""Compares the outputs of an exported graph with those of its model on the same images.
 
 B images, C channels, H and W their size, F width of what the head reads, K classes.
 """
@@ -27,7 +27,7 @@ Verb = Callable[[Tensor], Answers]
 
 @dataclass(frozen=True)
 class Compared:
-    """What both answered, and how far that is apart.
+    """The outputs of both, and their difference.
 
     Args:
         difference: the largest between two numbers of one output, as a share of the largest number of that output in
@@ -42,7 +42,7 @@ class Compared:
 
 @torch.inference_mode()
 def compare(model: Verb, graph: Verb, batches: Iterable[Tensor]) -> Compared:
-    """Shows every batch to both.
+    """Runs both on every batch.
 
     Raises:
         CheckpointError: an output that is NaN or infinite, of whichever; a graph with other outputs.
@@ -61,9 +61,9 @@ def _measure_difference(expected: Answers, actual: Answers) -> float:
         raise CheckpointError(f"the graph gives {shapes[1]}, the model {shapes[0]}", "this is a fault of vitrail")
     for name in expected:
         if not expected[name].isfinite().all():
-            raise CheckpointError(f"the {name} of the model are no finite numbers", "export a model that works")
+            raise CheckpointError(f"the {name} of the model are not finite", "export a model with finite outputs")
         if not actual[name].isfinite().all():
-            raise CheckpointError(f"the {name} of the graph are no finite numbers", "this is a fault of vitrail")
+            raise CheckpointError(f"the {name} of the graph are not finite", "this is a fault of vitrail")
     shares = (
         (expected[name] - actual[name]).abs().max() / expected[name].abs().max().clamp(min=SMALLEST)
         for name in expected

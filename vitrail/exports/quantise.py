@@ -114,7 +114,7 @@ def _store_in_8_bits(graph: Any, node: Any) -> None:
 
 @contextmanager
 def _quiet_quantiser() -> Iterator[None]:
-    """Without onnxruntime's advice to simplify the graph first, which the exporter has done."""
+    """Suppresses onnxruntime's advice to simplify the graph first, which the exporter has done."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

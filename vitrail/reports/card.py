@@ -1,4 +1,4 @@
-"""What model cards are put together from: Markdown with YAML front matter, safe against text from outside."""
+"""Components of model cards: Markdown with YAML front matter; text from outside is escaped."""
 
 from __future__ import annotations
 

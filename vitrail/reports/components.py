@@ -1,4 +1,4 @@
-"""What the pages are put together from: the words, tables and pictures that more than one of them has."""
+"""Components that several report pages share: paragraphs, tables and pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report says, as plain data: it needs no network and no file.
+"""The contents of a report as plain data.
 
 N judged images, K classes; n pictures shown, C channels, h and w their size.
 """

@@ -1,4 +1,4 @@
-"""The metrics by the names that records and figures have: how each is called, what it means, how it is written.
+"""The metrics by their names in records and figures: label, description and format.
 
 ``val_`` before a name is the same metric on the validation split, in the records of an evaluation.
 """

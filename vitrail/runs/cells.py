@@ -45,7 +45,7 @@ class Cells:
             )
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A cell that is kept; None where it is still to be computed, or damaged."""
+        """Reads a cell; None if it is missing or damaged."""
         return read_json(self._place(name))
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ class Cells:
 
 
 def read_json(place: Path) -> dict[str, Any] | None:
-    """What a file of JSON holds; None where it is not there or damaged."""
+    """Reads a JSON file; None if it is missing or damaged."""
     try:
         return json.loads(place.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: a folder per step, written aside, synced, hashed, renamed, verified.
+"""Atomic checkpoints: a folder per step, written under another name, synced, hashed, renamed and verified.
 
 A checkpoint is ``step-00000120/`` with one safetensors file per group of tensors, ``state.json``, and ``manifest.json`` that
 states the size and SHA-256 of the others. The newest whole one counts; a damaged one is named and passed over. Nothing is

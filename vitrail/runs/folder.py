@@ -1,4 +1,4 @@
-"""The run directory: its files, who may write in it, and what of it survives a crash.
+"""The run directory: its files, its lock, and what survives a crash.
 
 ``metrics.jsonl`` holds only what the run's settings determine, so that a resumed run writes the same bytes as one that was
 never stopped; what depends on the clock goes to ``timing.jsonl``.

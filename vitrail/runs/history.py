@@ -1,4 +1,4 @@
-"""What a run's folder tells of its course: losses and figures by step, and its speed."""
+"""The history of a run: losses and figures by step, and its speed."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ AUTOCAST = {"bf16": torch.bfloat16, "bf16-weights": torch.bfloat16, "fp16": torc
 
 
 def in_precision(precision: str, device: torch.device) -> torch.autocast:
-    """The precision that was asked for, for what runs inside."""
+    """A context in which operations run in ``precision``."""
     kind = AUTOCAST.get(precision)
     return torch.autocast(device.type, kind, enabled=kind is not None)
 
 
 def find_device(name: str | None) -> torch.device:
-    """The device asked for, else cuda, mps or cpu, whichever is there first. Raises `ConfigError`."""
+    """The named device; by default the first of cuda, mps and cpu that is available. Raises `ConfigError`."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name is None:
         return torch.device(next(kind for kind, present in there.items() if present))

@@ -33,7 +33,7 @@ _passed: dict[str, int] = {}
 
 
 def hit(point: str) -> None:
-    """Passes ``point``: acts if the environment asks for it there, at this count."""
+    """Called at ``point``: performs the action that the environment variable sets for this point and count."""
     assert point in POINTS, point
     asked = os.environ.get(VARIABLE)
     if not asked:

@@ -1,4 +1,4 @@
-"""What the machine has, in words and figures: for `vitrail doctor`, the report and the records of benchmarks."""
+"""Describes the machine: for `vitrail doctor`, the report and the records of benchmarks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PACKAGES = (
 
 
 def peak_memory() -> int:
-    """Bytes that this process has held at most, or 0 where the system does not tell."""
+    """Peak memory of this process in bytes; 0 if the system does not report it."""
     if resource is None:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -73,7 +73,7 @@ def describe() -> str:
 
 
 def examine() -> dict[str, object]:
-    """All of it, and whether arithmetic comes out right."""
+    """All of these facts, and the result of `self_check`."""
     gib = 2**30
     return {
         **versions(),

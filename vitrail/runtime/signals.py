@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as a request that the loop reads between two steps, so that nothing is cut in half."""
+"""SIGTERM and Ctrl-C as requests that the training loop reads between two steps, so that no step is interrupted."""
 
 from __future__ import annotations
 

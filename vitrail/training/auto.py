@@ -1,4 +1,4 @@
-"""Every automatic choice of a run but the steps that a length of time buys (`time_budget`): made once, and reported."""
+"""Resolves every automatic setting of a run, once, except the steps of a length of time (`time_budget`)."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def _measure_reading(training: Training, steps: int = 8) -> float:
 
 
 def _find_largest_batch(training: Training) -> str:
-    """Doubles the micro-batch on the GPU until it no longer fits; a CPU is told by its memory instead."""
+    """Doubles the micro-batch on the GPU until it no longer fits; on a CPU it follows from the memory."""
     if training.device.type != "cuda":
         return f"{training.run.data.micro_batch} (by the memory rule for a CPU)"
     with closing(training.batches(0, training.steps)) as batches:

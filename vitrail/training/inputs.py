@@ -1,4 +1,4 @@
-"""What an objective is given: from a batch as it was read to the tensors of its forward, each with the images first.
+"""The inputs of an objective: from a batch as it was read to the tensors of its forward pass, batch axis first.
 
 B images, V views of each, K classes, C channels, h x w pixels as the network takes them.
 """
@@ -48,7 +48,7 @@ class Augmented:
 
 @dataclass(frozen=True)
 class TaskInputs:
-    """Images (B, C, h, w) and their targets: moved with the pixels, and mixed and softened where the policy asks for it."""
+    """Images (B, C, h, w) and their targets: moved with the pixels, and mixed and smoothed as the policy says."""
 
     augmented: Augmented
     task: Task
@@ -64,7 +64,7 @@ class TaskInputs:
 
 @dataclass(frozen=True)
 class TaughtInputs:
-    """What ``inputs`` gives, and the outputs of ``teacher`` (B, K) for the same images."""
+    """The tensors of ``inputs``, and the outputs of ``teacher`` (B, K) for the same images."""
 
     inputs: Inputs
     teacher: FrozenNetwork

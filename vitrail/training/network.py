@@ -1,4 +1,4 @@
-"""The network of a run: which it is, decided before it is built, and built, fresh or from given weights."""
+"""The network of a run: planned before it is built, and built with random or given weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NetworkPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What a run trains in order to keep it: a model, how its images are made, and its size in figures."""
+    """The model that a run trains and saves, its preprocessing and its size."""
 
     model: Any  # a Task, without a head where it learns without labels, or a Tokenizer
     preprocessing: Preprocessing
@@ -49,7 +49,7 @@ class Kept:
 
 
 def check_model(run: Run) -> None:
-    """Refuses an impossible network before anything is read. Raises `ConfigError`."""
+    """Checks the network before any data is read. Raises `ConfigError`."""
     if run.model.init is None:
         name = run.model.name or "vit-s16"
         configure(name, **changes_for(run, configure(name), lambda line: None))

@@ -1,4 +1,4 @@
-"""The objectives that learn without labels, by name: how each is made for an encoder, and what it is in a sentence."""
+"""The objectives without labels, by name: how each is made for an encoder, and its description."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ OBJECTIVES: dict[str, ObjectiveEntry] = {
     ),
     "mae": ObjectiveEntry(
         MAE,
-        "Three quarters of the patches are hidden, and a small decoder tells their pixels from what the encoder makes of the "
-        "rest (He et al. 2022).",
+        "Three quarters of the patches are hidden, and a small decoder predicts their pixels from the encoded visible ones "
+        "(He et al. 2022).",
     ),
     "beit": ObjectiveEntry(
         MaskedCodes,
@@ -58,8 +58,8 @@ OBJECTIVES: dict[str, ObjectiveEntry] = {
     ),
     "tokenizer": ObjectiveEntry(
         Reconstruction,
-        "An image is told as one discrete code for each patch and rebuilt from these (Mentzer et al. 2024); the codes are "
-        "what BEiT predicts.",
+        "An image is encoded as one discrete code per patch and reconstructed from the codes (Mentzer et al. 2024); BEiT "
+        "predicts these codes.",
     ),
 }
 
@@ -67,7 +67,7 @@ OBJECTIVES: dict[str, ObjectiveEntry] = {
 def make_objective(
     settings: ObjectiveSettings, encoder: Any, preprocessing: Preprocessing, log: Callable[[str], None]
 ) -> tuple[Objective, FrozenNetwork | None]:
-    """The objective that was asked for, and for BEiT what sees the codes of its images.
+    """Makes the objective of ``settings``, and for BEiT the frozen network that computes the codes of its images.
 
     Raises:
         ConfigError: the encoder cannot carry it, it has no such argument, or a tokenizer is missing.
@@ -90,7 +90,7 @@ def make_objective(
 
 
 class Codes:
-    """What a tokenizer sees in images that were normalised for an encoder: one code for each of the encoder's patches.
+    """The codes of images that were normalised for an encoder, one code for each of the encoder's patches.
 
     Raises:
         ConfigError: the tokenizer takes other channels than the images have.
@@ -117,6 +117,6 @@ class Codes:
 
     @torch.no_grad()
     def decode(self, codes: Tensor, size: tuple[int, int]) -> Tensor:
-        """Codes (B, N) of images of ``size`` (height, width) to what they tell, (B, C, H, W), normalised for the encoder."""
+        """Decodes codes (B, N) to images of ``size`` (height, width): (B, C, H, W), normalised for the encoder."""
         grid = (size[0] // self.patch_size[0], size[1] // self.patch_size[1])
         return renormalise(self.tokenizer.decode(codes.unflatten(1, grid)), self.own, self.preprocessing, size)

@@ -50,7 +50,7 @@ def group_parameters(model: nn.Module, settings: OptimSettings, parameters: Mapp
 
 
 class Optimiser:
-    """One or two torch optimisers over the same named groups, seen as one, with a state of plain named tensors."""
+    """One or two torch optimisers over the same named groups, used as one, with a state of plain named tensors."""
 
     def __init__(self, model: nn.Module, settings: OptimSettings, parameters: Mapping[str, nn.Parameter]) -> None:
         self.settings = settings

@@ -1,4 +1,4 @@
-"""From a run as it was asked for to a training that can start: data, the resolved run, network, objective, optimiser."""
+"""Prepares a training from the requested run: data, the resolved run, network, objective, optimiser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vitrail.training.time_budget import TRIAL_STEPS, buy_steps
 
 @dataclass(frozen=True)
 class Prepared:
-    """A training ready for its next step, what it trains in order to keep it, and the data it stands on."""
+    """A training that is ready for its next step, the model that it trains, and its data."""
 
     goal: Goal
     training: Training
@@ -37,7 +37,7 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     """Opens the data, fills every automatic field of ``run``, and builds all that it works with.
 
     Args:
-        run: what was asked for, or what a resumed run's ``config.yaml`` says.
+        run: the requested settings, or those in ``config.yaml`` of a resumed run.
         data: anything `open_data` takes; by default the path in ``run.data.source``.
         transform: the user's own map from a decoded picture to a (C, h, w) tensor in [0, 1], in place of the recipe's crops.
         say: takes each line that a user should read.

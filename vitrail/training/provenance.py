@@ -1,4 +1,4 @@
-"""What a run says of itself: where its data, its weights and its figures come from."""
+"""The provenance of a run: the origin of its data, its weights and its figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run gives: its report, the figures of its model, these in words, and what to be warned of."""
+    """The result of a finished run: its report, the figures of its model, their summary, and a warning."""
 
     report: Path
     figures: dict[str, float]

@@ -21,7 +21,7 @@ from vitrail.training.inputs import renormalise
 class Teacher:
     """Called with normalised images it gives its logits for the student's classes, in their order, without a gradient.
 
-    The images were cropped for the student; they are scaled to the size that the teacher takes and normalised as it wants,
+    The images were cropped for the student; they are scaled to the size that the teacher takes and normalised for it,
     in the fastest precision that the device has.
 
     Args:

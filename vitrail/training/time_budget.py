@@ -1,4 +1,4 @@
-"""How many steps a length of time buys, measured on a few real steps that are then undone."""
+"""The number of steps that fit into a length of time, measured on a few real steps that are then undone."""
 
 from __future__ import annotations
 

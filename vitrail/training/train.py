@@ -1,4 +1,4 @@
-"""Training from a run that was asked for to its report: `train` is what the command line and Python users call."""
+"""Training from the settings to the report: `train` serves the command line and Python."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def resume(training: Training, saved: checkpoint.Checkpoint, say: Callable[[str]
     run, step = training.run, saved.step
     before = saved.state.get("steps", training.steps)
     if step > training.steps:
-        raise ConfigError(f"the run is at step {step}, beyond the {training.steps} asked for", "ask for a longer run")
+        raise ConfigError(f"the run is at step {step}, beyond the requested {training.steps}", "train for more steps")
     rate = learning_rate(run.schedule, run.optim.lr, step, training.steps)
     say(f"resuming at step {step} of {training.steps}; learning rate {rate:.3g}")
     if before != training.steps:

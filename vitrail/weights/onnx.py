@@ -168,4 +168,4 @@ class ExportedBackbone(Backbone):
     patchify = place = encode = pool = head = heads = _refuse
     feature_maps = forward_recording = pooling_shares = _refuse
     layers = no_decay = new_head = _refuse
-    resized = classmethod(_refuse)
+    resize_tensors = classmethod(_refuse)

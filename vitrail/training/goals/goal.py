@@ -1,4 +1,4 @@
-"""A goal: what kind of run it is, and so what data it needs, what it trains, and what it writes at its end."""
+"""A goal: the kind of a run. It determines the data, the model that is trained, and the files that are written."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from vitrail.training.state import Training
 class Goal(Protocol):
     """The verbs that differ between kinds of runs, in the order in which a run needs them.
 
-    A goal has no state. ``run`` is what was asked for until `plan` is called, and resolved from `build` on.
+    A goal has no state. ``run`` is the requested run until `plan` is called, and resolved from `build` on.
     """
 
-    evaluate_first: bool  # before the first step too, to compare with what was not trained
+    evaluate_first: bool  # also before the first step, to compare with the untrained model
 
     def check(self, run: Run) -> None:
-        """Raises `ConfigError` for what is impossible whatever the data are."""
+        """Raises `ConfigError` for settings that are invalid for any data."""
         ...
 
     def start(self, run: Run, say: Say) -> Task | None:
@@ -39,15 +39,15 @@ class Goal(Protocol):
         ...
 
     def plan(self, run: Run, train: Source, start: Task | None, say: Say) -> NetworkPlan:
-        """The network that these images call for."""
+        """The network for these images."""
         ...
 
     def build(self, run: Run, data: RunData, start: Task | None, say: Say) -> Kept:
-        """What is trained in order to be kept, on the CPU."""
+        """The model that is trained and saved, on the CPU."""
         ...
 
     def objective(self, run: Run, kept: Kept, data: RunData, say: Say) -> tuple[Objective, Inputs]:
-        """What is minimised, and what makes its inputs from a batch."""
+        """The objective, and the function that makes its inputs from a batch."""
         ...
 
     def monitor(self, run: Run, kept: Kept, data: RunData) -> Monitor:
@@ -55,5 +55,5 @@ class Goal(Protocol):
         ...
 
     def finish(self, training: Training, kept: Kept, data: RunData, ending: Ending) -> Outcome:
-        """Judges what was trained and writes ``model/``, ``report.html`` and ``card.md``."""
+        """Evaluates the model and writes ``model/``, ``report.html`` and ``card.md``."""
         ...

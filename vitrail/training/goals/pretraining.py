@@ -1,4 +1,4 @@
-"""What learning without labels shares, whether it makes an encoder or a tokenizer: its data, its inputs, its report."""
+"""The parts that pre-training shares between encoders and tokenizers: data, inputs and report."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ CAPTIONS = {
 OWN_CAPTIONS = {
     "beit": {
         "masked": "what the encoder sees; grey is hidden",
-        "codes": "what the tokenizer's codes tell of the images",
-        "predicted": "the same, where the codes of hidden patches are the predicted ones",
+        "codes": "the images as decoded from the tokenizer's codes",
+        "predicted": "the same, with the predicted codes of the hidden patches",
     }
 }
 

@@ -45,7 +45,7 @@ class TokenizerGoal:
     def check(self, run: Run) -> None:
         check_pretraining(run)
         if run.model.init is not None or run.model.name is not None:
-            raise ConfigError("a tokenizer has no names and starts from nothing", "leave --model and --init out")
+            raise ConfigError("a tokenizer has no model name and no initial weights", "leave --model and --init out")
 
     def start(self, run: Run, say: Say) -> Task | None:
         return None
