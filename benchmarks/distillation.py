@@ -58,7 +58,7 @@ def taught(study: Study, kind: str, seed: int, steps: int, teacher: Path) -> np.
 def judged(study: Study, model: Path) -> np.ndarray:
     data = Splits(test=study.test, classes=study.test.classes)
     found = vitrail.evaluate(model, data, batch=250, quiet=True, log=lambda line: None)
-    return found.logits.argmax(1) == found.targets
+    return found.metric.right
 
 
 def main() -> None:

@@ -179,7 +179,7 @@ class Study:
         )
         data = Splits(test=self.test, classes=self.test.classes)
         judged = vitrail.evaluate(run.folder, data, batch=250, quiet=True, log=_silent)
-        return judged.logits.argmax(1) == judged.targets
+        return judged.metric.right
 
     def run(self, seeds: list[int], objectives: list[str], labels: tuple[int, ...]) -> None:
         """All cells of these seeds and objectives."""
