@@ -38,7 +38,7 @@ def commands() -> dict[str, Callable[..., Any]]:
 
 def options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     parameters = inspect.signature(function).parameters.values()
-    return {each.name: each for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)}
+    return {one.name: one for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
 
 
 @pytest.mark.parametrize("verb", commands())
@@ -57,8 +57,8 @@ def test_a_verb_of_the_command_line_is_a_public_function_with_the_same_options_a
 def test_nothing_of_a_help_text_stands_twice() -> None:
     documented = inspect.getdoc(vitrail.predict)
     assert documented is not None
-    assert "top: How many labels an image." in documented
-    assert documented.splitlines()[0] == "Says what is on images, in the order of the inputs."
+    assert "top: Number of labels per image." in documented
+    assert documented.splitlines()[0] == "Predicts the labels of images, in the order of the inputs."
 
 
 WRONG = {

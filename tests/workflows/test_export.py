@@ -28,7 +28,7 @@ from vitrail.tasks.classification import Classifier
 from vitrail.weights.native import save_model
 from vitrail.workflows import export
 from vitrail.workflows.export import Exported, export_model
-from vitrail.workflows.export_parity import Tolerances, open_source
+from vitrail.workflows.export_gate import Tolerances, open_source
 
 QUIET = InferenceOptions(quiet=True)
 CLASSES = ("ant", "bee", "cat")
@@ -80,7 +80,7 @@ def writer(sabotage: Sabotage = lambda weight, bias: None, *, size: tuple = DYNA
 @pytest.fixture(autouse=True)
 def honest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "to_onnx", writer())
-    monkeypatch.setattr("vitrail.exports.parity.SECONDS", 0.01)
+    monkeypatch.setattr("vitrail.exports.comparison.SECONDS", 0.01)
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vitrail.cli.flags import takes_flags
 from vitrail.cli.output import AsJson
-from vitrail.config.flags import ConvertFlags, LayoutFlags
+from vitrail.cli.takes_flags import takes_flags
+from vitrail.config.flags_inference import ConvertFlags, LayoutFlags
 
 if TYPE_CHECKING:
     from vitrail.workflows.compare import Difference

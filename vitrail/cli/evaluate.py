@@ -6,9 +6,9 @@ from typing import Annotated, Unpack
 
 from cyclopts import Parameter
 
-from vitrail.cli.flags import takes_flags
 from vitrail.cli.output import AsJson
-from vitrail.config.flags import EvaluateFlags
+from vitrail.cli.takes_flags import takes_flags
+from vitrail.config.flags_inference import EvaluateFlags
 
 
 @takes_flags(EvaluateFlags)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from vitrail.cli.flags import takes_flags
-from vitrail.config.flags import ExplainFlags
+from vitrail.cli.takes_flags import takes_flags
+from vitrail.config.flags_inference import ExplainFlags
 
 if TYPE_CHECKING:
     from vitrail.workflows.explain_faithfulness import MethodScore

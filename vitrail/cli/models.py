@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Unpack
 
-from vitrail.cli.flags import takes_flags
 from vitrail.cli.output import AsJson
-from vitrail.config.flags import ModelsFlags
+from vitrail.cli.takes_flags import takes_flags
+from vitrail.config.flags_inference import ModelsFlags
 
 if TYPE_CHECKING:
     from vitrail.workflows.models import ModelFacts

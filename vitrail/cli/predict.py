@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from vitrail.cli.flags import takes_flags
-from vitrail.config.flags import PredictFlags
+from vitrail.cli.takes_flags import takes_flags
+from vitrail.config.flags_inference import PredictFlags
 
 
 @takes_flags(PredictFlags)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from vitrail.cli.flags import takes_flags
 from vitrail.cli.output import AsJson
-from vitrail.config.flags import ProbeFlags, ProtocolFlags
+from vitrail.cli.takes_flags import takes_flags
+from vitrail.config.flags_inference import ProbeFlags, ProtocolFlags
 
 
 @takes_flags(ProtocolFlags, ProbeFlags)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from vitrail.cli.flags import takes_flags
-from vitrail.config.flags import ServeFlags
+from vitrail.cli.takes_flags import takes_flags
+from vitrail.config.flags_inference import ServeFlags
 
 
 @takes_flags(ServeFlags)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from vitrail.cli.flags import takes_flags
 from vitrail.cli.output import AsJson
+from vitrail.cli.takes_flags import takes_flags
 from vitrail.config.flags_training import TrainFlags
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitrail.cli.flags import takes_flags
 from vitrail.cli.output import AsJson
-from vitrail.config.flags import TransferFlags, TransferOutFlags
+from vitrail.cli.takes_flags import takes_flags
+from vitrail.config.flags_inference import TransferFlags, TransferOutFlags
 
 
 @takes_flags(TransferOutFlags, TransferFlags)

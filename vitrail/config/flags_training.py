@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, TypedDict
 
-from vitrail.config.flags import Device, Flag, Pixels, Quiet
+from vitrail.config.flags_inference import Device, Flag, Pixels, Quiet
 from vitrail.config.schema import Precision, Unlabelled
 
 

@@ -1,4 +1,4 @@
-"""Functions that take the options of `vitrail.config.flags` as keywords: their signature, docstring, checks and defaults."""
+"""Functions that take the options of `flags_inference` as keywords: their signature, docstring, checks and defaults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import Any, Literal, TypeVar, cast
 
-from vitrail.config.flags import Flag, ImageFlags
+from vitrail.config.flags_inference import Flag, ImageFlags
 from vitrail.config.flags_training import TrainingFlags
 from vitrail.errors import ConfigError, nearest
 
@@ -98,7 +98,7 @@ def check_keywords(flags: Mapping[str, Flag], options: Mapping[str, Any], others
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether ``value`` is of a type as `vitrail.config.flags` writes it."""
+    """Whether ``value`` is of a type as `vitrail.config.flags_inference` writes it."""
     if kind is Any or (value is None and kind is type(None)):
         return True
     origin, inner = typing.get_origin(kind), typing.get_args(kind)

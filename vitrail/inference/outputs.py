@@ -18,7 +18,7 @@ from vitrail.evaluation.corruptions import corrupt
 from vitrail.evaluation.judgement import Judgement
 from vitrail.inference.options import InferenceOptions
 from vitrail.models.backbone import at_rest, device_of
-from vitrail.runtime.device import in_precision
+from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import ProgressBar
 from vitrail.tasks.task import Metric, Targets, Task
 

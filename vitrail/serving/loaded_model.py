@@ -39,7 +39,7 @@ from vitrail.errors import ConfigError
 from vitrail.inference.features import digest_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
-from vitrail.runtime.device import in_precision
+from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
 from vitrail.weights.folders import CONFIG

@@ -12,7 +12,7 @@ from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
 from vitrail.reports.wording import plural
-from vitrail.runtime.device import default_precision
+from vitrail.runtime.precision import default_precision
 from vitrail.runtime.process import cores
 from vitrail.runtime.progress import Say
 from vitrail.tasks import find_task

@@ -10,8 +10,9 @@ from vitrail.data.loader import Batch
 from vitrail.runs import checkpoint
 from vitrail.runtime.progress import ProgressBar
 from vitrail.runtime.signals import StopRequests
+from vitrail.training.resume import snapshot
 from vitrail.training.schedule import learning_rate
-from vitrail.training.state import Training, snapshot, use_average
+from vitrail.training.state import Training, use_average
 from vitrail.training.step import take_step
 
 

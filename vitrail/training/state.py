@@ -5,24 +5,21 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from vitrail.config.schema import Run
 from vitrail.objectives.objective import Objective
-from vitrail.runs.checkpoint import Checkpoint
 from vitrail.runs.folder import RunFolder
+from vitrail.runtime.precision import in_precision
 from vitrail.torch_private import copy_
 from vitrail.training.data import TrainingBatches
 from vitrail.training.inputs import Inputs
 from vitrail.training.monitors import Monitor
 from vitrail.training.optimizer import Average, Optimiser
-
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
@@ -92,8 +89,7 @@ class Training:
 
     @property
     def autocast(self) -> AbstractContextManager:
-        kind = AUTOCAST.get(self.run.compute.precision or "fp32")
-        return torch.autocast(self.device.type, kind) if kind is not None else nullcontext()
+        return in_precision(self.run.compute.precision or "fp32", self.device)
 
     @torch.no_grad()
     def refresh_working(self) -> None:
@@ -122,29 +118,3 @@ class use_average:
     @torch.no_grad()
     def _put(self, tensors: list[Tensor]) -> None:
         copy_(list(self.training.optimiser.parameters.values()), tensors)
-
-
-def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Copies of all that a checkpoint holds: groups of named tensors, and the plain state."""
-    groups = {"objective": training.objective.state_dict(), "optimiser": training.optimiser.tensors()}
-    if training.average is not None:
-        groups["average"] = training.average.tensors
-    tensors = {
-        group: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
-        for group, named in groups.items()
-    }
-    scaler = training.scaler.state_dict() if training.scaler is not None else None
-    return tensors, {"progress": asdict(training.progress), "steps": training.steps, "scaler": scaler}
-
-
-def restore(training: Training, saved: Checkpoint) -> None:
-    """Puts ``training`` where the checkpoint was taken."""
-    training.objective.load_state_dict(saved.tensors["objective"])
-    training.optimiser.load_tensors(saved.tensors["optimiser"])
-    if training.average is not None:
-        for name, tensor in saved.tensors["average"].items():
-            training.average.tensors[name].copy_(tensor)
-    if training.scaler is not None:
-        training.scaler.load_state_dict(saved.state["scaler"])
-    training.progress = Progress(**saved.state["progress"])
-    training.refresh_working()

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import device_of
-from vitrail.runtime.device import default_precision, in_precision
+from vitrail.runtime.precision import default_precision, in_precision
 from vitrail.tasks import Task
 from vitrail.training.inputs import renormalise
 

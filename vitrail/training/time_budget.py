@@ -11,7 +11,8 @@ import torch
 from vitrail.config.schema import Run
 from vitrail.runs.checkpoint import Checkpoint
 from vitrail.runtime.progress import Say, duration
-from vitrail.training.state import Training, restore, snapshot
+from vitrail.training.resume import restore, snapshot
+from vitrail.training.state import Training
 from vitrail.training.step import take_step
 
 EVALUATION_SHARE = 0.06  # of a run bounded by time

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from vitrail.config.recipes import RECIPES
 from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import Run
-from vitrail.errors import ConfigError
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder, default_folder, why_stopped
 from vitrail.runtime import fault_injection
@@ -23,8 +21,8 @@ from vitrail.training.data import Transform
 from vitrail.training.loop import fit
 from vitrail.training.prepare import Prepared, prepare
 from vitrail.training.provenance import Ending, Outcome, record_split
-from vitrail.training.schedule import learning_rate
-from vitrail.training.state import Training, restore, use_average
+from vitrail.training.resume import resume
+from vitrail.training.state import use_average
 from vitrail.weights.resolve import resolve_model
 
 
@@ -144,19 +142,3 @@ def _finish(prepared: Prepared, ending: Ending, say: Say) -> Outcome:
         say(f"warning  {outcome.warning}")
     say(f"done     {outcome.summary} after {duration(ending.seconds)}")
     return outcome
-
-
-def resume(training: Training, saved: checkpoint.Checkpoint, say: Callable[[str], None]) -> None:
-    """Continues from a checkpoint; says which damaged ones were skipped and what a longer schedule changes."""
-    for line in saved.refused:
-        say(f"skipped a damaged checkpoint: {line}")
-    restore(training, saved)
-    run, step = training.run, saved.step
-    before = saved.state.get("steps", training.steps)
-    if step > training.steps:
-        raise ConfigError(f"the run is at step {step}, beyond the requested {training.steps}", "train for more steps")
-    rate = learning_rate(run.schedule, run.optim.lr, step, training.steps)
-    say(f"resuming at step {step} of {training.steps}; learning rate {rate:.3g}")
-    if before != training.steps:
-        was = learning_rate(run.schedule, run.optim.lr, step, before)
-        say(f"the schedule is stretched from {before} to {training.steps} steps: the rate at this step was {was:.3g}")

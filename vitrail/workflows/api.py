@@ -2,7 +2,7 @@
 
 Those that train stand in `vitrail.workflows.train`.
 Two have another name, as `vitrail.models` and `vitrail.data` are packages: `list_models` is ``vitrail models``, and
-`check_data` is ``vitrail data check``. The options and their help texts stand in `vitrail.config.flags`.
+`check_data` is ``vitrail data check``. The options and their help texts stand in `vitrail.config.flags_inference`.
 
 Each function imports what it needs when it is called, and raises the classes of `vitrail.errors`. A ``log`` is called with
 each line of what is assumed and found.
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from vitrail.config.flags import (
+from vitrail.config.flags_inference import (
     ConvertFlags,
     EmbedFlags,
     EvaluateFlags,

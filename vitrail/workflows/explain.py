@@ -28,7 +28,7 @@ from vitrail.errors import DataError
 from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.inference.inputs import find_inputs
 from vitrail.inference.options import InferenceOptions
-from vitrail.runtime.device import in_precision
+from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import ProgressBar, to_stderr
 from vitrail.tasks import Task
 from vitrail.workflows.evaluate import Say

@@ -19,7 +19,7 @@ from vitrail.errors import DataError
 from vitrail.evaluation.intervals import paired_difference
 from vitrail.inference.inputs import find_inputs
 from vitrail.inference.options import InferenceOptions
-from vitrail.runtime.device import in_precision
+from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import ProgressBar, to_stderr
 from vitrail.tasks import Task
 from vitrail.workflows.evaluate import Say

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, nearest
+from vitrail.exports.comparison import Verb
 from vitrail.exports.onnx import to_onnx
-from vitrail.exports.parity import Verb
 from vitrail.exports.program import to_program
 from vitrail.exports.quantise import to_int8
 from vitrail.files import disk_errors, free_bytes, stage_folder, sync_folder
@@ -32,7 +32,7 @@ from vitrail.weights.read import read_model
 from vitrail.weights.resolve import resolve_model
 from vitrail.workflows.convert import Converted, convert
 from vitrail.workflows.evaluate import Say
-from vitrail.workflows.export_parity import GENERATED, IMAGES, Proof, Tolerances, open_source, round_figures
+from vitrail.workflows.export_gate import GENERATED, IMAGES, Proof, Tolerances, open_source, round_figures
 
 To = Literal["onnx", "program", "huggingface", "timm", "google"]
 SUFFIXES = {"onnx": ".onnx", "program": ".pt2"}  # of what holds a graph; the others are layouts of weights

@@ -48,8 +48,8 @@ from vitrail.reports.inspection.findings import findings
 from vitrail.reports.inspection.numbers import numbers
 from vitrail.reports.inspection.page import write_inspection
 from vitrail.reports.wording import sentence
-from vitrail.runtime.device import in_precision
 from vitrail.runtime.machine import describe, versions
+from vitrail.runtime.precision import in_precision
 from vitrail.runtime.process import use_threads
 from vitrail.runtime.progress import ProgressBar, to_stderr
 from vitrail.tasks import Task

@@ -276,7 +276,7 @@ def can_carry(name: str, objective: str) -> bool:
         ({"objective": "mae", "settings": ["objective.teacher=somewhere"]}, "'mae' does not use a teacher"),
         ({"objective": None}, "no objective was named"),
         ({"objective": "mae", "model": "swin-t"}, "choose one of these architectures: vit, beit, cait"),
-        ({"objective": "tokenizer", "model": "vit-b16"}, "a tokenizer has no names"),
+        ({"objective": "tokenizer", "model": "vit-b16"}, "a tokenizer has no model name"),
         ({"objective": "mae", "settings": ["objective.changes={mask: 0.5}"]}, "did you mean 'mask_ratio'"),
         ({"objective": "mae", "settings": ["model.head_only=true"]}, "has no head"),
     ],

@@ -20,7 +20,7 @@ from vitrail.data.loader import Bad
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source
 from vitrail.errors import CheckpointError, ConfigError, DataError
-from vitrail.exports.parity import (
+from vitrail.exports.comparison import (
     BATCHES,
     Answers,
     Compared,

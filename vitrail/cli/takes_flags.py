@@ -1,4 +1,4 @@
-"""Commands whose flags are the options of `vitrail.config.flags`."""
+"""Commands whose flags are the options of `vitrail.config.flags_inference`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
-from vitrail.config.flags import Flag
+from vitrail.config.flags_inference import Flag
 from vitrail.config.keywords import flags_of
 
 Command = TypeVar("Command", bound=Callable[..., Any])

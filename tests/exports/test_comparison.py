@@ -9,7 +9,7 @@ import torch
 
 from tests.models.tiny import TINY
 from vitrail.errors import CheckpointError
-from vitrail.exports.parity import (
+from vitrail.exports.comparison import (
     BATCHES,
     choose_sizes,
     compare,

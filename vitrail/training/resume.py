@@ -1,0 +1,56 @@
+"""Checkpoints of a training: taking one, and resuming from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.errors import ConfigError
+from vitrail.runs import checkpoint
+from vitrail.training.schedule import learning_rate
+from vitrail.training.state import Progress, Training
+
+
+def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Copies of all that a checkpoint holds: groups of named tensors, and the plain state."""
+    groups = {"objective": training.objective.state_dict(), "optimiser": training.optimiser.tensors()}
+    if training.average is not None:
+        groups["average"] = training.average.tensors
+    tensors = {
+        group: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
+        for group, named in groups.items()
+    }
+    scaler = training.scaler.state_dict() if training.scaler is not None else None
+    return tensors, {"progress": asdict(training.progress), "steps": training.steps, "scaler": scaler}
+
+
+def restore(training: Training, saved: checkpoint.Checkpoint) -> None:
+    """Puts ``training`` where the checkpoint was taken."""
+    training.objective.load_state_dict(saved.tensors["objective"])
+    training.optimiser.load_tensors(saved.tensors["optimiser"])
+    if training.average is not None:
+        for name, tensor in saved.tensors["average"].items():
+            training.average.tensors[name].copy_(tensor)
+    if training.scaler is not None:
+        training.scaler.load_state_dict(saved.state["scaler"])
+    training.progress = Progress(**saved.state["progress"])
+    training.refresh_working()
+
+
+def resume(training: Training, saved: checkpoint.Checkpoint, say: Callable[[str], None]) -> None:
+    """Continues from a checkpoint; says which damaged ones were skipped and what a longer schedule changes."""
+    for line in saved.refused:
+        say(f"skipped a damaged checkpoint: {line}")
+    restore(training, saved)
+    run, step = training.run, saved.step
+    before = saved.state.get("steps", training.steps)
+    if step > training.steps:
+        raise ConfigError(f"the run is at step {step}, beyond the requested {training.steps}", "train for more steps")
+    rate = learning_rate(run.schedule, run.optim.lr, step, training.steps)
+    say(f"resuming at step {step} of {training.steps}; learning rate {rate:.3g}")
+    if before != training.steps:
+        was = learning_rate(run.schedule, run.optim.lr, step, before)
+        say(f"the schedule is stretched from {before} to {training.steps} steps: the rate at this step was {was:.3g}")
