@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
+from vitrail.data.augment.policy import Augment
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
 from vitrail.tasks.classification import Classifier, create_model, sigmoid_loss, softmax_loss
@@ -225,6 +226,22 @@ def test_binarised_targets_count_every_class_of_a_mixed_image_whole():
     whole = sigmoid_loss(logits, mixed.ceil())
     torch.testing.assert_close(sigmoid_loss(logits, mixed, binarise=True), whole)
     assert not torch.isclose(sigmoid_loss(logits, mixed), whole)
+
+
+def test_mixed_and_smoothed_targets_are_shares_of_two_classes_and_of_all():
+    task, ids = (
+        create_model("vit-ti16", classes=4, **SMALL),
+        np.stack([np.zeros(3), np.arange(3), np.zeros(3)], 1).astype(int),
+    )
+    images, targets = torch.arange(3.0)[:, None, None, None].expand(3, 3, 8, 8), torch.tensor([0, 1, 3])
+    mixed, shares = task.mix(images, targets, ids, Augment(mixup=0.8), seed=0)
+    weight = mixed[1, 0, 0, 0]  # 1 where the image is its own, 0 where it is the first one
+    torch.testing.assert_close(shares[1], torch.stack([1 - weight, weight, weight * 0, weight * 0]))
+    assert 0 < weight < 1
+    _, smoothed = task.mix(images, targets, ids, Augment(smoothing=0.2), seed=0)
+    torch.testing.assert_close(smoothed[0], torch.tensor([0.85, 0.05, 0.05, 0.05]))
+    _, plain = task.mix(images, targets, ids, Augment(), seed=0)
+    assert torch.equal(plain, targets)
 
 
 @pytest.mark.parametrize("loss", [softmax_loss, sigmoid_loss])

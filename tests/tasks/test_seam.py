@@ -103,6 +103,13 @@ def test_it_is_predicted_with_in_the_pixels_of_each_picture(trained, tmp_path):
     assert [answer.x for answer in in_memory] == pytest.approx([answer.x for answer in answers], abs=1e-3)
 
 
+def test_graphs_agree_on_images_whose_outputs_differ_by_less_than_a_thousandth_of_the_largest(trained):
+    task = trained.load()
+    expected = torch.tensor([[1.0, -2.0], [0.5, 0.1], [0.0, 1.0]])
+    given = expected + torch.tensor([[0.0, 0.0019], [0.0021, 0.0], [0.0, 0.0]])
+    assert task.agreement(*({task.graph_outputs[0]: outputs} for outputs in (expected, given))) == pytest.approx(2 / 3)
+
+
 def test_it_is_exported_and_the_graph_answers_as_the_model_does(trained, tmp_path):
     pytest.importorskip("onnxruntime")
     exported = vitrail.export(trained.folder, tmp_path / "spots.onnx", check=judging(), images=32, quiet=True)

@@ -81,6 +81,12 @@ def test_points_of_a_picture_follow_their_pixels():
     assert placement.move(np.array([[[60.0, 12], [40, 42]]])).tolist() == [[[0, 0], [10, 10]]]
 
 
+def test_points_follow_a_quarter_turn_by_hand():
+    """The image shows the picture turned: its point (x, y) is the picture's (y, 10 - x)."""
+    turned = Placement(np.array([[[0.0, 1, 0], [-1, 0, 10], [0, 0, 1]]]), (10, 10), Frames.whole(1, (10, 10)))
+    np.testing.assert_allclose(turned.move(np.array([[[2.0, 7.0], [0.0, 10.0]]])), [[[3, 2], [0, 0]]], atol=1e-12)
+
+
 def test_what_is_judged_says_which_part_of_the_picture_it_shows(tmp_path):
     preprocessing = Preprocessing(size=(48, 48), resize="short", resize_to=64)
     (batch,) = eval_batches(files(tmp_path), preprocessing, batch=12)
