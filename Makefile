@@ -39,7 +39,7 @@ check: .venv/test.done  ## lint, format, types, layout
 	$(BIN)/ruff format --check
 	$(BIN)/pyrefly check
 	$(BIN)/python -m pytest -q tests/test_layout.py
-	@$(BIN)/python tests/test_layout.py
+	@$(BIN)/python -m tests.test_layout
 
 docs: .venv/test.done  ## run the code of every page, follow its links
 	$(BIN)/python -m pytest tests/test_pages.py

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.test_layout import PACKAGE, PEERS, files, module
+from tests.import_graph import PACKAGE, files, module
+from tests.test_layout import PEERS
 
 HEAVY = {"torch", "numpy", "PIL", "sklearn", "matplotlib"}
 HELP = """
