@@ -32,6 +32,7 @@ def flags_of(*tables: type) -> dict[str, Flag]:
     return dict(sorted(flags.items(), key=lambda item: item in shared))
 
 
+@functools.cache
 def _read(table: type) -> dict[str, Flag]:
     hints = typing.get_type_hints(table, include_extras=True)
     return {name: replace(hint.__metadata__[0], type=hint.__origin__) for name, hint in hints.items()}

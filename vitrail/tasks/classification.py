@@ -191,7 +191,7 @@ class Classifier(Task):
         return (LabelMetric if self.multi_label else ClassMetric)(self.classes, self.temperature)
 
     def probabilities(self, outputs: Tensor) -> Tensor:
-        """(B, K) twice, in fp32: softmax of logits / temperature; with several labels the sigmoid of each."""
+        """(B, K) in fp32: softmax of logits / temperature; with several labels the sigmoid of each."""
         scaled = outputs.float() / self.temperature
         return scaled.sigmoid() if self.multi_label else scaled.softmax(1)
 
