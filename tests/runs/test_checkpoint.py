@@ -113,8 +113,9 @@ def test_a_format_from_the_future_is_refused(tmp_path) -> None:
 
 
 CHILD = """
-import sys, torch
+import sys
 from pathlib import Path
+from tests.runs.test_checkpoint import write
 write(Path(sys.argv[1]), 1, 2, 3)
 """
 WRITER = [point for point in fault_injection.POINTS if point.startswith("checkpoint.")]
