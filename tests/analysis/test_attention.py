@@ -11,7 +11,8 @@ import torch
 import vitrail
 from tests.analysis.dense import dense, map_of, random_images
 from tests.models.conftest import shaken
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
+from tests.slow import slow_except
 from vitrail.analysis.attention import attention_map, compute_head_maps
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, create_backbone
@@ -73,7 +74,9 @@ def test_a_place_can_be_the_query(query):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [name for name, config in TINY.items() if config.attention != "none"])
+@pytest.mark.parametrize(
+    "name", slow_except([name for name, config in TINY.items() if config.attention != "none"], QUICK)
+)
 def test_maps_of_every_layer_are_rows_of_the_whole_matrix(name, monkeypatch):
     model, size = make(name, in_channels=1), size_of(name)
     images, grids = random_images(model, size), make(name).attention_grids(size)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.models.conftest import shaken
-from tests.models.tiny import SMALL, TINY
+from tests.models.tiny import QUICK, SMALL, TINY
+from tests.slow import slow_except
 from vitrail.analysis.cost import (
     FIGURES,
     CostPoint,
@@ -94,7 +95,7 @@ def test_the_matrices_of_a_vit_grow_with_the_square_of_its_tokens(side):
     assert count_matrix_bytes(configure(TINY["vit"], image_size=side)) == 3 * layer_bytes(side)
 
 
-@pytest.mark.parametrize("name", WITH_ATTENTION)
+@pytest.mark.parametrize("name", slow_except(WITH_ATTENTION, QUICK))
 def test_the_matrices_are_counted_before_they_are_made(name):
     model = made(name).eval()
     with torch.no_grad():
@@ -148,7 +149,7 @@ def test_they_are_not_made_above_the_limit():
 # the points
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", slow_except(TINY, QUICK))
 def test_a_point_says_what_was_measured_and_what_is_counted(name):
     [point] = measure_cost(made(name), [(32, 48)], repeats=1, plain=False)
     counted = cost_of(configure(TINY[name], image_size=(32, 48)))

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.models.conftest import shaken
-from tests.models.tiny import SMALL, TINY
+from tests.models.tiny import QUICK, SMALL, TINY
+from tests.slow import slow_except
 from vitrail.analysis.embeddings import (
     compute_line_similarity,
     compute_neighbour_rate,
@@ -257,7 +258,7 @@ def test_a_grid_too_small_to_compare_lines_has_no_figures():
 # filters
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", slow_except(TINY, QUICK))
 def test_every_architecture_shows_a_copy_of_its_first_kernels(name):
     model = shaken(create_backbone(TINY[name])).double()
     filters = extract_filters(model)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.models.conftest import shaken
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
+from tests.slow import slow_except
 from vitrail.analysis.equivariance import (
     AT_ONCE,
     find_strides,
@@ -301,7 +302,7 @@ def measures(model, **given):
     return [number for each in responses for number in each], measure_map_equivariance(model, images), unplaced
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", slow_except(TINY, QUICK))
 def test_every_architecture_is_measured(name):
     model = build(name)
     numbers, maps, unplaced = measures(model)

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.analysis.weighing import Counting, pictures, shaken, weighing, weights
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
+from tests.slow import slow_except
 from vitrail.analysis.faithfulness import (
     Faithfulness,
     compare,
@@ -170,7 +171,7 @@ def test_an_autocast_is_for_the_model_and_not_for_the_blur():
         assert torch.equal(insertion(model, images, heat), expected)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", slow_except(TINY, QUICK))
 def test_the_curves_of_every_architecture_are_its_probabilities(name):
     model = shaken(TINY[name])
     images = pictures(2, 3, *model.config.image_size)

@@ -12,7 +12,8 @@ import torch
 import vitrail
 from tests.analysis.dense import dense_distances, is_inside, place_of_query, random_images
 from tests.models.conftest import shaken
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
+from tests.slow import slow_except
 from vitrail.analysis.head_statistics import HeadStatistics, compute_uniform_distance
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionGrid, AttentionRecord, Backbone, ViT, ViTConfig, create_backbone
@@ -114,7 +115,7 @@ def by_hand(grid: AttentionGrid, matrix: np.ndarray, *, renormalise: bool) -> np
 
 @torch.no_grad()
 @pytest.mark.parametrize("renormalise", [True, False])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_except(CASES, QUICK))
 def test_figures_of_every_layer_are_those_by_hand(name, renormalise):
     model, size = make(CASES[name]), SIZES.get(name, (48, 32))
     images, grids = random_images(model, size), model.attention_grids(size)
@@ -136,7 +137,7 @@ def test_figures_of_every_layer_are_those_by_hand(name, renormalise):
         np.testing.assert_allclose(figures.uniform, by_hand(grid, alike, renormalise=True)[0, 0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_except(CASES, QUICK))
 def test_batches_one_after_another_and_pieces_of_any_size_give_the_same(name, monkeypatch):
     model, size = make(CASES[name]), SIZES.get(name, (48, 32))
     images = random_images(model, size, 5)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.models.conftest import shaken
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
+from tests.slow import slow_except
 from vitrail.analysis.locality import AT_ONCE, measure_locality
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
@@ -130,7 +131,7 @@ def test_a_seed_is_a_draw():
     assert first == again != other
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", slow_except(TINY, QUICK))
 def test_every_architecture_is_measured(name):
     model = shaken(create_backbone(TINY[name])).double()
     height, width = model.config.image_size

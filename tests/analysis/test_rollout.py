@@ -17,7 +17,8 @@ import vitrail
 from tests.analysis.dense import dense_relevance, dense_rollout, map_of, random_images
 from tests.models.conftest import shaken
 from tests.models.plainly import run_plainly
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
+from tests.slow import slow_except
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionRecord, Backbone, create_backbone
@@ -79,7 +80,7 @@ def test_rollout_is_the_product_of_whole_matrices(name):
         torch.testing.assert_close(total, torch.ones(2), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "cait"])
+@pytest.mark.parametrize("name", slow_except([name for name in CASES if name != "cait"], QUICK))
 def test_rollout_of_a_place(name):
     model, size = make(name), size_of(name)
     images, grids = random_images(model, size), model.attention_grids(size)
@@ -116,7 +117,7 @@ def test_relevance_is_the_product_of_whole_matrices_and_their_gradients(name):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_except(CASES, QUICK))
 def test_pieces_of_any_size_give_the_same(name, monkeypatch):
     model = make(name)
     images = random_images(model, size_of(name))

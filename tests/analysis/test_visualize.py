@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 
 from tests.analysis.weighing import shaken
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
+from tests.slow import slow_except
 from vitrail.analysis.attention import attention_map
 from vitrail.analysis.pictures import overlay
 from vitrail.analysis.visualize import visualize_attention
@@ -71,7 +72,7 @@ def words(figure: AttentionFigure) -> list[str]:
 # what is shown
 
 
-@pytest.mark.parametrize("name", [name for name in TINY if not name.startswith("bit")])
+@pytest.mark.parametrize("name", slow_except([name for name in TINY if not name.startswith("bit")], QUICK))
 def test_the_numbers_are_those_of_the_attention_map_in_every_architecture(name):
     model = shaken(TINY[name])
     images = inputs(model)

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
+from tests.slow import slow_except
 from vitrail.errors import CheckpointError
 from vitrail.exports.comparison import (
     BATCHES,
@@ -77,7 +78,7 @@ def test_agreement_is_of_best_classes_or_of_each_yes_and_no_or_of_features():
     assert task.agreement({"features": FEATURES}, turned) == pytest.approx((0.5**0.5 + 1) / 2)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", slow_except(TINY, QUICK))
 def test_every_architecture_takes_the_sizes_that_are_tried(name):
     sizes = choose_sizes(TINY[name])
     assert sizes[0] == TINY[name].image_size

@@ -325,12 +325,9 @@ def check_two_graphs(config):
             assert distance(compiled(images), model(images)) < 1e-4, size
 
 
-# tracing takes 5 to 20 s each: the quick tests trace one
-TRACED = [name if name == "vit" else pytest.param(name, marks=pytest.mark.slow) for name in SHALLOW]
-
-
+@pytest.mark.slow
 @LOADS_A_COMPILER
-@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize("name", SHALLOW)
 def test_a_compiled_model_answers_ten_sizes_with_two_graphs(name):
     check_two_graphs(SHALLOW[name])
 

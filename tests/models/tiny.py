@@ -52,6 +52,9 @@ TINY: dict[str, Config] = {
     "pvt v2, linear": PVTv2Config(**{**SMALL, "image_size": (34, 27)}, **PYRAMID, linear=True),
 }
 
+# one of each kind, which the quick tests take of a long product: plain, windows, class attention, convolutions, a pyramid
+QUICK = ("vit", "swin", "cait", "bit", "pvt")
+
 # the least of each architecture in which every part of it is traced once
 TWO_STAGES: dict[str, Any] = {
     "widths": (8, 12),

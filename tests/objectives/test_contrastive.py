@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.models.conftest import shaken
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
+from tests.slow import slow_except
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone, sketch
 from vitrail.objectives.contrastive import MoCo, SimCLR, make_head, moco_loss, nt_xent, pooled_width, spread
@@ -198,11 +199,8 @@ def falls(kind, name, *, size=(32, 32), channels=3, bf16=False):
     assert losses[2] < losses[0], losses
 
 
-# convolutions in bf16 are slow on a processor: of the two ResNets one is enough
-QUICK = [pytest.param(name, marks=pytest.mark.slow) if name == "bit, odd map" else name for name in TINY]
-
-
-@pytest.mark.parametrize("name", QUICK)
+# convolutions in bf16 are slow on a processor
+@pytest.mark.parametrize("name", slow_except(TINY, {*QUICK} - {"bit"}))
 def test_two_updates_help_any_architecture_on_one_channel_of_oblong_images_in_bf16(name):
     falls(MoCo, name, size=(32, 48), channels=1, bf16=True)
 
@@ -225,7 +223,7 @@ def test_every_trained_parameter_but_those_of_the_encoders_head_has_a_gradient(k
     assert without == frozen | unread | {name for name in dict(objective.named_parameters()) if "momentum" in name}
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", slow_except(TINY, QUICK))
 def test_the_first_layer_of_any_architecture_stays_as_it_is_unless_asked(name):
     for freeze in (True, False):
         objective = MoCo(sketch(TINY[name]), hidden=8, out=4, freeze_patches=freeze)

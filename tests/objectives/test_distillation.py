@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
+from tests.slow import slow_except
 from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig, create_backbone
 from vitrail.objectives.distillation import Distillation
@@ -68,7 +69,7 @@ def test_the_class_token_learns_from_labels_and_the_distillation_token_from_the_
         assert not gradients[silent].any() and all(gradients[name].any() for name in heard)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", slow_except(TINY, QUICK))
 def test_every_architecture_learns_from_a_teacher(name):
     config = TINY[name]
     torch.manual_seed(2)

@@ -18,6 +18,7 @@ import torch
 import vitrail
 from tests.looked_at import picture
 from tests.models.tiny import TINY
+from tests.slow import slow_except
 from vitrail.errors import VitrailError
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.process import cores, keep_generators, keep_large_buffers, use_all_cores, use_threads
@@ -96,7 +97,7 @@ VERBS: dict[str, Callable[[str, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", slow_except(VERBS, VERBS.keys() - {"export"}))
 def test_a_verb_leaves_threads_malloc_and_generators_as_they_were(verb, data, tmp_path, user_threads, monkeypatch):
     opened: list[str | None] = []
     load = ctypes.CDLL

@@ -110,6 +110,7 @@ def test_graphs_agree_on_images_whose_outputs_differ_by_less_than_a_thousandth_o
     assert task.agreement(*({task.graph_outputs[0]: outputs} for outputs in (expected, given))) == pytest.approx(2 / 3)
 
 
+@pytest.mark.slow
 def test_it_is_exported_and_the_graph_answers_as_the_model_does(trained, tmp_path):
     pytest.importorskip("onnxruntime")
     exported = vitrail.export(trained.folder, tmp_path / "spots.onnx", check=judging(), images=32, quiet=True)

@@ -10,6 +10,7 @@ import torch
 
 import vitrail
 from tests.models.tiny import TINY
+from tests.slow import slow_except
 from vitrail.models import MODELS
 from vitrail.weights import load
 
@@ -33,7 +34,8 @@ def run(tmp_path, name: str, **how):
     )
 
 
-def check(tmp_path, name: str) -> None:
+@pytest.mark.parametrize("name", slow_except(TINY, {"pvt"}))
+def test_every_architecture_goes_through_a_run(tmp_path, name):
     result = run(tmp_path, name)
     model = load(result.folder)
     assert model.config.architecture == TINY[name].architecture
@@ -42,17 +44,6 @@ def check(tmp_path, name: str) -> None:
     report = result.report.read_text()
     assert "multiply-adds" in report
     assert run(tmp_path, name).figures == result.figures  # the same words again ask for the same run
-
-
-@pytest.mark.parametrize("name", ["swin, odd map", "bit", "pvt"])
-def test_a_pyramid_and_a_net_without_attention_go_through_a_run(tmp_path, name):
-    check(tmp_path, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in TINY if name not in ("swin, odd map", "bit", "pvt")])
-def test_every_architecture_goes_through_a_run(tmp_path, name):
-    check(tmp_path, name)
 
 
 def test_what_a_recipe_changes_in_a_vit_is_left_out_aloud_elsewhere(tmp_path, capsys):

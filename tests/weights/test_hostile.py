@@ -138,7 +138,8 @@ def test_a_verb_leaves_with_4_and_one_message(verb, name, tmp_path, capsys):
     assert told.err.count("error: ") == 1
 
 
-@pytest.mark.parametrize("name", ["os.system", pytest.param("4 numbers that stand for 10^12", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["os.system", "4 numbers that stand for 10^12"])
 def test_the_command_line_leaves_with_4_and_no_traceback(name, tmp_path):
     path = PICKLES[name][0](tmp_path)
     Image.new("RGB", (40, 40)).save(tmp_path / "x.png")

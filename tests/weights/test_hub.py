@@ -82,6 +82,7 @@ def test_a_model_that_the_hub_has_not_is_a_mistake_of_the_command(monkeypatch):
     assert "and more" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_offline_and_not_fetched_before_is_one_message(tmp_path):
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "vitrail", "predict", "hf:owner/name", str(Path(__file__))]

@@ -14,7 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
+from tests.slow import slow_except
 from tests.weights.kinds import KINDS, a_model
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
@@ -28,8 +29,9 @@ from vitrail.weights.timm.vit import architecture_of, arguments_of
 from vitrail.workflows.compare import compare, equal_bits
 from vitrail.workflows.convert import convert
 
-# of the size of the published one, which takes ten times as long as any other; its root is among the quick ones
-EACH_KIND = [pytest.param(kind, marks=pytest.mark.slow) if kind == "a hybrid" else kind for kind in KINDS]
+QUICK_KINDS = {"the paper's", "attention pooling", "DeiT III", "no square"}
+QUICK_KINDS |= {"Swin", "CaiT", "PVT v2", "BEiT", "BiT", "the root of a hybrid"}
+EACH_KIND = slow_except(KINDS, QUICK_KINDS)
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -206,7 +208,7 @@ def test_a_model_is_made_to_fit_on_the_way(tmp_path, saved):
 
 
 @pytest.mark.parametrize("layout", ["google", "timm", "huggingface"])
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", slow_except(TINY, QUICK))
 def test_every_architecture_is_written_and_read_again_or_refused_in_words(tmp_path, name, layout):
     torch.manual_seed(0)
     source = save_model(tmp_path / "source", create_model(TINY[name], classes=7))

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from tests.looked_at import QUIET, picture, shaken
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
+from tests.slow import slow_except
 from vitrail.analysis.head_statistics import HeadStatistics
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
@@ -55,7 +56,7 @@ def test_the_numbers_are_those_of_the_images(photos, tmp_path):
     assert "<b>gnu</b>" not in report.read_text()
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", slow_except(TINY, QUICK))
 def test_every_architecture_can_be_inspected(name, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (4, 48, 40, 3), dtype=np.uint8)
     _, numbers = inspect(shaken(TINY[name]), tmp_path / "out", images, options=QUIET, say=silent)
@@ -136,6 +137,7 @@ def test_the_command_prints_the_findings_and_the_path_of_the_page(photos, tmp_pa
             picture.load()
 
 
+@pytest.mark.slow
 def test_cost_is_measured_where_it_is_asked_for(tmp_path):
     _, numbers = inspect(shaken(), tmp_path / "out", cost=True, options=QUIET, say=silent)
     assert [each["size"] for each in numbers["cost"]] == [[32, 32], [48, 48], [64, 64], [96, 96]]

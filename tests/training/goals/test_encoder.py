@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from tests.models.tiny import TINY
+from tests.slow import slow_except
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Splits
 from vitrail.errors import ConfigError, DataError, Preempted
@@ -40,11 +41,6 @@ OF = {
     "tokenizer": "{}",
 }
 SETTINGS = ("save.evaluations=2", "save.log_every=2", "save.watched=60", "optim.ema=0.9", "data.micro_batch=8")
-
-
-def quick_for(*names: str) -> list[Any]:
-    """All objectives; those that are not named are left to the slow tests."""
-    return [pytest.param(name, marks=[] if name in names else pytest.mark.slow) for name in OF]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +70,7 @@ def given_to(objective: str, tokenizer: Path) -> dict[str, Any]:
     return {"tokenizer": tokenizer} if objective == "beit" else {}
 
 
-@pytest.mark.parametrize("objective", quick_for("mae", "moco", "tokenizer"))
+@pytest.mark.parametrize("objective", slow_except(OF, {"moco"}))
 def test_a_run_that_is_stopped_goes_on_as_if_it_never_had_been(objective, digits, tokenizer, tmp_path, monkeypatch):
     how = given_to(objective, tokenizer)
     whole = learn(objective, digits, tmp_path / "whole", **how)
@@ -110,7 +106,7 @@ def assert_same_run(whole: Result, parts: Result) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", [each for each in quick_for("beit", "simclr") if each.values != ("tokenizer",)])
+@pytest.mark.parametrize("objective", slow_except([name for name in OF if name != "tokenizer"], {"beit", "simclr"}))
 def test_what_was_learned_is_judged_shown_and_fine_tuned(objective, digits, tokenizer, tmp_path):
     run = learn(objective, digits, tmp_path / "run", **given_to(objective, tokenizer))
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
