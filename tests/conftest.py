@@ -1,4 +1,4 @@
-"""What every test may ask for: the folder of real data, one thread, and a run that is trained once."""
+"""What every test may ask for: one thread, and the folder of real data."""
 
 from __future__ import annotations
 

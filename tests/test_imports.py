@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.import_graph import PACKAGE, files, module
+from tests.slow import slow_except
 from tests.test_layout import PEERS
 
 HEAVY = {"torch", "numpy", "PIL", "sklearn", "matplotlib"}
@@ -77,7 +78,7 @@ print(*held, sep="\\n")
     return [set(line.split()) for line in lines]
 
 
-@pytest.mark.parametrize("column", LIGHT)
+@pytest.mark.parametrize("column", slow_except(LIGHT, {"without torch"}))
 def test_nothing_loads_what_it_does_not_need(column):
     stages = LIGHT[column]
     held = modules_after(list(stages))

@@ -62,7 +62,7 @@ def asked_of(name: str, tokens: int) -> np.ndarray:
     return asked
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_except(CASES, {*QUICK, *OTHERS}))
 def test_rollout_is_the_product_of_whole_matrices(name):
     model, size = make(name, in_channels=1), size_of(name)
     images, grids = random_images(model, size), model.attention_grids(size)
@@ -100,7 +100,7 @@ def test_where_patches_rest_none_can_be_asked():
         rollout(make("cait"), random_images(make("cait"), (32, 32)), (0, 0))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_except(CASES, {*QUICK, *OTHERS}))
 def test_relevance_is_the_product_of_whole_matrices_and_their_gradients(name):
     model, size, targets = make(name, in_channels=1), size_of(name), torch.tensor([2, 6])
     images, grids = random_images(model, size), model.attention_grids(size)

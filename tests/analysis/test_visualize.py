@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from tests.analysis.weighing import shaken
-from tests.models.tiny import QUICK, TINY
+from tests.models.tiny import TINY
 from tests.slow import slow_except
 from vitrail.analysis.attention import attention_map
 from vitrail.analysis.pictures import overlay
@@ -72,7 +72,7 @@ def words(figure: AttentionFigure) -> list[str]:
 # what is shown
 
 
-@pytest.mark.parametrize("name", slow_except([name for name in TINY if not name.startswith("bit")], QUICK))
+@pytest.mark.parametrize("name", slow_except([name for name in TINY if not name.startswith("bit")], {"vit", "pvt"}))
 def test_the_numbers_are_those_of_the_attention_map_in_every_architecture(name):
     model = shaken(TINY[name])
     images = inputs(model)
@@ -83,9 +83,15 @@ def test_the_numbers_are_those_of_the_attention_map_in_every_architecture(name):
 
 
 @pytest.mark.parametrize(
-    "config", [VIT, DISTILLED, PATCHES_ONLY, replace(VIT, registers=2), replace(VIT, in_channels=5)]
+    ("config", "head", "query"),
+    [
+        (VIT, 2, None),
+        (DISTILLED, -1, (2, 4)),
+        (PATCHES_ONLY, None, (0, -1)),
+        (replace(VIT, registers=2), -1, None),
+        (replace(VIT, in_channels=5), None, (2, 4)),
+    ],
 )
-@pytest.mark.parametrize(("head", "query"), [(2, None), (-1, (2, 4)), (None, (0, -1))])
 def test_layer_head_and_query_mean_what_they_mean_there(config, head, query):
     model = shaken(config)
     images = inputs(model)

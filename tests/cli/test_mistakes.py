@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.models.tiny import TINY
+from tests.slow import slow_except
 from tests.weights.graphs import a_graph, write_graph
 from vitrail.cli import main, run
 from vitrail.errors import ConfigError, nearest
@@ -282,7 +283,7 @@ MISTAKES: dict[str, Mistake] = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", slow_except(MISTAKES, MISTAKES.keys() - {"a pickled checkpoint"}))
 def test_a_mistake_has_its_exit_code_its_remedy_and_no_traceback(
     name: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,7 @@ def written(tmp_path_factory):
     return model, path
 
 
+@pytest.mark.slow
 def test_onnxruntime_gives_what_the_model_gives_at_three_sizes_and_batches(written):
     model, path = written
     assert_same_answers(model, partial(run, session_of(path)), is_dynamic=True)
@@ -54,6 +55,7 @@ def test_only_a_beit_with_cubic_tables_has_a_fixed_size():
     assert [name for name in ALL if not dynamic_size(classifier_of(name))] == ["beit, cubic"]
 
 
+@pytest.mark.slow
 def test_axes_and_outputs_have_names_and_the_weights_lie_in_the_one_file(written):
     model, path = written
     graph = onnx.load(path, load_external_data=False).graph
@@ -70,6 +72,7 @@ def test_axes_and_outputs_have_names_and_the_weights_lie_in_the_one_file(written
     assert not any(each.external_data for each in graph.initializer)
 
 
+@pytest.mark.slow
 def test_the_file_carries_the_metadata_and_no_path_of_this_machine(written):
     _, path = written
     found = {each.key: each.value for each in onnx.load(path).metadata_props}
@@ -77,6 +80,7 @@ def test_the_file_carries_the_metadata_and_no_path_of_this_machine(written):
     assert b"vitrail/models" not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_images_that_are_not_whole_patches_are_refused_as_the_model_refuses_them(written):
     model, path = written
     images = torch.zeros(1, 3, 33, 40)

@@ -201,6 +201,7 @@ def test_the_last_norm_of_each_branch_begins_at_zero_and_kernels_lecun_normal(in
 # config and sizes
 
 
+@pytest.mark.slow
 def test_larger_images_have_more_positions_and_more_work():
     cost = cost_of(configure("r50-vit-b16", image_size=384))
     assert (cost.parameters, round(cost.multiply_adds / 1e9, 2)) == (98_950_952, 67.16)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from tests.models.conftest import gradients, shaken
 from tests.models.tiny import SHALLOW, TINY
+from tests.slow import slow_except
 from vitrail.errors import ConfigError
 from vitrail.models import ARCHITECTURES, Patches, configure, create_backbone
 from vitrail.models.backbone import TAKE_SUBSETS
@@ -24,7 +25,7 @@ FIRST_OF_EACH = {config.architecture: name for name, config in reversed(TINY.ite
 LOADS_A_COMPILER = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
 
 
-@pytest.fixture(params=TINY)
+@pytest.fixture(params=slow_except(TINY, FIRST_OF_EACH))
 def config(request):
     """A small config without chance: no dropout, no dropped branches or patches."""
     tiny = TINY[request.param]
@@ -284,7 +285,7 @@ def test_checkpointing_computes_again_what_gives_the_same_loss_and_gradients(con
         torch.testing.assert_close(kept[name], recomputed[name], msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", slow_except(TINY, FIRST_OF_EACH))
 def test_all_chance_together_still_trains_and_is_off_in_evaluation(name):
     tiny = TINY[name]
     torch.manual_seed(0)

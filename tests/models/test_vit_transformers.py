@@ -16,7 +16,7 @@ from vitrail.weights.folders import read_folder
 from vitrail.weights.huggingface import FAMILIES
 
 NEAR = 1e-5  # of the largest absolute value that is compared, in fp32
-SIZES = [(32, 32), (48, 48), (24, 40), (16, 64)]
+SIZES = [(32, 32), (48, 48), (24, 40)]
 
 
 def silent(line: str) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tests.models.conftest import assert_near, gradients, shaken
 from tests.models.theirs import VIT, build
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
+from tests.slow import slow_except
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Config, create_backbone, sketch
 from vitrail.models.backbone import TAKE_SUBSETS
@@ -183,7 +184,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", CARRIERS)
+@pytest.mark.parametrize("name", slow_except(CARRIERS, QUICK))
 def test_two_steps_lower_the_loss_of_a_batch(name, form):
     torch.manual_seed(0)
     config = changed(CARRIERS[name], **FORMS[form])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.tiny import TINY
+from tests.models.tiny import QUICK, TINY
 from tests.objectives.masked import (
     CARRIERS,
     KINDS,
@@ -22,6 +22,7 @@ from tests.objectives.masked import (
     size_of,
     steps,
 )
+from tests.slow import slow_except
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
 from vitrail.objectives import MaskedCodes, MaskedPatch
@@ -168,7 +169,7 @@ VARIANTS |= {"5 channels": ("pixels", 5, None), "bf16 autocast": ("mean", 3, tor
 
 # every pair of architecture, objective and variant
 PAIRWISE = [
-    (name, OBJECTIVES[(row + column) % 2], variant)
+    pytest.param(name, OBJECTIVES[(row + column) % 2], variant, marks=[] if name in QUICK else pytest.mark.slow)
     for row, name in enumerate(CARRIERS)
     for column, variant in enumerate(VARIANTS)
 ]
@@ -183,7 +184,7 @@ def test_two_steps_on_a_batch_lower_its_loss(name, kind, variant):
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
-@pytest.mark.parametrize("name", CARRIERS)
+@pytest.mark.parametrize("name", slow_except(CARRIERS, QUICK))
 def test_what_is_saved_gives_the_same_loss_and_the_encoder_loads_alone(name, kind):
     objective, other = make(TINY[name], kind).eval(), make(TINY[name], kind, shake=False).eval()
     inputs = inputs_of(objective)

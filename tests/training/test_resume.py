@@ -169,6 +169,7 @@ def photographs(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_trained_again(never_stopped: Path, capsys) -> None:
     before = (never_stopped / "metrics.jsonl").stat().st_mtime_ns
     assert cli.run(command(never_stopped)[3:]) == 0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.slow import slow_except
 from vitrail.errors import CheckpointError
 from vitrail.models import Backbone, Config, ViTConfig, create_backbone
 from vitrail.models.resnet import ResNetConfig
@@ -194,7 +195,7 @@ LATER = {
 
 
 @pytest.mark.parametrize("names", LATER)
-@pytest.mark.parametrize("kind", BITS)
+@pytest.mark.parametrize("kind", slow_except(BITS, {"two stages", "no head"}))
 def test_bit_is_read_by_all_its_names(names, kind):
     arrays = written(BITS[kind])
     theirs = LATER[names](arrays)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.slow import slow_except
 from tests.weights.hostile_files import ARCHIVES, FOLDERS, SAFETENSORS
 from tests.weights.hostile_pickles import PICKLES, WIDE
 from tests.weights.hostile_resnets import BIT, HYBRID, RESNETS
@@ -53,7 +54,7 @@ def refused(path: Path, folder: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", slow_except(HOSTILE, HOSTILE.keys() - {"pickle: 10,001 tensors"}))
 def test_a_hostile_file_is_refused_in_one_message_and_nothing_of_it_runs(name, tmp_path, fast):
     make, words = HOSTILE[name]
     message = refused(make(tmp_path), tmp_path)

@@ -45,7 +45,7 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "older"])
+@pytest.mark.parametrize("legacy", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["zip", "older"])
 @pytest.mark.parametrize("name", WRAPPED)
 def test_a_state_dict_is_found_wherever_it_lies(name, legacy, tmp_path, fast):
     wrap, words = WRAPPED[name]

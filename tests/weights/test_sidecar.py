@@ -7,13 +7,14 @@ import json
 import numpy as np
 import pytest
 
+from tests.slow import slow_except
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.weights import load
 from vitrail.weights.arrays import read_npz
 from vitrail.workflows.convert import convert
 
 
-@pytest.mark.parametrize("name", ["a.npz", "a.safetensors"])
+@pytest.mark.parametrize("name", slow_except(["a.npz", "a.safetensors"], {"a.npz"}))
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

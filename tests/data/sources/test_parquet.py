@@ -205,6 +205,7 @@ def test_only_so_many_row_groups_are_kept(tmp_path, monkeypatch):
         assert sum(column.nbytes for column in contents._kept.values()) <= 5000
 
 
+@pytest.mark.slow
 def test_real_cifar(real_data):
     splits = open_data(real_data / "cifar10")
     assert splits.classes[:3] == ("airplane", "automobile", "bird")

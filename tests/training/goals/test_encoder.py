@@ -173,7 +173,7 @@ def test_training_goes_on_from_an_encoder_by_another_objective(digits, tmp_path)
     assert second.figures["knn_untrained"] == first.figures["knn"]
 
 
-@pytest.mark.parametrize("objective", ["mae", "moco"])
+@pytest.mark.parametrize("objective", slow_except(["mae", "moco"], {"mae"}))
 def test_weights_to_start_from_keep_their_network_whatever_the_recipe_makes_of_a_fresh_one(objective, digits, tmp_path):
     model = create_model(TINY["vit"], classes=3, image_size=8, patch_size=2, in_channels=1)
     save_model(tmp_path / "model", model)
@@ -202,7 +202,8 @@ def test_pictures_that_a_transform_makes_are_learned_from_and_shown(objective, t
 
 
 @pytest.mark.parametrize(
-    ("objective", "batch", "warned"), [("simclr", 64, True), ("simclr", 16, False), ("mae", 64, False)]
+    ("objective", "batch", "warned"),
+    [("simclr", 64, True), ("simclr", 16, False), pytest.param("mae", 64, False, marks=pytest.mark.slow)],
 )
 def test_a_batch_that_holds_images_twice_is_warned_of_where_they_are_compared(
     objective, batch, warned, digits, tmp_path
