@@ -1,4 +1,4 @@
-"""Components of model cards: Markdown with YAML front matter; text from outside is escaped."""
+"""Components of model cards: Markdown with YAML front matter. Text from outside is escaped."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def write(folder: Path, words: str) -> Path:
 
 
 def compose_card(matter: str, title: str, first: str, parts: Mapping[str, str]) -> str:
-    """The front matter, the title and the first words, then the parts that have any."""
+    """Returns the card: front matter, title, introduction, then the sections that are not empty."""
     sections = "\n\n".join(f"## {name}\n\n{body}" for name, body in parts.items() if body)
     return f"---\n{matter}---\n\n# {escape(title)}\n\n{first}\n\n{sections}\n"
 
 
 def escape(words: str) -> str:
-    """Text from outside, without the characters that Markdown or HTML would act on, on one line."""
+    """Escapes the special characters of Markdown and HTML and joins the text into one line."""
     return re.sub(r"([\\`*_\[\]|#~$!])", r"\\\1", safe(" ".join(words.split()), quote=False))
 
 
@@ -39,7 +39,7 @@ def settings(tree: Mapping[str, Any]) -> str:
 
 
 def fence_code(words: str, language: str) -> str:
-    """A block of code; its fence is longer than any run of backticks in it."""
+    """Returns a code block whose fence is longer than any run of backticks in it."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", words)), default=0))
     return f"{fence}{language}\n{words.rstrip()}\n{fence}"
 
@@ -50,10 +50,10 @@ def front_matter(license: str, task: str, kind: str) -> str:
 
 
 def describe_size(facts: RunFacts) -> str:
-    """The model's name and size, in brackets."""
+    """Returns the name and size of the model, in parentheses."""
     numbers = (
         f"{large(facts.parameters)} parameters" if facts.parameters else "",
-        f"{large(facts.multiply_adds)} multiply-adds an image" if facts.multiply_adds else "",
+        f"{large(facts.multiply_adds)} multiply-adds per image" if facts.multiply_adds else "",
         f"images of {' × '.join(map(str, facts.image_size))} pixels" if facts.image_size else "",
     )
     words = ", ".join(filter(None, (escape(facts.model), *numbers)))
@@ -61,7 +61,7 @@ def describe_size(facts: RunFacts) -> str:
 
 
 def describe_start(base: str) -> str:
-    return f"Training started from {escape(base)}." if base else "It was trained from scratch."
+    return f"Training started from {escape(base)}." if base else "The model was trained from scratch."
 
 
 def data(facts: RunFacts) -> str:
@@ -83,8 +83,8 @@ def licence(facts: RunFacts) -> str:
     own = (
         f"This model: {escape(facts.license)}."
         if facts.license
-        else "This model: unknown; whoever publishes it decides."
+        else "This model: unknown; to be chosen by the publisher."
     )
     if not facts.base:
         return own
-    return f"{own} The weights it started from ({escape(facts.base)}): {escape(facts.base_license) or 'unknown'}."
+    return f"{own} Initial weights ({escape(facts.base)}): {escape(facts.base_license) or 'unknown'}."

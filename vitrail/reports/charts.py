@@ -1,6 +1,6 @@
-"""The report's drawings as SVG: crisp at any size, readable on light and dark, no plotting library to load.
+"""Draws the charts of reports as SVG, for light and dark backgrounds, without a plotting library.
 
-Colours are the names of `LIGHT` and `DARK`, written ``var(--name)``; `standalone` resolves them for a file of its own.
+Colours are names of `LIGHT` and `DARK`, written as ``var(--name)``; `standalone` resolves them for separate files.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from vitrail.tasks.metrics import Bins, divide
 
 SANS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 WIDTH, HEIGHT = 460, 250
-LEFT, RIGHT, TOP, BOTTOM = 50, 20, 42, 36  # the margins of a chart, in its own units
+LEFT, RIGHT, TOP, BOTTOM = 50, 20, 42, 36  # margins of a chart, in SVG units
 DASHES = "4 4"
-LETTER = 0.58  # of the type's size: the mean width of a letter, for want of a typesetter
+LETTER = 0.58  # approximate mean width of a letter, relative to the font size
 NARROW, BROAD = "fijlrtI.,:;'|() ", "mwMW@%"
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart, x and y (n,); y that is not finite is a gap. ``marked`` draws its points.
+    """One line of a chart, x and y (n,); non-finite values of y are gaps. ``marked`` draws a dot at each point.
 
-    A ``smooth`` one is drawn with its moving average where it is long, a ``dashed`` one is what others are compared with.
+    ``smooth`` adds a moving average to a long line. ``dashed`` marks a reference line.
     """
 
     label: str
@@ -44,7 +44,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """Data to drawing units, linear or logarithmic, with ticks at round values, or at ``marks`` where there are any."""
+    """Maps data to SVG units, linearly or logarithmically, with ticks at ``marks`` or, without marks, at round values."""
 
     low: float
     high: float
@@ -73,20 +73,20 @@ class Axis:
 
 
 def round_step(wish: float) -> float:
-    """The nearest of 1, 2, 2.5, 5 times a power of ten that is not smaller than ``wish``."""
+    """Returns the smallest of 1, 2, 2.5, 5 times a power of ten that is not below ``wish``."""
     power = 10.0 ** math.floor(math.log10(wish))
     return power * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * power >= wish * 0.9999)
 
 
 def standalone(drawing: Markup) -> str:
-    """The drawing as a file of its own, in the light colours, without anything that only a browser knows."""
+    """Returns the drawing as a self-contained SVG file in the light colours, without CSS variables."""
     style = f"text{{font-family:{SANS}}} svg{{background:{LIGHT['card']}}}"
     styled = drawing.replace(">", f"><style>{style}</style>", 1)
     return re.sub(r"var\(--(\w+)\)", lambda variable: LIGHT.get(variable[1], variable[0]), styled) + "\n"
 
 
 def svg(width: float, height: float, says: str, *parts: object, **more: object) -> Markup:
-    """The frame of a drawing; ``says`` is what a screen reader reads in its place."""
+    """Returns an SVG element; ``says`` is the description for screen readers."""
     box = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {width:g} {height:g}", "role": "img"}
     return tag("svg", tag("title", says), *parts, **box, **more)
 
@@ -116,7 +116,7 @@ def rectangle(x: float, y: float, width: float, height: float, colour: str, *ins
 
 
 def thin(x: np.ndarray, y: np.ndarray, most: int = 400) -> tuple[np.ndarray, np.ndarray]:
-    """At most about ``most`` points: the means of equal runs; a run without a finite value stays a gap."""
+    """Reduces a line to about ``most`` points by averaging runs of equal length; a run without finite values is a gap."""
     run = max(1, math.ceil(len(x) / most))
     starts, finite = np.arange(0, len(x), run), np.isfinite(y)
     lengths = np.diff(np.append(starts, len(x)))
@@ -125,7 +125,7 @@ def thin(x: np.ndarray, y: np.ndarray, most: int = 400) -> tuple[np.ndarray, np.
 
 
 def smooth_values(y: np.ndarray, window: int) -> np.ndarray:
-    """A centred moving average over the finite values; a gap stays a gap."""
+    """Returns the centred moving average of the finite values; gaps are preserved."""
     finite, kernel = np.isfinite(y), np.ones(window)
     sums = np.convolve(np.where(finite, y, 0), kernel, "same")
     return np.where(finite, divide(sums, np.convolve(finite.astype(float), kernel, "same")), np.nan)
@@ -134,7 +134,7 @@ def smooth_values(y: np.ndarray, window: int) -> np.ndarray:
 def path(
     x: np.ndarray, y: np.ndarray, colour: str, *, width: float = 1.8, opacity: float = 1, **more: object
 ) -> Markup:
-    """A polyline with gaps where y is not finite; a point between two gaps is a dot (a round cap of no length)."""
+    """Returns a polyline with gaps at non-finite y; a point between two gaps is drawn as a dot."""
     moves, before = [], False
     for across, down in zip(x, y):
         if here := bool(np.isfinite(down)):
@@ -147,7 +147,7 @@ def path(
 def vertical_axis(
     values: np.ndarray, words: Callable[[float], str], *, least: float | None, most: float | None
 ) -> Axis:
-    """The axis that fits ``values``: logarithmic where the largest would flatten all others."""
+    """Returns an axis that fits ``values``, logarithmic if the largest value would flatten the others."""
     values = values[np.isfinite(values)]
     values = values if len(values) else np.array([0.0, 1.0])
     reach = HEIGHT - BOTTOM, TOP
@@ -171,10 +171,10 @@ def line_chart(
     least: float | None = 0.0,
     most: float | None = None,
 ) -> Markup:
-    """Lines over the training step; ``least`` and ``most`` pin the ends of the vertical axis."""
+    """Draws lines against the training step; ``least`` and ``most`` fix the ends of the vertical axis."""
     steps = np.concatenate([line.x for line in series])
     start, stop = float(steps.min()), float(steps.max())
-    alone = start == stop  # a single record stands in the middle
+    alone = start == stop  # a single record is centred
     across = Axis(start - alone, stop + alone, LEFT, WIDTH - RIGHT, least_step=1, words=whole)
     up = vertical_axis(np.concatenate([line.y for line in series]), words, least=least, most=most)
     ends = [f"{line.label} ends at {words(last[-1])}" for line in series if len(last := line.y[np.isfinite(line.y)])]
@@ -185,13 +185,13 @@ def line_chart(
 def chart(
     title: str, series: Sequence[Series], across: Axis, up: Axis, label: str, says: str, *below: object
 ) -> Markup:
-    """Lines on two axes, the horizontal one named ``label``, and whatever is drawn ``below`` them."""
+    """Draws lines on two axes. ``label`` names the horizontal axis; ``below`` is drawn under the lines."""
     drawn = join(*(draw_series(line, across, up, label) for line in series))
     return svg(WIDTH, up.start + BOTTOM, says, heading(title, series), axes(across, up, label), *below, drawn)
 
 
 def draw_series(series: Series, across: Axis, up: Axis, label: str) -> Markup:
-    """The line itself; a noisy one is drawn faintly with its moving average over it."""
+    """Draws one line; a noisy line is drawn faintly below its moving average."""
     x, y = series.x, np.where(series.y > 0, series.y, np.nan) if up.log else series.y
     x, y = (x, y) if series.marked else thin(x, y)
     noisy = series.smooth and len(x) > 40
@@ -214,7 +214,7 @@ def dot(x: float, y: float, colour: str, says: str, radius: float = 2.4, **more:
 
 
 def heading(title: str, series: Sequence[Series] = ()) -> Markup:
-    """The chart's name at the left, its legend at the right."""
+    """Returns the title of a chart at the left and its legend at the right."""
     parts, right = [text(0, 14, title, colour="ink", size=13.5, font_weight=600)], float(WIDTH - RIGHT)
     for item in reversed(series if len(series) > 1 else ()):
         parts.append(text(right, 14, item.label, size=11.5, anchor="end"))
@@ -226,12 +226,12 @@ def heading(title: str, series: Sequence[Series] = ()) -> Markup:
 
 
 def length_of(words: str) -> float:
-    """About how long a line of type is, in its size."""
+    """Estimates the width of a line of text, relative to the font size."""
     return sum(0.3 if letter in NARROW else 0.95 if letter in BROAD else 0.6 for letter in words)
 
 
 def axes(across: Axis, up: Axis, label: str) -> Markup:
-    """Horizontal grid lines with their values, and the ticks below."""
+    """Returns horizontal grid lines with their values, and the tick labels of the horizontal axis."""
     bottom, parts = up.start, []
     for value in up.ticks():
         y = float(up.place(value))
@@ -243,7 +243,7 @@ def axes(across: Axis, up: Axis, label: str) -> Markup:
 
 
 def confusion_chart(counts: np.ndarray, classes: Sequence[str]) -> Markup:
-    """The confusion matrix (K, K), rows true: blue is right, red is wrong, deeper is a larger part of the row."""
+    """Draws the confusion matrix (K, K), rows are true classes. Blue is correct, red is wrong; darker is a larger share."""
     count = len(classes)
     cell = min(60.0, max(13.0, 400 / count))
     names, size = [shorten(name, 16) for name in classes], min(12.0, cell * 0.62)
@@ -269,13 +269,13 @@ def confusion_chart(counts: np.ndarray, classes: Sequence[str]) -> Markup:
 def confusion_cell(
     where: tuple[float, float, float], images: int, share: float, classes: Sequence[str], names: tuple[int, int]
 ) -> Markup:
-    """One pane; the square root of its share makes a single mistake visible beside a full diagonal."""
+    """Draws one cell. Opacity grows with the square root of the share, so that single mistakes stay visible."""
     (x, y, cell), (true, predicted) = where, names
     side = cell - 1.5
     if not images:
         return rectangle(x + 0.75, y + 0.75, side, side, "rule", rx=2, opacity=0.4)
     depth, colour = math.sqrt(share) * 0.9 + 0.06, "cobalt" if true == predicted else "ruby"
-    hover = f"{plural(images, 'image')} of {classes[true]}, taken for {classes[predicted]} ({percent(share)})"
+    hover = f"{plural(images, 'image')} of {classes[true]} predicted as {classes[predicted]} ({percent(share)})"
     pane = rectangle(x + 0.75, y + 0.75, side, side, colour, tag("title", hover), rx=2, opacity=f"{depth:.2f}")
     if cell < 22:
         return pane
@@ -285,19 +285,19 @@ def confusion_cell(
 
 
 def reliability_chart(bins: Bins) -> Markup:
-    """Accuracy over confidence, with the gap to the diagonal in red, and below it how many answers each bin holds."""
+    """Draws accuracy against confidence, with the gap to the diagonal coloured, and the number of predictions per bin."""
     height, floor = 340, 246.0
     across = Axis(0, 1, LEFT, WIDTH - RIGHT, words=lambda value: percent(value, 0))
     up = Axis(0, 1, floor, TOP - 10, words=lambda value: percent(value, 0))
     width = (across.stop - across.start) / len(bins.counts)
-    parts = [axes(across, up, "confidence"), heading("Right, for each confidence")]
+    parts = [axes(across, up, "confidence"), heading("Reliability diagram")]
     for index in np.flatnonzero(bins.counts):
         x, images = across.start + index * width + 1, int(bins.counts[index])
         accuracy, confidence = float(bins.accuracy[index]), float(bins.confidence[index])
         agreed, reached, claimed = (
             float(up.place(share)) for share in (min(accuracy, confidence), accuracy, confidence)
         )
-        hover = f"{plural(images, 'answer')} at {percent(confidence)} confidence on average, right {percent(accuracy)}"
+        hover = f"{plural(images, 'prediction')}: mean confidence {percent(confidence)}, accuracy {percent(accuracy)}"
         tall = 44 * math.sqrt(images / bins.counts.max())
         gap = ("cobalt", 0.35) if accuracy > confidence else ("ruby", 0.5)
         panes = (
@@ -309,21 +309,21 @@ def reliability_chart(bins: Bins) -> Markup:
     corner = (across.start, floor, across.stop, float(up.place(1)))
     parts += [
         line(*corner, "muted", stroke_dasharray=DASHES),
-        text(LEFT, 338, "answers at that confidence (square-root scale)", size=10),
+        text(LEFT, 338, "predictions per bin (square-root scale)", size=10),
     ]
-    answers = plural(int(bins.counts.sum()), "answer")
+    answers = plural(int(bins.counts.sum()), "prediction")
     says = f"Reliability diagram of {answers}: expected calibration error {percent(bins.error)}"
     return svg(WIDTH, height, says, *parts)
 
 
 def interval_strip(value: float, low: float, high: float, baseline: float | None) -> Markup:
-    """A value on the scale from 0 to 1 with its interval, and what the simplest guess would reach."""
+    """Draws a value in [0, 1] with its interval and the majority-class baseline."""
     says = f"{percent(value)} on a scale from 0 to 100, interval {percent(low)} to {percent(high)}"
-    return strip(value, (low, high), baseline, "always guessing the commonest class", says)
+    return strip(value, (low, high), baseline, "most frequent class", says)
 
 
 def gain_strip(value: float, before: float | None, chance: float | None) -> Markup:
-    """A value on the scale from 0 to 1, how far training brought it, and what chance would reach."""
+    """Draws a value in [0, 1] with its value before training and the chance level."""
     if before is None:
         return strip(value, (value, value), chance, "chance", f"{percent(value)} on a scale from 0 to 100")
     says = f"{percent(value)} on a scale from 0 to 100, {percent(before)} before training"
@@ -331,7 +331,7 @@ def gain_strip(value: float, before: float | None, chance: float | None) -> Mark
 
 
 def strip(value: float, stretch: tuple[float, float], baseline: float | None, named: str, says: str) -> Markup:
-    """A dot on the scale from 0 to 1, a stretch of it in pale colour, and a mark with its name below."""
+    """Draws a dot on a scale from 0 to 1, a highlighted range, and the named mark of a baseline."""
     across = Axis(0, 1, 6, WIDTH - 6)
     start, stop, spot = (float(across.place(share)) for share in (*stretch, value))
     parts = [line(across.start, 16, across.stop, 16, "rule", stroke_width=6, stroke_linecap="round")]

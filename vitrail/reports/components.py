@@ -1,4 +1,4 @@
-"""Components that several report pages share: paragraphs, tables and pictures."""
+"""Components shared by several report pages: paragraphs, tables and images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitrail.reports.html import SHORT_SIDE_OF_A_DRAWING, Markup, data_uri, join
 from vitrail.reports.wording import as_yaml, large
 from vitrail.runtime.progress import duration
 
-SHARPEST = 224  # pixels of an enlarged drawing
+SHARPEST = 224  # pixels of the longer side of an enlarged image
 
 
 def lead(*words: object) -> Markup:
@@ -21,13 +21,13 @@ def lead(*words: object) -> Markup:
 
 
 def show_figure(value: str, name: str, *words: Markup | None) -> Markup:
-    """The head of a page: the one figure and its name, beside what it means."""
+    """Returns the headline of a page: a value with its name, beside its explanation."""
     figure = tag("div", tag("p", value, class_="figure-value"), tag("p", name, class_="figure-name"))
     return tag("div", figure, tag("div", *words, class_="words"), class_="headline")
 
 
 def list_figures(rows: Sequence[tuple[str, str, str]]) -> Markup | None:
-    """Other figures in a row: the name of each, its value and what it means."""
+    """Returns a row of metrics: (name, value, description) each."""
     items = (
         tag("div", tag("dt", name), tag("dd", value, class_="value"), tag("dd", gloss, class_="gloss"))
         for name, value, gloss in rows
@@ -36,27 +36,27 @@ def list_figures(rows: Sequence[tuple[str, str, str]]) -> Markup | None:
 
 
 def notes(words: Sequence[str]) -> Markup | None:
-    """What a careful reader should know before believing the figures."""
+    """Returns the box of notes about the run, or None without notes."""
     if not words:
         return None
-    return tag("aside", tag("h2", "Worth knowing"), tag("ul", *(tag("li", note) for note in words)), class_="notes")
+    return tag("aside", tag("h2", "Notes"), tag("ul", *(tag("li", note) for note in words)), class_="notes")
 
 
 def charts(words: Sequence[str], drawings: Sequence[Markup]) -> Markup | None:
-    """The drawings over the training step, below what is to be said of them."""
+    """Returns the section of charts against the training step, below sentences about them."""
     if not drawings:
         return None
     figures = tag("div", *(tag("figure", drawing) for drawing in drawings), class_="charts")
-    return join(tag("h2", "How the training went"), lead(*words), figures)
+    return join(tag("h2", "Training curves"), lead(*words), figures)
 
 
 def make_scrollable(table: Markup, name: str) -> Markup:
-    """A table that scrolls by itself, with the keyboard too."""
+    """Wraps a table in its own scrollable region, which the keyboard can reach."""
     return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=name)
 
 
 def header(names: Sequence[str], *, text: int = 1, sorted_by: str | None = None) -> Markup:
-    """The head of a table: ``text`` columns of words, then numbers; with ``sorted_by`` each heading is a button."""
+    """Returns a table head: ``text`` text columns, then numeric ones. With ``sorted_by``, headings are sort buttons."""
     cells = []
     for index, name in enumerate(names):
         words = tag("button", name, type="button") if sorted_by else name
@@ -66,7 +66,7 @@ def header(names: Sequence[str], *, text: int = 1, sorted_by: str | None = None)
 
 
 def photograph(picture: np.ndarray, alt: str) -> Markup:
-    """A picture as the model got it; a small one keeps its hard edges."""
+    """Returns an image element. Small images are shown without smoothing."""
     small = min(picture.shape[:2]) <= SHORT_SIDE_OF_A_DRAWING
     return tag("img", src=data_uri(picture), alt=alt, class_="drawing" if small else None)
 
@@ -76,15 +76,15 @@ def pane(image: Markup, caption: str) -> Markup:
 
 
 def overlay_attention(picture: np.ndarray, looked: np.ndarray, reach: tuple[float, float] = (1.0, 1.0)) -> np.ndarray:
-    """The picture, light where the map ``looked`` (h, w) is large: uint8 (H, W, 3). For ``reach`` see `overlay`."""
-    # a small one is enlarged first, so that the light is smooth over hard pixels
+    """Overlays the attention map ``looked`` (h, w) on an image: uint8 (H, W, 3). For ``reach`` see `overlay`."""
+    # small images are enlarged first, so that the map is smooth while their pixels keep hard edges
     small = min(picture.shape[:2]) <= SHORT_SIDE_OF_A_DRAWING
     times = math.ceil(SHARPEST / max(picture.shape[:2])) if small else 1
     return overlay(picture.repeat(times, 0).repeat(times, 1), looked, reach=reach, range=find_light_range(looked))
 
 
 def run(facts: RunFacts, own: Mapping[str, str]) -> Markup:
-    """What to repeat to get the same, and what it was measured on; ``own`` are rows that not every run has."""
+    """Returns the run details: command, settings and environment. ``own`` are rows specific to the task."""
     took = duration(facts.seconds) if facts.seconds is not None else None
     speed = f"{facts.images_per_second:,.0f} images/s" if facts.images_per_second else None
     rows = {
@@ -100,29 +100,29 @@ def run(facts: RunFacts, own: Mapping[str, str]) -> Markup:
     settings = None
     if facts.config:
         text = tag("pre", tag("code", as_yaml(facts.config)))
-        settings = tag("details", tag("summary", "Every setting, as resolved"), text)
+        settings = tag("details", tag("summary", "Full configuration"), text)
     return join(describe_run(facts.command, rows), settings)
 
 
 def describe_run(command: str, rows: Mapping[str, str]) -> Markup:
-    """The command and what it worked with, without the rows that have no words."""
+    """Returns the section of run details: the command and the rows that are not empty."""
     lines = (join(tag("dt", name), tag("dd", words)) for name, words in rows.items() if words)
     return join(
-        tag("h2", "What was run"), show_commands(command) if command else None, tag("dl", *lines, class_="facts")
+        tag("h2", "Run details"), show_commands(command) if command else None, tag("dl", *lines, class_="facts")
     )
 
 
 def show_commands(*commands: str) -> Markup:
-    """Lines for a shell."""
+    """Returns a block of shell commands."""
     return tag("pre", tag("code", "\n".join(commands)), class_="command")
 
 
 def describe_model(
     about: str, parameters: int | None, multiply_adds: int | None, image_size: tuple[int, int] | None
 ) -> str:
-    """The model in a line, as far as it is known."""
+    """Describes the model in one line, as far as it is known."""
     size = " × ".join(map(str, image_size)) + " pixels" if image_size else None
-    sums = f"{large(multiply_adds)} multiply-adds an image" if multiply_adds else None
+    sums = f"{large(multiply_adds)} multiply-adds per image" if multiply_adds else None
     return ", ".join(filter(None, (about, f"{large(parameters)} parameters" if parameters else None, sums, size)))
 
 

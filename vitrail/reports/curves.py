@@ -1,4 +1,4 @@
-"""The charts over the training step, and what is said of them; each from whichever columns were recorded."""
+"""Charts of recorded values against the training step, and sentences about them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vitrail.reports.html import Markup
 from vitrail.reports.wording import large, percent, plural, scientific
 
 Records = Sequence[Mapping[str, Any]]  # the lines of ``metrics.jsonl``
-Curve = tuple[str, list[Series], dict[str, Any]]  # the title, the lines, and how `line_chart` is to draw them
+Curve = tuple[str, list[Series], dict[str, Any]]  # title, lines, options of `line_chart`
 
 
 def series(records: Records, column: str, label: str, colour: str, **options: Any) -> list[Series]:
-    """The line of a column; none where it was not recorded."""
+    """Returns the line of a column, or an empty list if the column was not recorded."""
     pairs = [
         (record["step"], record[column]) for record in records if record.get(column) is not None and "step" in record
     ]
@@ -39,31 +39,31 @@ def speed(records: Records) -> Curve:
 
 
 def draw_curves(curves: Mapping[str, Curve]) -> dict[str, Markup]:
-    """The charts that have a line, by name."""
+    """Draws the charts that have at least one line; returns them by name."""
     return {name: line_chart(title, lines, **options) for name, (title, lines, options) in curves.items() if lines}
 
 
 def finite(records: Records, column: str) -> list[tuple[float, int]]:
-    """The values of a column that are numbers, each with its step."""
+    """Returns the finite values of a column, each with its step."""
     values = [(record[column], record["step"]) for record in records if record.get(column) is not None]
     return [(value, step) for value, step in values if math.isfinite(value)]
 
 
 def best(records: Records, column: str, name: str) -> list[str]:
-    """When the best evaluation was."""
+    """Returns a sentence about the best evaluation and its step, or an empty list without evaluations."""
     if not (points := finite(records, column)):
         return []
     value, step = max(points, key=lambda point: point[0])
     last = max(record["step"] for record in records)
-    return [f"The best {name}, {percent(value)}, came at step {step:,} of {last:,}. "]
+    return [f"Best {name}: {percent(value)} at step {step:,} of {last:,}. "]
 
 
 def troubles(records: Records) -> list[str]:
-    """The wait for data, and values that could not be drawn."""
+    """Returns sentences about time spent waiting for data and about loss values that are not finite."""
     words = []
     if waits := finite(records, "data_wait"):
         share = percent(float(np.mean([share for share, _ in waits])), 0)
-        words.append(f"The model waited for data {share} of the time. ")
+        words.append(f"Training waited for data {share} of the time. ")
     if bad := sum("loss" in record for record in records) - len(finite(records, "loss")):
-        words.append(f"The loss was not finite in {plural(bad, 'record')}; the curve has a gap there.")
+        words.append(f"The loss was not finite in {plural(bad, 'record')}; the curve has gaps there.")
     return words

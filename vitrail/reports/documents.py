@@ -1,4 +1,4 @@
-"""Which report and card a finished run gets: those of its task."""
+"""Selects the report and the model card of a finished run by its task."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ DOCUMENTS: dict[str, Callable[[Path, JudgedRun], Path]] = {"classification": cla
 
 
 def write_documents(folder: Path, run: JudgedRun) -> Path:
-    """Writes ``report.html`` and ``card.md`` into ``folder``; returns the report's path.
+    """Writes ``report.html`` and ``card.md`` into ``folder`` and returns the path of the report.
 
-    Raises `DiskError` where the folder cannot be written.
+    Raises `DiskError` if the folder cannot be written.
     """
     return DOCUMENTS.get(run.model.name, summary.write_documents)(folder, run)

@@ -21,8 +21,8 @@ SPLITS = {"val": "validation", "train": "training"}
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """An image that the model got wrong, as it is shown: uint8 (H, W[, C]) and, where known, attention (gh, gw), which is
-    ``reach`` times as high and as wide as the picture.
+    """A misclassified image: uint8 (H, W[, C]) and, if known, its attention map (gh, gw). The map covers ``reach`` times the
+    height and width of the image.
     """
 
     key: str
@@ -36,12 +36,11 @@ class Mistake:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What the report and the card of any run say; only ``title`` is needed.
+    """The data of the report and the model card of any run; only ``title`` is required.
 
-    ``records`` are the lines of ``metrics.jsonl``. ``images`` counts each split. ``base`` names the weights that training
-    started from and ``base_license`` their licence. ``provenance`` is whatever says where the model comes from (seed, date,
-    versions, commit, ...); it, ``preprocessing`` and ``recipe_settings`` are shown as they are. ``location`` is the model's
-    place in the examples.
+    ``records`` are the lines of ``metrics.jsonl``. ``images`` counts the images of each split. ``base`` names the initial
+    weights and ``base_license`` their licence. ``provenance`` holds seed, date, versions, commit and the like; it,
+    ``preprocessing`` and ``recipe_settings`` are shown unchanged. ``location`` is the path of the model in the examples.
     """
 
     title: str
@@ -73,12 +72,11 @@ class RunFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationFacts(RunFacts):
-    """What is said of a classifier; beside the title only ``classes`` are needed.
+    """The data about a classifier; only ``title`` and ``classes`` are required.
 
-    ``metric`` is what judging ``split`` gathered; None where nothing was judged.
-    ``figures`` has ``top1`` (or ``map``) with its ends ``top1_low`` and ``top1_high``, and whichever of
-    ``top5 nll ece brier f1_macro f1_micro`` are known, shares as fractions. ``class_counts`` are the images of each class
-    (K,) in each split.
+    ``metric`` is the metric computed on ``split``, or None without an evaluation. ``figures`` has ``top1`` (or ``map``) with
+    the ends of its confidence interval, ``top1_low`` and ``top1_high``, and those of ``top5 nll ece brier f1_macro
+    f1_micro`` that are known; shares are fractions. ``class_counts`` are the images per class (K,) of each split.
     """
 
     classes: Sequence[str]
@@ -86,7 +84,7 @@ class ClassificationFacts(RunFacts):
     split: str = "val"
     figures: Mapping[str, float] = field(default_factory=dict)
     multi_label: bool = False
-    metric: Any = None  # a `ClassMetric`, with several labels an image a `LabelMetric`
+    metric: Any = None  # `ClassMetric`, or `LabelMetric` for multi-label tasks
     mistakes: Sequence[Mistake] = ()
 
     @property
@@ -100,9 +98,9 @@ class ClassificationFacts(RunFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedRun:
-    """A finished run that was judged, as the documents of its task are written from it.
+    """A finished run with its evaluation, from which the report and the model card are written.
 
-    ``facts`` are the fields of `RunFacts`; ``source`` are the images of ``splits`` that ``judgement`` is on.
+    ``facts`` are the fields of `RunFacts`; ``source`` holds the images of ``splits`` that ``judgement`` was computed on.
     """
 
     facts: Mapping[str, Any]
@@ -114,7 +112,7 @@ class JudgedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """What an objective sees or answers: its name and meaning, and pictures (n, C, h, w), uint8 or float in [0, 1]."""
+    """Inputs or outputs of an objective: a name, a caption, and images (n, C, h, w), uint8 or float in [0, 1]."""
 
     name: str
     caption: str
@@ -123,12 +121,12 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingFacts(RunFacts):
-    """What is said of an encoder trained without labels, or a tokenizer; beside the title only ``objective`` is needed.
+    """The data about a self-supervised encoder or a tokenizer; only ``title`` and ``objective`` are required.
 
-    The records of an evaluation have ``knn`` and ``chance``, shares, where there are labels to ask, ``effective_rank`` and
-    ``spread``; a record of step 0 is of the weights before training. Any other column of numbers is a measurement of the
-    objective. ``panels`` show the same images in the same order, the original first. ``before`` and ``after`` are the
-    health of the features on either side of training, and ``diagnosis`` names a collapse.
+    Evaluation records have ``effective_rank`` and ``spread``, and with labels ``knn`` and ``chance`` as fractions; the record
+    of step 0 is of the weights before training. Any other numeric column is a measurement of the objective. ``panels`` show
+    the same images in the same order, the original first. ``before`` and ``after`` are the feature health before and after
+    training, and ``diagnosis`` describes a collapse.
     """
 
     objective: str
@@ -140,14 +138,14 @@ class PretrainingFacts(RunFacts):
 
     @property
     def tokenizes(self) -> bool:
-        """Whether a tokenizer was trained, which has codes in place of features."""
+        """Whether the run trained a tokenizer, which has codes instead of features."""
         return self.objective == "tokenizer"
 
     def last(self, column: str) -> float | None:
-        """The value of a column that was recorded last."""
+        """Returns the last recorded value of a column."""
         return next((record[column] for record in reversed(self.records) if record.get(column) is not None), None)
 
     def untrained(self, column: str) -> float | None:
-        """The value of a column before training."""
+        """Returns the value of a column before training."""
         values = (record.get(column) for record in self.records if record.get("step") == 0)
         return next((value for value in values if value is not None), None)

@@ -1,4 +1,4 @@
-"""HTML and SVG that are safe by construction: whatever is not already markup is escaped on its way in."""
+"""Builds HTML and SVG; everything that is not `Markup` is escaped."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from vitrail.analysis.pictures import to_rgb
 
 VOID = {"meta", "link", "img", "br"}
 UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-SHORT_SIDE_OF_A_DRAWING = 64  # pictures up to this size stay lossless, and are shown with hard pixel edges
+SHORT_SIDE_OF_A_DRAWING = 64  # pixels; images up to this size are stored losslessly and shown without smoothing
 
 
 class Markup(str):
-    """Text that is markup already; any other text met by `tag` is escaped."""
+    """Text that is already markup; `tag` escapes any other text."""
 
     __slots__ = ()
 
 
 def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
-    """One element. Children that are None are left out, and so are attributes that are None.
+    """Returns one element. Children and attributes that are None are omitted.
 
-    In an attribute's name a trailing underscore is dropped and the others become hyphens, so that ``class_`` and
-    ``stroke_width`` can be written; names with capitals (``viewBox``) pass as they are.
+    In attribute names, a trailing underscore is removed and other underscores become hyphens (``class_``,
+    ``stroke_width``). Case is preserved (``viewBox``).
     """
     words = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{safe(value)}"'
@@ -39,26 +39,26 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
 
 
 def safe(words: Any, *, quote: bool = True) -> str:
-    """Any value as text that is no markup: escaped, and without characters that no XML or UTF-8 file may hold."""
+    """Returns any value as escaped text, with characters that XML or UTF-8 does not allow replaced."""
     return escape(UNWRITABLE.sub("\ufffd", str(words)), quote=quote)
 
 
 def join(*children: Any) -> Markup:
-    """The children one after the other, escaped unless they are markup."""
+    """Concatenates the children; those that are not markup are escaped."""
     return Markup(
         "".join(child if isinstance(child, Markup) else safe(child) for child in children if child is not None)
     )
 
 
 def data_uri(picture: np.ndarray, most: int = 288) -> str:
-    """A uint8 picture (H, W[, C]) inside the page, its sides at most ``most`` pixels: JPEG, or PNG where small."""
+    """Encodes a uint8 image (H, W[, C]), its sides at most ``most`` pixels, as a data URI: PNG if small, else JPEG."""
     image = Image.fromarray(np.ascontiguousarray(to_rgb(picture)))
     image.thumbnail((most, most), Image.Resampling.LANCZOS)
     return _inside(image, "png" if min(image.size) <= SHORT_SIDE_OF_A_DRAWING else "jpeg")
 
 
 def exact_uri(picture: np.ndarray) -> str:
-    """The same without loss and as large as it is, for pictures whose edges are hard."""
+    """Encodes an image as a PNG data URI, losslessly and at its original size."""
     return _inside(Image.fromarray(np.ascontiguousarray(to_rgb(picture))), "png")
 
 

@@ -23,13 +23,13 @@ PLAIN: Format = "{:.4g}".format
 
 @dataclass(frozen=True)
 class Metric:
-    """``label`` stands within a sentence, ``heading`` above a value; ``chart`` and ``line`` place its curve among others."""
+    """``label`` is for use in sentences, ``heading`` for use above a value; ``chart`` and ``line`` say where it is plotted."""
 
     label: str
     heading: str = ""
     gloss: str = ""
     format: Format = PLAIN
-    higher_is_better: bool | None = None  # None where neither is
+    higher_is_better: bool | None = None  # None if neither
     chart: str = ""
     line: str = ""
 
@@ -37,26 +37,24 @@ class Metric:
 METRICS: dict[str, Metric] = {
     # of a classifier on a split
     "top1": Metric("top-1 accuracy", "Top-1", "", percent, True, "Accuracy", "training"),
-    "top5": Metric("top-5 accuracy", "Top-5", "the right class is among the five likeliest", percent, True),
+    "top5": Metric("top-5 accuracy", "Top-5", "the true class is among the five most probable classes", percent, True),
     "map": Metric("mean average precision", "mAP", "", percent, True, "Mean average precision", "training"),
     "f1_macro": Metric(
-        "macro F1", "Macro F1", "precision and recall in one, every class weighing the same", percent, True
+        "macro F1", "Macro F1", "harmonic mean of precision and recall, averaged over classes", percent, True
     ),
-    "f1_micro": Metric(
-        "micro F1", "Micro F1", "precision and recall in one, every label weighing the same", percent, True
-    ),
+    "f1_micro": Metric("micro F1", "Micro F1", "harmonic mean of precision and recall over all labels", percent, True),
     "nll": Metric(
         "negative log-likelihood", "NLL", "negative log-likelihood; 0 is perfect", decimal, False, "Loss", "training"
     ),
     "ece": Metric(
-        "expected calibration error", "ECE", "how far confidence is from accuracy, on average", percent, False
+        "expected calibration error", "ECE", "mean difference between confidence and accuracy", percent, False
     ),
-    "brier": Metric("Brier score", "Brier", "squared error of the probabilities; 0 is perfect", decimal, False),
+    "brier": Metric("Brier score", "Brier", "mean squared error of the probabilities; 0 is perfect", decimal, False),
     # of features that were learned without labels
     "knn": Metric(
         "kNN accuracy",
         "kNN accuracy",
-        "the class that most of an image’s nearest neighbours have, by their features",
+        "accuracy of k-nearest-neighbour classification on the features",
         percent,
         True,
         "Accuracy",
@@ -64,59 +62,61 @@ METRICS: dict[str, Metric] = {
     ),
     "chance": Metric("chance", "Chance", "the share of the most frequent class", percent, None, "Accuracy", "chance"),
     "effective_rank": Metric(
-        "effective rank", "Effective rank", "how many directions the features use", "{:.1f}".format, True
+        "effective rank", "Effective rank", "effective number of dimensions of the features", "{:.1f}".format, True
     ),
-    "spread": Metric("spread", "Spread", "about 1 is all over the sphere, 0 is one point", "{:.2g}".format),
-    # what objectives measure on their way
-    "loss": Metric("loss", "Loss", "of the training images", decimal, False, "Loss", "training"),
+    "spread": Metric(
+        "spread", "Spread", "about 1 if the features cover the sphere, 0 if they are equal", "{:.2g}".format
+    ),
+    # of objectives during training
+    "loss": Metric("loss", "Loss", "on the training images", decimal, False, "Loss", "training"),
     "lr": Metric("learning rate", "Learning rate", chart="Learning rate", line="learning rate"),
-    "accuracy": Metric("accuracy", "Accuracy", "of the answers to the objective’s own question", short_percent, True),
+    "accuracy": Metric("accuracy", "Accuracy", "on the prediction task of the objective", short_percent, True),
     "explained": Metric(
-        "explained", "Explained", "of what hidden patches vary by inside; 0 is their mean colour", short_percent, True
+        "explained variance",
+        "Explained variance",
+        "within hidden patches; 0 is predicting their mean colour",
+        short_percent,
+        True,
     ),
     "rmse": Metric(
-        "error of colours",
-        "Error of colours",
-        "of corrupted patches, on the scale from 0 to 1",
+        "colour RMSE",
+        "Colour RMSE",
+        "root mean squared error of corrupted patches, colours in [0, 1]",
         "{:.3g}".format,
         False,
     ),
     "batch_spread": Metric(
         "spread in the batch",
         "Spread in the batch",
-        "of the features that are compared; 0 is one point",
+        "of the compared features; 0 if they are equal",
         "{:.2g}".format,
     ),
-    "psnr": Metric("PSNR", "PSNR", "how near the images it learns from are rebuilt", DECIBELS, True),
+    "psnr": Metric("PSNR", "PSNR", "reconstruction of training images; higher is better", DECIBELS, True),
     "psnr_held_out": Metric(
         "PSNR, held out",
         "PSNR, held out",
-        "how near images it did not learn from are rebuilt; more is nearer",
+        "reconstruction of held-out images; higher is better",
         DECIBELS,
         True,
     ),
     "psnr_mean_colour": Metric(
-        "PSNR of mean colours", "PSNR of mean colours", "of telling each patch by its mean colour alone", DECIBELS
+        "PSNR of mean colours", "PSNR of mean colours", "baseline: each patch replaced by its mean colour", DECIBELS
     ),
-    "perplexity": Metric("codes in a batch", "Codes in a batch", "how many are in use, were all used equally often"),
-    "codes_in_use": Metric(
-        "codes in use", "Codes in use", "on images it did not learn from, were all used equally often"
-    ),
+    "perplexity": Metric("codebook perplexity", "Codebook perplexity", "effective number of codes in a batch"),
+    "codes_in_use": Metric("codes in use", "Codes in use", "effective number of codes on held-out images"),
 }
-# the figures that runs are compared by: of each run the first that it has
+# the metrics by which runs are compared: for each run, the first that it has
 SELECTED_BY = ("val_top1", "val_map", "knn", "psnr_held_out")
 
 
 def metric_of(column: str) -> Metric:
-    """The metric of a column of the records; one that an objective of its own measures is called after the column."""
+    """Returns the metric of a column of the records; an unknown column is named after itself."""
     words = column.replace("_", " ")
-    return METRICS.get(
-        column.removeprefix("val_"), Metric(words, sentence(words), "as the objective measures it", PLAIN)
-    )
+    return METRICS.get(column.removeprefix("val_"), Metric(words, sentence(words), "measured by the objective", PLAIN))
 
 
 def curve_of(column: str) -> tuple[str, str]:
-    """The chart that a column is drawn in, and the name of its line there."""
+    """Returns the title of the chart that shows a column, and the label of its line."""
     metric = METRICS.get(column.removeprefix("val_"))
     if metric is None or not metric.chart:
         return column.replace("_", " "), column.replace("_", " ")

@@ -1,4 +1,4 @@
-// Sorts a table by the column whose heading is pressed; a second press turns the order round. What is undefined stays last.
+// Sorts a table by the column whose heading is clicked; a second click reverses the order. Undefined values stay last.
 for (const button of document.querySelectorAll("th button")) {
   button.addEventListener("click", () => {
     const head = button.closest("th"), table = head.closest("table"), body = table.tBodies[0];

@@ -1,4 +1,4 @@
-"""The report and the card of a task that has none of its own: its figures, its curves and what was run."""
+"""The default report and model card, for tasks without their own: metrics, training curves and run details."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from vitrail.reports.wording import plural
 
 
 def write_documents(folder: Path, judged: JudgedRun) -> Path:
-    """Writes ``report.html`` and ``card.md`` into ``folder``; returns the report's path."""
+    """Writes ``report.html`` and ``card.md`` into ``folder`` and returns the path of the report."""
     facts = RunFacts(**judged.facts)
     card.write(folder, card_of(judged, facts))
     plots = drawings(facts)
     parts = {
         "Curves": charts(curves.troubles(facts.records), list(plots.values())),
-        "What was run": run(facts, {"Task": judged.model.name}),
+        "Run details": run(facts, {"Task": judged.model.name}),
     }
     opening = join(headline(judged), notes(facts.notes))
     return write_page(folder, frame("vitrail report", facts.title, facts.date, opening, parts), plots)
 
 
 def drawings(facts: RunFacts) -> dict[str, Markup]:
-    """The charts over the training step: the loss, every metric of the validation split, rate and speed."""
+    """Returns the charts against the training step: loss, validation metrics, learning rate and speed."""
     columns = dict.fromkeys(name for record in facts.records for name in record if name.startswith("val_"))
     plotted: dict[str, curves.Curve] = {"loss": curves.loss(facts.records)}
     for column in columns:
@@ -41,14 +41,14 @@ def drawings(facts: RunFacts) -> dict[str, Markup]:
 
 
 def headline(judged: JudgedRun) -> Markup:
-    """The most important figure with its interval, and the others."""
+    """Returns the main metric with its confidence interval, followed by the other metrics."""
     figures, where = judged.judgement.figures, SPLITS.get(judged.judgement.split, judged.judgement.split)
     first = next(iter(figures))
     metric = metric_of(first)
     words = [lead(f"Measured on {plural(len(judged.judgement.keys), f'{where} image')}.")]
     if f"{first}_low" in figures:
         ends = " to ".join(metric.format(figures[f"{first}_{end}"]) for end in ("low", "high"))
-        words.append(lead(f"On other images of the same kind, expect {ends} (95 % interval)."))
+        words.append(lead(f"95 % confidence interval for images of the same distribution: {ends}."))
     hidden = {first, f"{first}_low", f"{first}_high", "images"}
     others = [(metric_of(name), value) for name, value in figures.items() if name not in hidden]
     rows = [(other.heading, other.format(value), other.gloss) for other, value in others]
@@ -59,11 +59,11 @@ def card_of(judged: JudgedRun, facts: RunFacts) -> str:
     figures: Mapping[str, float] = judged.judgement.figures
     measured = (f"{metric_of(name).heading}: {metric_of(name).format(value)}" for name, value in figures.items())
     parts = {
-        "How good it is": card.bullets(*measured),
+        "Evaluation": card.bullets(*measured),
         "Data": card.data(facts),
-        "What the model expects": card.settings(facts.preprocessing),
-        "How it was trained": card.training(facts),
-        "Where it comes from": card.settings(facts.provenance),
+        "Preprocessing": card.settings(facts.preprocessing),
+        "Training": card.training(facts),
+        "Provenance": card.settings(facts.provenance),
         "Licence": card.licence(facts),
     }
     name = judged.model.name

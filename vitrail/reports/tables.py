@@ -1,4 +1,4 @@
-"""Tables written row by row, so that a million answers need no memory: CSV, JSON lines, Parquet."""
+"""Writes tables row by row, in constant memory: CSV, JSON lines, Parquet."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from vitrail.files import disk_errors
 
 
 class Table(Protocol):
-    """Where rows go."""
+    """A table that rows are written to."""
 
     def write(self, row: dict[str, Any]) -> None: ...
 
 
 @contextmanager
 def open_table(out: Path | None, kind: str | None = None) -> Iterator[Table]:
-    """A table that is written row by row: CSV, JSON lines or Parquet by ``kind`` or the name's end; stdout without ``out``.
+    """Opens a CSV, JSON lines or Parquet table, by ``kind`` or the file extension; writes to stdout without ``out``.
 
-    The file appears under its name only when it is whole. Raises `ConfigError` for an unknown kind, `DiskError`.
+    The file is renamed to its final name when it is complete. Raises `ConfigError` for an unknown kind, and `DiskError`.
     """
     kind = kind or (out.suffix.lstrip(".").lower() if out else "csv")
     if kind not in TABLES:
-        raise ConfigError(f"no table is written as {kind!r}", f"name the file .{', .'.join(TABLES)}")
+        raise ConfigError(f"unknown table format {kind!r}", f"use a file name that ends in .{', .'.join(TABLES)}")
     if out is None:
         if kind == "parquet":
-            raise ConfigError("a Parquet table cannot go to stdout", "give --out predictions.parquet")
+            raise ConfigError("a Parquet table cannot be written to stdout", "give --out predictions.parquet")
         with TABLES[kind](sys.stdout) as table:
             yield table
         return
@@ -49,19 +49,19 @@ def open_table(out: Path | None, kind: str | None = None) -> Iterator[Table]:
         ):
             try:
                 yield _Guarded(table, out)
-            except OSError as error:  # of what the rows come from, not of the table
+            except OSError as error:  # raised by the producer of the rows, not by the table
                 broken = error
         if broken is not None:
             raise broken
         with disk_errors(out):
             beside.replace(out)
     finally:
-        with suppress(OSError):  # it is not there, or cannot be
+        with suppress(OSError):  # missing after success, or in a folder that does not exist
             beside.unlink()
 
 
 class _Guarded:
-    """A table whose own writing alone is what a disk may refuse; what the rows come from speaks for itself."""
+    """Converts errors of writing to `DiskError`; errors of the producer of the rows are left unchanged."""
 
     def __init__(self, table: Table, out: Path) -> None:
         self.table, self.out = table, out
@@ -133,9 +133,9 @@ TABLES: dict[str, Any] = {"csv": _csv, "jsonl": _json_lines, "parquet": _parquet
 
 
 def write_features(out: Path, features: Iterator[tuple[str, np.ndarray]]) -> str:
-    """Writes (key, features (D,)) pairs by the ending of ``out``; returns a line that says what was written.
+    """Writes (key, features (D,)) pairs in the format of the file extension; returns a line that describes the output.
 
-    ``.npy`` holds an array (N, D) with the keys in ``<out>.txt``; the tables have a column ``path`` and one list or D columns.
+    ``.npy`` holds an array (N, D), with the keys in ``<out>.txt``. Tables have a column ``path`` and one list or D columns.
     """
     if out.suffix.lower() == ".npy":
         keys, rows = [], []
@@ -146,7 +146,7 @@ def write_features(out: Path, features: Iterator[tuple[str, np.ndarray]]) -> str
         with disk_errors(out):
             np.save(out, array)
             Path(f"{out}.txt").write_text("".join(f"{key}\n" for key in keys), encoding="utf-8")
-        return f"{array.shape[0]} x {array.shape[1]} features in {out}, their paths in {out}.txt"
+        return f"{array.shape[0]} x {array.shape[1]} features in {out}, paths in {out}.txt"
     count = 0
     flat = out.suffix.lower() == ".csv"
     with open_table(out) as table:

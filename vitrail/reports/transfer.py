@@ -1,4 +1,4 @@
-"""What a model's features are worth on several data sets, as plain data, and the tables and the page that show it."""
+"""Transfer results of a model on several data sets: plain data, tables and the report page."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from vitrail.reports.tables import open_table
 from vitrail.reports.wording import percent, plural
 
 MEANINGS = {
-    "knn": "the nearest training images vote, by the cosine of frozen features",
+    "knn": "k-nearest-neighbour classification on frozen features, by cosine similarity",
     "linear": "logistic regression on frozen features",
-    "fewshot": "least squares on frozen features of a few images of each class",
-    "finetune": "the whole network is trained further",
+    "fewshot": "least squares on frozen features of a few images per class",
+    "finetune": "fine-tuning of the whole network",
 }
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One protocol on one data set: ``accuracy`` with the ends of its interval, and numbers of images; or what went wrong."""
+    """The result of one protocol on one data set: accuracy, confidence interval and numbers of images, or an error."""
 
     figures: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
@@ -33,13 +33,13 @@ class Cell:
 
     @property
     def accuracy(self) -> float:
-        """NaN where there is none."""
+        """The accuracy, NaN if there is none."""
         return self.figures.get("accuracy", math.nan)
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """The cells of every data set by protocol, and what was run."""
+    """The results by data set and protocol, with the run details."""
 
     model: str
     protocols: tuple[str, ...]
@@ -51,12 +51,12 @@ class Transfer:
     date: str = ""
 
     def mean(self, protocol: str) -> float:
-        """Over data sets, each counting the same, as VTAB has it (Zhai et al. 2019); NaN where one has no figure."""
+        """Returns the unweighted mean accuracy over data sets, as in VTAB (Zhai et al. 2019); NaN if a result is missing."""
         return sum(cells[protocol].accuracy for cells in self.rows.values()) / len(self.rows)
 
     @property
     def failures(self) -> dict[str, Cell]:
-        """What went wrong: by data set, and by protocol where these did not all fail alike."""
+        """The failed cells by data set, and also by protocol unless all protocols failed with the same error."""
         failures: dict[str, Cell] = {}
         for name, cells in self.rows.items():
             alike = len({cell.error for cell in cells.values()}) == 1
@@ -67,18 +67,18 @@ class Transfer:
 
     @property
     def code(self) -> int:
-        """The exit code: that of the first failure."""
+        """The exit code: that of the first failure, or 0."""
         return next((cell.code for cell in self.failures.values()), 0)
 
     def table(self) -> Iterator[tuple[str, ...]]:
-        """A row of percentages for each data set, and one for their mean."""
+        """Yields a row of percentages for each data set, then one for the mean."""
         for name, cells in self.rows.items():
             yield name, *(percent(cells[protocol].accuracy) for protocol in self.protocols)
         yield "mean", *(percent(self.mean(protocol)) for protocol in self.protocols)
 
 
 def write_transfer(out: Path, facts: Transfer) -> Path:
-    """Writes ``transfer.csv``, ``transfer.md`` and ``report.html`` into ``out``; returns the page's path. Raises `DiskError`."""
+    """Writes ``transfer.csv``, ``transfer.md`` and ``report.html`` into ``out``; returns the last. Raises `DiskError`."""
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     with open_table(out / "transfer.csv") as table:
@@ -92,7 +92,7 @@ def write_transfer(out: Path, facts: Transfer) -> Path:
 
 
 def _flatten(protocols: Sequence[str], cells: Mapping[str, Cell]) -> dict[str, str]:
-    """Fractions and their intervals as words, none where there is no figure."""
+    """Returns accuracies and interval ends as strings, empty where undefined."""
     names = {"": "accuracy", "_low": "accuracy_low", "_high": "accuracy_high"}
     figures = {
         f"{protocol}{end}": cells[protocol].figures.get(name, math.nan)
@@ -103,7 +103,7 @@ def _flatten(protocols: Sequence[str], cells: Mapping[str, Cell]) -> dict[str, s
 
 
 def markdown(facts: Transfer) -> str:
-    """The table, and below it what went wrong."""
+    """Returns the table, followed by the failures."""
     lines = [f"| data | {' | '.join(facts.protocols)} |", f"| --- |{' ---: |' * len(facts.protocols)}"]
     lines += [f"| {escape(name)} | {' | '.join(cells)} |" for name, *cells in facts.table()]
     failures = [f"- {escape(words)}" for words in _list_failures(facts)]
@@ -111,32 +111,32 @@ def markdown(facts: Transfer) -> str:
 
 
 def _list_failures(facts: Transfer) -> list[str]:
-    """What went wrong, a line for each."""
+    """Returns one line for each failure."""
     return [f"{where}: {cell.error.splitlines()[0]}" for where, cell in facts.failures.items()]
 
 
 def page(facts: Transfer) -> str:
-    """The whole document."""
-    title = f"What {facts.model} is worth elsewhere"
+    """Returns the whole document."""
+    title = f"Transfer results of {facts.model}"
     opening = join(headline(facts), notes(_list_failures(facts)))
-    parts = {"Accuracies": accuracies(facts), "What was run": run(facts)}
+    parts = {"Accuracies": accuracies(facts), "Run details": run(facts)}
     return frame("vitrail transfer", title, facts.date, opening, parts)
 
 
 def headline(facts: Transfer) -> Markup:
-    """The best protocol's mean."""
+    """Returns the mean accuracy of the best protocol."""
     means = {protocol: facts.mean(protocol) for protocol in facts.protocols if math.isfinite(facts.mean(protocol))}
     count = plural(len(facts.rows), "data set")
     if not means:
-        return tag("div", tag("p", f"No protocol has a figure on all of {count}."), class_="headline bare")
+        return tag("div", tag("p", f"No protocol has results on all data sets ({count})."), class_="headline bare")
     best = max(means, key=lambda protocol: means[protocol])
     figure = tag("div", tag("p", percent(means[best]), class_="figure-value"), tag("p", best, class_="figure-name"))
-    words = tag("p", f"The mean accuracy over {count}, each counting the same, by the best protocol: {MEANINGS[best]}.")
+    words = tag("p", f"Unweighted mean accuracy over {count} with the best protocol: {MEANINGS[best]}.")
     return tag("div", figure, tag("div", words, class_="words"), class_="headline")
 
 
 def accuracies(facts: Transfer) -> Markup:
-    """A row for each data set with the interval of every figure, and the mean."""
+    """Returns the table of accuracies with their intervals, a row for each data set and one for the mean."""
     rows = []
     for name, cells in facts.rows.items():
         tags = (accuracy(cells[protocol]) for protocol in facts.protocols)
@@ -146,23 +146,23 @@ def accuracies(facts: Transfer) -> Markup:
     table = tag("table", header(("data", *facts.protocols)), tag("tbody", *rows))
     means_of = "; ".join(f"{protocol}: {MEANINGS[protocol]}" for protocol in facts.protocols)
     words = (
-        f"{means_of[:1].upper()}{means_of[1:]}. Under each accuracy is its 95 % interval: over images, and over draws where "
-        "shots or seeds are drawn several times."
+        f"{means_of[:1].upper()}{means_of[1:]}. The 95 % confidence interval below each accuracy covers the sampling of images "
+        "and, if training sets or seeds are drawn several times, of these draws."
     )
     if facts.failures:
-        words += " A dash has failed, for the reason above; a mean needs all of its data sets."
+        words += " A dash marks a failed evaluation, listed above; a mean requires results on all data sets."
     return join(tag("h2", "Accuracy by data set and protocol"), lead(words), make_scrollable(table, "Accuracies"))
 
 
 def accuracy(cell: Cell) -> Markup:
-    """One figure, its interval below it."""
+    """Returns a table cell with the accuracy and its interval."""
     ends = [percent(cell.figures[name]) for name in ("accuracy_low", "accuracy_high") if name in cell.figures]
     interval = join(tag("br"), tag("small", " to ".join(ends))) if ends else None
     return tag("td", percent(cell.accuracy), interval)
 
 
 def run(facts: Transfer) -> Markup:
-    """What to repeat to get the same, and what it was measured on."""
+    """Returns the run details: command, data, settings and environment."""
     rows = {
         "Model": facts.model,
         "Data": ", ".join(facts.rows),

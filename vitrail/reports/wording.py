@@ -1,4 +1,4 @@
-"""Numbers and settings as a reader wants them: percentages, large counts, lists of names, YAML."""
+"""Formats numbers and settings for reports: percentages, large counts, lists of names, YAML."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import yaml
 
 from vitrail.config.parse import plain
 
-THIN = "\u202f"  # narrow no-break space: a figure never parts from its unit
+THIN = "\u202f"  # narrow no-break space between a number and its unit
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A share as a percentage; an undefined one is a dash, and only exactly 1 reads as 100."""
+    """Formats a fraction as a percentage. NaN is a dash; only exactly 0 and 1 are shown as 0 and 100."""
     if not math.isfinite(share):
         return "–"
     if share in (0, 1):
@@ -26,24 +26,24 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def decimal(value: float, digits: int = 3) -> str:
-    """A plain decimal number; an undefined one is a dash."""
+    """Formats a decimal number. NaN is a dash."""
     return f"{value:.{digits}f}" if math.isfinite(value) else "–"
 
 
 def large(value: float, unit: str = "") -> str:
-    """Three significant digits and an SI letter: 5717416 -> "5.72 M"."""
+    """Formats with three significant digits and an SI prefix: 5717416 -> "5.72 M"."""
     power = min(max(int(math.log10(max(abs(value), 1)) // 3), 0), 4)
     shown = f"{value / 1000**power:.3g}" if power else f"{value:,.0f}"
     return f"{shown}{THIN}{['', 'k', 'M', 'G', 'T'][power]}{unit}".rstrip(THIN)
 
 
 def whole(value: float) -> str:
-    """A count, spelt out while it is short: "1,200", "50 k"."""
+    """Formats a count, from 10,000 on with an SI prefix: "1,200", "50 k"."""
     return f"{value:,.0f}" if abs(value) < 10_000 else large(value)
 
 
 def scientific(value: float) -> str:
-    """Three significant digits and a bare exponent: "3e-4"."""
+    """Formats with three significant digits and a short exponent: "3e-4"."""
     if not value or not math.isfinite(value):
         return decimal(value, 0)
     power = math.floor(math.log10(abs(value)) + 1e-9)
@@ -51,27 +51,27 @@ def scientific(value: float) -> str:
 
 
 def plural(count: int, noun: str, nouns: str = "") -> str:
-    """ "1 image", "1,797 images", "0 classes"."""
+    """Formats a count with its noun: "1 image", "1,797 images", "0 classes"."""
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
 def listing(names: Sequence[str], most: int = 12) -> str:
-    """The names with commas, cut after ``most`` of them."""
+    """Joins names with commas, truncated after ``most`` of them."""
     more = f" … and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def shorten(name: str, most: int) -> str:
-    """At most ``most`` characters, the cut marked."""
+    """Truncates to at most ``most`` characters, with an ellipsis."""
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def as_yaml(tree: Mapping[str, Any]) -> str:
-    """Settings in their own order; a value that YAML has no word for is shown as its text."""
+    """Formats settings as YAML in their own order; values that YAML cannot represent are converted to strings."""
     simple = json.loads(json.dumps(plain(tree), default=str))
     return yaml.safe_dump(simple, sort_keys=False, allow_unicode=True, width=100)
 
 
 def sentence(words: str) -> str:
-    """With a capital at the beginning."""
+    """Capitalises the first letter."""
     return words[:1].upper() + words[1:]

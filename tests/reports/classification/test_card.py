@@ -34,11 +34,9 @@ def test_a_card_says_what_it_is_in_the_folder_given(tmp_path):
     path = write_card(tmp_path / "new", facts())
     assert path == tmp_path / "new/card.md"
     text = path.read_text("utf-8").replace("\u202f", "")
-    assert (
-        "# bees\n\nA vision model that gives an image one class out of 2 (vit-ti16, 5.72M parameters, images of" in text
-    )
+    assert "# bees\n\nAn image classifier with 2 classes (vit-ti16, 5.72M parameters, images of" in text
     assert "224 × 192 pixels)" in text
-    assert "It was trained from scratch." in text
+    assert "The model was trained from scratch." in text
     assert section(text, "Classes") == "ant, bee."
 
 
@@ -50,7 +48,7 @@ def test_the_front_matter_is_yaml_that_a_hub_reads():
 
 
 def test_figures_stand_in_a_table_with_the_interval_and_the_images_they_were_measured_on():
-    found = section(card(facts()), "How good it is")
+    found = section(card(facts()), "Evaluation")
     assert "`val` (153 images)" in found
     assert "| top-1 accuracy | 95.0% | 92.0% to 98.0% |" in found
     assert "| negative log-likelihood | 0.140 |  |" in found
@@ -58,44 +56,44 @@ def test_figures_stand_in_a_table_with_the_interval_and_the_images_they_were_mea
 
 
 def test_a_card_without_figures_says_that_nothing_is_known():
-    assert "nothing is known about its accuracy" in section(card(facts(figures={"images": 3})), "How good it is")
+    assert "its accuracy is unknown" in section(card(facts(figures={"images": 3})), "Evaluation")
 
 
 def test_figures_of_the_training_images_come_with_a_warning():
-    assert "trained on these very images" in section(card(facts(split="train")), "How good it is")
+    assert "trained on these images" in section(card(facts(split="train")), "Evaluation")
 
 
 def test_the_python_lines_compile_wherever_the_model_lies():
-    found = section(card(facts(location='it\'s "here"/runs')), "How to use it")
+    found = section(card(facts(location='it\'s "here"/runs')), "Usage")
     lines = re.search(r"```python\n(.*?)\n```", found, re.DOTALL)
     assert lines is not None
     assert 'it\'s "here"/runs' in compile(lines[1], "card", "exec").co_consts
 
 
 def test_what_is_given_as_settings_can_be_read_back():
-    found = section(card(facts()), "What the model expects")
+    found = section(card(facts()), "Preprocessing")
     assert yaml.safe_load(found.strip("`").removeprefix("yaml")) == {"size": [224, 192], "mean": [0.5, 0.5, 0.5]}
-    assert "seed: 3\nplace: runs\n" in section(card(facts()), "Where it comes from")
+    assert "seed: 3\nplace: runs\n" in section(card(facts()), "Provenance")
 
 
 def test_the_licence_of_the_weights_it_started_from_is_unknown_unless_given():
-    assert "started from" not in section(card(facts()), "Licence")
-    assert section(card(facts(base="base.npz")), "Licence").endswith("The weights it started from (base.npz): unknown.")
+    assert "Initial weights" not in section(card(facts()), "Licence")
+    assert section(card(facts(base="base.npz")), "Licence").endswith("Initial weights (base.npz): unknown.")
     found = section(card(facts(base="base.npz", base_license="Apache-2.0", license="MIT")), "Licence")
-    assert found == "This model: MIT. The weights it started from (base.npz): Apache-2.0."
+    assert found == "This model: MIT. Initial weights (base.npz): Apache-2.0."
 
 
 def test_only_a_single_label_model_always_answers():
-    title = "What it was not tested on"
-    assert "always answers with one of its classes" in section(card(facts()), title)
+    title = "Limitations"
+    assert "always predicts one of its classes" in section(card(facts()), title)
     several = card(facts(multi_label=True, figures={"map": 0.5}))
-    assert "always answers" not in section(several, title)
-    assert "| mean average precision | 50.0% |" in section(several, "How good it is")
+    assert "always predicts" not in section(several, title)
+    assert "| mean average precision | 50.0% |" in section(several, "Evaluation")
 
 
 def test_many_classes_are_cut_and_counted():
     found = section(card(facts(classes=[f"class{index}" for index in range(1000)])), "Classes")
-    assert found.endswith("class99 … and 900 more, all of them in `model/config.json`.")
+    assert found.endswith("class99 … and 900 more; `model/config.json` has all of them.")
 
 
 def test_text_from_the_data_is_neither_markdown_nor_html():

@@ -80,7 +80,7 @@ def written(folder: Path, given: ClassificationFacts) -> Page:
 
 def test_a_full_report_has_every_section_and_every_drawing(tmp_path):
     page = written(tmp_path, facts())
-    assert page.sections == ["curves", "confusion", "classes", "mistakes", "calibration", "what-was-run"]
+    assert page.sections == ["curves", "confusion", "classes", "mistakes", "calibration", "run-details"]
     assert [each["href"] for each in page.all("a")] == [f"#{name}" for name in page.sections]
     drawn = {path.stem for path in (tmp_path / "plots").iterdir()}
     assert drawn == {"loss", "accuracy", "learning-rate", "speed", "confusion", "reliability"}
@@ -144,22 +144,21 @@ def test_the_headline_says_the_figure_its_interval_and_the_count_of_mistakes(tmp
     words = " ".join(page.words.replace("\u202f", "").split())
     assert "70.0% top-1 accuracy" in words
     assert (
-        "Of 40 validation images of 2 classes, the model names 36 correctly ; it is wrong about 4 images, one in 10."
-        in words
+        "Of 40 validation images in 2 classes, the model classifies 36 correctly and 4 incorrectly (1 in 10)." in words
     )
-    assert "expect 60.0% to 80.0% (95% interval)" in words
-    assert "always guessing the commonest class: 75.0%" in words
+    assert "60.0% to 80.0% (95% confidence interval)" in words
+    assert "most frequent class: 75.0%" in words
 
 
 def test_figures_of_the_training_images_come_with_a_warning(tmp_path):
-    assert "trained on: new ones will do worse" in written(tmp_path, facts(split="train")).words
+    assert "trained on these images; expect lower accuracy" in written(tmp_path, facts(split="train")).words
 
 
 def test_a_run_without_judged_images_says_that_nothing_is_known(tmp_path):
     page = written(tmp_path, ClassificationFacts(title="bare", classes=["only"], records=[{"step": 1, "loss": 1.25}]))
-    assert "nothing is known about the accuracy" in page.words
+    assert "the accuracy on new images is unknown" in page.words
     assert "1.2500" in page.words
-    assert page.sections == ["curves", "what-was-run"]
+    assert page.sections == ["curves", "run-details"]
 
 
 def test_a_run_without_records_and_without_mistakes_leaves_those_sections_out(tmp_path):
@@ -167,9 +166,9 @@ def test_a_run_without_records_and_without_mistakes_leaves_those_sections_out(tm
     targets = given.metric.targets
     right = replace(given, metric=judged(np.eye(3)[targets], targets), records=(), mistakes=())
     page = written(tmp_path, right)
-    assert page.sections == ["confusion", "classes", "calibration", "what-was-run"]
-    assert "it is never wrong" in page.words
-    assert "no image was given a wrong class" in page.words
+    assert page.sections == ["confusion", "classes", "calibration", "run-details"]
+    assert "and none incorrectly" in page.words
+    assert "No image was misclassified" in page.words
 
 
 @pytest.mark.parametrize("count", [1, 2, 32, 33, 1000])
@@ -202,7 +201,7 @@ def test_several_labels_an_image_are_told_by_average_precision(tmp_path):
     assert "confusion" not in page.sections
     assert "mean average precision" in page.words
     assert " AP " in page.words
-    assert "named" in page.words
+    assert "; predicted: " in page.words
 
 
 def test_loss_that_is_not_finite_is_a_gap_and_is_said(tmp_path):

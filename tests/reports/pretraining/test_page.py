@@ -64,7 +64,7 @@ def written(folder: Path, given: PretrainingFacts) -> Page:
 
 def test_a_full_report_has_every_section_and_every_drawing(tmp_path):
     page = written(tmp_path, facts())
-    assert page.sections == ["curves", "pictures", "health", "what-was-run", "what-next"]
+    assert page.sections == ["curves", "pictures", "health", "run-details", "next-steps"]
     drawn = {path.stem for path in (tmp_path / "plots").iterdir()}
     assert drawn == {"loss", "knn", "effective-rank", "spread", "measured-psnr", "learning-rate", "speed"}
 
@@ -95,26 +95,35 @@ def test_text_from_outside_is_never_markup_and_never_a_path(tmp_path):
 
 def test_the_headline_says_what_training_gained(tmp_path):
     page = written(tmp_path, facts())
-    assert "56.9 % kNN accuracy By the nearest neighbours of their features, 56.9 % of the images" in page.said
-    assert "Before training it was 31.2 %: 25.7 points were gained without a label." in page.said
+    assert (
+        "56.9 % kNN accuracy A k-nearest-neighbour classifier on the features is correct for 56.9 % of the images"
+        in page.said
+    )
+    assert (
+        "Training without labels gained 25.7 percentage points; before training the accuracy was 31.2 %." in page.said
+    )
     assert "Masked autoencoding : hidden patches are told" in page.said
     assert "chance: 10.0 %" in page.said
     lost = [*RECORDS, {"step": 4, "knn": 0.3}]
-    assert "1.2 points were lost" in written(tmp_path, facts(records=lost)).said
+    assert "lost 1.2 percentage points" in written(tmp_path, facts(records=lost)).said
 
 
 def test_tiles_have_the_last_value_and_the_one_before_training(tmp_path):
     page = written(tmp_path, facts())
-    assert "Loss 0.667 began at 2.000" in page.said
-    assert "Effective rank 106.0 of 192 how many directions the features use; 66.0 before training" in page.said
-    assert "Spread 0.52 about 1 is all over the sphere, 0 is one point; 0.82 before training" in page.said
+    assert "Loss 0.667 initially 2.000" in page.said
+    assert (
+        "Effective rank 106.0 of 192 effective number of dimensions of the features; 66.0 before training" in page.said
+    )
+    assert (
+        "Spread 0.52 about 1 if the features cover the sphere, 0 if they are equal; 0.82 before training" in page.said
+    )
     assert "PSNR 13 dB" in page.said
 
 
 def test_without_labels_the_loss_stands_first_and_nothing_is_said_of_neighbours(tmp_path):
     page = written(tmp_path, facts(records=without("knn", "chance")))
     assert "0.6667 loss" in page.said
-    assert "No labels were asked" in page.said
+    assert "not evaluated with labels" in page.said
     assert "kNN" not in page.words.replace("--protocol knn", "")
     assert not (tmp_path / "plots/knn.svg").exists()
     assert "vitrail probe runs/bees LABELLED-IMAGES --protocol knn" in page.said
@@ -124,17 +133,17 @@ def test_a_collapse_is_said_before_all_else(tmp_path):
     page = written(tmp_path, facts(diagnosis=COLLAPSE, after=Health(1.9, 0.41, 192)))
     assert [each.get("role") for each in page.all("aside")] == ["alert", None]
     told = "Dimensional collapse The features use few of their 192 dimensions. The effective rank is 1.9."
-    assert 0 < page.said.index(told) < page.said.index("kNN accuracy By the nearest")
-    assert "Nothing points to a collapse" not in page.words
+    assert 0 < page.said.index(told) < page.said.index("kNN accuracy A k-nearest")
+    assert "No sign of collapse" not in page.words
     healthy = written(tmp_path, facts(notes=()))
     assert not healthy.all("aside")
-    assert "Nothing points to a collapse" in healthy.words
+    assert "No sign of collapse" in healthy.words
 
 
 def test_health_stands_in_a_table_with_both_sides_of_training(tmp_path):
     page = written(tmp_path, facts())
     assert "which is a complete collapse 0.82 0.52 kNN accuracy" in page.said
-    assert "by their features 31.2 % 56.9 %" in page.said
+    assert "on the features 31.2 % 56.9 %" in page.said
     unknown = written(tmp_path, facts(before=None, records=without("knn")))
     assert "which is a complete collapse – 0.52" in unknown.said
 
@@ -144,13 +153,13 @@ def test_a_zero_is_a_figure_and_no_gap(tmp_path):
         tmp_path, facts(before=Health(0.0, 0.0, 192), records=[{"step": 0, "knn": 0.0}, {"step": 1, "knn": 0.5}])
     )
     assert "dimensional collapse 0.0 106.0" in page.said
-    assert "by their features 0 % 50.0 %" in page.said
-    assert "Before training it was 0 %: 50.0 points were gained" in page.said
+    assert "on the features 0 % 50.0 %" in page.said
+    assert "gained 50.0 percentage points; before training the accuracy was 0 %" in page.said
 
 
 def test_a_bare_run_has_what_was_run_and_what_comes_next(tmp_path):
     page = written(tmp_path, PretrainingFacts(title="bare", objective="Contrastive"))
-    assert page.sections == ["what-was-run", "what-next"]
+    assert page.sections == ["run-details", "next-steps"]
     assert "vitrail train LABELLED-IMAGES --init path/to/this/folder" in page.said
 
 
@@ -193,7 +202,7 @@ def test_the_curve_of_a_rank_that_falls_is_drawn_on_a_linear_scale(tmp_path):
 def test_an_unknown_measurement_is_drawn_under_its_own_name(tmp_path):
     records = [*RECORDS, {"step": 3, "target_entropy": 4.5, "words": "none"}]
     page = written(tmp_path, facts(records=records))
-    assert "Target entropy 4.5 as the objective measures it" in page.said
+    assert "Target entropy 4.5 measured by the objective" in page.said
     assert (tmp_path / "plots/measured-target-entropy.svg").exists()
 
 
@@ -220,10 +229,9 @@ def test_the_card_says_what_it_is_and_what_hubs_read(tmp_path):
     assert path == tmp_path / "new/card.md"
     text = path.read_text("utf-8").replace("\u202f", "")
     assert (
-        "# bees\n\nA vision encoder that turns an image into features (vit-ti16, 5.72M parameters, images of 8 × 12"
-        in text
+        "# bees\n\nA vision encoder that maps images to features (vit-ti16, 5.72M parameters, images of 8 × 12" in text
     )
-    assert "learned without labels by Masked autoencoding. It was trained from scratch." in text
+    assert "trained without labels with Masked autoencoding. The model was trained from scratch." in text
     matter = yaml.safe_load(text.split("---\n")[1])
     assert (matter["pipeline_tag"], matter["license"]) == ("image-feature-extraction", "unknown")
     assert matter["tags"] == ["vision-transformer", "self-supervised"]
@@ -232,16 +240,16 @@ def test_the_card_says_what_it_is_and_what_hubs_read(tmp_path):
 
 def test_the_card_has_the_figures_of_both_sides_of_training():
     text = card(facts()).replace("\u202f", "")
-    assert "| kNN accuracy | 31.2% | 56.9% | the class that most" in text
-    assert "| effective rank | 66.0 | 106.0 | how many directions the features use, of 192 |" in text
+    assert "| kNN accuracy | 31.2% | 56.9% | accuracy of k-nearest" in text
+    assert "| effective rank | 66.0 | 106.0 | effective number of dimensions of the features, at most 192 |" in text
     assert "| spread | 0.82 | 0.52 |" in text
     assert "| PSNR | – | 13dB |" in text
-    assert "They were not measured" in card(facts(records=(), after=None))
+    assert "Not measured." in card(facts(records=(), after=None))
 
 
 def test_the_card_says_a_collapse_above_the_figures():
     text = card(facts(diagnosis=COLLAPSE))
-    assert f"## How good its features are\n\n**{COLLAPSE}**\n\n| figure |" in text
+    assert f"## Feature quality\n\n**{COLLAPSE}**\n\n| metric |" in text
 
 
 def test_the_python_lines_of_the_card_compile_wherever_the_encoder_lies():
@@ -265,7 +273,7 @@ def test_of_a_tokenizer_nothing_is_said_that_only_an_encoder_can(tmp_path):
         assert not any(
             words in text for words in ("vitrail train", "vitrail probe", "--init", "features are", "a head")
         )
-    assert "one discrete code a patch" in told
+    assert "maps each patch of an image to a discrete code" in told
 
 
 def test_the_python_lines_of_a_tokenizers_card_run(tmp_path):

@@ -1,6 +1,6 @@
-"""The model card of a classifier: what it is, what it was trained on, how good it is, and what was not tested.
+"""The model card of a classifier: description, training data, evaluation and limitations.
 
-In the manner of Mitchell et al. 2019, "Model Cards for Model Reporting"; the front matter is what model hubs read.
+The format follows Mitchell et al. 2019, "Model Cards for Model Reporting". The front matter is read by model hubs.
 """
 
 from __future__ import annotations
@@ -25,34 +25,32 @@ from vitrail.reports.metric_names import METRICS
 from vitrail.reports.wording import plural
 
 SHOWN = ("top1", "top5", "map", "f1_macro", "f1_micro", "nll", "ece", "brier")
-CLASSES_MOST = 100  # named in the card; all of them are in config.json
+CLASSES_MOST = 100  # listed in the card; config.json has all of them
 ELSEWHERE = (
-    "It was tested on images of the same origin as those it was trained on. Of images from another camera, place, "
-    "season or kind nothing is known; expect less."
+    "The model was evaluated on images from the same source as its training images. Accuracy on images from other "
+    "cameras, locations, seasons or domains is unknown and probably lower."
 )
-CLOSED = (
-    "It always answers with one of its classes, also for an image of something else, and sometimes with confidence."
-)
-DAMAGE = "How it stands noise, blur and other damage was not measured (`vitrail evaluate --corruptions` does)."
-GROUPS = "Whether it works equally well for every group of people or things within a class was not measured."
+CLOSED = "The model always predicts one of its classes, even for images that show none of them, sometimes with high confidence."
+DAMAGE = "Robustness to noise, blur and other corruptions was not measured (see `vitrail evaluate --corruptions`)."
+GROUPS = "Differences in accuracy between subgroups within a class were not measured."
 
 
 def write_card(folder: Path, facts: ClassificationFacts) -> Path:
-    """Writes ``card.md`` into ``folder`` and returns its path. Raises `DiskError` where it cannot be written."""
+    """Writes ``card.md`` into ``folder`` and returns its path. Raises `DiskError` if it cannot be written."""
     return card_parts.write(folder, card(facts))
 
 
 def card(facts: ClassificationFacts) -> str:
-    """The whole card, Markdown with YAML front matter."""
+    """Returns the whole card, Markdown with YAML front matter."""
     parts = {
         "Classes": class_names(facts),
-        "How good it is": results(facts),
-        "How to use it": use(facts),
+        "Evaluation": results(facts),
+        "Usage": use(facts),
         "Data": card_parts.data(facts),
-        "What the model expects": settings(facts.preprocessing),
-        "How it was trained": card_parts.training(facts),
-        "What it was not tested on": bullets(ELSEWHERE, "" if facts.multi_label else CLOSED, DAMAGE, GROUPS),
-        "Where it comes from": settings(facts.provenance),
+        "Preprocessing": settings(facts.preprocessing),
+        "Training": card_parts.training(facts),
+        "Limitations": bullets(ELSEWHERE, "" if facts.multi_label else CLOSED, DAMAGE, GROUPS),
+        "Provenance": settings(facts.provenance),
         "Licence": card_parts.licence(facts),
     }
     matter = front_matter(facts.license, "image-classification", "multi-label" if facts.multi_label else "single-label")
@@ -60,19 +58,19 @@ def card(facts: ClassificationFacts) -> str:
 
 
 def opening(facts: ClassificationFacts) -> str:
-    kind = "every label that applies" if facts.multi_label else "one class"
-    names = f"{kind} out of {len(facts.classes):,}"
-    return f"A vision model that gives an image {names}{describe_size(facts)}. {describe_start(facts.base)}"
+    kind = "A multi-label" if facts.multi_label else "An"
+    classes = plural(len(facts.classes), "class", "classes")
+    return f"{kind} image classifier with {classes}{describe_size(facts)}. {describe_start(facts.base)}"
 
 
 def class_names(facts: ClassificationFacts) -> str:
     names = ", ".join(escape(name) for name in facts.classes[:CLASSES_MOST])
     rest = len(facts.classes) - CLASSES_MOST
-    return names + (f" … and {rest:,} more, all of them in `model/config.json`" if rest > 0 else "") + "."
+    return names + (f" … and {rest:,} more; `model/config.json` has all of them" if rest > 0 else "") + "."
 
 
 def results(facts: ClassificationFacts) -> str:
-    """The figures as a table, the first with its interval."""
+    """Returns the metrics as a table, with confidence intervals where they are known."""
     rows = []
     for key in SHOWN:
         metric = METRICS[key]
@@ -82,18 +80,20 @@ def results(facts: ClassificationFacts) -> str:
             interval = f"{metric.format(low)} to {metric.format(high)}" if known_interval else ""
             rows.append(f"| {metric.label} | {metric.format(value)} | {interval} |")
     if not rows:
-        return "It was not measured on labelled images: nothing is known about its accuracy."
+        return "The model was not evaluated on labelled images; its accuracy is unknown."
     count = facts.images.get(facts.split)
     where = f"the split `{facts.split}`" + (f" ({plural(count, 'image')})" if count else "")
     warning = (
-        " **The model was trained on these very images; new ones will do worse.**" if facts.split == "train" else ""
+        " **The model was trained on these images; expect lower accuracy on new images.**"
+        if facts.split == "train"
+        else ""
     )
-    table = "\n".join(("| figure | value | 95 % interval |", "| --- | ---: | :---: |", *rows))
-    return f"Measured on {where} of the data below.{warning}\n\n{table}"
+    table = "\n".join(("| metric | value | 95 % confidence interval |", "| --- | ---: | :---: |", *rows))
+    return f"Measured on {where} of the data described below.{warning}\n\n{table}"
 
 
 def use(facts: ClassificationFacts) -> str:
-    """The command and the Python lines."""
+    """Returns usage examples for the command line and for Python."""
     place = shlex.quote(facts.location)
     shell = f"vitrail predict {place} photograph.jpg\nvitrail evaluate {place} folder-of-images"
     python = f"""import vitrail

@@ -1,4 +1,4 @@
-"""What a finished run of classification writes for people: its report and its card, and what they show of mistakes."""
+"""The report and the model card of a finished classification run, including its most confident mistakes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitrail.tasks.task import Task
 
 
 def write_documents(folder: Path, run: JudgedRun) -> Path:
-    """Writes ``report.html`` and ``card.md`` into ``folder``; returns the report's path."""
+    """Writes ``report.html`` and ``card.md`` into ``folder`` and returns the path of the report."""
     judgement = run.judgement
     facts = ClassificationFacts(
         **run.facts,
@@ -36,7 +36,7 @@ def write_documents(folder: Path, run: JudgedRun) -> Path:
 
 
 def find_mistakes(model: Task, source: Source, judgement: Judgement, most: int = 12) -> tuple[Mistake, ...]:
-    """The images that the model is most sure and most wrong about, with the attention of its last layer."""
+    """Returns the misclassified images with the highest confidence, each with the attention map of the last layer."""
     rows = {key: row for row, key in enumerate(map(str, source.keys))}
     mistakes = []
     for index in judgement.metric.worst(most):  # type: ignore[missing-attribute]
@@ -59,7 +59,7 @@ def find_mistakes(model: Task, source: Source, judgement: Judgement, most: int =
 
 
 def last_attention(model: Task, picture: np.ndarray) -> tuple[np.ndarray | None, tuple[float, float]]:
-    """The attention of the last layer, (h, w), and its reach (`compute_reach`); None for a model without attention."""
+    """Returns the attention map of the last layer, (h, w) or None without attention, and its `compute_reach`."""
     size = picture.shape[1], picture.shape[2]
     if not (grids := model.attention_grids(size)):
         return None, (1.0, 1.0)

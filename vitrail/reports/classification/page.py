@@ -1,4 +1,4 @@
-"""The report of a run: one page that needs no network. A part whose facts are missing leaves its section out."""
+"""The report of a classification run, a self-contained page. Sections without data are omitted."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from vitrail.reports.html import Markup, join
 from vitrail.reports.metric_names import METRICS, short_percent
 from vitrail.reports.page import frame, write_page
 
-MATRIX_MOST = 32  # classes; beyond, the pairs say more than a matrix whose panes are pixels
+MATRIX_MOST = 32  # classes; a larger matrix would be unreadable, and only the most frequent pairs are listed
 
 
 def write_report(folder: Path, facts: ClassificationFacts) -> Path:
-    """Writes ``report.html`` and its drawings as ``plots/*.svg`` into ``folder``; returns the page's path.
+    """Writes ``report.html`` and its charts as ``plots/*.svg`` into ``folder``; returns the path of the page.
 
-    Raises `DiskError` where the folder cannot be written.
+    Raises `DiskError` if the folder cannot be written.
     """
     plots = drawings(facts)
     return write_page(folder, page(facts, plots), plots)
 
 
 def drawings(facts: ClassificationFacts) -> dict[str, Markup]:
-    """Every drawing that the facts allow, by the name of its file."""
+    """Returns all charts that the data allow, by file name."""
     plots = plot_curves(facts.records)
     if facts.judged:
         plots["reliability"] = draw.reliability_chart(facts.metric.calibration)
@@ -38,7 +38,7 @@ def drawings(facts: ClassificationFacts) -> dict[str, Markup]:
 
 
 def plot_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Markup]:
-    """The charts over the training step, each from whichever of its columns were recorded."""
+    """Returns the charts of the recorded columns against the training step."""
 
     def marked(column: str, label: str) -> list[draw.Series]:
         return curves.series(records, column, label, "amber", marked=True)
@@ -57,14 +57,14 @@ def plot_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Markup]:
 
 
 def page(facts: ClassificationFacts, plots: Mapping[str, Markup]) -> str:
-    """The whole document."""
+    """Returns the whole document."""
     parts = {
         "Curves": sections.training_curves(facts, plots),
         "Confusion": sections.confusion(facts, plots),
         "Classes": sections.classes(facts),
         "Mistakes": sections.mistakes(facts),
         "Calibration": sections.calibration(facts, plots),
-        "What was run": sections.run(facts),
+        "Run details": sections.run(facts),
     }
     opening = join(sections.headline(facts), notes(facts.notes))
     return frame("vitrail report", facts.title, facts.date, opening, parts)

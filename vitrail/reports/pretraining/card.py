@@ -1,4 +1,4 @@
-"""The card of an encoder trained without labels, or of a tokenizer: what it is, what it learned from, its worth and limits."""
+"""The model card of a self-supervised encoder or a tokenizer: description, training data, evaluation and limitations."""
 
 from __future__ import annotations
 
@@ -20,22 +20,20 @@ from vitrail.reports.facts import PretrainingFacts
 from vitrail.reports.metric_names import METRICS, metric_of
 from vitrail.reports.pretraining.sections import format_known, measurements
 
-NO_CLASSES = "It names nothing: it has no classes until a head is trained on labelled images."
+NO_CLASSES = "The model has no classes; a classification head must be trained on labelled images."
 ELSEWHERE = (
-    "Its features follow the images it was trained on. How well they serve for images from another camera, place, season or "
-    "kind was not measured."
+    "The features depend on the training images. Their quality on images from other cameras, locations, seasons or domains "
+    "was not measured."
 )
 UNCHOSEN = (
-    "Nobody chose what it learned: whatever the images have in common, unwanted or unfair, can be in its features, and reaches "
-    "every model that starts from it."
+    "Training without labels also encodes unwanted or unfair regularities of the images. They transfer to every model that is "
+    "trained from these weights."
 )
 REBUILT = (
-    "Its codes follow the images it was trained on. How well it rebuilds images from another camera, place, season or kind was "
+    "The codes depend on the training images. Reconstruction of images from other cameras, locations, seasons or domains was "
     "not measured."
 )
-COMPARABLE = (
-    "Its loss compares runs of the same objective and settings only, and says little of what the features are good for."
-)
+COMPARABLE = "The loss is comparable only between runs with the same objective and settings. It does not measure feature quality."
 
 
 TOKENIZED = """import torch
@@ -47,23 +45,21 @@ codes = tokenizer.encode(preprocessing.normalise(pictures))"""
 
 
 def write_pretrain_card(folder: Path, facts: PretrainingFacts) -> Path:
-    """Writes ``card.md`` into ``folder`` and returns its path. Raises `DiskError` where it cannot be written."""
+    """Writes ``card.md`` into ``folder`` and returns its path. Raises `DiskError` if it cannot be written."""
     return card_parts.write(folder, card(facts))
 
 
 def card(facts: PretrainingFacts) -> str:
-    """The whole card, Markdown with YAML front matter."""
+    """Returns the whole card, Markdown with YAML front matter."""
     parts = {
         "Objective": objective(facts),
-        "How well it rebuilds images" if facts.tokenizes else "How good its features are": results(facts),
-        "How to use it": use(facts),
+        "Reconstruction quality" if facts.tokenizes else "Feature quality": results(facts),
+        "Usage": use(facts),
         "Data": card_parts.data(facts),
-        "What the model expects": settings(facts.preprocessing),
-        "How it was trained": card_parts.training(facts),
-        "What it was not tested on": bullets(
-            *([REBUILT] if facts.tokenizes else [NO_CLASSES, ELSEWHERE, UNCHOSEN, COMPARABLE])
-        ),
-        "Where it comes from": settings(facts.provenance),
+        "Preprocessing": settings(facts.preprocessing),
+        "Training": card_parts.training(facts),
+        "Limitations": bullets(*([REBUILT] if facts.tokenizes else [NO_CLASSES, ELSEWHERE, UNCHOSEN, COMPARABLE])),
+        "Provenance": settings(facts.provenance),
         "Licence": card_parts.licence(facts),
     }
     matter = front_matter(facts.license, "image-feature-extraction", "self-supervised")
@@ -72,10 +68,12 @@ def card(facts: PretrainingFacts) -> str:
 
 def opening(facts: PretrainingFacts) -> str:
     if facts.tokenizes:
-        kind = "A tokenizer that turns an image into one discrete code a patch"
+        kind = "A tokenizer that maps each patch of an image to a discrete code"
         return f"{kind}{describe_size(facts)}. {describe_start(facts.base)}"
-    learned = f"learned without labels by {escape(facts.objective)}"
-    return f"A vision encoder that turns an image into features{describe_size(facts)}, {learned}. {describe_start(facts.base)}"
+    learned = f"trained without labels with {escape(facts.objective)}"
+    return (
+        f"A vision encoder that maps images to features{describe_size(facts)}, {learned}. {describe_start(facts.base)}"
+    )
 
 
 def objective(facts: PretrainingFacts) -> str:
@@ -84,14 +82,14 @@ def objective(facts: PretrainingFacts) -> str:
 
 
 def results(facts: PretrainingFacts) -> str:
-    """The figures as a table, before and after training; a collapse comes before them."""
+    """Returns the metrics before and after training as a table, preceded by the diagnosis of a collapse."""
     rows = []
     knn, rank, spread = METRICS["knn"], METRICS["effective_rank"], METRICS["spread"]
     if (accuracy := facts.last("knn")) is not None:
         rows.append((knn.label, format_known(facts.untrained("knn"), knn), knn.format(accuracy), knn.gloss))
     if (now := facts.after) is not None:
         old_rank, old_spread = (None, None) if facts.before is None else (facts.before.rank, facts.before.spread)
-        gloss = f"{rank.gloss}, of {now.width:,}"
+        gloss = f"{rank.gloss}, at most {now.width:,}"
         rows.append((rank.label, format_known(old_rank, rank), rank.format(now.rank), gloss))
         rows.append((spread.label, format_known(old_spread, spread), spread.format(now.spread), spread.gloss))
     if (loss := facts.last("loss")) is not None:
@@ -100,14 +98,16 @@ def results(facts: PretrainingFacts) -> str:
         metric = metric_of(column)
         rows.append((escape(metric.heading), "–", format_known(facts.last(column), metric), metric.gloss))
     if not rows:
-        return "They were not measured: nothing is known about them."
+        return "Not measured."
     lines = (f"| {' | '.join(row)} |" for row in rows)
-    table = "\n".join(("| figure | before training | now | what it is |", "| --- | ---: | ---: | --- |", *lines))
+    table = "\n".join(
+        ("| metric | before training | after training | description |", "| --- | ---: | ---: | --- |", *lines)
+    )
     return f"**{escape(facts.diagnosis)}**\n\n{table}" if facts.diagnosis else table
 
 
 def use(facts: PretrainingFacts) -> str:
-    """The commands and the Python lines."""
+    """Returns usage examples for the command line and for Python."""
     place = shlex.quote(facts.location)
     if facts.tokenizes:
         shell = f"vitrail pretrain images --objective beit --tokenizer {place}"

@@ -1,4 +1,4 @@
-"""The report of a self-supervised run: one page that needs no network. What is not known leaves its section out."""
+"""The report of a self-supervised run, a self-contained page. Sections without data are omitted."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from vitrail.reports.pretraining import sections
 
 
 def write_pretrain_report(folder: Path, facts: PretrainingFacts) -> Path:
-    """Writes ``report.html`` and its drawings as ``plots/*.svg`` into ``folder``; returns the page's path.
+    """Writes ``report.html`` and its charts as ``plots/*.svg`` into ``folder``; returns the path of the page.
 
-    Raises `DiskError` where the folder cannot be written.
+    Raises `DiskError` if the folder cannot be written.
     """
     plots = drawings(facts)
     return write_page(folder, page(facts, plots), plots)
 
 
 def drawings(facts: PretrainingFacts) -> dict[str, Markup]:
-    """The charts over the training step in reading order, each from whichever of its columns were recorded."""
+    """Returns the charts of the recorded columns against the training step, in reading order."""
 
     def marked(column: str, label: str, colour: str = "amber") -> list[Series]:
         return curves.series(facts.records, column, label, colour, marked=True)
 
-    def most(column: str) -> float:  # a collapse is to be seen as one: on a linear scale
+    def most(column: str) -> float:  # a fixed upper end keeps the axis linear, which shows a collapse
         return max((value for value, _ in curves.finite(facts.records, column)), default=1.0)
 
     chance = curves.series(facts.records, "chance", "chance", "muted", dashed=True)
@@ -55,7 +55,7 @@ def drawings(facts: PretrainingFacts) -> dict[str, Markup]:
 
 
 def measurement(facts: PretrainingFacts, column: str) -> Curve:
-    """What the objective measured on its way."""
+    """Returns the curve of a measurement of the objective."""
     metric = metric_of(column)
     line = curves.series(facts.records, column, metric.heading, "violet", smooth=True)
     return metric.heading, line, {"words": metric.format}
@@ -66,13 +66,13 @@ def file_name(column: str) -> str:
 
 
 def page(facts: PretrainingFacts, plots: Mapping[str, Markup]) -> str:
-    """The whole document."""
+    """Returns the whole document."""
     parts = {
         "Curves": sections.training_curves(facts, plots),
         "Pictures": sections.pictures(facts),
         "Health": sections.health(facts),
-        "What was run": sections.run(facts),
-        "What next": sections.following(facts),
+        "Run details": sections.run(facts),
+        "Next steps": sections.following(facts),
     }
     opening = join(sections.alarm(facts), sections.headline(facts), notes(facts.notes))
     return frame("vitrail pretrain", facts.title, facts.date, opening, parts)

@@ -1,4 +1,4 @@
-"""The sections of the report of a self-supervised run: each turns facts into markup, or into None where they are missing."""
+"""The sections of the report of a self-supervised run. Each function returns None if its data are missing."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from vitrail.reports.html import SHORT_SIDE_OF_A_DRAWING, Markup, join, tag
 from vitrail.reports.metric_names import DECIBELS, METRICS, Metric, metric_of
 from vitrail.reports.wording import decimal, percent, sentence
 
-# of the records; all others are measurements of the objective
+# common columns of the records; all others are measurements of the objective
 OWN_COLUMNS = {"step", "epoch", "images", "loss", "lr", "seconds", "images_per_second", "data_wait"}
 OWN_COLUMNS |= {"knn", "chance", "effective_rank", "spread"}
 
 
-UNASKED = "No labels were asked, so it is not known what the features are good for: the loss compares runs of one objective only."
+UNASKED = "Features were not evaluated with labels. The loss is comparable only between runs of the same objective."
 
 
 def measurements(facts: PretrainingFacts) -> list[str]:
-    """The columns of numbers that are measurements of the objective, in the order of their first record."""
+    """Returns the numeric columns that are measurements of the objective, in the order of their first record."""
     columns = {
         name: None
         for record in facts.records
@@ -44,7 +44,7 @@ def measurements(facts: PretrainingFacts) -> list[str]:
 
 
 def headline(facts: PretrainingFacts) -> Markup:
-    """The accuracy of nearest neighbours where there are labels to ask, else the loss; below it the other figures."""
+    """Returns the kNN accuracy if there are labels, else the loss, followed by the other metrics."""
     about = tag("p", tag("strong", facts.objective), f": {facts.about_objective}" if facts.about_objective else None)
     accuracy, loss, nearness = facts.last("knn"), facts.last("loss"), facts.last("psnr_held_out")
     if facts.tokenizes and nearness is not None:
@@ -63,33 +63,35 @@ def headline(facts: PretrainingFacts) -> Markup:
 
 
 def explain_gain(facts: PretrainingFacts, accuracy: float) -> str:
-    """What training brought, in plain words."""
-    named = f"By the nearest neighbours of their features, {percent(accuracy)} of the images get their class. "
+    """Returns sentences about the kNN accuracy and its change by training."""
+    named = f"A k-nearest-neighbour classifier on the features is correct for {percent(accuracy)} of the images. "
     before = facts.untrained("knn")
     if before is None:
-        return f"{named}No label was used in training."
+        return f"{named}No labels were used in training."
     points = (accuracy - before) * 100
-    change = f"{abs(points):.1f} points were {'gained' if points >= 0 else 'lost'} without a label"
-    return f"{named}Before training it was {percent(before)}: {change}."
+    change = f"{'gained' if points >= 0 else 'lost'} {abs(points):.1f} percentage points"
+    return f"{named}Training without labels {change}; before training the accuracy was {percent(before)}."
 
 
 def explain_rebuilding(facts: PretrainingFacts, nearness: float) -> str:
-    """What the codes of a tokenizer tell of an image, in plain words."""
+    """Returns a sentence that compares the reconstruction of a tokenizer with that by mean colours."""
     plain = facts.last("psnr_mean_colour")
     if plain is None:
-        return "How near images it did not learn from are rebuilt from their codes."
+        return "Reconstruction of held-out images from their codes."
     verdict = (
-        "the codes tell more than that" if nearness > plain else "the codes tell less than that yet: train it longer"
+        "the codes carry more information"
+        if nearness > plain
+        else "the codes carry less information, so longer training is needed"
     )
-    return f"Telling each patch by its mean colour alone gives {DECIBELS(plain)}: {verdict}."
+    return f"Replacing each patch by its mean colour gives {DECIBELS(plain)}; {verdict}."
 
 
 def other_figures(facts: PretrainingFacts) -> list[tuple[str, str, str]]:
-    """The loss, the health of the features and what the objective measured, each with its meaning."""
+    """Returns loss, feature health and measurements of the objective as (name, value, description)."""
     rows = []
     losses = [value for value, _ in curves.finite(facts.records, "loss")]
     if losses and (facts.tokenizes or facts.last("knn") is not None):
-        rows.append(("Loss", decimal(losses[-1]), f"began at {decimal(losses[0])}"))
+        rows.append(("Loss", decimal(losses[-1]), f"initially {decimal(losses[0])}"))
     if (now := facts.after) is not None:
         rank, spread = METRICS["effective_rank"], METRICS["spread"]
         rank_gloss, spread_gloss = rank.gloss, spread.gloss
@@ -99,7 +101,7 @@ def other_figures(facts: PretrainingFacts) -> list[tuple[str, str, str]]:
         rows.append((rank.heading, f"{rank.format(now.rank)} of {now.width:,}", rank_gloss))
         rows.append((spread.heading, spread.format(now.spread), spread_gloss))
     for column in measurements(facts):
-        if facts.tokenizes and column == "psnr_held_out":  # the head of the page
+        if facts.tokenizes and column == "psnr_held_out":  # shown in the headline
             continue
         metric, value = metric_of(column), facts.last(column)
         if value is not None:
@@ -108,24 +110,24 @@ def other_figures(facts: PretrainingFacts) -> list[tuple[str, str, str]]:
 
 
 def alarm(facts: PretrainingFacts) -> Markup | None:
-    """A collapse, said before all else."""
+    """Returns the warning about a collapse, or None without one."""
     if facts.diagnosis is None:
         return None
     title, _, figures = facts.diagnosis.partition(": ")
-    words = "An encoder in this state tells images apart badly, however low its loss."
+    words = "The features of a collapsed encoder barely distinguish images, even if the loss is low."
     if curves.finite(facts.records, "effective_rank"):
-        words += " The curves below show when it happened."
+        words += " The curves below show when the collapse occurred."
     return tag("aside", tag("h2", title), tag("p", sentence(figures)), lead(words), class_="notes alarm", role="alert")
 
 
 def training_curves(facts: PretrainingFacts, plots: Mapping[str, Markup]) -> Markup | None:
-    """The charts over the training step."""
+    """Returns the charts against the training step."""
     words = [*curves.best(facts.records, "knn", METRICS["knn"].label), *curves.troubles(facts.records)]
     return charts(words, list(plots.values()))
 
 
 def pictures(facts: PretrainingFacts) -> Markup | None:
-    """A row for each image: what the objective sees of it and what it answers."""
+    """Returns a row of panels for each image: inputs and outputs of the objective."""
     if not facts.panels or not len(facts.panels[0].pictures):
         return None
     count = len(facts.panels[0].pictures)
@@ -143,17 +145,17 @@ def pictures(facts: PretrainingFacts) -> Markup | None:
     small = max(facts.panels[0].pictures.shape[2:]) <= SHORT_SIDE_OF_A_DRAWING
     grid = tag("ul", *rows, class_="panels small" if small else "panels", style=f"--panels:{len(facts.panels)}")
     explained = tag("dl", *meanings, class_="facts") if meanings else None
-    return join(tag("h2", "What the objective sees and answers"), explained, grid)
+    return join(tag("h2", "Inputs and outputs of the objective"), explained, grid)
 
 
 def health(facts: PretrainingFacts) -> Markup | None:
-    """Each figure of the features before and after training, and what it means."""
+    """Returns the table of feature health before and after training."""
     now, before = facts.after, facts.before
     if now is None:
         return None
     rank, spread, knn = METRICS["effective_rank"], METRICS["spread"], METRICS["knn"]
-    about_rank = f"{rank.gloss}, of {now.width:,}; a low one is a dimensional collapse"
-    about_spread = f"how far apart they lie: {spread.gloss}, which is a complete collapse"
+    about_rank = f"{rank.gloss}, at most {now.width:,}; a low value indicates a dimensional collapse"
+    about_spread = f"{spread.gloss}, which is a complete collapse"
     old_rank, old_spread = (None, None) if before is None else (before.rank, before.spread)
     lines = [
         health_row(rank, about_rank, old_rank, now.rank),
@@ -161,11 +163,9 @@ def health(facts: PretrainingFacts) -> Markup | None:
     ]
     if (accuracy := facts.last("knn")) is not None:
         lines.append(health_row(knn, knn.gloss, facts.untrained("knn"), accuracy))
-    table = tag("table", header(("of the features", "before training", "now")), tag("tbody", *lines))
-    verdict = "Nothing points to a collapse." if facts.diagnosis is None else facts.diagnosis
-    return join(
-        tag("h2", "Are the features in good health?"), lead(verdict), make_scrollable(table, "Health of the features")
-    )
+    table = tag("table", header(("metric", "before training", "after training")), tag("tbody", *lines))
+    verdict = "No sign of collapse." if facts.diagnosis is None else facts.diagnosis
+    return join(tag("h2", "Feature health"), lead(verdict), make_scrollable(table, "Feature health"))
 
 
 def health_row(metric: Metric, gloss: str, before: float | None, now: float) -> Markup:
@@ -178,23 +178,22 @@ def format_known(value: float | None, metric: Metric) -> str:
 
 
 def following(facts: PretrainingFacts) -> Markup:
-    """The commands that make something of the encoder, or the tokenizer."""
-    # images that were not asked for labels may have none
+    """Returns commands that use the encoder or the tokenizer."""
+    # the images may have no labels unless the run evaluated with them
     data = facts.data if facts.data and (facts.tokenizes or facts.last("knn") is not None) else "LABELLED-IMAGES"
     run, data = shlex.quote(facts.location), shlex.quote(data)
     commands = {
-        "Train a classifier that starts from it:": f"vitrail train {data} --init {run}",
-        "Ask what its features know, without training it:": f"vitrail probe {run} {data} --protocol knn",
+        "Train a classifier from these weights:": f"vitrail train {data} --init {run}",
+        "Evaluate the frozen features:": f"vitrail probe {run} {data} --protocol knn",
     }
     if facts.tokenizes:
         commands = {
-            "Train an encoder to predict its codes:": f"vitrail pretrain {data} --objective beit --tokenizer {run}"
+            "Pretrain an encoder that predicts the codes:": f"vitrail pretrain {data} --objective beit --tokenizer {run}"
         }
     steps = (join(tag("p", words), show_commands(command)) for words, command in commands.items())
-    title = f"What to do with the {'tokenizer' if facts.tokenizes else 'encoder'}"
-    return join(tag("h2", title), tag("div", *steps, class_="steps"))
+    return join(tag("h2", "Next steps"), tag("div", *steps, class_="steps"))
 
 
 def run(facts: PretrainingFacts) -> Markup:
-    """What to repeat to get the same, and what it was measured on."""
+    """Returns the run details: command, settings and environment."""
     return components.run(facts, {"Objective": facts.objective})
