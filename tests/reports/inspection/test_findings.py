@@ -43,8 +43,8 @@ def test_low_layers_mix_where_they_have_a_local_and_a_global_head():
     assert low_layers_mix(layers([20.0, 30.0], [40.0, 74.0], *rest)).holds is False
     assert low_layers_mix(layers([50.0, 60.0], [80.0, 75.0], *rest)).holds is False
     words = low_layers_mix(layers([20.0, 30.0], [40.0, 75.0], *rest)).words
-    assert "Of the 4 heads of the lowest third of the layers 3 look less than 0.5 times" in words
-    assert "1 at least 0.75 times; the nearest 0.20, the farthest 0.75" in words
+    assert "the 4 heads in the lowest third of the layers, relative to uniform attention: 3 below 0.5, 1" in words
+    assert "1 at least 0.75; minimum 0.20, maximum 0.75" in words
 
 
 def test_distances_are_judged_by_what_a_layer_can_reach():
@@ -79,8 +79,8 @@ def test_positions():
 def test_what_was_not_looked_at_is_not_said_to_be_too_little():
     unasked = findings([], None)
     assert [each.holds for each in unasked] == [None] * 4
-    assert [each.words for each in unasked[:2]] == ["No attention was looked at."] * 2
-    assert "fewer than three layers" in distance_grows(layers([10.0], [20.0])).words
+    assert [each.words for each in unasked[:2]] == ["Attention was not measured."] * 2
+    assert "Fewer than three layers" in distance_grows(layers([10.0], [20.0])).words
 
 
 @pytest.mark.parametrize("seed", range(3))

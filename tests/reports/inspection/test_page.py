@@ -26,7 +26,7 @@ from vitrail.reports.inspection import charts as charts
 from vitrail.reports.inspection.facts import Biases, Filters, Finding, Inspection, Positions, Sample
 from vitrail.reports.inspection.page import write_inspection
 
-EVERY = ["filters", "positions", "distance", "entropy", "samples", "biases", "cost", "what-was-run"]
+EVERY = ["filters", "positions", "distance", "entropy", "samples", "biases", "cost", "run-details"]
 
 
 def layer(*distances: float, uniform: float = 20.0, prefix: float = 0.25) -> HeadFigures:
@@ -149,7 +149,7 @@ def test_text_from_outside_is_never_markup(tmp_path):
 def test_every_finding_has_its_verdict_in_words_and_those_asked_are_counted(tmp_path):
     page = written(tmp_path, found())
     assert "1 of 2" in page.said
-    for said in ("✓ true heads are local", "✗ false distance grows", "– not asked lines are alike"):
+    for said in ("✓ true heads are local", "✗ false distance grows", "– not tested lines are alike"):
         assert said in page.said
     nothing = [replace(each, holds=None) for each in found().findings]
     assert " of 0" not in written(tmp_path / "none", found(findings=nothing)).said
@@ -157,11 +157,11 @@ def test_every_finding_has_its_verdict_in_words_and_those_asked_are_counted(tmp_
 
 def test_the_components_that_reach_most_of_the_variance_are_counted(tmp_path):
     filters = found().filters
-    assert "explain 100 % of their variance; the first 3 reach 90 %" in written(tmp_path, found()).said
+    assert "explain 100 % of their variance; 90 % is reached with 3 components." in written(tmp_path, found()).said
     few = replace(filters, pictures=filters.pictures[:2])
     said = written(tmp_path / "few", found(filters=few)).said
     assert (
-        "The first 2 principal components of 9 filters explain 80.0 % of their variance; the first 3 reach 90 %" in said
+        "The first 2 principal components of 9 filters explain 80.0 % of their variance; 90 % is reached with 3" in said
     )
 
 
@@ -184,7 +184,7 @@ def test_pictures_of_pixels_are_embedded_without_loss(tmp_path):
 def test_a_large_grid_of_positions_shows_some_of_its_tiles(tmp_path):
     large = replace(found().positions, similarity=np.zeros((20, 40, 20, 40)))
     page = written(tmp_path, found(positions=large))
-    assert "Of every 3 rows and columns of the 20 × 40 tiles one is shown." in page.said
+    assert "Tiles are shown for one in 3 rows and columns of the 20 × 40 positions." in page.said
     with Image.open(tmp_path / "positions.png") as picture:
         assert max(picture.size) < 1000
 
@@ -214,15 +214,15 @@ def test_layers_in_which_no_place_asks_are_gaps_with_a_word(tmp_path):
     page = written(tmp_path, found(heads=heads))
     drawing = (tmp_path / "attention-distance.svg").read_text()
     assert drawing.count('class="head"') == 4
-    assert drawing.count(">no place asks</text>") == 2  # once for both in the middle
-    assert (tmp_path / "entropy.svg").read_text().count("no place asks</title>") == 6
-    assert "In 3 layers no place asks" in page.said
+    assert drawing.count(">no spatial queries</text>") == 2  # once for both in the middle
+    assert (tmp_path / "entropy.svg").read_text().count("no spatial queries</title>") == 6
+    assert "In 3 layers, only prefix tokens are queries." in page.said
 
 
 def test_a_model_in_which_no_place_ever_asks_has_a_page(tmp_path):
     page = written(tmp_path, found(heads=[layer(), layer()]))
     assert page.sections == EVERY
-    assert "In no layer do patches ask" in page.said
+    assert "No layer has spatial queries" in page.said
 
 
 def test_the_line_of_uniform_attention_is_of_each_layer():
@@ -240,22 +240,22 @@ def test_a_cell_stands_for_each_head_of_ragged_layers():
         "layer 0, head 0: 0.25",
         "layer 1, head 0: 0.50",
         "layer 1, head 1: 0.75",
-        "layer 1, head 2: no place asks",
+        "layer 1, head 2: no spatial queries",
     ]
 
 
 def test_attention_to_tokens_without_a_place_is_told_only_where_there_is_any(tmp_path):
     page = written(tmp_path, found(heads=[layer(3, 4, prefix=0.0)]))
     assert not (tmp_path / "attention-to-prefix.svg").exists()
-    assert "to tokens without a place" not in page.said
+    assert "to prefix tokens" not in page.said
 
 
 @pytest.mark.parametrize(
     ("unplaced", "said"),
     [
-        (Response(1e-12, 0.5, 0.0), "it does not notice: the features move by rounding alone (1e-12)"),
-        (Response(0.125, 0.5, 0.0), "Without positions they move by 0.12"),
-        (None, "Without positions it cannot be asked"),
+        (Response(1e-12, 0.5, 0.0), "the features change only by rounding errors (1e-12)"),
+        (Response(0.125, 0.5, 0.0), "Without position embeddings they change by 0.12"),
+        (None, "Without position embeddings this was not tested"),
     ],
     ids=["blind to order", "knows places", "not asked"],
 )
@@ -263,7 +263,7 @@ def test_what_positions_are_for_is_said(tmp_path, unplaced, said):
     page = written(tmp_path, found(biases=biases(unplaced)))
     assert said in page.said
     assert (
-        "the features move by 0.25 ; two different images are 0.62 apart. The answer becomes another one for 75 %"
+        "the features change by 0.25 (between different images: 0.62). The prediction changes for 75 % of the images."
         in page.said
     )
 
@@ -271,28 +271,28 @@ def test_what_positions_are_for_is_said(tmp_path, unplaced, said):
 def test_a_model_without_a_head_has_no_answers_that_change(tmp_path):
     silent = {shift: each._replace(changed=None, apart=None) for shift, each in biases().shifts.items()}
     page = written(tmp_path, found(biases=replace(biases(), shifts=silent)))
-    assert "Most answers change" not in page.said
+    assert "changes most predictions" not in page.said
 
 
 def test_figures_of_maps_and_shifts_are_said_where_they_are_known(tmp_path):
     page = written(tmp_path, found())
-    assert "Most answers change at 4 pixels: those for 40.0 % of the images." in page.said
-    assert "It is 0.88 for map 0." in page.said
-    assert "It is 3.5 px for map 0." in page.said
+    assert "A shift by 4 pixels changes most predictions: 40.0 % of the images." in page.said
+    assert "The value is 0.88 for map 0." in page.said
+    assert "The value is 3.5 px for map 0." in page.said
     same = {shift: each._replace(changed=0.0) for shift, each in biases().shifts.items()}
     two = [MapEquivariance((4, 4), 1, concordance) for concordance in (None, 0.75, 0.5)]
     page = written(tmp_path / "two", found(biases=replace(biases(), shifts=same, maps=two)))
-    assert "No answer changes." in page.said
-    assert "It is 0.75 for map 1 and 0.50 for map 2." in page.said
+    assert "No prediction changes." in page.said
+    assert "The value is 0.75 for map 1 and 0.50 for map 2." in page.said
 
 
 def test_cost_is_drawn_with_its_powers_and_what_was_not_tried_is_a_dash(tmp_path):
     page = written(tmp_path, found())
-    assert "to the power 1.00 as it runs and 2.00 with whole matrices, memory to the power 1.00 and 2.00" in page.said
+    assert "time 1.00, with full attention matrices 2.00; memory 1.00, with full attention matrices 2.00." in page.said
     untried = [each._replace(plain_seconds=None, plain_bytes=None) for each in found().cost]
     page = written(tmp_path / "untried", found(cost=untried))
-    assert "to the power" not in page.said
-    assert "with whole matrices" not in (tmp_path / "untried/cost-time.svg").read_text()
+    assert "exponents" not in page.said
+    assert "full attention matrices" not in (tmp_path / "untried/cost-time.svg").read_text()
 
 
 def test_one_size_has_a_cost_too(tmp_path):

@@ -1,6 +1,6 @@
-"""The drawings of an inspection, as SVG.
+"""The charts of an inspection, as SVG.
 
-L layers of attention, H heads of one; in pyramids the stages have other numbers of heads.
+L attention layers, H heads per layer; the stages of a pyramid differ in H.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from vitrail.reports.charts import Axis, Series
 from vitrail.reports.html import Markup, join, tag
 from vitrail.reports.wording import plural
 
-TALL = 300  # of the chart with a dot for each head
-MOST_MARKS = 16  # layers that each have their number on the axis
-BRIGHT = 0.5  # levels of the scale on which dark type is read better than pale
-HOLLOW = "no place asks"
+TALL = 300  # height of the chart with one dot per head
+MOST_MARKS = 16  # labels on the axis of layers
+BRIGHT = 0.5  # level of the colour scale above which labels are dark
+HOLLOW = "no spatial queries"
 
 
 def distance_chart(heads: Sequence[HeadFigures]) -> Markup:
-    """Mean attention distance against depth, a dot for each head (ViT paper, figure 7, right, and figure 11)."""
+    """Draws the mean attention distance against depth, one dot per head (ViT paper, figure 7, right, and figure 11)."""
     layers, distances = np.arange(float(len(heads))), [np.asarray(layer.distance, np.float64) for layer in heads]
     uniform = np.array([layer.uniform for layer in heads])
     values = np.concatenate([*distances, uniform])
@@ -50,7 +50,7 @@ def distance_chart(heads: Sequence[HeadFigures]) -> Markup:
 
 
 def _label_gaps(gaps: Sequence[bool], across: Axis, up: Axis) -> list[Markup]:
-    """A word upright in each run of layers without a dot."""
+    """Returns a vertical label for each run of layers without dots."""
     words, first = [], 0
     for is_gap, run in groupby(gaps):
         last = first + len(list(run))
@@ -62,7 +62,7 @@ def _label_gaps(gaps: Sequence[bool], across: Axis, up: Axis) -> list[Markup]:
 
 
 def head_map(title: str, values: Sequence[np.ndarray]) -> Markup:
-    """Shares (H,) of each layer as cells on the scale from 0 to 1: a column for each layer, its heads from above."""
+    """Draws shares (H,) of each layer as a heat map on the scale from 0 to 1: one column per layer, one row per head."""
     rows, left = max(map(len, values)), 40.0
     width = min(34.0, (draw.WIDTH - left) / len(values))
     height = min(24.0, max(8.0, 320 / rows))
@@ -84,7 +84,7 @@ def head_map(title: str, values: Sequence[np.ndarray]) -> Markup:
 
 
 def _cell(where: tuple[float, float, float, float], share: float, says: str) -> Markup:
-    """One head; its share is written where there is room."""
+    """Draws the cell of one head, with its value if there is room."""
     x, y, width, height = where
     box = {"x": x + 0.5, "y": y + 0.5, "width": width - 1, "height": height - 1}
     pane = tag("rect", tag("title", says), **{key: f"{value:.1f}" for key, value in box.items()}, fill=_paint(share))
@@ -100,18 +100,18 @@ def _paint(level: float) -> str:
 
 
 def scale(low: float, high: float, label: str) -> Markup:
-    """The colours from ``low`` to ``high``, and what they count."""
+    """Draws the colour scale from ``low`` to ``high`` with its label."""
     steps, wide = 92, draw.WIDTH / 92
     box = {"y": 0, "width": wide, "height": 9, "shape_rendering": "crispEdges"}
     bar = join(*(tag("rect", x=step * wide, **box, fill=_paint(step / (steps - 1))) for step in range(steps)))
     frame = tag("rect", y=0.5, x=0.5, width=draw.WIDTH - 1, height=8, fill="none", stroke="var(--rule)")
     words = (draw.text(0, 24, f"{low:g}"), draw.text(draw.WIDTH / 2, 24, label, anchor="middle"))
     end = draw.text(draw.WIDTH, 24, f"{high:g}", anchor="end")
-    return draw.svg(draw.WIDTH, 28, f"Scale of colours from {low:g} to {high:g}: {label}", bar, frame, *words, end)
+    return draw.svg(draw.WIDTH, 28, f"Colour scale from {low:g} to {high:g}: {label}", bar, frame, *words, end)
 
 
 def shift_chart(shifts: Mapping[int, Response]) -> Markup:
-    """How far features move when the picture does, against the distance between two different pictures."""
+    """Draws the change of the features under shifts, beside the distance between different images."""
     pixels = np.array(sorted(shifts), np.float64)
     moved = np.array([shifts[int(pixel)].moved for pixel in pixels])
     apart = np.array([math.nan if (far := shifts[int(pixel)].apart) is None else far for pixel in pixels])
@@ -119,26 +119,26 @@ def shift_chart(shifts: Mapping[int, Response]) -> Markup:
     across = Axis(2.0 ** ends[0], 2.0 ** ends[1], draw.LEFT, draw.WIDTH - draw.RIGHT, log=True, marks=pixels.tolist())
     up = _linear_axis(np.concatenate([moved, apart]), "{:.2g}".format)
     series = [
-        Series("moved", pixels, moved, "cobalt", marked=True),
-        Series("two different images", pixels, apart, "muted", dashed=True),
+        Series("shifted image", pixels, moved, "cobalt", marked=True),
+        Series("different images", pixels, apart, "muted", dashed=True),
     ]
     says = f"Change of the features for {plural(len(pixels), 'shift')}: " + _list_points(pixels, moved, "px")
-    away = 15 if moved.max() > 0.75 * up.high else -8  # on the side of the line where there is nothing else
+    away = 15 if moved.max() > 0.75 * up.high else -8  # labels below the line at the top of the chart, else above it
     labels = (
         draw.text(float(across.place(at)), float(up.place(value)) + away, up.words(value), anchor="middle", size=10)
         for at, value in zip(pixels, moved)
     )
-    return draw.chart("Change of the features", series, across, up, "shift, pixels", says, *labels)
+    return draw.chart("Feature change", series, across, up, "shift, pixels", says, *labels)
 
 
 def depth_chart(
     title: str, name: str, values: Sequence[float | None], unit: str = "", uniform: Sequence[float] = ()
 ) -> Markup:
-    """One figure for each feature map; None is a gap."""
+    """Draws one value per feature map; None is a gap."""
     depth, known = np.arange(float(len(values))), np.array([math.nan if value is None else value for value in values])
     series = [Series(name, depth, known, "cobalt", marked=True)]
     if uniform:
-        series.append(_level_line("all pixels alike", depth, np.array(uniform)))
+        series.append(_level_line("uniform", depth, np.array(uniform)))
     most = None if unit else 1.0
     up = _linear_axis(np.concatenate([known, np.array(uniform)]), f"{{:.3g}}{unit}".format, most=most)
     says = f"{title}: " + _list_points(depth, known, "")
@@ -148,14 +148,14 @@ def depth_chart(
 def cost_chart(
     title: str, points: Sequence[CostPoint], columns: tuple[str, str], words: Callable[[float], str]
 ) -> Markup:
-    """Two columns of ``points`` against tokens, both axes logarithmic: as the model runs, and with whole matrices."""
+    """Draws two columns of ``points`` against tokens on logarithmic axes: default and with full attention matrices."""
     points = sorted(points, key=lambda point: point.tokens)
     tokens = np.array([point.tokens for point in points], np.float64)
     lines = [
         np.array([math.nan if (value := getattr(point, column)) is None else value for point in points], np.float64)
         for column in columns
     ]
-    names = (("as it runs", "cobalt"), ("with whole matrices", "amber"))
+    names = (("default", "cobalt"), ("full attention matrices", "amber"))
     series = [
         Series(name, tokens, values, colour, marked=True)
         for (name, colour), values in zip(names, lines)
@@ -176,14 +176,14 @@ def cost_chart(
 
 
 def _list_points(x: np.ndarray, y: np.ndarray, unit: str, words: Callable[[float], str] = "{:.3g}".format) -> str:
-    """Every finite point in words, for those who cannot see it."""
+    """Lists all finite points as text, for screen readers."""
     return ", ".join(
         f"{words(value)} at {at:g}{unit and ' ' + unit}" for at, value in zip(x, y) if math.isfinite(value)
     )
 
 
 def _level_line(name: str, layers: np.ndarray, values: np.ndarray) -> Series:
-    """A dashed line for each layer at its own height: stages of a pyramid have other ones."""
+    """Returns a dashed line with one level per layer, as levels differ between the stages of a pyramid."""
     ends = np.stack([layers - 0.5, layers + 0.5, layers + 0.5], 1).ravel()
     return Series(
         name, ends, np.stack([values, values, np.full(len(values), math.nan)], 1).ravel(), "muted", dashed=True
@@ -198,7 +198,7 @@ def _depth_axis(count: int) -> Axis:
 def _linear_axis(
     values: np.ndarray, words: Callable[[float], str], *, most: float | None = None, height: float = draw.HEIGHT
 ) -> Axis:
-    """From 0 to a little above the largest, or to ``most``; never logarithmic."""
+    """Returns a linear axis from 0, or the minimum if negative, to ``most`` or just above the maximum."""
     top = values[np.isfinite(values)].max(initial=0.0) * 1.08 if most is None else most
     return Axis(
         min(0.0, values[np.isfinite(values)].min(initial=0.0)), top or 1.0, height - draw.BOTTOM, draw.TOP, words=words
@@ -206,7 +206,7 @@ def _linear_axis(
 
 
 def _log_axis(values: np.ndarray, reach: tuple[float, float], words: Callable[[float], str]) -> Axis:
-    """All values with a little room, its marks at 1, 2 and 5 times powers of ten."""
+    """Returns a logarithmic axis around all values, with marks at 1, 2 and 5 times powers of ten."""
     low, high = float(values.min()) / 1.25, float(values.max()) * 1.25
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if high < 100 * low else (1,)

@@ -1,6 +1,6 @@
-"""What the inspection of a model found, as plain data: its page and its ``numbers.json`` are made of this alone.
+"""The results of an inspection as plain data, the only input of its page and of ``numbers.json``.
 
-L layers of attention, H heads of one, h x w patches.
+L attention layers, H heads per layer, h x w patches.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from vitrail.analysis.locality import Locality
 
 @dataclass(frozen=True, kw_only=True)
 class Filters:
-    """The first layer: its first principal components as pictures, uint8 (n, P, Q, 3), and the share of the variance in each of
-    all of them, (n or more,).
+    """The first layer: its first principal components as images, uint8 (n, P, Q, 3), and the explained variance ratio of all
+    components, (n or more,).
     """
 
     pictures: np.ndarray
     explained: np.ndarray
-    width: int  # filters in all
+    width: int  # number of filters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """Position embeddings: ``similarity`` (h, w, h, w); the share of patches whose most similar other patch is a neighbour."""
+    """Position embeddings: ``similarity`` (h, w, h, w), and the share of patches whose most similar patch is adjacent."""
 
     similarity: np.ndarray
     neighbour_rate: float
@@ -40,8 +40,8 @@ class Positions:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One image: the model's input as uint8 (H, W, 3), its answer, and maps (h, w) of what counted, by method; where one of
-    them is larger than the picture, ``reach`` says how many times as high and as wide.
+    """One image: the model input as uint8 (H, W, 3), its prediction, and attribution maps (h, w) by method. ``reach`` is the
+    height and width of a map relative to the image, for maps that extend beyond it.
     """
 
     key: str
@@ -57,10 +57,10 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Biases:
-    """What the paper says CNNs have by construction (section 3.1), measured on ``images`` images.
+    """The inductive biases of CNNs (paper, section 3.1), measured on ``images`` images.
 
-    ``shifts``: by pixels, how the features answer to a moved window. ``maps``: how far each feature map moves with it.
-    ``locality``: from how far each map's places take their input. ``permutation``: the patches in another order.
+    ``shifts``: response of the features to shifts, by pixels. ``maps``: translation equivariance of each feature map.
+    ``locality``: effective receptive field of each feature map. ``permutation``: response to permuted patches.
     """
 
     images: int
@@ -72,7 +72,7 @@ class Biases:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One of the paper's findings asked of this model: true, false, or None where it cannot be asked; and the figures."""
+    """A finding of the paper tested on this model: true, false, or None if it cannot be tested, with the measured values."""
 
     claim: str
     holds: bool | None
@@ -81,12 +81,12 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """All that was found. What could not be measured is None or empty, and ``notes`` say why."""
+    """All results. Values that could not be measured are None or empty, and ``notes`` give the reason."""
 
     title: str
     model: str
     image_size: tuple[int, int]
-    patch_size: tuple[int, int] | None  # of the patches that attention sees
+    patch_size: tuple[int, int] | None  # of the patches that attention operates on
     parameters: int
     multiply_adds: int
     filters: Filters
@@ -94,8 +94,8 @@ class Inspection:
     heads: Sequence[HeadFigures] = ()
     samples: Sequence[Sample] = ()
     biases: Biases | None = None
-    cost: Sequence[CostPoint] = ()  # by size of image
-    cost_by_patch: Sequence[CostPoint] = ()  # of like models with other patches, freshly made
+    cost: Sequence[CostPoint] = ()  # by image size
+    cost_by_patch: Sequence[CostPoint] = ()  # of new models that differ only in patch size
     findings: Sequence[Finding] = ()
     data: str = ""
     images: int = 0

@@ -1,6 +1,6 @@
-"""The sections of an inspection about its heads: how far each looks, how sharply, and how much at tokens without a place.
+"""The sections about attention heads: attention distance, entropy, and attention to prefix tokens.
 
-L layers of attention, H heads of one.
+L attention layers, H heads per layer.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from vitrail.reports.wording import decimal, plural
 
 
 def distance(inspection: Inspection, plots: Mapping[str, Markup]) -> Markup | None:
-    """Figure 7, right, and the numbers of every head."""
+    """Returns the section of attention distances (figure 7, right) with a table of all heads."""
     if not inspection.heads:
         return None
     words = (
-        "Each dot is a head, at the mean distance between the patch that asks and the patches that it attends to, weighted by "
-        "attention and taken over all patches and images; it is what the size of a receptive field is for a convolution. On "
-        "the dashed line a head attends to all its keys alike, so dots far below it are local, those near or above it global "
-        "(ViT paper, figures 7, right, and 11)."
+        "Each dot is one head. The attention distance is the mean distance between a query patch and the patches it attends "
+        "to, weighted by attention and averaged over all queries and images; it is analogous to the receptive field size of a "
+        "convolution. The dashed line is the distance of uniform attention: heads far below it are local, heads near or above "
+        "it are global (ViT paper, figures 7, right, and 11)."
     )
     return join(
-        section("How far each head looks", words, tag("figure", plots["attention-distance"]), reach(inspection)),
-        tag("details", tag("summary", "The numbers of every head"), heads_table(inspection)),
+        section("Attention distance", words, tag("figure", plots["attention-distance"]), reach(inspection)),
+        tag("details", tag("summary", "Values of all heads"), heads_table(inspection)),
     )
 
 
 def reach(inspection: Inspection) -> list[Markup]:
-    """The nearest and the farthest head, and what uniform attention would be."""
+    """Returns sentences about the most local and the most global head and about uniform attention."""
     named = [
         (float(far), layer, head)
         for layer, figures in enumerate(inspection.heads)
@@ -45,7 +45,7 @@ def reach(inspection: Inspection) -> list[Markup]:
         if math.isfinite(far)
     ]
     if not named:
-        return [tag("p", "In no layer do patches ask, so that no head has a distance.")]
+        return [tag("p", "No layer has spatial queries, so attention distances are undefined.")]
 
     def describe(place: tuple[float, int, int]) -> Markup:
         return join(tag("strong", f"{place[0]:.1f} px"), f" (layer {place[1]}, head {place[2]})")
@@ -54,12 +54,12 @@ def reach(inspection: Inspection) -> list[Markup]:
     low, high = min(uniform), max(uniform)
     alike = f"{low:.1f} px" if high - low < 0.05 else f"{low:.1f} to {high:.1f} px (by layer)"
     figures = [
-        tag("p", "On average over places and images, the nearest head looks ", describe(min(named)), " far, the farthest ",
+        tag("p", "The smallest mean attention distance of a head is ", describe(min(named)), ", the largest is ",
             describe(max(named)), "."),
-        tag("p", f"Uniform attention would look {alike} far. Layers and heads count from 0, as in --layer and --head."),
+        tag("p", f"The distance of uniform attention is {alike}. Layers and heads are numbered from 0."),
     ]  # fmt: skip
     if missing := len(inspection.heads) - len(uniform):
-        figures.append(lead(f"In {plural(missing, 'layer')} no place asks, only tokens without one."))
+        figures.append(lead(f"In {plural(missing, 'layer')}, only prefix tokens are queries."))
     return figures
 
 
@@ -80,44 +80,43 @@ def heads_table(inspection: Inspection) -> Markup:
         "distance, px",
         "of uniform",
         "entropy",
-        *(["to tokens without a place"] if prefixed else []),
+        *(["to prefix tokens"] if prefixed else []),
     ]
     table = tag("table", header(columns, sorted_by="layer"), tag("tbody", *rows))
-    return make_scrollable(table, "The numbers of every head")
+    return make_scrollable(table, "Values of all heads")
 
 
 def number(value: float, digits: int) -> Markup:
-    """A cell that can be sorted; what is undefined is a dash."""
+    """Returns a sortable table cell; NaN is a dash."""
     return tag("td", decimal(value, digits), data_value=f"{value:.6f}" if math.isfinite(value) else "")
 
 
 def has_prefix(heads: Sequence[HeadFigures]) -> bool:
-    """Does any of the attention of places go to tokens without one?"""
+    """Whether spatial tokens attend to prefix tokens in any layer."""
     return any(np.nan_to_num(np.asarray(layer.prefix)).any() for layer in heads)
 
 
 def entropy(inspection: Inspection, plots: Mapping[str, Markup]) -> Markup | None:
-    """How sharply each head looks, and how much at tokens without a place."""
+    """Returns the section of attention entropies and of attention to prefix tokens."""
     if not inspection.heads:
         return None
     words = (
-        "A cell is a head, its number the entropy of its attention as a share of the largest there can be: 0 looks at one key, "
-        "1 at all alike. Dark columns are layers that choose and bright ones layers that average; a grey cell is a layer in "
-        "which no place asks."
+        "Each cell is one head; its value is the entropy of the attention divided by the maximum entropy. 0 means that all "
+        "attention is on one key, 1 that it is uniform. Grey cells are layers without spatial queries."
     )
     maps = [tag("figure", plots["entropy"], tag("figcaption", summary([layer.entropy for layer in inspection.heads])))]
     if "attention-to-prefix" in plots:
         shares = summary([layer.prefix for layer in inspection.heads])
-        caption = f"How much of the attention of patches goes to the class token, registers and their like. {shares}"
+        caption = f"Share of the attention of patches that goes to prefix tokens (class token, registers). {shares}"
         maps.append(tag("figure", plots["attention-to-prefix"], tag("figcaption", caption)))
     legend = tag("div", charts.scale(0, 1, "share"), class_="legend")
-    return join(tag("h2", "How sharply each head looks"), lead(words), tag("div", *maps, class_="charts"), legend)
+    return join(tag("h2", "Attention entropy"), lead(words), tag("div", *maps, class_="charts"), legend)
 
 
 def summary(values: Sequence[Any]) -> str:
-    """The mean and the ends of the shares (H,) of all layers in a sentence."""
+    """Returns a sentence with mean, minimum and maximum over the heads (H,) of all layers."""
     shares = np.concatenate([np.asarray(layer, np.float64) for layer in values])
     shares = shares[np.isfinite(shares)]
     if not len(shares):
-        return "No layer has such a figure."
-    return f"The mean over heads is {shares.mean():.2f}, the least {shares.min():.2f}, the most {shares.max():.2f}."
+        return "Undefined in all layers."
+    return f"Mean over heads {shares.mean():.2f}, minimum {shares.min():.2f}, maximum {shares.max():.2f}."

@@ -1,4 +1,4 @@
-"""Every number of an inspection, as ``numbers.json`` holds it."""
+"""The contents of ``numbers.json``: all numbers of an inspection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitrail.reports.inspection.facts import Biases, Inspection, Positions
 
 
 def numbers(inspection: Inspection) -> dict[str, Any]:
-    """Plain values for JSON; what is undefined is None, and what was not measured is not there."""
+    """Returns plain values for JSON. Undefined values are None; values that were not measured are omitted."""
     figures: dict[str, Any] = {
         "model": inspection.model,
         "images": inspection.images,
@@ -76,7 +76,7 @@ def _round(values: np.ndarray | Tensor | Sequence[float]) -> Any:
 
 
 def _replace_nan(value: Any) -> Any:
-    """The same with None for every number that is none: JSON has no NaN."""
+    """Replaces NaN and infinities by None, as JSON has neither."""
     if isinstance(value, Mapping):
         return {key: _replace_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

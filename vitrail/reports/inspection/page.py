@@ -1,4 +1,4 @@
-"""The page of an inspection: one file that needs no network, and its pictures and drawings as files of their own."""
+"""The report of an inspection: a self-contained page, with its images and charts also as separate files."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from vitrail.reports.inspection.facts import Inspection
 from vitrail.reports.page import frame
 from vitrail.reports.wording import large
 
-COLUMNS = 7  # of filters: four rows of them, as in the paper
-TILE = 96  # pixels of a filter
-MOSAIC = 784  # pixels of the similarities along a side, without the gaps
+COLUMNS = 7  # of filters: 28 filters make four rows, as in the paper
+TILE = 96  # pixels per filter
+MOSAIC = 784  # pixels of the similarity mosaic per side, without gaps
 
 
 def write_inspection(out: Path, inspection: Inspection) -> Path:
-    """Writes ``report.html`` into ``out``, and beside it its pictures as PNG and its drawings as SVG; returns the page's path.
+    """Writes ``report.html`` into ``out``, with its images as PNG and its charts as SVG; returns the path of the page.
 
-    Raises `DiskError` where the folder cannot be written.
+    Raises `DiskError` if the folder cannot be written.
     """
     pictures, plots = _pictures(inspection), drawings(inspection)
     with disk_errors(out):
@@ -47,7 +47,7 @@ def write_inspection(out: Path, inspection: Inspection) -> Path:
 
 
 def page(inspection: Inspection, pictures: Mapping[str, np.ndarray], plots: Mapping[str, Markup]) -> str:
-    """The whole document."""
+    """Returns the whole document."""
     parts = {
         "Filters": sections.filters(inspection.filters, pictures["filters"]),
         "Positions": sections.positions(inspection.positions, pictures["positions"]) if inspection.positions else None,
@@ -56,7 +56,7 @@ def page(inspection: Inspection, pictures: Mapping[str, np.ndarray], plots: Mapp
         "Samples": sections.samples(inspection),
         "Biases": sections.biases(inspection, plots),
         "Cost": sections.cost(inspection, plots),
-        "What was run": sections.run(inspection),
+        "Run details": sections.run(inspection),
     }
     return frame(
         "vitrail inspect",
@@ -68,22 +68,22 @@ def page(inspection: Inspection, pictures: Mapping[str, np.ndarray], plots: Mapp
 
 
 def drawings(inspection: Inspection) -> dict[str, Markup]:
-    """Every drawing that the facts allow, by the name of its file."""
+    """Returns all charts that the data allow, by file name."""
     plots = {}
     if inspection.heads:
         plots["attention-distance"] = charts.distance_chart(inspection.heads)
         plots["entropy"] = charts.head_map(
-            "Entropy of attention", [np.asarray(layer.entropy) for layer in inspection.heads]
+            "Attention entropy", [np.asarray(layer.entropy) for layer in inspection.heads]
         )
         if heads.has_prefix(inspection.heads):
             shares = [np.asarray(layer.prefix) for layer in inspection.heads]
-            plots["attention-to-prefix"] = charts.head_map("Attention to tokens without a place", shares)
+            plots["attention-to-prefix"] = charts.head_map("Attention to prefix tokens", shares)
     if (biases := inspection.biases) is not None:
         moved = [response.concordance for response in biases.maps]
         near, alike = ([getattr(locality, name) for locality in biases.locality] for name in ("distance", "uniform"))
         plots["shifts"] = charts.shift_chart(biases.shifts)
-        plots["equivariance"] = charts.depth_chart("Maps that move with the image", "concordance", moved)
-        plots["locality"] = charts.depth_chart("Distance of what counts", "this model", near, " px", alike)
+        plots["equivariance"] = charts.depth_chart("Equivariance of feature maps", "concordance", moved)
+        plots["locality"] = charts.depth_chart("Effective receptive field", "this model", near, " px", alike)
     if inspection.cost:
         held = ("bytes", "plain_bytes")
         plots["cost-time"] = charts.cost_chart(
@@ -94,7 +94,7 @@ def drawings(inspection: Inspection) -> dict[str, Markup]:
 
 
 def _pictures(inspection: Inspection) -> dict[str, np.ndarray]:
-    """The filters and the positions as pixels."""
+    """Returns the images of the filters and of the position similarities."""
     filters = inspection.filters.pictures
     cell = max(1, round(TILE / max(filters.shape[1:3])))
     pictures = {"filters": draw_filters(filters, min(COLUMNS, max(len(filters), 1)), cell=cell)}
