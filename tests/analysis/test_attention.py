@@ -162,7 +162,7 @@ def test_what_is_not_there_is_refused(asked, message):
 def test_where_only_the_class_token_asks_a_place_is_refused():
     model = make("cait")
     images = random_images(model, (32, 32))
-    with pytest.raises(ConfigError, match=r"in this layer the only query is the class token\n.*choose another layer"):
+    with pytest.raises(ConfigError, match=r"the class token is the only query of this layer\n.*choose another layer"):
         attention_map(model, images, -1, query=(0, 0))
     assert attention_map(model, images, 1, query=(0, 0)).shape == (2, 4, 4)
 

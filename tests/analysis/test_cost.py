@@ -231,7 +231,7 @@ def test_a_name_will_do_and_what_is_asked_is_passed_on():
 
 
 def test_patches_that_cannot_be_chosen_are_refused_in_words():
-    with pytest.raises(ConfigError, match="a BiT ResNet has patches of 4x4 pixels and no others"):
+    with pytest.raises(ConfigError, match="a BiT ResNet has a fixed patch size of 4x4 pixels"):
         measure_cost_by_patch("bit-r50x1", [8, 16], 224)
 
 
@@ -311,5 +311,5 @@ def test_default_sizes_are_multiples_of_the_model_s_own(image_size, patch_size, 
 
 def test_patches_too_large_for_three_are_refused():
     config = ViTConfig(**{**SMALL, "image_size": 512}, patch_size=512, width=16, depth=1, heads=2, mlp_width=24)
-    with pytest.raises(ConfigError, match="1024 pixels hold less than 3 patches of 512x512"):
+    with pytest.raises(ConfigError, match="1024 pixels hold fewer than 3 patches of 512x512"):
         choose_sizes(config)

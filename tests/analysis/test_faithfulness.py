@@ -279,7 +279,7 @@ def test_no_images_have_curves_of_no_rows():
         ({"steps": 0}, "steps is 0 on a map of 6 cells"),
         ({"steps": 7}, "steps is 7 on a map of 6 cells"),
         ({"batch": 0}, "batch is 0"),
-        ({"targets": torch.tensor([0, 2])}, "target 2 in a model of 2 classes"),
+        ({"targets": torch.tensor([0, 2])}, "target 2 for a model of 2 classes"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_words(curve, given, what):

@@ -197,9 +197,9 @@ def test_a_picture_is_the_same_whole_and_in_strips(monkeypatch):
 @pytest.mark.parametrize(
     ("picture", "heat", "how", "words"),
     [
-        (np.zeros((4, 4, 3), np.float32), np.zeros((2, 2)), {}, "a picture float32"),
-        (np.zeros(4, np.uint8), np.zeros((2, 2)), {}, "a picture uint8"),
-        (np.zeros((0, 4), np.uint8), np.zeros((2, 2)), {}, "a picture uint8"),
+        (np.zeros((4, 4, 3), np.float32), np.zeros((2, 2)), {}, "type float32"),
+        (np.zeros(4, np.uint8), np.zeros((2, 2)), {}, "type uint8"),
+        (np.zeros((0, 4), np.uint8), np.zeros((2, 2)), {}, "type uint8"),
         (np.zeros((4, 4), np.uint8), np.zeros(4), {}, "a map of shape"),
         (np.zeros((4, 4), np.uint8), np.zeros((0, 4)), {}, "a map of shape"),
         (np.zeros((4, 4), np.uint8), np.zeros((2, 2)), {"box": (0, 0, 0, 4)}, "an empty box"),

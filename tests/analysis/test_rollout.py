@@ -96,7 +96,7 @@ def test_rollout_of_a_place(name):
 
 
 def test_where_patches_rest_none_can_be_asked():
-    with pytest.raises(ConfigError, match="the only query is the class token"):
+    with pytest.raises(ConfigError, match="the class token is the only query"):
         rollout(make("cait"), random_images(make("cait"), (32, 32)), (0, 0))
 
 
@@ -173,7 +173,7 @@ def test_a_classifier_is_asked_as_its_backbone_is_and_left_as_it_was():
 @pytest.mark.parametrize("targets", [[0], [0, 7], [-1, 0], [[0, 1]], [0.0, 1.0]])
 def test_targets_that_are_no_classes_are_refused(targets):
     model = make("vit")
-    with pytest.raises(ConfigError, match=r"targets? .*\n.*one index of a class an image, 2 whole numbers from 0 to 6"):
+    with pytest.raises(ConfigError, match=r"targets? .*\n.*one class index per image, 2 whole numbers from 0 to 6"):
         relevance(model, random_images(model, (32, 32)), torch.tensor(targets))
 
 

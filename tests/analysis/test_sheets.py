@@ -119,7 +119,7 @@ def test_words_are_shortened_only_where_they_must_be_and_no_more_than_needed():
         ([np.zeros((4, 4), np.uint8)], ["a"], 0, "in 0 columns"),
         ([np.zeros((4, 4), np.uint8)], ["a"], 90, "in 90 columns"),
         ([np.zeros((4, 4), np.uint8), np.zeros((4, 5), np.uint8)], ["a", "b"], 2, "tiles of 2 sizes"),
-        ([np.zeros((4, 4))], ["a"], 2, "a picture float64"),
+        ([np.zeros((4, 4))], ["a"], 2, "type float64"),
     ],
 )
 def test_a_sheet_that_cannot_be_meant_is_refused(tiles, captions, columns, words):

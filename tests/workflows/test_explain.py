@@ -103,7 +103,7 @@ def test_every_architecture_is_explained_by_every_method_that_it_has(name, photo
             inference=QUIET,
         )
         if method in NEEDS_ATTENTION and not has_attention:
-            with pytest.raises(ConfigError, match=r"no attention to show, .*\n.*occlusion"):
+            with pytest.raises(ConfigError, match=r"has no attention, .*\n.*occlusion"):
                 next(answers)
             continue
         found = next(answers)
@@ -148,11 +148,11 @@ def test_what_cannot_be_meant_is_refused_in_words(photos, tmp_path):
             list(explain(shaken(), [str(inputs)], tmp_path / out, options=ExplainOptions(**how), inference=QUIET))
         return str(caught.value)
 
-    assert "there is no method 'rolout'\n  try: did you mean 'rollout'" in refused(method="rolout")
+    assert "unknown method 'rolout'\n  try: did you mean 'rollout'" in refused(method="rolout")
     assert "there is no layer 3: the model has 3" in refused(layer=3)
     assert "there is no head 2: the model has 2" in refused(head=2)
     assert "head is 'both'" in refused(head="both")
-    assert "rollout has no head all" in refused(method="rollout", head="all")
+    assert "the method rollout takes no head, but head is all" in refused(method="rollout", head="all")
     assert "no class 'aunt'\n  try: did you mean 'ant'" in refused(target="aunt")
     assert "there is no image" in refused(photos / "wyde.png")
     assert "none of the images could be read" in refused(photos / "broken.jpg")

@@ -1,6 +1,6 @@
-"""Maps the attention of windows, lines and reduced maps to the tokens of a layer and to the places of the image.
+"""Maps the attention of windows, lines and reduced maps to the tokens of a layer and to positions in the image.
 
-B images, P prefix tokens, N places of a layer's map, T = P + N tokens, Q queries, K keys, R of the queries.
+B images, P prefix tokens, N positions of a layer's map, T = P + N tokens, Q queries, K keys, R of the queries.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from vitrail.models.layers import by_hand
 
 
 class Lift:
-    """Where the rows and columns of a layer's attention lie among its tokens: the prefix, then the places of its map.
+    """Maps rows and columns of the attention matrix of a layer to its tokens: the prefix, then the positions of its map.
 
-    Computes in fp32, also inside of autocast.
+    Computes in fp32, also under autocast.
     """
 
     def __init__(self, grid: AttentionGrid, device: torch.device) -> None:
@@ -31,7 +31,7 @@ class Lift:
 
     @cached_property
     def rows(self) -> Tensor:
-        """(Q,) the token that each query is, T where it lies outside of the image."""
+        """(Q,) token index of each query, T for queries outside the image."""
         prefix = torch.arange(self.prefix, device=self.device)
         if not self.all_ask:
             return prefix
@@ -41,7 +41,7 @@ class Lift:
 
     @cached_property
     def columns(self) -> Tensor | None:
-        """(Q, K) the token that each key of each query is, T outside of the image; None where keys are the same for all."""
+        """(Q, K) token index of each key of each query, T outside the image; None if all queries have the same keys."""
         return None if self.grid.columns is None else self._to_tokens(self.grid.columns)
 
     def _to_tokens(self, places: Tensor) -> Tensor:
@@ -50,24 +50,24 @@ class Lift:
 
     @cached_property
     def asks(self) -> Tensor:
-        """(T,) one for tokens that are queries, zero for the others."""
+        """(T,) one for tokens that are queries, else zero."""
         asks = torch.zeros(self.tokens + 1, device=self.device)
         asks[self.rows] = 1
         return asks[:-1]
 
     def mask_outside(self, weights: Tensor, rows: slice) -> Tensor:
-        """``weights`` (B, H, R, K) of the queries ``rows``, zero for keys outside of the image."""
+        """Returns ``weights`` (B, H, R, K) of the queries ``rows``, set to zero for keys outside the image."""
         return weights if self.columns is None else weights * (self.columns[rows] < self.tokens)
 
     def carry(self, shares: Tensor, weights: Tensor, rows: slice) -> Tensor:
         """Distributes the shares of the queries ``rows`` over their keys: (B, T) to (B, T).
 
         Args:
-            shares: (B, T), of which those of ``rows`` are read.
-            weights: (B, R, K), zero for keys outside of the image.
+            shares: (B, T); only those of ``rows`` are used.
+            weights: (B, R, K), zero for keys outside the image.
         """
         padded = torch.cat([shares, shares.new_zeros(len(shares), 1)], 1)
-        asked_shares = padded[:, self.rows[rows]]  # (B, R), nothing from outside of the image
+        asked_shares = padded[:, self.rows[rows]]  # (B, R), zero outside the image
         if self.columns is None:
             with by_hand(weights):
                 return self.spread((asked_shares[:, None] @ weights)[:, 0])
@@ -76,7 +76,7 @@ class Lift:
         return carried[:, :-1]
 
     def spread(self, keys: Tensor) -> Tensor:
-        """Numbers of the prefix and the keys (..., P + K) as those of tokens (..., T): a key's is divided among its places."""
+        """Maps values of prefix and keys (..., P + K) to tokens (..., T), dividing the value of a key among its positions."""
         if self.columns is not None or self.grid.keys == self.map:
             return keys
         before, places = keys[..., : self.prefix], keys[..., self.prefix :].unflatten(-1, self.grid.keys)
@@ -86,7 +86,7 @@ class Lift:
 
     @cached_property
     def covers(self) -> tuple[Tensor, Tensor]:
-        """Which places of the map a key stands for along each axis: (h', h) and (w', w), rows that sum to one."""
+        """The positions of the map that a key covers along each axis: (h', h) and (w', w), rows sum to one."""
         covered = self.grid.covered or self.map
         of_rows, of_columns = (
             _compute_cover(*lengths, self.device) for lengths in zip(self.grid.keys, covered, self.map)
@@ -95,7 +95,7 @@ class Lift:
 
     @cached_property
     def centres(self) -> tuple[Tensor, Tensor]:
-        """Centres of the places (N, 2) and of the keys (K, 2) in pixels (y, x) of the image; keys alike for all queries."""
+        """Centres of positions (N, 2) and keys (K, 2) as (y, x) in pixels, for keys that are the same for all queries."""
         cell = torch.tensor(self.grid.cell, dtype=torch.float32, device=self.device)
         axes = [torch.arange(length, device=self.device) + 0.5 for length in self.map]
         places = torch.cartesian_prod(*axes).reshape(-1, 2) * cell
@@ -106,27 +106,27 @@ class Lift:
         return places, torch.cartesian_prod(*keys).reshape(-1, 2) * cell
 
     def distances(self, rows: slice) -> Tensor:
-        """Pixels between the queries ``rows`` and their keys, both places: (R, K)."""
+        """Returns the distance in pixels between the queries ``rows`` and their keys, without prefix tokens: (R, K)."""
         places, keys = self.centres
         nowhere = places.new_zeros(1, 2)
         asking = torch.cat([places, nowhere])[self.rows[rows] - self.prefix]  # (R, 2)
         if self.columns is None:
-            # not by a matrix product, which rounds squares: a quarter of a pixel on a large image
+            # not with a matrix product, whose rounding error is a quarter of a pixel on a large image
             return torch.cdist(asking, keys, compute_mode="donot_use_mm_for_euclid_dist")
         return (asking[:, None] - torch.cat([keys, nowhere])[self.columns[rows] - self.prefix]).norm(dim=-1)
 
 
 def _compute_cover(keys: int, covered: int, places: int, device: torch.device) -> Tensor:
-    """Key i of a line stands for the places from floor(i n / k) to ceil((i + 1) n / k) - 1 of the n that are covered."""
+    """Key i of k covers the positions from floor(i n / k) to ceil((i + 1) n / k) - 1 of the n covered positions."""
     key, place = torch.arange(keys, device=device)[:, None], torch.arange(places, device=device)
     inside = (place >= key * covered // keys) & (place < -(-(key + 1) * covered // keys)) & (place < covered)
     return inside / inside.sum(1, keepdim=True)
 
 
 def spread_to_finer(places: Tensor, coarse: tuple[int, int], fine: tuple[int, int]) -> Tensor:
-    """Shares of the places of a merged map (B, h w) on the larger map that it was made of (B, h' w').
+    """Distributes shares of a merged map (B, h w) over the finer map it was merged from, (B, h' w').
 
-    A place was merged from a square of places and is divided equally among them. Squares are cropped at the border.
+    Each share is divided equally among the square of positions that were merged. Squares are cropped at the border.
     """
     if coarse == fine:
         return places

@@ -1,9 +1,9 @@
-"""What a model costs against the sizes of image and patch, measured: tokens grow with the area of the image and with the
-inverse square of the patch's side, attention with the square of the tokens (Dosovitskiy et al. 2021, sections 3.1 and 4.1,
-appendix D.5).
+"""Measures time and memory of a model against image size and patch size. The number of tokens grows with the image area
+and with the inverse square of the patch side, attention with the square of the number of tokens (Dosovitskiy et al. 2021,
+sections 3.1 and 4.1, appendix D.5).
 
-`vitrail.models.cost_of` counts; here the model runs, as it always does and once more with every attention matrix made. The
-matrices are the memory that grows with the square: fused attention takes the time for them, but never holds them.
+`vitrail.models.cost_of` counts operations; this module runs the model, in its default mode and with explicit attention
+matrices. The matrices need quadratic memory; fused attention needs quadratic time but never stores them.
 
 B images, C channels, H x W pixels, T tokens.
 """
@@ -30,24 +30,24 @@ from vitrail.models.backbone import at_rest
 from vitrail.models.config import changed, is_whole
 from vitrail.torch_private import TorchDispatchMode
 
-LIMIT = 2 << 30  # bytes of attention matrices that are made without being asked
+LIMIT = 2 << 30  # default limit of bytes of attention matrices
 LARGEST = 1024  # pixels of the longer side of `choose_sizes`
 FACTORS = (1, 1.5, 2, 3)  # of the smallest side; 3 makes nine times the patches
 
 
 class CostPoint(NamedTuple):
-    """What images of one size cost a model with patches of one size.
+    """The cost of a forward pass at one image size and one patch size.
 
     Args:
         size: (height, width) of the images in pixels.
         patch_size: (height, width) of a patch in pixels.
-        tokens: after the last block.
-        seconds: for one image, the median over the timed passes divided by B.
-        bytes: the most that the tensors of one pass over all B images take at one time, beside parameters and images.
-        plain_seconds: the same of a pass that also makes the attention matrices of all layers, as `forward_with_attention`
-            does, and holds them until it is over. None where that was not tried.
-        plain_bytes: likewise.
-        multiply_adds: for one image, as `vitrail.models.cost_of` counts them.
+        tokens: number of tokens after the last block.
+        seconds: per image, the median over the timed passes divided by B.
+        bytes: peak memory of the tensors of one pass over all B images, excluding parameters and images.
+        plain_seconds: as ``seconds``, for `forward_with_attention`, which computes the attention matrices of all layers and
+            keeps them until the pass ends. None if it was not measured.
+        plain_bytes: as ``bytes``, for `forward_with_attention`.
+        multiply_adds: per image, as counted by `vitrail.models.cost_of`.
     """
 
     size: Pair
@@ -72,29 +72,29 @@ def measure_cost(
     plain: bool = True,
     limit: int = LIMIT,
 ) -> list[CostPoint]:
-    """What a forward pass without gradients costs at each size, on random images, on the device of the model.
+    """Measures a forward pass without gradients at each size, on random images, on the device of the model.
 
-    One pass warms up, ``repeats`` are timed, and one more measures memory. A single CPU thread is timed by its own CPU time,
-    which depends little on other processes; everything else by wall-clock time. Bytes are those of
-    torch's CUDA allocator; elsewhere those of every tensor that an operation makes, without what a kernel needs inside: fused
-    attention on a CPU 0.13 MB in a ViT-Ti, whatever the size.
+    One pass warms up, ``repeats`` are timed, and one more measures memory. A single CPU thread is timed by its CPU time,
+    which depends little on other processes; everything else by wall-clock time. On CUDA, bytes are those of the allocator;
+    elsewhere those of all tensors that operations return, without the workspace of kernels (fused attention on a CPU uses
+    0.13 MB in a ViT-Ti at any size).
 
     Args:
-        sizes: (height, width) in pixels; one number stands for a square.
-        batch: B, images in one pass.
-        repeats: timed passes.
-        plain: also with all attention matrices, where the model has any.
-        limit: bytes that the matrices of B images may take; a size at which they would take more is not tried with them.
-            The pass itself takes more: the logits of a layer, and what it takes without.
+        sizes: (height, width) in pixels, or the side of a square.
+        batch: B, images per pass.
+        repeats: number of timed passes.
+        plain: whether to measure with explicit attention matrices too.
+        limit: bytes that the matrices of B images may take; sizes above it are not measured with matrices. The pass itself
+            needs more: the logits of one layer, and the memory of the default mode.
 
     Raises:
-        ConfigError: a size that the model does not take, before anything is measured; batch or repeats below 1.
+        ConfigError: invalid image size (before any measurement); batch or repeats below 1.
     """
     for name, value in (("batch", batch), ("repeats", repeats)):
         if not is_whole(value, 1):
             raise ConfigError(f"{name} is {value!r}", f"{name} = a whole number from 1")
     configs = [changed(model.config, image_size=size) for size in sizes]
-    # in inference mode composite operations are dispatched whole, so their inner tensors would not be counted
+    # inference mode dispatches composite operations whole, so that their inner tensors would not be counted
     with torch.inference_mode(False), at_rest(model):
         return [_measure_point(model, config, batch, repeats, limit if plain else 0) for config in configs]
 
@@ -110,20 +110,20 @@ def measure_cost_by_patch(
     limit: int = LIMIT,
     device: str | torch.device = "cpu",
 ) -> list[CostPoint]:
-    """`measure_cost` at one size of image for new models that differ in the size of their patches alone.
+    """Calls `measure_cost` at one image size for new models that differ only in patch size.
 
     Args:
         model: a name of `vitrail.models.MODELS`, or a config.
-        patch_sizes: (height, width) in pixels; one number stands for a square.
-        device: where the models are measured.
+        patch_sizes: (height, width) in pixels, or the side of a square.
+        device: device of the models.
 
     Raises:
-        ConfigError: also for an unknown model, one whose patches have one size only, or patches that do not divide the image.
+        ConfigError: also for an unknown model, a model with a fixed patch size, or patches that do not divide the image.
     """
     config = configure(model)
     if "patch_size" not in {field.name for field in fields(config)}:
-        what = f"{config.about} has patches of {'x'.join(map(str, config.patch_size))} pixels and no others"
-        raise ConfigError(what, "take an architecture whose patches can be chosen, such as vit-b16")
+        what = f"{config.about} has a fixed patch size of {'x'.join(map(str, config.patch_size))} pixels"
+        raise ConfigError(what, "use an architecture with a configurable patch size, such as vit-b16")
     configs = [changed(config, image_size=image_size, patch_size=patch_size) for patch_size in patch_sizes]
     settings: dict[str, Any] = {"batch": batch, "repeats": repeats, "plain": plain, "limit": limit}
     measured = (measure_cost(create_backbone(config).to(device), [config.image_size], **settings) for config in configs)
@@ -131,17 +131,17 @@ def measure_cost_by_patch(
 
 
 def fit_growth(points: Sequence[CostPoint], what: str) -> float:
-    """The exponent p of figure = a T^p, by least squares of the logarithms; NaN without two different numbers of tokens.
+    """Fits the exponent p of figure = a T^p by least squares of logarithms; NaN without two different token counts.
 
     Args:
-        points: those whose figure is None or zero are left out.
+        points: measurements; those whose figure is None or zero are ignored.
         what: one of `FIGURES`.
 
     Raises:
         ConfigError: an unknown figure, with the nearest names.
     """
     if what not in FIGURES:
-        raise ConfigError(f"there is no figure {what!r}", nearest(what, FIGURES))
+        raise ConfigError(f"unknown figure {what!r}", nearest(what, FIGURES))
     pairs = [(math.log(point.tokens), math.log(figure)) for point in points if (figure := getattr(point, what))]
     if len({tokens for tokens, _ in pairs}) < 2:
         return math.nan
@@ -149,18 +149,17 @@ def fit_growth(points: Sequence[CostPoint], what: str) -> float:
 
 
 def choose_sizes(config: Config) -> list[Pair]:
-    """Sizes to measure a model at: 1, 1.5, 2 and 3 times its own, rounded down to whole patches, of the last stage where
-    there are several. Nine times as many patches at the last as at the first; the longer side is at most 1,024 pixels,
-    for which the model's own size is halved as often as it takes.
+    """Returns image sizes to measure: 1, 1.5, 2 and 3 times the size of the model, rounded down to whole patches (of the last
+    stage in a pyramid). The size of the model is first halved until the largest size is at most 1,024 pixels.
 
     Raises:
-        ConfigError: patches so large that an image of that size holds less than three along a side.
+        ConfigError: patches so large that fewer than three fit along 1,024 pixels.
     """
     grids = sketch(config).attention_grids(config.image_size)
     cell = grids[-1].cell if grids else config.patch_size
     if max(cell) * max(FACTORS) > LARGEST:
-        what = f"{LARGEST} pixels hold less than {max(FACTORS)} patches of {'x'.join(map(str, cell))}"
-        raise ConfigError(what, "give the sizes of images that are to be measured")
+        what = f"{LARGEST} pixels hold fewer than {max(FACTORS)} patches of {'x'.join(map(str, cell))}"
+        raise ConfigError(what, "give the image sizes explicitly")
     halved = next(times for times in count() if max(config.image_size) * max(FACTORS) <= LARGEST << times)
     rows, columns = (max((length >> halved) // pixels, 1) for length, pixels in zip(config.image_size, cell))
     sizes = ((int(rows * factor) * cell[0], int(columns * factor) * cell[1]) for factor in FACTORS)
@@ -168,8 +167,9 @@ def choose_sizes(config: Config) -> list[Pair]:
 
 
 def count_matrix_bytes(config: Config) -> int:
-    """Bytes of all attention matrices of one image of the config's size, as `forward_with_attention` gives them; counted on
-    the meta device, so they need not fit anywhere. 0 without attention.
+    """Counts the bytes of all attention matrices that `forward_with_attention` returns for one image; 0 without attention.
+
+    Runs on the meta device and allocates no memory.
     """
     backbone = sketch(config)
     if not backbone.attention_grids(config.image_size):
@@ -180,7 +180,7 @@ def count_matrix_bytes(config: Config) -> int:
 
 
 def measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int:
-    """The most bytes that the tensors which ``step`` makes take at one time, its result included."""
+    """Returns the peak memory in bytes of the tensors that ``step`` allocates, including its result."""
     if device.type != "cuda":
         with _StorageTracker() as made:
             step()
@@ -194,12 +194,12 @@ def measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int:
 
 
 class _StorageTracker(TorchDispatchMode):
-    """Follows the storages that operations make until they are freed. Those that come from elsewhere do not count."""
+    """Tracks storages allocated by operations until they are freed. Storages from outside are not counted."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.live: dict[int, weakref.ref] = {}  # by id, which another storage may have after one is freed
-        self.outer: dict[int, torch.UntypedStorage] = {}  # held, so that their ids stay theirs
+        self.live: dict[int, weakref.ref] = {}  # by id, which may be reused after a storage is freed
+        self.outer: dict[int, torch.UntypedStorage] = {}  # kept alive, so that their ids are not reused
         self.held = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -221,7 +221,7 @@ class _StorageTracker(TorchDispatchMode):
 
 
 def _list_storages(tree: Any) -> list[torch.UntypedStorage]:
-    """Of the tensors among what an operation is given or makes."""
+    """Returns the storages of all tensors in nested arguments or results."""
     if isinstance(tree, Tensor):
         return [tree.untyped_storage()]
     branches = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
@@ -253,7 +253,7 @@ def _measure_point(model: Model, config: Config, batch: int, repeats: int, limit
 
 
 def _measure_seconds(step: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """The median of ``repeats`` calls, after one that allocates and plans."""
+    """Returns the median time of ``repeats`` calls, after one warm-up call."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if alone else time.perf_counter
 

@@ -1,4 +1,4 @@
-"""What the input layer has learned: its filters and its position embeddings (Dosovitskiy et al. 2021, section 4.5, figure 7).
+"""Filters of the first layer and position embeddings (Dosovitskiy et al. 2021, section 4.5, figure 7).
 
 C channels, P x Q pixels of a kernel, D width, h x w patches.
 """
@@ -21,7 +21,7 @@ from vitrail.tasks import Task
 
 
 class PrincipalFilters(NamedTuple):
-    """The directions in which filters differ most, (K, C, P, Q) of length 1, and the share (K,) of the variance in each."""
+    """Principal components of filters, (K, C, P, Q) with unit norm, and their explained variance ratios (K,)."""
 
     components: Tensor
     explained: Tensor
@@ -29,7 +29,7 @@ class PrincipalFilters(NamedTuple):
 
 @dataclass(frozen=True)
 class LineSimilarity:
-    """The mean similarity of patches in the same row, in the same column and elsewhere; NaN where there are no such pairs."""
+    """Mean similarity of patches in the same row, in the same column and elsewhere; NaN without such pairs."""
 
     row: float
     column: float
@@ -37,15 +37,15 @@ class LineSimilarity:
 
 
 def extract_position_embeddings(model: Task | Backbone, grid: tuple[int, int] | None = None) -> Tensor | None:
-    """What is added to each patch where it enters the encoder: (h, w, D), in the model's precision.
+    """Returns the position embeddings that are added to the patches before the encoder: (h, w, D), in the model's precision.
 
-    None where nothing is added: no positions, or positions that act elsewhere (in each block, or on attention).
+    Returns None if nothing is added: no positions, or positions that act in each block or on attention.
 
     Args:
-        grid: rows and columns; by default those of the model's own image size. For others the model resizes its table.
+        grid: rows and columns; by default those of the image size of the model. Other grids resize the embeddings.
 
     Raises:
-        ConfigError: a grid without patches.
+        ConfigError: an empty grid.
     """
     if grid is not None and not all(is_whole(length, 1) for length in grid):
         raise ConfigError(f"grid is {grid}", "give rows and columns, whole numbers from 1")
@@ -59,29 +59,29 @@ def extract_position_embeddings(model: Task | Backbone, grid: tuple[int, int] | 
 
 
 def compute_position_similarity(embeddings: Tensor) -> Tensor:
-    """The cosine of each embedding with each: (h, w, D) to (h, w, h, w) in fp32 (figure 7, centre; figure 10).
+    """Computes pairwise cosine similarities: (h, w, D) to (h, w, h, w) in fp32 (figure 7, centre; figure 10).
 
-    The tile of the patch in row r and column c is ``[r, c]``. An embedding of zeros is similar to none: 0.
+    The tile of the patch in row r and column c is ``[r, c]``. The similarity of an embedding of zeros is 0.
     """
     directions = F.normalize(embeddings.float(), dim=2)  # (h, w, D)
     return torch.einsum("hwd,yxd->hwyx", directions, directions)
 
 
 def compute_neighbour_rate(similarity: Tensor, *, reach: float = 1) -> float:
-    """The share of patches whose most similar other patch is a neighbour; NaN for a grid of one patch.
+    """Returns the share of patches whose most similar other patch is a neighbour; NaN for a grid of one patch.
 
-    A patch that is as similar to one further away as to its most similar neighbour does not count.
+    Ties with patches further away do not count.
 
     Args:
-        similarity: (h, w, h, w), as `compute_position_similarity` gives it.
-        reach: how far a neighbour's centre may be, in patches: 1 is the 4 direct neighbours, 1.5 these and the 4 at the
-            corners. At the edges of the grid there are fewer.
+        similarity: (h, w, h, w), from `compute_position_similarity`.
+        reach: maximum distance between the centres of neighbours, in patches: 1 for the 4 adjacent patches, 1.5 for the 8
+            surrounding ones. At the edges of the grid there are fewer.
 
     Raises:
-        ConfigError: a reach within which there is no neighbour.
+        ConfigError: a reach below 1.
     """
     if not reach >= 1:
-        raise ConfigError(f"reach is {reach}", "give 1 for the 4 direct neighbours, 1.5 for 8")
+        raise ConfigError(f"reach is {reach}", "give 1 for 4 neighbours, 1.5 for 8")
     if similarity[0, 0].numel() == 1:
         return float("nan")
     down, right = _compute_offsets(similarity)
@@ -92,15 +92,15 @@ def compute_neighbour_rate(similarity: Tensor, *, reach: float = 1) -> float:
 
 
 def compute_line_similarity(similarity: Tensor) -> LineSimilarity:
-    """Are patches of one row or column more similar than others (section 4.5: "row-column structure")?
+    """Compares the similarity of patches within rows and columns with others (section 4.5: "row-column structure").
 
-    Patches in a line are nearer to each other than others are, and what is near is similar anyway. So pairs are compared
-    by distance: those d patches apart in a row or column with those elsewhere that are no further apart, but more than
-    d - 1. Each figure is the mean over d = 2, 3, ... up to the shorter side of the grid. A similarity that only falls with
-    distance is lower in lines than elsewhere.
+    Patches in a row or column are closer to each other on average, and close patches are more similar. Pairs are therefore
+    compared by distance: pairs at distance d within a row or column with other pairs at distances in (d - 1, d]. Each value
+    is the mean over d = 2, 3, ... below the shorter side of the grid. A similarity that depends only on distance, and
+    decreases with it, is lower within rows and columns than elsewhere.
 
     Args:
-        similarity: (h, w, h, w), as `compute_position_similarity` gives it.
+        similarity: (h, w, h, w), from `compute_position_similarity`.
     """
     down, right = _compute_offsets(similarity)
     distance = (down**2 + right**2).float().sqrt().ceil()  # (h, w, h, w)
@@ -113,38 +113,39 @@ def compute_line_similarity(similarity: Tensor) -> LineSimilarity:
 
 
 def _compute_offsets(similarity: Tensor) -> tuple[Tensor, Tensor]:
-    """How many rows and columns the second patch lies from the first: (h, 1, h, 1) and (1, w, 1, w)."""
+    """Returns the offsets of the second patch from the first in rows and columns: (h, 1, h, 1) and (1, w, 1, w)."""
     rows, columns = (torch.arange(length, device=similarity.device) for length in similarity.shape[:2])
     return (rows - rows[:, None])[:, None, :, None], (columns - columns[:, None])[None, :, None]
 
 
 def extract_filters(model: Task | Backbone) -> Tensor:
-    """The kernels of the first layer, as they are stored: (D, C, P, Q) in fp32.
+    """Returns the stored kernels of the first layer: (D, C, P, Q) in fp32.
 
-    Those of a BiT ResNet and of a hybrid's stem are 7 x 7, and are standardised each time they are used: what acts on
-    an image is `vitrail.models.standardise.standardise` of them.
+    Those of a BiT ResNet and of the stem of a hybrid are 7 x 7; the model applies
+    `vitrail.models.standardise.standardise` to them in each forward pass.
     """
     return _read_first_layer(model).to(torch.float32, copy=True)
 
 
 def compute_principal_filters(filters: Tensor, count: int = 28) -> PrincipalFilters:
-    """The principal components of filters, the one with most variance first (figure 7, left, shows 28).
+    """Computes the principal components of filters in descending order of variance (figure 7, left, shows 28).
 
-    The D filters are the observations, their mean is taken off, and the SVD is in fp64. Of the two directions of a
-    component it is the one in which its largest absolute value is positive.
+    The D filters are the observations; they are centred, and the SVD is in fp64. The sign of a component is chosen so that
+    its largest absolute value is positive.
 
     Args:
         filters: (D, C, P, Q).
-        count: how many; where there are fewer, all: D - 1, or C P Q.
+        count: maximum number of components; there are at most D - 1 and at most C P Q.
 
     Returns:
-        K components and shares, in the precision of ``filters``. The shares are 0 where all filters are equal.
+        K components and explained variance ratios, in the precision of ``filters``. The ratios are 0 if all filters are
+        equal.
 
     Raises:
         ConfigError: a count below 1.
     """
     if not is_whole(count, 1):
-        raise ConfigError(f"count is {count}", "ask for at least one component")
+        raise ConfigError(f"count is {count}", "give a whole number from 1")
     rows = filters.detach().cpu().double().flatten(1)  # (D, C P Q)
     _, deviations, directions = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
     kept = min(count, len(rows) - 1, rows.shape[1])
@@ -157,10 +158,10 @@ def compute_principal_filters(filters: Tensor, count: int = 28) -> PrincipalFilt
 
 
 def render_filters(components: Tensor) -> np.ndarray:
-    """Filters as pictures: (K, C, P, Q) to RGB, uint8 (K, P, Q, 3).
+    """Renders filters as RGB images: (K, C, P, Q) to uint8 (K, P, Q, 3).
 
-    In each picture 0 is mid grey (128) and the largest absolute value is the end of the scale, 255 or 0. Three channels are
-    red, green and blue; of more the first three are, and of fewer the first is shown in grey.
+    In each image, 0 is mid grey (128) and the largest absolute value is 255 or 0. The first three channels are red, green
+    and blue; with fewer than three, the first channel is shown in grey.
     """
     shown = components[:, :3] if components.shape[1] >= 3 else components[:, :1].expand(-1, 3, -1, -1)
     values = shown.detach().cpu().double().movedim(1, 3).numpy()  # (K, P, Q, 3)
@@ -170,5 +171,5 @@ def render_filters(components: Tensor) -> np.ndarray:
 
 
 def _read_first_layer(model: Task | Backbone) -> Tensor:
-    """The parameter that sees the channels of the image: (D, C, P, Q)."""
+    """Returns the weight of the first layer: (D, C, P, Q)."""
     return model.layers()[0][model.first_layer].detach()

@@ -1,7 +1,7 @@
-"""What convolutions have and a ViT lacks, in numbers: translation equivariance, and neighbourhoods of two dimensions
+"""Measures two inductive biases of CNNs: translation equivariance and two-dimensional neighbourhood structure
 (Dosovitskiy et al. 2021, section 3.1, "Inductive bias"). The third, locality, is in `locality`.
 
-B images, C channels, H x W pixels, h x w cells of a feature map, D its channels, F width of what the head reads, N patches or
+B images, C channels, H x W pixels, h x w cells of a feature map, D its channels, F width of the pooled features, N patches or
 squares of pixels.
 """
 
@@ -25,18 +25,18 @@ Model = Task | Backbone
 Pair = tuple[int, int]  # (height, width) or (down, right)
 
 DIRECTIONS: dict[str, Pair] = {"diagonal": (1, 1), "down": (1, 0), "right": (0, 1)}
-AT_ONCE = 16  # images that the network is shown at one time
+AT_ONCE = 16  # images per forward pass
 
 
 class Response(NamedTuple):
     """How much the output changes when the images change.
 
     Args:
-        moved: 1 - cosine similarity of the pooled features before and after, the mean over images.
-        apart: the same between two different images before the change, the mean over all pairs: what ``moved`` is large or
-            small by. None for a single image.
-        changed: share of the images whose best class is another one afterwards; None for a model without a head. A head of
-            zeros, as a new model has it, always gives the same.
+        moved: 1 - cosine similarity of the pooled features before and after the change, mean over images.
+        apart: the same between different images before the change, mean over all pairs, as a reference for ``moved``. None
+            for a single image.
+        changed: share of the images whose predicted class changes; None for a model without a head. With a zero-initialised
+            head, as in a new model, it is 0.
     """
 
     moved: float
@@ -45,13 +45,13 @@ class Response(NamedTuple):
 
 
 class MapEquivariance(NamedTuple):
-    """How well one feature map moves with its image.
+    """Translation equivariance of one feature map.
 
     Args:
-        stride: pixels, (height, width), from one cell to the next; the image was moved by as many.
-        margin: cells that were left out along each border.
-        concordance: 1 where the map of the moved image is the moved map, 0 where the two have nothing in common. None where
-            that cannot be said: fewer than two cells are left, or each image has the same in all of them.
+        stride: (height, width) in pixels from one cell to the next; the image was shifted by this distance.
+        margin: cells excluded along each border.
+        concordance: 1 if the map of the shifted image equals the shifted map, 0 if the two are unrelated. None if it is
+            undefined: fewer than two cells remain, or the map is constant in each image.
     """
 
     stride: Pair
@@ -60,12 +60,12 @@ class MapEquivariance(NamedTuple):
 
 
 class PermutationResponse(NamedTuple):
-    """How much the output changes when the parts of an image are permuted.
+    """How much the output changes when the patches of an image are permuted.
 
     Args:
-        pixels: squares of the image were exchanged: it was cut up and put together again.
-        unplaced: patches were exchanged after projection, and no positions were added, before or after. None for
-            architectures whose `encode` needs the whole grid, and so knows the places whatever was added.
+        pixels: response to permuting squares of pixels of the image.
+        unplaced: response to permuting patch embeddings without position embeddings. None for architectures whose `encode`
+            needs the whole grid and therefore depends on positions in any case.
     """
 
     pixels: Response
@@ -75,15 +75,15 @@ class PermutationResponse(NamedTuple):
 def measure_shift_response(
     model: Model, images: Tensor, shifts: Sequence[int] | None = None, *, along: str = "diagonal"
 ) -> dict[int, Response]:
-    """How much the output changes when the crop of a larger image is shifted; no padding is involved.
+    """Measures how much the output changes when the crop of a larger image is shifted, without padding.
 
-    A ViT sees the same patches after a shift by whole patches, at other positions, except for those that enter and leave.
+    After a shift by whole patches, a ViT receives the same patches at other positions, except at the borders.
 
     Args:
-        images: (B, C, H, W), normalised, larger than the model's ``image_size`` by the largest shift at least.
-        shifts: in pixels; by default 1, 2, 4 ... and the least that is whole patches, of `patchify`. To compare two
-            architectures, give the same to both.
-        along: "diagonal" moves both ways, "down" and "right" one.
+        images: (B, C, H, W), normalised, larger than the model's ``image_size`` by at least the largest shift.
+        shifts: in pixels; by default 1, 2, 4 ... and the smallest shift by whole patches. Use the same shifts to compare
+            architectures.
+        along: direction of the shift, one of "diagonal", "down" and "right".
 
     Returns:
         The response to each shift.
@@ -111,24 +111,23 @@ def measure_shift_response(
 def measure_map_equivariance(
     model: Model, images: Tensor, *, margin: int = 1, along: str = "diagonal"
 ) -> list[MapEquivariance]:
-    """Whether feature maps move as the image does: each is compared with the map of a window moved by one of its cells.
+    """Measures the translation equivariance of feature maps under a shift of the image by one cell of each map.
 
-    The measure is Lin's concordance (1989) of a = the moved map and b = the map of the moved window over the cells that both
-    have: 1 - |a - b|^2 / (|a - mean a|^2 + |b - mean b|^2 + |mean a - mean b|^2), the means being those of a channel over
-    the cells of an image, all sums over cells, channels and images. It is one minus a relative error, and takes off more than
-    a cosine would: the cosine of two maps is near 1 as soon as some channels are large everywhere, as they are in a ViT, and
-    a centred one forgives another scale.
+    The measure is Lin's concordance (1989) of a = the shifted map and b = the map of the shifted window over their common
+    cells: 1 - |a - b|^2 / (|a - mean a|^2 + |b - mean b|^2 + |mean a - mean b|^2). Means are taken per channel over the
+    cells of an image, sums over cells, channels and images. It is one minus a relative error and stricter than a cosine: the
+    cosine of two maps is near 1 if some channels are large everywhere, as in a ViT, and a centred cosine ignores scale.
 
-    Convolutions alone reach 1; zeros around the image and group norm over the whole of it keep a ResNet from it. A ViT's
-    positions do, and attention to patches that left the window.
+    Pure convolutions reach 1. Zero padding and group normalisation over the whole image lower the value for a ResNet,
+    position embeddings and attention to patches outside the window for a ViT.
 
     Args:
-        images: (B, C, H, W), normalised, larger than the model's ``image_size`` by the largest stride at least.
-        margin: cells to leave out along each border of either map; fewer where the map is too small for it.
-        along: "diagonal" moves both ways, "down" and "right" one.
+        images: (B, C, H, W), normalised, larger than the model's ``image_size`` by at least the largest stride.
+        margin: cells to exclude along each border of both maps; fewer for small maps.
+        along: direction of the shift, one of "diagonal", "down" and "right".
 
     Returns:
-        One for each map of `feature_maps`.
+        One result for each map of `feature_maps`.
 
     Raises:
         ConfigError: images that are too small; a margin below 0.
@@ -162,19 +161,19 @@ def measure_map_equivariance(
 def measure_permutation_response(
     model: Model, images: Tensor, *, square: int | None = None, seed: int = 0
 ) -> PermutationResponse:
-    """How much the output changes when the parts of every image are permuted, in the same way for all; none keeps its place.
+    """Measures how much the output changes when all squares of each image are permuted, with the same order for all images.
 
-    A ViT whose positions were left out cannot know: its answer stays the same up to rounding, and all that it knows of two
-    dimensions is in the positions that `place` adds. Where positions are part of attention the answer moves all the same.
+    Without position embeddings, the output of a ViT is invariant up to rounding: all two-dimensional information is in the
+    positions that `place` adds. If attention depends on positions, the output changes even without them.
 
     Args:
-        images: (B, C, H, W), normalised, of a size that the model takes.
-        square: side in pixels of the squares that change places; by default a patch, of `patchify`. What does not fill a
-            square at the bottom and on the right stays. To compare two architectures, give the same to both.
-        seed: of the order.
+        images: (B, C, H, W), normalised, of a valid size.
+        square: side in pixels of the permuted squares; by default the patch size. Incomplete squares at the bottom and right
+            edges are not moved. Use the same size to compare architectures.
+        seed: seed of the permutation, which has no fixed points.
 
     Raises:
-        ConfigError: images with fewer than two squares, or of a shape that the model does not take.
+        ConfigError: images with fewer than two squares, or of an invalid shape.
     """
     images = check_images(images)
     if square is not None and not is_whole(square, 1):
@@ -200,16 +199,16 @@ def measure_permutation_response(
 
 
 def check_images(images: Tensor) -> Tensor:
-    """The images. Raises `ConfigError` for what is no batch of them."""
+    """Returns the images. Raises `ConfigError` unless they are a non-empty batch."""
     if images.ndim != 4 or not len(images):
-        raise ConfigError(f"images of shape {tuple(images.shape)}", "give normalised images (B, C, H, W), one at least")
+        raise ConfigError(f"images of shape {tuple(images.shape)}", "give at least one normalised image, (B, C, H, W)")
     return images
 
 
 def find_strides(config: Any, size: Pair, maps: Sequence[Tensor]) -> list[Pair]:
-    """Pixels, (height, width), from one cell to the next of each of the `feature_maps` of images of ``size``.
+    """Returns the stride (height, width) in pixels of each of the `feature_maps` of images of ``size``.
 
-    A map has every f-th row of the one before, rounded up; of all f that could be, the least.
+    Each map is a reduction of the previous one by a whole factor, rounded up; the smallest possible factor is assumed.
     """
     before, stride = grid_of(size, config.patch_size), config.patch_size
     strides = []
@@ -222,7 +221,7 @@ def find_strides(config: Any, size: Pair, maps: Sequence[Tensor]) -> list[Pair]:
 
 
 class _Answers(NamedTuple):
-    """``directions`` (B, F) of the pooled features, vectors of length 1 in fp64; ``best`` (B,), where there is a head."""
+    """Normalised pooled features ``directions`` (B, F) in fp64, and predicted classes ``best`` (B,), None without a head."""
 
     directions: Tensor
     best: Tensor | None
@@ -237,9 +236,9 @@ def _compute_answers(
 
 
 def _compare_answers(before: _Answers, after: _Answers) -> Response:
-    # half the squared distance of two unit vectors is one minus their cosine, without its rounding where they are close
+    # half the squared distance of unit vectors is one minus their cosine, with less rounding error for close vectors
     moved = (before.directions - after.directions).square().sum(1).mean().item() / 2
-    # and its mean over all pairs of a sample is the variance
+    # its mean over all pairs of a sample is the variance
     apart = before.directions.var(0).sum().item() if len(before.directions) > 1 else None
     if before.best is None or after.best is None:
         return Response(moved, apart, None)
@@ -253,19 +252,19 @@ def _find_direction(along: str) -> Pair:
 
 
 def _choose_shifts(patch_size: Pair, step: Pair) -> list[int]:
-    """1, 2, 4 ... and whole patches both ways."""
+    """Returns 1, 2, 4 ... and the smallest shift by whole patches in both directions."""
     whole = math.lcm(*(side for side, goes in zip(patch_size, step) if goes))
     return [*(2**power for power in range((whole - 1).bit_length())), whole]
 
 
 def _check_room(images: Tensor, size: Pair, moves: Iterable[Pair]) -> None:
-    """Raises `ConfigError` where a window of ``size`` cannot move as far over the images."""
+    """Raises `ConfigError` if the images are too small to shift a window of ``size`` by all ``moves``."""
     furthest = map(max, zip((0, 0), *moves))
     needed = [length + further for length, further in zip(size, furthest)]
     if any(has < needs for has, needs in zip(images.shape[2:], needed)):
         has, window, needs = ("x".join(map(str, lengths)) for lengths in (images.shape[2:], size, needed))
-        what = f"images of {has} pixels have no room to move a window of {window} in"
-        raise ConfigError(what, f"give images of {needs} pixels at least, or move it less far")
+        what = f"images of {has} pixels are too small for shifts of a window of {window}"
+        raise ConfigError(what, f"give images of at least {needs} pixels, or use smaller shifts")
 
 
 def _crop_window(images: Tensor, size: Pair, move: Pair) -> Tensor:
@@ -274,7 +273,7 @@ def _crop_window(images: Tensor, size: Pair, move: Pair) -> Tensor:
 
 
 def _find_margin(map_: Tensor, step: Pair, most: int) -> int | None:
-    """Cells, up to ``most``, that can be left out along each border so that two are still compared; None for no number."""
+    """Returns the largest margin up to ``most`` that leaves at least two cells to compare, or None."""
     for margin in range(most, -1, -1):
         height, width = (side - goes - 2 * margin for side, goes in zip(map_.shape[2:], step))
         if min(height, width) > 0 and height * width > 1:
@@ -283,7 +282,7 @@ def _find_margin(map_: Tensor, step: Pair, most: int) -> int | None:
 
 
 def _compare_maps(still: Tensor, moved: Tensor, step: Pair, margin: int) -> Tensor:
-    """The three sums that `_compute_concordance` takes, (3,), over what two maps (B, D, h, w) have in common."""
+    """Returns the three arguments of `_compute_concordance`, (3,), for the common cells of two maps (B, D, h, w)."""
     (down, right), (height, width) = step, still.shape[2:]
     rows, columns = slice(margin, height - down - margin), slice(margin, width - right - margin)
     a = still[:, :, down:, right:][:, :, rows, columns].flatten(2).cpu().double()  # (B, D, cells)
@@ -295,12 +294,12 @@ def _compare_maps(still: Tensor, moved: Tensor, step: Pair, margin: int) -> Tens
 
 
 def _compute_concordance(error: float, spread: float, power: float, *, eps: float) -> float | None:
-    """1 - error / spread; None where the spread is no more than the rounding of maps of this power."""
+    """Returns 1 - error / spread, or None if the spread does not exceed the rounding error."""
     return None if spread <= (8 * eps) ** 2 * power else 1 - error / spread
 
 
 def _draw_order(count: int, seed: int) -> Tensor:
-    """Another order of so many things in which none is where it was, (N,): one cycle through all, drawn evenly."""
+    """Draws a uniformly random cyclic permutation, (N,), which has no fixed points."""
     walk = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     order = torch.empty_like(walk)
     order[walk] = walk.roll(1)
@@ -308,11 +307,11 @@ def _draw_order(count: int, seed: int) -> Tensor:
 
 
 def _permute_squares(images: Tensor, square: Pair, seed: int) -> Tensor:
-    """The images with their squares of (height, width) pixels in another order, row-major as `patchify` counts."""
+    """Permutes squares of (height, width) pixels, numbered in row-major order as in `patchify`."""
     (height, width), (rows, columns) = square, (side // pixels for side, pixels in zip(images.shape[2:], square))
     if rows * columns < 2:
         has, of = ("x".join(map(str, lengths)) for lengths in (images.shape[2:], square))
-        raise ConfigError(f"images of {has} pixels have fewer than two squares of {of}", "give a smaller square")
+        raise ConfigError(f"images of {has} pixels have fewer than two squares of {of}", "use a smaller square")
     inside = (..., slice(rows * height), slice(columns * width))
     squares = images[inside].unflatten(3, (columns, width)).unflatten(2, (rows, height)).transpose(3, 4)
     squares = squares.flatten(2, 3)[:, :, _draw_order(rows * columns, seed)]  # (B, C, N, P, Q)

@@ -1,4 +1,4 @@
-"""Explanations of the prediction for one image, as a heat map and as a contact sheet of heads."""
+"""Explanations of the prediction for one image: heat maps and contact sheets of attention heads."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from vitrail.errors import ConfigError, nearest
 from vitrail.models import device_of
 from vitrail.tasks import Task
 
-WIDEST = 720  # pixels of a tile before it is laid on a contact sheet
+WIDEST = 720  # maximum side of a tile in pixels before it is placed on a contact sheet
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainOptions:
-    """What is explained, and how.
+    """Options of an explanation.
 
     Args:
         method: one of `METHODS`.
-        layer: whose attention; of ``attention`` only, but the contact sheet always shows that layer.
-        head: a number, "mean" or "all"; of ``attention`` only.
-        target: the name of the class to explain; by default what the model answers.
+        layer: index of the attention layer, for the method ``attention`` and for the contact sheet of any method.
+        head: index of a head, "mean" or "all", for the method ``attention``.
+        target: name of the class to explain; by default the predicted class.
     """
 
     method: str = "attention"
@@ -42,17 +42,18 @@ class ExplainOptions:
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise ConfigError(f"there is no method {self.method!r}", nearest(self.method, METHODS))
+            raise ConfigError(f"unknown method {self.method!r}", nearest(self.method, METHODS))
         if isinstance(self.head, str) and self.head not in ("mean", "all"):
             raise ConfigError(f"head is {self.head!r}", "give a number from 0, or 'mean' or 'all'")
         if self.head != "mean" and self.method != "attention":
             raise ConfigError(
-                f"{self.method} has no head {self.head}", "take the method attention, or leave the head out"
+                f"the method {self.method} takes no head, but head is {self.head}",
+                "use the method attention, or omit the head",
             )
 
     @property
     def one_head(self) -> int | None:
-        """The head, None where the mean of all is meant."""
+        """The index of the head, or None for the mean of all heads."""
         return self.head if isinstance(self.head, int) else None
 
 
@@ -68,7 +69,7 @@ METHODS: dict[str, Method] = {
     "occlusion": lambda model, images, targets, options, batch: occlusion(model, images, targets=targets, batch=batch),
 }
 NEEDS_ATTENTION = ("attention", "rollout", "gradient")
-NEEDS_ANSWER = ("gradient", "occlusion")  # what they explain is the answer for a class
+NEEDS_ANSWER = ("gradient", "occlusion")  # they explain the prediction of a class
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,10 @@ class ExplainedAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """The explanation of one image: the prediction (None without a head), the heat map, and the files that were written.
+    """The explanation of one image: the prediction (None without a head), the heat map, and the written files.
 
-    ``heat`` (h, w), ``heads`` (H, h, w) of the layer where there is attention; ``box`` as `Preprocessing.seen` gives it, and
-    ``reach``, ``heads_reach``: how many times as high and as wide as the box each map is, as in `overlay`.
+    ``heat`` is (h, w), ``heads`` (H, h, w) for models with attention, ``box`` the visible part of the image.
+    ``reach`` and ``heads_reach`` are the height and width of the maps relative to the box, as in `overlay`.
     """
 
     key: str
@@ -107,13 +108,13 @@ class Explanation:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
-        """For a table: path, label, score, target, and the names of the files."""
+        """Returns a table row: path, label, score, target, and file names."""
         return {"path": self.key, **(self.answer.row() if self.answer is not None else {}), **self.files}
 
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """An image, uint8 (H, W, 3), the box of it that the model sees, and the input of the model (1, C, h, w)."""
+    """An image, uint8 (H, W, 3), the box that the model input covers, and the model input (1, C, h, w)."""
 
     picture: np.ndarray
     box: tuple[float, float, float, float]
@@ -123,7 +124,7 @@ class PreparedImage:
 def prepare_image(
     model: Task, content: bytes | Image.Image | np.ndarray, *, max_pixels: int = MAX_PIXELS
 ) -> PreparedImage:
-    """One image file, of at most ``max_pixels``, or what a source holds in its place. Raises `BadImage`."""
+    """Prepares an image file of at most ``max_pixels``, or a decoded image of a source. Raises `BadImage`."""
     preprocessing, device = model.preprocessing, device_of(model)
     own = preprocessing.channels
     image = decode(content, channels=own, max_pixels=max_pixels) if isinstance(content, bytes) else content
@@ -134,19 +135,19 @@ def prepare_image(
 
 
 def resolve_options(model: Task, options: ExplainOptions) -> ExplainOptions:
-    """The options with the layer counted from 0. Raises `ConfigError` where the model cannot be explained by them."""
+    """Returns the options with a non-negative layer. Raises `ConfigError` if the model does not support them."""
     if options.method in NEEDS_ANSWER or options.target is not None:
         model.check_can_answer(1)
         if not model.answers_classes:
             what = f"a model of the task {model.name} has no classes to explain"
-            raise ConfigError(what, "take the method attention or rollout, without a target")
+            raise ConfigError(what, "use the method attention or rollout, without a target")
     if options.target is not None and options.target not in model.classes:
         raise ConfigError(f"the model has no class {options.target!r}", nearest(options.target, model.classes))
     layers = len(model.attention_grids(model.preprocessing.size))
     if layers:
         return replace(options, layer=check_index("layer", options.layer, layers))
     if options.method in NEEDS_ATTENTION:
-        what = f"{model.about} has no attention to show, and the method {options.method} needs it"
+        what = f"{model.about} has no attention, which the method {options.method} requires"
         raise ConfigError(what, "use --method occlusion, which works for any model")
     return options
 
@@ -155,8 +156,8 @@ def explain_image(model: Task, key: str, prepared: PreparedImage, options: Expla
     """Explains one image without writing files.
 
     Args:
-        options: as returned by `resolve_options`.
-        batch: perturbed versions of the image in one forward pass.
+        options: from `resolve_options`.
+        batch: perturbed versions of the image per forward pass.
     """
     answer, target = _predict(model, prepared.images, options) if model.answers_classes else (None, 0)
     size = prepared.images.shape[2], prepared.images.shape[3]
@@ -169,7 +170,7 @@ def explain_image(model: Task, key: str, prepared: PreparedImage, options: Expla
     if options.method in NEEDS_ATTENTION:
         cell = heads_cell if options.method == "attention" else grids[0].cell
     if options.method == "attention" and maps is not None:
-        heat = select_head(maps, options.one_head)  # the method would run the model again
+        heat = select_head(maps, options.one_head)  # avoids a second forward pass
     else:
         heat = METHODS[options.method](model, prepared.images, torch.tensor([target]), options, batch)
     heads = None if maps is None else maps[0].float().cpu().numpy()
@@ -186,7 +187,7 @@ def explain_image(model: Task, key: str, prepared: PreparedImage, options: Expla
 
 @torch.no_grad()
 def _predict(model: Task, images: Tensor, options: ExplainOptions) -> tuple[ExplainedAnswer, int]:
-    """The prediction for one image, and the index of the class that is explained."""
+    """Returns the prediction for one image and the index of the explained class."""
     scores = model.probabilities(model(images))[0]
     best = int(scores.argmax())
     target = best if options.target is None else model.classes.index(options.target)
@@ -195,28 +196,28 @@ def _predict(model: Task, images: Tensor, options: ExplainOptions) -> tuple[Expl
 
 
 def draw_heads(picture: np.ndarray, explanation: Explanation, options: ExplainOptions) -> np.ndarray:
-    """The picture and every head of the layer, each on a scale of its own."""
+    """Draws a contact sheet of the image and all heads of the layer, each with its own scale."""
     assert explanation.heads is not None
     plain, box = shrink(picture, explanation.box, WIDEST)
     answer = explanation.answer
-    tiles, captions = [plain], [f"{answer.label}, {answer.score:.0%} sure" if answer is not None else "the image"]
+    tiles, captions = [plain], [f"{answer.label}, {answer.score:.0%}" if answer is not None else "the image"]
     for head, heat in enumerate(explanation.heads):
         tiles.append(overlay(plain, heat, box=box, reach=explanation.heads_reach, range=find_light_range(heat)))
         strongest = heat.max() * heat.size / max(heat.sum(), 1e-12)
-        captions.append(f"head {head}: up to {strongest:.1f} times its mean")
+        captions.append(f"head {head}: peak {strongest:.1f} × mean")
     columns = min(len(tiles), 4 if len(tiles) in (4, 7, 8) or len(tiles) > 9 else 3)
-    note = "Bright is where the head looks most; each head has a scale of its own."
+    note = "Brighter areas receive more attention; each head has its own brightness scale."
     return draw_contact_sheet(
         tiles,
         captions,
         columns=columns,
-        title=f"{Path(explanation.key).name}: the heads of layer {options.layer}",
+        title=f"{Path(explanation.key).name}: heads of layer {options.layer}",
         footnote=note,
     )
 
 
 def shrink(picture: np.ndarray, box: Box, longest: int) -> tuple[np.ndarray, Box]:
-    """Scales a picture (H, W, 3) down to at most ``longest`` pixels on its longer side, and a box with it."""
+    """Scales an image (H, W, 3) down to at most ``longest`` pixels on its longer side, together with a box."""
     small = Image.fromarray(picture)
     small.thumbnail((longest, longest), Image.Resampling.LANCZOS)
     down, across = small.height / picture.shape[0], small.width / picture.shape[1]

@@ -1,10 +1,10 @@
-"""Faithfulness of heat maps: the probability of the target while important cells are covered, or revealed.
+"""Faithfulness of heat maps: the probability of the target while important cells are covered or revealed.
 
-Deletion and insertion are of Petsiuk et al. 2018 (RISE, section 4.2), the order of regions of Samek et al. 2017. A curve
-holds probabilities of the target as they are, not shares of the first one. A map that says what the answer rests on
-has a small area under the deletion curve and a large one under the insertion curve.
+Deletion and insertion follow Petsiuk et al. 2018 (RISE, section 4.2), the order of regions Samek et al. 2017. Curves hold
+probabilities of the target, not normalised by the first one. A faithful map has a small area under the deletion curve
+and a large area under the insertion curve.
 
-B images, C channels, H and W their size, r x c = N cells of a map, S steps, b versions at one time.
+B images, C channels, H and W their size, r x c = N cells of a map, S steps, b versions per batch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from vitrail.data.rng import uniforms
 from vitrail.errors import ConfigError
 from vitrail.tasks import Task
 
-STEPS = 28  # 7 cells each on a grid of 14 x 14
-# the sigma of the blur that insertion starts from, of the longer side: a ViT-Ti/16 at 224 pixels, whose answer has a mean
-# probability of 0.77 on 32 photographs, gives it 0.05 at a twentieth, where outlines remain, and 0.003 at a tenth
+STEPS = 28  # 7 cells per step on a grid of 14 x 14
+# sigma of the initial blur of insertion, relative to the longer side: for a ViT-Ti/16 at 224 pixels on 32 photographs the
+# mean probability of the prediction falls from 0.77 to 0.05 at 1/20, where outlines remain, and to 0.003 at 1/10
 BLUR = 1 / 10
-BASELINE = "random"  # the name of the maps that every other is compared with
+BASELINE = "random"  # name of the random maps that all methods are compared with
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Faithfulness:
 
     @property
     def deletion_area(self) -> Tensor:
-        """(B,), small for a good map."""
+        """(B,), small for a faithful map."""
         return compute_area(self.deletion)
 
     @property
     def insertion_area(self) -> Tensor:
-        """(B,), large for a good map."""
+        """(B,), large for a faithful map."""
         return compute_area(self.insertion)
 
 
@@ -58,26 +58,26 @@ def deletion(
     batch: int = 64,
     seed: int = 0,
 ) -> Tensor:
-    """The probability of the target as cells are covered, the most important first.
+    """Computes the probability of the target while cells are covered, the most important first.
 
-    Cell (i, j) is the rows from floor(i H / r) up to floor((i + 1) H / r) of the image, and columns likewise.
+    Cell (i, j) covers the rows from floor(i H / r) up to floor((i + 1) H / r) of the image, and columns likewise.
 
     Args:
         images: normalised, (B, C, H, W).
-        heat: (B, r, c), larger where it matters more, of any grid up to the size of the image.
-        targets: (B,) the class of each image; by default what the model answers to the plain image.
-        steps: equal steps from no cell to all, the last of them rounded down to whole cells; by default 28, or one a cell
-            where there are fewer.
-        fill: what cells are covered with, in normalised pixels; 0 is the mean colour of the data set.
-        batch: covered images shown to the model at one time.
-        seed: of the order of cells of equal heat, see `rank`.
+        heat: (B, r, c), larger for more important cells, of any grid up to the size of the image.
+        targets: (B,) class indices; by default the predictions for the unmodified images.
+        steps: number of equal steps from no cell to all cells, rounded down to whole cells; by default 28, or the number of
+            cells if that is smaller.
+        fill: value of covered pixels, normalised; 0 is the mean colour of the data set.
+        batch: covered images per forward pass.
+        seed: seed of the order of cells with equal heat, see `rank`.
 
     Returns:
-        (B, S + 1) in fp32, from the plain image to one that is covered.
+        (B, S + 1) in fp32, from the unmodified to the fully covered image.
 
     Raises:
-        ConfigError: heat that is NaN, or no map an image, or finer than the image; steps that are not from 1 to the number
-            of cells; targets that are not one class an image; a model without a head.
+        ConfigError: heat that contains NaN, is not one map per image, or is finer than the image; steps outside of 1 to the
+            number of cells; targets that are not one class per image; a model without a head.
     """
     targets = choose_targets(model, images, targets, batch=batch)
     covered = _Order(images, heat, steps, seed, targets.device)
@@ -99,15 +99,15 @@ def insertion(
     batch: int = 64,
     seed: int = 0,
 ) -> Tensor:
-    """The probability of the target as cells of a blurred image are revealed, the most important first.
+    """Computes the probability of the target while cells of a blurred image are revealed, the most important first.
 
     Args:
-        sigma: of the blur in pixels; by default a tenth of the longer side.
+        sigma: standard deviation of the blur in pixels, above 0; by default a tenth of the longer side.
 
-    The others, and the errors, are those of `deletion`; ``sigma`` must be above 0.
+    The other arguments and the errors are those of `deletion`.
 
     Returns:
-        (B, S + 1) in fp32, from the blurred image to the plain one.
+        (B, S + 1) in fp32, from the blurred to the unmodified image.
     """
     targets = choose_targets(model, images, targets, batch=batch)
     revealed = _Order(images, heat, steps, seed, targets.device)
@@ -133,14 +133,14 @@ def compare(
     batch: int = 64,
     seed: int = 0,
 ) -> dict[str, Faithfulness]:
-    """The curves of several maps of the same images, with equal cells and equal targets, and those of random maps.
+    """Computes the curves of several maps of the same images on a common grid, and those of random maps.
 
     Args:
-        heats: (B, r, c) by the name of the method that made it, each of its own grid.
-        grid: (rows, columns) that all are brought to, see `resample`; by default the coarsest of them (`find_coarsest`).
-        draws: random maps of each image; the curves under "random" are their means.
+        heats: (B, r, c) by name of the method, each with its own grid.
+        grid: (rows, columns) that all maps are resampled to, see `resample`; by default the coarsest grid (`find_coarsest`).
+        draws: random maps per image; the curves under "random" are their means.
 
-    The others are those of `deletion` and `insertion`.
+    The other arguments are those of `deletion` and `insertion`.
 
     Raises:
         ConfigError: also for no maps, a map called "random", or no draws.
@@ -166,68 +166,68 @@ def compare(
 
 
 def find_coarsest(heats: Iterable[Tensor]) -> tuple[int, int]:
-    """The smallest number of rows and of columns among maps (B, r, c)."""
+    """Returns the smallest number of rows and of columns among maps (B, r, c)."""
     rows, columns = zip(*(heat.shape[1:] for heat in heats))
     return min(rows), min(columns)
 
 
 def compute_area(curve: Tensor) -> Tensor:
-    """Under a curve over the share of cells, from 0 to 1, by the trapezoid rule: (B, S + 1) to (B,)."""
+    """Returns the area under curves over the share of cells in [0, 1], by the trapezoid rule: (B, S + 1) to (B,)."""
     return torch.trapezoid(curve, dx=1 / (curve.shape[1] - 1), dim=1)
 
 
 def rank(heat: Tensor, seed: int) -> Tensor:
-    """The cells of each map, (B, r, c) to (B, N), the most important first.
+    """Sorts the cells of each map by descending heat, (B, r, c) to indices (B, N).
 
-    Cells of equal heat come in a random order, another one for each image. In the order of their places a map of zeros
-    would cover an image from the upper left on, and its score would depend on where photographs have their subjects.
+    Cells of equal heat are ordered randomly for each image. In index order, a constant map would cover images from the
+    upper left, and its score would depend on the typical position of subjects in photographs.
 
     Raises:
-        ConfigError: heat that is NaN.
+        ConfigError: heat that contains NaN.
     """
     values = heat.detach().cpu().flatten(1).double().numpy()  # (B, N)
     if wrong := int(np.isnan(values).sum()):
         raise ConfigError(
             f"heat is NaN in {wrong} of {values.size} cells",
-            "correct the method that made the map; NaN cannot be ranked",
+            "correct the method that computed the map; NaN cannot be ranked",
         )
     noise = uniforms(seed, "equal heat", 0, np.arange(len(values)), 0, values.shape[1])  # (B, N)
     return torch.from_numpy(np.lexsort((noise, -values), axis=1)).to(heat.device)
 
 
 def draw_random_heat(images: int, grid: tuple[int, int], seed: int, *, draw: int = 0) -> Tensor:
-    """A random map for each of ``images`` images: (B, r, c), uniform in [0, 1). Image i has the same one in any number."""
+    """Draws a random map per image: (B, r, c), uniform in [0, 1). The map of image i does not depend on their number."""
     rows, columns = grid
     noise = uniforms(seed, "random heat", 0, np.arange(images), draw, rows * columns)
     return torch.from_numpy(noise).float().view(images, rows, columns)
 
 
 def resample(heat: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Maps of another grid: (B, r, c) to (B, rows, columns) in fp32, each cell the mean of the area under it.
+    """Resamples maps by area averaging: (B, r, c) to (B, rows, columns) in fp32.
 
-    A mean by area uses every old cell for its share, whichever way the numbers divide. Interpolation would skip cells on
-    the way to a coarser grid, and on the way to a finer one invent an order within a cell that the method never gave.
+    Each old cell is weighted by its overlap with the new cell. Interpolation would skip cells when downsampling and
+    introduce an order within cells when upsampling.
 
     Raises:
-        ConfigError: what is no map an image; a grid that is not positive.
+        ConfigError: heat that is not one map per image; a grid that is not positive.
     """
     _check_heat(heat, len(heat))
     if min(grid) < 1:
         raise ConfigError(f"grid is {grid}", "grid = (rows, columns), each from 1")
     down, across = (_compute_overlaps(old, new).to(heat.device) for old, new in zip(heat.shape[1:], grid))
-    # the overlaps are whole numbers, and fp64 holds their sums with fp32 heat exactly: equal cells stay equal
+    # overlaps are whole numbers, and fp64 represents their sums with fp32 heat exactly: equal cells stay equal
     return (down @ heat.float().double() @ across.T / (heat.shape[1] * heat.shape[2])).float()
 
 
 def _compute_overlaps(old: int, new: int) -> Tensor:
-    """What each of ``new`` equal cells shares with each of ``old`` on a side of ``old x new`` units: (new, old) fp64."""
+    """Returns the overlap of each of ``new`` cells with each of ``old`` cells, side ``old x new`` units: (new, old) fp64."""
     start, first = torch.arange(old) * new, torch.arange(new)[:, None] * old
     shared = torch.minimum(start + new, first + old) - torch.maximum(start, first)
     return shared.clamp_min(0).double()
 
 
 class _Order:
-    """The cells of each image in the order of their heat, and the pixels under the first of them."""
+    """The cells of each image in order of heat, and masks of the pixels under the first cells."""
 
     def __init__(self, images: Tensor, heat: Tensor, steps: int | None, seed: int, device: torch.device) -> None:
         _check_heat(heat, len(images))
@@ -235,40 +235,43 @@ class _Order:
         if any(cells > length for cells, length in zip(grid, size)):
             written, pixels = ("x".join(map(str, lengths)) for lengths in (grid, size))
             raise ConfigError(
-                f"a map of {written} for images of {pixels} pixels", "bring it to a coarser grid with `resample`"
+                f"a map of {written} for images of {pixels} pixels", "convert it to a coarser grid with `resample`"
             )
         self.cells = grid.numel()
         self.steps = min(STEPS, self.cells) if steps is None else steps
         if not 1 <= self.steps <= self.cells:
-            raise ConfigError(f"steps is {steps} on a map of {self.cells} cells", "steps = from 1 to one a cell")
+            raise ConfigError(
+                f"steps is {steps} on a map of {self.cells} cells",
+                "steps = a whole number from 1 to the number of cells",
+            )
         self.place = rank(heat, seed).argsort(1).view(heat.shape).to(device)  # (B, r, c)
-        # the cell over each pixel: the last one that starts at it or before, cell i at floor(i H / r)
+        # cell of each pixel: the last one whose start floor(i H / r) is not after the pixel
         self.row, self.column = (
             ((torch.arange(length, device=device) + 1) * cells - 1) // length for length, cells in zip(size, grid)
         )  # (H,), (W,)
 
     def mask_after(self, image: Tensor, step: Tensor) -> Tensor:
-        """Which pixels of these images, (b,), are under the cells of the steps up to this one, (b,): (b, 1, H, W) bool."""
+        """Returns a mask of the pixels under the cells of all steps up to ``step`` (b,) of ``image`` (b,): (b, 1, H, W) bool."""
         place = self.place[image][:, self.row][:, :, self.column]  # (b, H, W)
         return (place < (step * self.cells // self.steps)[:, None, None])[:, None]
 
 
 def _make_blur(images: Tensor, sigma: float | None, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Blurs images of this size with a Gaussian of ``sigma`` pixels; at the edges its weights are those of the pixels there."""
+    """Returns a Gaussian blur of ``sigma`` pixels for images of this size; weights are renormalised at the edges."""
     sigma = BLUR * max(images.shape[2:]) if sigma is None else sigma
     if not 0 < sigma < math.inf:
-        raise ConfigError(f"sigma is {sigma}", "sigma = the width of the blur in pixels, a number above 0")
+        raise ConfigError(f"sigma is {sigma}", "sigma = the standard deviation of the blur in pixels, above 0")
     down, across = (_make_gaussian(length, sigma).to(device, images.dtype) for length in images.shape[2:])
 
     def blur(pixels: Tensor) -> Tensor:
-        with torch.autocast(device.type, enabled=False):  # a caller's precision is for the model
+        with torch.autocast(device.type, enabled=False):  # the precision of the caller applies to the model only
             return down @ pixels @ across.T  # (b, C, H, W)
 
     return blur
 
 
 def _make_gaussian(length: int, sigma: float) -> Tensor:
-    """The weight of every pixel in each blurred one: (length, length) fp64, rows with the sum 1."""
+    """Returns the weight of each pixel in each blurred pixel: (length, length) fp64, rows sum to 1."""
     pixel = torch.arange(length, dtype=torch.float64)
     return (-((pixel - pixel[:, None]) ** 2) / (2 * sigma**2)).softmax(1)
 
@@ -276,14 +279,14 @@ def _make_gaussian(length: int, sigma: float) -> Tensor:
 def _check_heat(heat: Tensor, images: int) -> None:
     if heat.ndim != 3 or len(heat) != images or 0 in heat.shape[1:]:
         what = f"heat of shape {tuple(heat.shape)} for {images} images"
-        raise ConfigError(what, "give one map an image, (B, rows, columns)")
+        raise ConfigError(what, "give one map per image, (B, rows, columns)")
 
 
 def _check_methods(heats: Mapping[str, Tensor], images: int, draws: int) -> None:
     if not heats or BASELINE in heats:
         what = f"a method is called {BASELINE!r}" if heats else "there is no heat map to compare"
-        raise ConfigError(what, f"give maps by the names of their methods; {BASELINE!r} is added to them")
+        raise ConfigError(what, f"give maps by name of the method; {BASELINE!r} is added automatically")
     if draws < 1:
-        raise ConfigError(f"draws is {draws}", "draws = how many random maps an image, from 1")
+        raise ConfigError(f"draws is {draws}", "draws = number of random maps per image, from 1")
     for heat in heats.values():
         _check_heat(heat, images)

@@ -1,6 +1,6 @@
-"""The figure of one attention map: a picture, and beside it the same picture lit by what a query attends to.
+"""The figure of one attention map: the model input beside the same image with the attention map overlaid.
 
-H and W of the picture, h and w of the map. Lengths are in inches; the axes of both panels count pixels of the model's input.
+H and W of the image, h and w of the map. Lengths are in inches; the axes of both panels are in pixels of the model input.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from vitrail.analysis.pictures import find_light_range, overlay
 from vitrail.files import replace_file
 
 PIXELS_PER_INCH = 100
-WIDE, TALL = 5.5, 6.5  # the most that a panel is
-ROOM = 4.0  # the least width of a column, for its words
-EDGE, HEAD, FOOT = 0.35, 0.75, 1.0  # the margins, and also the gap between the panels; title above, scale below
-BAR, MARK, BEYOND = 0.14, 0.03, 0.04  # the height of the scale, the width of the mark on it, how far it stands out
-TITLE, WORDS = 14, 10.5  # sizes of type, in points
+WIDE, TALL = 5.5, 6.5  # maximum size of a panel
+ROOM = 4.0  # minimum width of a column, for its text
+EDGE, HEAD, FOOT = 0.35, 0.75, 1.0  # margins: sides and gap between panels, title above, scale below
+BAR, MARK, BEYOND = 0.14, 0.03, 0.04  # height of the scale, width of its mark, overhang of the mark
+TITLE, WORDS = 14, 10.5  # font sizes in points
 PAPER, INK, MUTED = (LIGHT[name] for name in ("paper", "ink", "muted"))
-GREY = 128  # of the picture that the scale lights
+GREY = 128  # grey level of the image under the scale
 
 
 class AttentionFigure(Figure):
-    """A picture and its attention map. It shows itself in a notebook, without pyplot and its list of open figures.
+    """An image and its attention map. Displays itself in a notebook, without pyplot and its list of open figures.
 
-    Light is enlarged bilinearly. Its scale ends at ``range``, above which a few places are equally bright.
+    The map is interpolated bilinearly. The brightness scale ends at ``range``; values above it are equally bright.
 
     Args:
-        picture: what the model sees, uint8 (H, W, 3), in any resolution.
-        attention: (h, w) in fp32; kept as the attribute ``attention``.
-        title: which layer and head it is of, and who asks.
-        size: (height, width) of the model's input in pixels, which the picture stands for.
-        cell: (height, width) of a place of the map in these pixels; the last may go beyond the edge.
-        tokens: of the layer, with those that have no place; the scale has a mark where all would have the same attention.
-        query: (row, column) of the place that asks; outlined.
+        picture: the model input as uint8 (H, W, 3), in any resolution.
+        attention: (h, w) in fp32; available as the attribute ``attention``.
+        title: describes layer, head and query.
+        size: (height, width) of the model input in pixels.
+        cell: (height, width) of a cell of the map in these pixels; the last cells may extend beyond the edge.
+        tokens: number of tokens of the layer, including prefix tokens; a mark on the scale shows uniform attention.
+        query: (row, column) of the query patch, which is outlined.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class AttentionFigure(Figure):
         self.attention = attention
         self.range = (
             find_light_range(attention) if attention.min() < attention.max() else None
-        )  # one number has no scale
+        )  # a constant map has no scale
         lit = overlay(picture, attention, reach=compute_reach(attention.shape, cell, size), range=self.range)
         lefts = EDGE, 2 * EDGE + column
-        titles = "what the model sees", title
+        titles = "model input", title
         for left, shown, words, colour in zip(lefts, (picture, lit), titles, (MUTED, INK)):
             panel = self._add_axes(left, FOOT, wide, tall)
             panel.imshow(shown, extent=(0, size[1], size[0], 0), origin="upper", aspect="auto")
@@ -81,7 +81,7 @@ class AttentionFigure(Figure):
         self._write(lefts[1], 0.22, self._describe_peak(tokens), column, WORDS, MUTED)
 
     def _draw_scale(self, left: float, width: float, equal: float) -> None:
-        """The light of the map, as it falls on grey, with its numbers below."""
+        """Draws the brightness scale of the map, with numbers below it."""
         low, high = self.range or (float(self.attention.min()),) * 2
         bar = self._add_axes(left, FOOT - 0.17 - BAR, width, BAR)
         pixels = round(width * PIXELS_PER_INCH)
@@ -92,23 +92,23 @@ class AttentionFigure(Figure):
             bar.add_patch(
                 Rectangle(corner, MARK, BAR + 2 * BEYOND, facecolor="white", edgecolor=INK, linewidth=1, clip_on=False)
             )
-        decimals = max(0, 1 - math.floor(math.log10(high or 1)))  # so many that the brightest has two digits
+        decimals = max(0, 1 - math.floor(math.log10(high or 1)))  # two significant digits for the upper end
         dark, bright, most = (f"{number:.{decimals}f}" for number in (low, high, self.attention.max()))
         self._write(left, 0.45, dark, width, WORDS, INK)
         if high > low:
             more = "" if bright == most else " or more"
             self._write(left + width, 0.45, bright + more, width, WORDS, INK, align="right")
-        self._write(left + width / 2, 0.45, "attention to one patch", width, WORDS, MUTED, align="center")
+        self._write(left + width / 2, 0.45, "attention per patch", width, WORDS, MUTED, align="center")
 
     def _has_mark(self, equal: float) -> bool:
-        """Whether an equal share lies on the scale."""
+        """Whether uniform attention lies within the scale."""
         return self.range is not None and self.range[0] < equal < self.range[1]
 
     def _describe_peak(self, tokens: int) -> str:
-        """The greatest number beside an equal share, and what the map has in all."""
+        """Returns a sentence that compares the maximum with uniform attention and gives the total attention on patches."""
         highest, whole = float(self.attention.max()), float(self.attention.sum())
         uniform = f"{'mark: ' if self._has_mark(1 / tokens) else ''}1/{tokens}"
-        return f"highest {highest:.2g}, {highest * tokens:.1f} times uniform ({uniform}); {whole:.1%} on patches"
+        return f"maximum {highest:.2g}, {highest * tokens:.1f} times uniform ({uniform}); {whole:.1%} on patches"
 
     def _add_axes(self, left: float, bottom: float, width: float, height: float) -> Axes:
         across, down = self.get_size_inches()
@@ -119,20 +119,20 @@ class AttentionFigure(Figure):
     def _write(
         self, x: float, y: float, words: str, room: float, size: float, colour: str, align: str = "left"
     ) -> None:
-        """One line of type on its foot at (x, y), smaller where it would be wider than ``room``."""
+        """Writes one line of text with its baseline at (x, y), scaled down to fit into ``room``."""
         across, down = self.get_size_inches()
         text = self.text(x / across, y / down, words, fontsize=size, color=colour, ha=align, va="baseline")
         wide = text.get_window_extent().width / self.dpi
         text.set_fontsize(size * min(1.0, room / wide))
 
     def render(self, format: str) -> bytes:
-        """The figure as a file of that format, such as "png" or "svg"."""
+        """Returns the figure encoded in a format such as "png" or "svg"."""
         buffer = BytesIO()
         self.savefig(buffer, format=format, dpi=PIXELS_PER_INCH, facecolor=PAPER)
         return buffer.getvalue()
 
     def save(self, path: Path) -> None:
-        """Writes it to ``path`` in one step, in the format of its ending; `DiskError` where the disk will not have it."""
+        """Writes the figure atomically to ``path``, in the format of its extension. Raises `DiskError` if that fails."""
         replace_file(path, self.render(path.suffix[1:].lower()))
 
     def _repr_png_(self) -> bytes:
@@ -140,7 +140,7 @@ class AttentionFigure(Figure):
 
 
 def _draw_outline(panel: Axes, query: tuple[int, int], cell: tuple[int, int]) -> None:
-    """A white line on a dark one, which is seen on any picture."""
+    """Outlines the query patch in white on dark, visible on any image."""
     (row, column), (height, width) = query, cell
     for colour, thick in ((INK, 4.5), ("white", 2.0)):
         panel.add_patch(

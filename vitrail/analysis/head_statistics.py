@@ -1,4 +1,4 @@
-"""Statistics of attention heads: mean distance, entropy, and the share of attention to tokens without a place.
+"""Statistics of attention heads: mean distance, entropy, and the share of attention to prefix tokens.
 
 B images, H heads, Q queries, K keys, R of the queries.
 """
@@ -20,14 +20,14 @@ from vitrail.models.backbone import at_rest
 
 @dataclass(frozen=True)
 class HeadFigures:
-    """Of the heads of one layer, (H,) each, the mean over query places and over images; NaN where no place is a query.
+    """Statistics of the heads of one layer, (H,) each, averaged over spatial queries and images; NaN without such queries.
 
     Args:
-        distance: mean attention distance in pixels of the input (ViT paper, section 4.5, figures 7 and 11).
-        uniform: what attention that is alike for all keys of the layer would have.
-        entropy: of the attention of a query over all its K keys, as a share of log K: 0 looks at one key, 1 at all alike,
-            which it cannot where shifted windows shut keys out.
-        prefix: the share of attention that goes to tokens without a place.
+        distance: mean attention distance in input pixels (ViT paper, section 4.5, figures 7 and 11).
+        uniform: distance of uniform attention over all keys of the layer.
+        entropy: entropy of the attention over the K keys of a query, divided by log K: 0 if all attention is on one key, 1 if
+            it is uniform. The maximum is lower where shifted windows mask keys.
+        prefix: share of attention to prefix tokens (class token, registers).
     """
 
     distance: Tensor
@@ -37,12 +37,12 @@ class HeadFigures:
 
 
 class HeadStatistics:
-    """`HeadFigures` of each layer over any number of images of one size, in the memory of one batch.
+    """Accumulates the `HeadFigures` of each layer over any number of images of one size, in the memory of one batch.
 
     Args:
         model: a task model or a backbone with attention.
-        renormalise: attention to tokens without a place is left out, and that to places divided by its sum. Otherwise it
-            counts as distance 0, as where its row is only cut off. The paper does not say which it did.
+        renormalise: whether to exclude attention to prefix tokens and renormalise the rest. Otherwise it counts as distance 0.
+            The paper does not specify this.
     """
 
     def __init__(self, model: Any, *, renormalise: bool = True) -> None:
@@ -50,16 +50,16 @@ class HeadStatistics:
         self.renormalise = renormalise
         self.images = 0
         self.size: tuple[int, int] | None = None
-        self.sums: list[Tensor] = []  # of each layer (3, H): distance, entropy, prefix
+        self.sums: list[Tensor] = []  # (3, H) per layer: distance, entropy, prefix
         self.lifts: list[Lift] = []
 
     def add(self, images: Tensor) -> Tensor:
-        """Takes normalised images (B, C, H, W) in; returns their logits. Raises `ConfigError` for another size than before."""
+        """Adds normalised images (B, C, H, W); returns their logits. Raises `ConfigError` if the image size changes."""
         size = (images.shape[2], images.shape[3])
         self.size = self.size or size
         if self.size != size:
             fact = "images of {}x{} pixels after images of {}x{}".format(*size, *self.size)
-            raise ConfigError(fact, "use other statistics for each size")
+            raise ConfigError(fact, "use separate statistics for each size")
         self.lifts = self.lifts or [Lift(grid, images.device) for grid in self.model.attention_grids(size)]
         sums_by_layer: list[Tensor] = []
         with at_rest(self.model):
@@ -71,7 +71,7 @@ class HeadStatistics:
         return logits
 
     def _sum_figures(self, record: AttentionRecord, lift: Lift) -> Tensor:
-        """(3, H), summed over images: the means over the queries that are places of distance, entropy and share of the prefix."""
+        """Returns distance, entropy and prefix share, averaged over spatial queries and summed over images: (3, H)."""
         _, heads, _, keys = record.shape
         sums, asked = torch.zeros(3, heads, device=lift.device), 0
         for rows in record.slices():
@@ -88,7 +88,7 @@ class HeadStatistics:
         return sums / (asked or math.nan)
 
     def figures(self) -> list[HeadFigures]:
-        """Of every layer, in the order of `attention_grids`. Raises `ConfigError` before the first image."""
+        """Returns the statistics of each layer, in the order of `attention_grids`. Raises `ConfigError` without images."""
         if self.size is None:
             raise ConfigError("no images have been added", "call add(images) first")
         means = [(sums / self.images).float().cpu() for sums in self.sums]
@@ -99,9 +99,9 @@ class HeadStatistics:
 
 
 def compute_uniform_distance(grid: AttentionGrid) -> float:
-    """The mean attention distance in pixels of attention that is equal for all keys; NaN where no place is a query.
+    """Returns the mean attention distance of uniform attention in pixels; NaN without spatial queries.
 
-    116.49 for 14 x 14 patches of 16 pixels.
+    The value is 116.49 for 14 x 14 patches of 16 pixels.
     """
     lift, distances = Lift(grid, torch.device("cpu")), []
     if not lift.all_ask:

@@ -1,5 +1,5 @@
-"""How far around itself a feature map looks: the locality that the ViT paper says convolutions have and a ViT learns
-(Dosovitskiy et al. 2021, section 3.1, "Inductive bias").
+"""Measures the locality of feature maps, which convolutions have by construction and a ViT learns (Dosovitskiy et al. 2021,
+section 3.1, "Inductive bias").
 
 B images, C channels, H x W pixels, h x w cells of a map, D its channels.
 """
@@ -15,20 +15,20 @@ from torch import Tensor
 from vitrail.analysis.equivariance import Model, Pair, check_images, find_strides
 from vitrail.models.backbone import at_rest
 
-AT_ONCE = 4  # images that the network is shown at one time; a gradient keeps all that lies between
+AT_ONCE = 4  # images per pass; small, as gradients need all activations
 
 
 class Locality(NamedTuple):
-    """How far away the pixels are that one cell of a feature map depends on. All are pixels, the mean over images.
+    """The mean distance of the pixels that a cell of a feature map depends on, in pixels, averaged over images.
 
-    ``distance`` and ``spread`` are None where the cell depends on no pixel of any image.
+    ``distance`` and ``spread`` are None if the cell depends on no pixel of any image.
 
     Args:
-        stride: (height, width), from one cell of the map to the next.
-        distance: from the middle of the cell's place in the image.
-        spread: from their own centre of gravity. A strided convolution of odd size looks around the first pixel of a cell, so
-            in a deep pyramid ``distance`` counts half a stride that this leaves out.
-        uniform: what ``distance`` would be if the cell depended on all pixels alike.
+        stride: (height, width) from one cell of the map to the next.
+        distance: distance from the centre of the cell in the image.
+        spread: distance from the weighted mean position of the pixels. Strided convolutions of odd size are centred on the
+            first pixel of a cell, so in a deep pyramid ``distance`` includes an offset of half a stride, ``spread`` does not.
+        uniform: value of ``distance`` if the cell depended equally on all pixels.
     """
 
     stride: Pair
@@ -38,21 +38,21 @@ class Locality(NamedTuple):
 
 
 def measure_locality(model: Model, images: Tensor, *, seed: int = 0) -> list[Locality]:
-    """The effective receptive field of the cell in the middle of each feature map (Luo et al. 2016, section 2): how far away
-    the pixels are that it depends on, weighted by the squared gradient.
+    """Measures the effective receptive field of the central cell of each feature map (Luo et al. 2016, section 2): the mean
+    distance of the pixels it depends on, weighted by the squared gradient.
 
-    The gradient is that of a random combination of the cell's channels, with factors drawn from a normal distribution for
-    each image and map; its square is on average the sum of the squares of the gradients of all channels.
+    The gradient is that of a random linear combination of the channels of the cell, with normally distributed factors for
+    each image and map. Its expected square is the sum of the squared gradients of all channels.
 
     Args:
-        images: (B, C, H, W), normalised, of a size that the model takes.
-        seed: of the random factors.
+        images: (B, C, H, W), normalised, of a valid size.
+        seed: seed of the random factors.
 
     Returns:
-        One for each map of `feature_maps`.
+        One result for each map of `feature_maps`.
 
     Raises:
-        ConfigError: images of a shape that the model does not take.
+        ConfigError: images of an invalid shape.
     """
     generator, (height, width) = torch.Generator().manual_seed(seed), check_images(images).shape[2:]
     measured, strides, uniforms = [], [], []
@@ -67,19 +67,19 @@ def measure_locality(model: Model, images: Tensor, *, seed: int = 0) -> list[Loc
             measured.append(
                 torch.stack([_compute_distances(map_weights, centre) for map_weights, centre in zip(weights, centres)])
             )
-    means = torch.cat(measured, 1).nanmean(1)  # (maps, 2), without the images that a cell does not depend on
+    means = torch.cat(measured, 1).nanmean(1)  # (maps, 2), ignoring images on which a cell does not depend
     distances, spreads = ([None if math.isnan(mean) else mean for mean in column.tolist()] for column in means.T)
     return [Locality(*figures) for figures in zip(strides, distances, spreads, uniforms)]
 
 
 def _find_centre(map_: Tensor, stride: Pair) -> Tensor:
-    """Of the cell in the middle of a map, in pixels of the image (down, right): (1, 2)."""
+    """Returns the centre of the central cell of a map, as (down, right) in pixels of the image: (1, 2)."""
     places = [(side // 2 + 0.5) * pixels for side, pixels in zip(map_.shape[2:], stride)]
     return torch.tensor([places], dtype=torch.float64)
 
 
 def _compute_dependence(map_: Tensor, pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """The squared gradient of the cell in the middle by each pixel: (B, H, W)."""
+    """Returns the squared gradient of the central cell with respect to each pixel: (B, H, W)."""
     cell = map_[:, :, map_.shape[2] // 2, map_.shape[3] // 2]  # (B, D)
     factors = torch.randn(cell.shape, generator=generator).to(cell)
     (gradient,) = torch.autograd.grad((cell * factors).sum(), pixels, retain_graph=True)
@@ -87,14 +87,14 @@ def _compute_dependence(map_: Tensor, pixels: Tensor, generator: torch.Generator
 
 
 def _compute_distances(weights: Tensor, centre: Tensor) -> Tensor:
-    """The mean distance of pixels weighted with (B, H, W), from ``centre`` and from their own: (B, 2), NaN without weight."""
+    """Returns the mean distances from ``centre`` and from the weighted mean position: (B, 2), NaN for weights of zero."""
     rows, columns = (torch.arange(side, dtype=torch.float64) + 0.5 for side in weights.shape[1:])
     own = torch.stack([weights.sum(2) @ rows, weights.sum(1) @ columns], 1) / weights.sum((1, 2))[:, None]
     return torch.stack([_compute_distance(weights, centre), _compute_distance(weights, own)], 1)
 
 
 def _compute_distance(weights: Tensor, centres: Tensor) -> Tensor:
-    """The mean distance of pixels weighted with (B, H, W) from a centre, (1, 2) or one each, (B, 2): (B,)."""
+    """Returns the mean distance of pixels with weights (B, H, W) from centres (1, 2) or (B, 2): (B,)."""
     rows, columns = (torch.arange(side, dtype=torch.float64) + 0.5 for side in weights.shape[1:])
     far = torch.hypot(rows[:, None] - centres[:, 0, None, None], columns - centres[:, 1, None, None])
     return (weights * far).sum((1, 2)) / weights.sum((1, 2))

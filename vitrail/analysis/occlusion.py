@@ -1,6 +1,6 @@
-"""Occlusion: how much a prediction depends on each part of an image, by covering it (Zeiler and Fergus 2014, section 4.2).
+"""Occlusion maps: the dependence of a prediction on each part of an image (Zeiler and Fergus 2014, section 4.2).
 
-B images, C channels, H and W their size, R x S windows, b covered images at one time.
+B images, C channels, H and W their size, R x S windows, b covered images per batch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from vitrail.models import Config
 from vitrail.models.config import is_whole
 from vitrail.tasks import Task
 
-Lengths = int | tuple[int, int]  # pixels, (height, width); one number stands for a square
-GRID = 14  # windows, about, along a side where patches grow from stage to stage: those of a ViT/16 at 224 pixels
+Lengths = int | tuple[int, int]  # (height, width) in pixels, or the side of a square
+GRID = 14  # approximate number of windows per side for pyramids, as for a ViT/16 at 224 pixels
 
 
 def occlusion(
@@ -28,26 +28,26 @@ def occlusion(
     fill: float = 0.0,
     batch: int = 64,
 ) -> Tensor:
-    """How far the probability of a class falls when a window of the image is covered; below 0 where it rises.
+    """Computes the decrease of the probability of a class when a window of the image is covered; negative if it rises.
 
-    Windows start at every multiple of the stride that lies in the image, and those at the lower and right edges are cut
-    off by it. Window (i, j) has the value of cell (i, j), also where windows overlap.
+    Windows start at every multiple of the stride inside the image and are cropped at the lower and right edges. Window
+    (i, j) gives the value of cell (i, j), even if windows overlap.
 
     Args:
         images: normalised, (B, C, H, W).
-        targets: (B,) the class of each image; by default what the model answers.
-        window: pixels, (height, width), or the side of a square; by default a patch of the model, and for pyramids, whose
-            patches grow from stage to stage, about a fourteenth of the image.
-        stride: pixels from one window to the next; by default the window, so that windows tile the image.
-        fill: what a window is covered with, in normalised pixels; 0 is the mean colour of the data set.
-        batch: covered images shown to the model at one time.
+        targets: (B,) class indices; by default the predictions.
+        window: (height, width) in pixels, or the side of a square; by default the patch size of the model, for pyramids about
+            a fourteenth of the image.
+        stride: pixels from one window to the next; by default the window size, so that windows tile the image.
+        fill: value of covered pixels, normalised; 0 is the mean colour of the data set.
+        batch: covered images per forward pass.
 
     Returns:
         (B, R, S) in fp32, differences of probabilities in [-1, 1], R = ceil(H / stride) and S = ceil(W / stride).
 
     Raises:
-        ConfigError: a window larger than the image or not positive; a stride not positive; targets that are not one class
-            an image; a model without a head.
+        ConfigError: a window that is not positive or larger than the image; a stride that is not positive; targets that are
+            not one class per image; a model without a head.
     """
     targets = choose_targets(model, images, targets, batch=batch)
     size = images.shape[2], images.shape[3]
@@ -68,8 +68,9 @@ def occlusion(
 
 
 def choose_window(config: Config, size: tuple[int, int]) -> tuple[int, int]:
-    """(height, width) in pixels of what is covered at one time: the patch that the model works on to its end. In a pyramid
-    there is none, and its first patches hide too little; there it is a fourteenth of the image.
+    """Returns the default window (height, width) in pixels: the patch size, or a fourteenth of the image for pyramids.
+
+    The first patches of a pyramid are too small to hide anything.
     """
     patch = tuple(round(length / GRID) for length in size) if config.STAGES else config.patch_size
     height, width = (min(max(side, 1), length) for side, length in zip(patch, size))
@@ -80,7 +81,9 @@ def _check_window(window: Lengths, size: tuple[int, int]) -> tuple[int, int]:
     window = _check_lengths("window", window)
     if any(side > length for side, length in zip(window, size)):
         written, pixels = ("x".join(map(str, lengths)) for lengths in (window, size))
-        raise ConfigError(f"a window of {written} on images of {pixels} pixels", "choose one that fits into the image")
+        raise ConfigError(
+            f"a window of {written} on images of {pixels} pixels", "use a window that fits into the image"
+        )
     return window
 
 
@@ -92,6 +95,6 @@ def _check_lengths(name: str, value: Lengths) -> tuple[int, int]:
 
 
 def _mark_covered(length: int, window: int, stride: int) -> Tensor:
-    """Which pixels of a side each window covers: (windows, length) bool."""
+    """Returns a mask of the pixels that each window covers along one side: (windows, length) bool."""
     pixel, start = torch.arange(length), torch.arange(0, length, stride)[:, None]
     return (pixel >= start) & (pixel < start + window)

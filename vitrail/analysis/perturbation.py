@@ -1,6 +1,6 @@
-"""Predictions of a classifier for perturbed versions of its images, such as those with one part covered.
+"""Predictions of a classifier for perturbed versions of images, such as partly covered images.
 
-B images, C channels, H and W their size, K classes, V versions of each image, b versions shown at one time.
+B images, C channels, H and W their size, K classes, V versions of each image, b versions per batch.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Make = Callable[[Tensor, Tensor, Tensor], Tensor]  # pixels (b, C, H, W), image 
 
 
 def choose_targets(model: Task, images: Tensor, targets: Tensor | None, *, batch: int) -> Tensor:
-    """The classes whose probabilities are followed, (B,) on the model's device: ``targets``, or the model's answers.
+    """Returns the target classes, (B,) on the model's device: ``targets``, or by default the predictions.
 
     Raises:
-        ConfigError: what is no batch of images; a model without a head; targets that are not one class an image; a batch
-            of nothing.
+        ConfigError: images that are not a batch; a model without a head; targets that are not one class per image; a batch
+            size below 1.
     """
     model.check_can_answer(top=1)
     if images.ndim != 4:
         raise ConfigError(f"images of shape {tuple(images.shape)}", "give normalised images, (B, C, H, W)")
     if batch < 1:
-        raise ConfigError(f"batch is {batch}", "batch = how many images the model sees at one time, from 1")
+        raise ConfigError(f"batch is {batch}", "batch = number of images per forward pass, from 1")
     with at_rest(model) as device:
         if targets is not None:
             return check_targets(targets, len(images), len(model.classes)).to(device)
@@ -39,26 +39,26 @@ def choose_targets(model: Task, images: Tensor, targets: Tensor | None, *, batch
 
 
 def check_targets(targets: Tensor, images: int, classes: int) -> Tensor:
-    """A copy of ``targets``, (B,) int64. Raises `ConfigError` for what is not one class of the model for each image."""
-    remedy = f"give one index of a class an image, {images} whole numbers from 0 to {classes - 1}"
+    """Returns a copy of ``targets``, (B,) int64. Raises `ConfigError` unless they are one valid class per image."""
+    remedy = f"give one class index per image, {images} whole numbers from 0 to {classes - 1}"
     if targets.shape != (images,) or targets.is_floating_point() or targets.dtype == torch.bool:
         raise ConfigError(f"targets of shape {tuple(targets.shape)} and {targets.dtype}", remedy)
     if len(wrong := targets[(targets < 0) | (targets >= classes)]):
-        raise ConfigError(f"target {wrong[0]} in a model of {classes} classes", remedy)
-    # a copy: no graph takes a tensor that was made in inference mode
+        raise ConfigError(f"target {wrong[0]} for a model of {classes} classes", remedy)
+    # a copy, as autograd does not accept tensors created in inference mode
     return targets.to(torch.long, copy=True)
 
 
 def compute_probabilities(
     model: Task, images: Tensor, targets: Tensor, versions: int, make: Make, *, batch: int
 ) -> Tensor:
-    """The probability of each image's target in each of its versions: (B, V) in fp32, on the device of the images.
+    """Computes the probability of the target in each version of each image: (B, V) in fp32, on the device of the images.
 
-    Never more than ``batch`` versions are in memory, of whatever images.
+    At most ``batch`` versions are in memory at a time.
 
     Args:
-        targets: (B,) on the model's device, as `choose_targets` gives them.
-        make: the versions with these numbers of these images; all that it takes is on the model's device.
+        targets: (B,) on the model's device, from `choose_targets`.
+        make: returns the given versions of the given images; its arguments are on the model's device.
     """
     with at_rest(model) as device:
         probabilities = torch.empty(len(images) * versions, device=device)

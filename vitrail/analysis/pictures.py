@@ -1,7 +1,7 @@
-"""Pixels for people: what a model looked at laid on its picture, maps of numbers in colour, and sheets of many.
+"""Renders images: overlays of heat maps, colour maps, mosaics and contact sheets.
 
-Pictures are uint8 with the channels last. Axes: H and W of a picture, h and w of a map or a tile, C channels,
-R rows and K columns of a grid of tiles.
+Images are uint8 with channels last. Axes: H and W of an image, h and w of a map or a tile, C channels, R rows and K
+columns of a grid of tiles.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from vitrail.errors import ConfigError
 from vitrail.files import replace_file
 
 Box = tuple[float, float, float, float]  # top, left, bottom, right, in pixels
-Range = tuple[float, float]  # the numbers at the two ends of a scale
+Range = tuple[float, float]  # values at the two ends of a scale
 
-DIM, FADED = 0.22, 0.35  # of the picture's light, and of its colour, where the model does not look
-GLOW, TINT = 0.5, 0.3  # of amber where it looks most: added to what is dark, mixed into what is bright
+DIM, FADED = 0.22, 0.35  # brightness and saturation where the heat is lowest, relative to the image
+GLOW, TINT = 0.5, 0.3  # amber where the heat is highest: added to dark colours, mixed into bright ones
 AMBER, FRAME = parse_colour("#ffb02e"), parse_colour("#e9e6df")
-BRIGHT = 0.97  # of the places above zero are told apart; the few with more are all in full light
-UNSEEN = 0.15  # of the light of what the model did not get
-STRIP = 100_000  # pixels computed at a time: so few stay in the processor's cache
-MARGIN, GAP, NEAR = 32, 16, 7  # of a sheet, in pixels: around it, between tiles, above a caption
-TITLE, CAPTION, FOOTNOTE = 24, 15, 13  # sizes of type
+BRIGHT = 0.97  # quantile of the positive values that is shown at full brightness
+UNSEEN = 0.15  # brightness outside the model input
+STRIP = 100_000  # pixels computed at a time, few enough for the CPU cache
+MARGIN, GAP, NEAR = 32, 16, 7  # of a contact sheet in pixels: margin, gap between tiles, gap above captions
+TITLE, CAPTION, FOOTNOTE = 24, 15, 13  # font sizes
 
 
 def to_rgb(picture: np.ndarray) -> np.ndarray:
-    """Any picture (H, W[, C]) as (H, W, 3): one or two channels become grey, of more the first three stay."""
+    """Converts an image (H, W[, C]) to (H, W, 3). With fewer than three channels, the first one is shown in grey."""
     picture = picture[..., None] if picture.ndim == 2 else picture
     return picture[..., :3] if picture.shape[-1] >= 3 else np.repeat(picture[..., :1], 3, axis=-1)
 
 
 def to_uint8(picture: np.ndarray) -> np.ndarray:
-    """A picture of any shape as uint8: floats in [0, 1] are scaled and rounded, what is uint8 stays as it is."""
+    """Converts an image of any shape to uint8. Floats in [0, 1] are scaled and rounded; uint8 is unchanged."""
     return picture if picture.dtype == np.uint8 else (picture * 255).round().clip(0, 255).astype(np.uint8)
 
 
 def to_thumbnail(picture: np.ndarray) -> np.ndarray:
-    """A model's input (C, h, w), uint8 or float in [0, 1], as uint8 (h, w, 3) for a person."""
+    """Converts a model input (C, h, w), uint8 or float in [0, 1], to an image, uint8 (h, w, 3)."""
     return np.ascontiguousarray(to_uint8(to_rgb(picture.transpose(1, 2, 0))))
 
 
@@ -56,30 +56,30 @@ def overlay(
     reach: tuple[float, float] = (1.0, 1.0),
     range: Range | None = None,
 ) -> np.ndarray:
-    """A picture lit by what the model looked at: dark where it did not look, amber where it looked most.
+    """Overlays a heat map on an image: dark where the heat is low, amber where it is high.
 
     Args:
         picture: uint8 (H, W) or (H, W, C).
-        heat: (h, w), one number a patch; enlarged bilinearly. What is not finite counts as nothing seen.
-        box: (top, left, bottom, right) of the part that the model saw, in pixels of the picture
-            (`Preprocessing.seen`); the rest is grey and dark, and a thin frame divides them. Default: all of it.
-        reach: how many times as high and as wide as that part the map is: patches that fill an image up lie beyond it.
-        range: the numbers that are dark and that are bright, for pictures that are compared; default, the map's own.
+        heat: (h, w), one value per patch, interpolated bilinearly. Non-finite values are shown as the lowest.
+        box: (top, left, bottom, right) of the visible part of the image, in pixels (`Preprocessing.visible_box`). The rest
+            is dark grey and separated by a thin frame. By default the whole image.
+        reach: height and width of the map relative to the box, above 1 if padded patches extend beyond it.
+        range: values shown as darkest and brightest, for comparable overlays; by default those of the map.
 
     Returns:
         uint8 (H, W, 3).
 
     Raises:
-        ConfigError: a shape, type or box that cannot be meant.
+        ConfigError: invalid shape, type or box.
     """
     height, width = _check_picture(picture)
     if heat.ndim != 2 or not heat.size:
-        raise ConfigError(f"a map of shape {heat.shape}", "give (h, w), one number for each patch")
+        raise ConfigError(f"a map of shape {heat.shape}", "give (h, w), one value per patch")
     top, left, bottom, right = box or (0.0, 0.0, float(height), float(width))
     if not (top < bottom and left < right):
         raise ConfigError(f"an empty box {box}", "give (top, left, bottom, right) in pixels of the picture")
     level = np.nan_to_num(scale_levels(heat, range)).astype(np.float32)
-    low, far = top + reach[0] * (bottom - top), left + reach[1] * (right - left)  # the ends of the map
+    low, far = top + reach[0] * (bottom - top), left + reach[1] * (right - left)  # lower and right ends of the map
     down = _interpolate(top, low, height, level.shape[0])  # (H, h)
     across = level @ _interpolate(left, far, width, level.shape[1]).T  # (h, W)
     seen_rows, seen_columns = _mark_within(top, bottom, height), _mark_within(left, right, width)
@@ -96,10 +96,10 @@ def overlay(
 
 
 def scale_levels(values: np.ndarray, range: Range | None = None) -> np.ndarray:
-    """Numbers (...) as levels in [0, 1] of ``range``, default their own; what is not finite is NaN, all alike are 0.
+    """Scales values (...) to [0, 1], by ``range`` or by their own range. Non-finite values become NaN, constant values 0.
 
     Raises:
-        ConfigError: a range that does not rise.
+        ConfigError: a range whose ends are not in ascending order.
     """
     values = np.where(np.isfinite(values), values, np.nan).astype(np.float64)
     finite = values[~np.isnan(values)]
@@ -108,15 +108,15 @@ def scale_levels(values: np.ndarray, range: Range | None = None) -> np.ndarray:
         return (values - low) / ((high - low) or 1.0)
     low, high = range
     if not low < high:
-        raise ConfigError(f"a scale from {low:g} to {high:g}", "give two numbers that rise")
+        raise ConfigError(f"a scale from {low:g} to {high:g}", "give two numbers in ascending order")
     return ((values - low) / (high - low)).clip(0, 1)
 
 
 def find_light_range(heat: np.ndarray) -> Range:
-    """What is dark in a map, the least or nothing, and what is bright: nearly all places that count are below it.
+    """Returns the range of an overlay: from the minimum, at least 0, to a high quantile of the positive values.
 
-    A few patches, whatever they show, can draw most of the attention ("Vision Transformers Need Registers", Darcet et
-    al., 2024, section 2); they are as bright as the strongest others, and do not darken the rest.
+    A few outlier patches can receive most of the attention ("Vision Transformers Need Registers", Darcet et al., 2024,
+    section 2). With the quantile they do not darken all other patches.
     """
     finite = heat[np.isfinite(heat)].astype(np.float64)
     counting = finite[finite > 0]
@@ -127,9 +127,9 @@ def find_light_range(heat: np.ndarray) -> Range:
 
 
 def _light(planes: np.ndarray, grey: np.ndarray, light: np.ndarray) -> np.ndarray:
-    """A picture (3, H, W), whose luma is ``grey`` (H, W), under light (H, W): brighter with it, whatever it shows."""
+    """Brightens an image (3, H, W) with luma ``grey`` (H, W) by ``light`` (H, W) in [0, 1]."""
     amber = AMBER.astype(np.float32)[:, None, None]
-    # as light falls: in the dark colours fade, what is bright stays bright, what is dark glows
+    # low light desaturates and darkens; high light preserves bright pixels and adds amber to dark ones
     faded = grey + (planes - grey) * (FADED + (1 - FADED) * light)
     lit = faded * (DIM + (1 - DIM) * light)
     lit += amber * (light * GLOW) * (1 - lit / 255)
@@ -139,15 +139,15 @@ def _light(planes: np.ndarray, grey: np.ndarray, light: np.ndarray) -> np.ndarra
 
 def _check_picture(picture: np.ndarray) -> tuple[int, int]:
     if picture.dtype != np.uint8 or picture.ndim not in (2, 3) or not picture.size:
-        fact = f"a picture {picture.dtype} {picture.shape}"
+        fact = f"an image of type {picture.dtype} and shape {picture.shape}"
         raise ConfigError(fact, "give uint8 (H, W) or (H, W, C)")
     return picture.shape[0], picture.shape[1]
 
 
 def _interpolate(start: float, stop: float, pixels: int, cells: int) -> np.ndarray:
-    """What each of ``cells`` between ``start`` and ``stop`` adds to each pixel: float32 (pixels, cells), rows sum to 1.
+    """Returns the interpolation weights of ``cells`` between ``start`` and ``stop``: float32 (pixels, cells), rows sum to 1.
 
-    Bilinear by the centres, and averaging where there are more cells than pixels, as Pillow's filter does.
+    Linear between cell centres, with averaging if there are more cells than pixels, as in Pillow.
     """
     per_pixel = cells / (stop - start)
     places = ((np.arange(pixels) + 0.5 - start) * per_pixel - 0.5).clip(0, cells - 1)
@@ -157,13 +157,13 @@ def _interpolate(start: float, stop: float, pixels: int, cells: int) -> np.ndarr
 
 
 def _mark_within(start: float, stop: float, pixels: int, beyond: float = 0.0) -> np.ndarray:
-    """Which pixels have their centre in the stretch, or so near to it: bool (pixels,)."""
+    """Returns a mask of the pixels whose centres lie in the interval, extended by ``beyond``: bool (pixels,)."""
     centres = np.arange(pixels) + 0.5
     return (centres > start - beyond) & (centres < stop + beyond)
 
 
 def draw_scale_bar(low: float, high: float, *, label: str = "", width: int = 320) -> np.ndarray:
-    """The scale from ``low`` to ``high`` with its numbers below and what they count between them: uint8 (H, width, 3)."""
+    """Draws the colour scale from ``low`` to ``high`` with numbers and a label below: uint8 (H, width, 3)."""
     font, ends = _load_font(FOOTNOTE), (f"{low:.3g}", f"{high:.3g}")
     canvas = _make_canvas(FOOTNOTE + NEAR + _measure_line(font), width)
     canvas[:FOOTNOTE] = map_colours(np.linspace(0, 1, width))
@@ -184,21 +184,21 @@ def draw_contact_sheet(
     footnote: str = "",
     width: int = 1280,
 ) -> np.ndarray:
-    """All the heads of a layer, or any pictures of one shape, on one sheet: uint8 (H, width, 3).
+    """Arranges images of one shape, such as all heads of a layer, on one sheet: uint8 (H, width, 3).
 
     Args:
         tiles: uint8 (h, w) or (h, w, C) each, scaled to the width of a column.
-        captions: one below each tile, as ``title`` above and ``footnote`` below all; what is too long ends in "…".
+        captions: one caption per tile. Captions, ``title`` and ``footnote`` are truncated with "…" if they are too long.
 
     Raises:
-        ConfigError: no tile, not a caption for each, tiles of several sizes, or columns too narrow to show anything.
+        ConfigError: no tiles, a missing caption, tiles of different sizes, or columns without any pixels.
     """
     side = (width - 2 * MARGIN - (columns - 1) * GAP) // max(columns, 1)
     if not tiles or len(tiles) != len(captions) or columns < 1 or side < 1:
         fact = f"{len(tiles)} tiles with {len(captions)} captions in {columns} columns of a sheet {width} pixels wide"
-        raise ConfigError(fact, "give one caption for each tile, and columns that leave a tile some pixels")
+        raise ConfigError(fact, "give one caption per tile, and fewer columns or a larger width")
     if len(sizes := {_check_picture(tile) for tile in tiles}) > 1:
-        raise ConfigError(f"tiles of {len(sizes)} sizes", "scale them to one")
+        raise ConfigError(f"tiles of {len(sizes)} sizes", "scale them to one size")
     height, across = sizes.pop()
     tall = max(1, round(side * height / across))
     heading, caption_line, last = (_measure_line(_load_font(size)) for size in (TITLE, CAPTION, FOOTNOTE))
@@ -206,7 +206,7 @@ def draw_contact_sheet(
     bottom = top + math.ceil(len(tiles) / columns) * step - GAP
     sheet = Image.fromarray(_make_canvas(bottom + (GAP + last if footnote else 0) + MARGIN, width))
     _write(sheet, (MARGIN, MARGIN), title, width - 2 * MARGIN, TITLE, INK)
-    # where a pixel of a tile becomes a large square, the squares are what there is to see
+    # strongly enlarged tiles keep hard pixel edges
     resampling = Image.Resampling.NEAREST if side >= 4 * across else Image.Resampling.LANCZOS
     for index, (tile, caption) in enumerate(zip(tiles, captions)):
         x, y = MARGIN + index % columns * (side + GAP), top + index // columns * step
@@ -217,15 +217,15 @@ def draw_contact_sheet(
 
 
 def draw_mosaic(values: np.ndarray, *, range: Range = (-1.0, 1.0), cell: int = 4, gap: int = 3) -> np.ndarray:
-    """Small maps (R, K, h, w) as R rows and K columns of tiles on one scale, a number ``cell`` pixels wide: uint8 (H, W, 3).
+    """Draws maps (R, K, h, w) as R rows and K columns of tiles on one scale, each value ``cell`` pixels wide: uint8 (H, W, 3).
 
-    For the similarity of position embeddings, (14, 14, 14, 14). Raises `ConfigError` for a range that does not rise.
+    Used for the similarity of position embeddings, (14, 14, 14, 14). Raises `ConfigError` unless the range is ascending.
     """
     return _lay_tiles(_enlarge_pixels(map_colours(scale_levels(values, range)), cell), gap)
 
 
 def draw_filters(pictures: np.ndarray, columns: int, *, cell: int = 6, gap: int = 4) -> np.ndarray:
-    """Embedding filters uint8 (n, h, w, 3), row by row, a pixel ``cell`` pixels wide with hard edges: uint8 (H, W, 3)."""
+    """Draws filters, uint8 (n, h, w, 3), row by row, each pixel enlarged to ``cell`` pixels: uint8 (H, W, 3)."""
     rows = math.ceil(len(pictures) / columns)
     tiles = np.broadcast_to(PAPER, (rows * columns, *pictures.shape[1:])).copy()
     tiles[: len(pictures)] = pictures
@@ -233,19 +233,19 @@ def draw_filters(pictures: np.ndarray, columns: int, *, cell: int = 6, gap: int 
 
 
 def save_png(path: Path, pixels: np.ndarray) -> None:
-    """Writes uint8 (H, W[, 3]) to ``path`` in one step; raises `DiskError` where the disk will not have it."""
+    """Writes an image, uint8 (H, W[, 3]), atomically to ``path``. Raises `DiskError` if that fails."""
     buffer = BytesIO()
     Image.fromarray(pixels).save(buffer, "png")
     replace_file(path, buffer.getvalue())
 
 
 def _enlarge_pixels(tiles: np.ndarray, times: int) -> np.ndarray:
-    """Tiles (R, K, h, w, 3) with every pixel a square."""
+    """Enlarges the pixels of tiles (R, K, h, w, 3) to squares."""
     return tiles.repeat(times, axis=2).repeat(times, axis=3)
 
 
 def _lay_tiles(tiles: np.ndarray, gap: int) -> np.ndarray:
-    """Tiles (R, K, h, w, 3) on the paper, with ``gap`` pixels of it around each."""
+    """Places tiles (R, K, h, w, 3) on a background, with ``gap`` pixels around each."""
     rows, columns, height, width, _ = tiles.shape
     canvas = _make_canvas(rows * (height + gap) + gap, columns * (width + gap) + gap)
     cells = canvas[gap:, gap:].reshape(rows, height + gap, columns, width + gap, 3)
@@ -260,12 +260,12 @@ def _make_canvas(height: int, width: int) -> np.ndarray:
 
 def _load_font(size: int) -> ImageFont.FreeTypeFont:
     font = ImageFont.load_default(size)
-    assert isinstance(font, ImageFont.FreeTypeFont)  # it is one wherever a size is given
+    assert isinstance(font, ImageFont.FreeTypeFont)  # always the case if a size is given
     return font
 
 
 def _measure_line(font: ImageFont.FreeTypeFont) -> int:
-    """Pixels from the top of the tallest letter to the foot of the deepest."""
+    """Returns the line height in pixels, ascent plus descent."""
     return sum(font.getmetrics())
 
 
@@ -278,13 +278,13 @@ def _write(
     ink: np.ndarray,
     anchor: str = "la",
 ) -> None:
-    """One line of type, its top left at ``place`` unless ``anchor`` (Pillow's) says otherwise."""
+    """Writes one line of text at ``place``, its top left corner unless another Pillow ``anchor`` is given."""
     font = _load_font(size)
     ImageDraw.Draw(sheet).text(place, shorten(words, font, room), tuple(ink.tolist()), font, anchor)
 
 
 def shorten(words: str, font: ImageFont.FreeTypeFont, room: float) -> str:
-    """``words`` on one line; where that is longer than ``room`` pixels, as many letters as fit, and "…"."""
+    """Joins ``words`` into one line and truncates it to ``room`` pixels, with "…" at the end."""
     words = " ".join(words.split())
     if font.getlength(words) <= room:
         return words

@@ -1,9 +1,9 @@
-"""How much of each patch is in the answer, through all layers: attention rollout and gradient-weighted relevance.
+"""Contribution of patches to the output through all layers: attention rollout and gradient-weighted relevance.
 
-Both follow the tokens that the answer is read from backwards, so each layer costs one vector times its matrix, which is
-computed in pieces: no matrix of all tokens by all tokens is ever whole.
+Both propagate backwards from the tokens that are pooled, so each layer costs a vector-matrix product. Attention matrices
+are computed in slices of rows; no full matrix is in memory.
 
-B images, P prefix tokens, N = h w places, T = P + N tokens, R of the queries, K keys.
+B images, P prefix tokens, N = h w positions, T = P + N tokens, R of the queries, K keys.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ Matrix = Callable[[AttentionRecord, slice, Lift], Tensor]
 
 
 def rollout(model: Any, images: Tensor, query: Place | None = None) -> Tensor:
-    """Attention rollout (Abnar & Zuidema 2020, section 3; ViT paper, appendix D.8): (B, h, w) on the patch grid, in fp32.
+    """Computes attention rollout (Abnar & Zuidema 2020, section 3; ViT paper, appendix D.8): (B, h, w) on the patch grid.
 
-    The attention of each layer, averaged over its heads, half of it and half identity for the skip connection, rows
-    normalised, is multiplied through all layers; the row of the tokens that the answer is read from is what is given: the
-    class token, or without one the mean of all places. What stays at prefix tokens belongs to no patch, so the sum is
-    less than one where there are such tokens.
+    The attention of each layer is averaged over heads, normalised by row, and averaged with the identity for the skip
+    connection; these matrices are multiplied through all layers. The result, in fp32, is the row of the pooled tokens: the
+    class token, or else the mean of all patches. With prefix tokens the sum is less than one, as their share is omitted.
 
-    Attention of windows and lines counts where it lies on the map, without the places that fill the map up; a key of a
-    reduced map and a place of a merged one stand for the places that they were made of, in equal parts. In CaiT the
-    patches rest while the class token asks, and the heads of its talking blocks are those before they are mixed again.
+    Attention of windows and lines is mapped to its positions in the image, without padding. Keys of a reduced map and
+    positions of a merged map are divided equally among their source positions. In the class-attention layers of CaiT,
+    patch tokens are unchanged; for talking heads, the softmax before the second mixing of heads is used.
 
     Args:
         images: normalised, (B, C, H, W).
-        query: row and column of a place of the last layer's map, instead of the tokens that the answer is read from.
+        query: row and column of a position of the last layer's map, instead of the pooled tokens.
 
     Raises:
-        ConfigError: a model without attention, or a place that is not there.
+        ConfigError: a model without attention, or a query out of range.
     """
 
     def average_heads(record: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
@@ -56,16 +55,16 @@ def rollout(model: Any, images: Tensor, query: Place | None = None) -> Tensor:
 
 
 def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tensor:
-    """Gradient-weighted attention (Chefer et al. 2021, "Generic Attention-model Explainability", equations 5 and 6) of
-    one class: (B, h, w) on the patch grid, in fp32, none below zero, of no particular sum.
+    """Computes the gradient-weighted attention of one class (Chefer et al. 2021, "Generic Attention-model Explainability",
+    equations 5 and 6): (B, h, w) on the patch grid, in fp32, non-negative and not normalised.
 
-    As `rollout`, but each layer's attention is weighted by the gradient of the class's logit, of which what is negative
-    counts as nothing, before it is averaged over heads and added to the identity. It needs a backward pass, whose graph
-    holds the activations of all layers, but no attention matrix: the fast path may be taken.
+    As in `rollout`, but the attention of each layer is multiplied by the gradient of the class logit, clamped at zero,
+    averaged over heads and added to the identity. The graph of the backward pass holds the activations of all layers but no
+    attention matrices, so fused attention can be used.
 
     Args:
         images: normalised, (B, C, H, W).
-        targets: (B,) indices of classes; by default what the model answers.
+        targets: (B,) class indices; by default the predictions.
 
     Raises:
         ConfigError: a model without attention, or without a head.
@@ -77,11 +76,12 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
 
     if not model.config.classes:
         raise ConfigError(
-            "the model has no head, so it gives no answer to explain", "train one: `vitrail train DATA --init MODEL`"
+            "the model has no head, so there is no prediction to explain",
+            "train one: `vitrail train DATA --init MODEL`",
         )
     with at_rest(model, gradients=True):
         records: list[AttentionRecord] = []
-        # a copy that asks for a gradient: the parameters may be frozen
+        # a copy that requires a gradient, as the parameters may be frozen
         logits = model.forward_recording(images.clone().requires_grad_(), records.append)
         chosen = logits.argmax(1) if targets is None else check_targets(targets, *logits.shape).to(logits.device)
         answers = logits.gather(1, chosen[:, None]).sum()
@@ -104,13 +104,13 @@ def _propagate_back(
     identity_weight: float,
     attention_weight: float,
 ) -> Tensor:
-    """Shares of the last tokens carried back through all layers to the patches: (B, h, w).
+    """Propagates the shares of the pooled tokens backwards through all layers to the patches: (B, h, w).
 
     Args:
-        records: of all layers; each is freed after its use.
-        matrix: (B, R, K) of the given rows of a layer, zero outside of the image.
-        identity_weight, attention_weight: how much of its share a query keeps, and how much goes to its keys. Tokens that are
-            no queries keep all of it.
+        records: attention records of all layers; each is freed after use.
+        matrix: returns (B, R, K) for the given rows of a layer, zero outside the image.
+        identity_weight, attention_weight: fractions of its share that a query keeps and passes to its keys. Tokens that are
+            not queries keep their share.
     """
     grids = model.attention_grids(tuple(images.shape[2:]))
     lift = Lift(grids[-1], images.device)
@@ -127,7 +127,7 @@ def _propagate_back(
 
 
 def _carry_between(shares: Tensor, above: Lift, below: Lift) -> Tensor:
-    """Shares of the tokens of one layer (B, T) as those of the layer before it, where a map was merged or tokens joined."""
+    """Maps token shares (B, T) of one layer to the previous layer, where a map was merged or tokens were added."""
     places = spread_to_finer(shares[:, above.prefix :], above.map, below.map)
-    assert below.prefix in (0, above.prefix), "tokens that leave on the way have no place in any of the layers' tables"
+    assert below.prefix in (0, above.prefix), "prefix tokens may be added between layers, but not removed"
     return torch.cat([shares[:, : below.prefix], places], 1)

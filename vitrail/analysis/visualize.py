@@ -1,6 +1,6 @@
-"""One call from an image to a figure of what a head attends to on it.
+"""Draws the attention map of a head on an image with one function call.
 
-C channels, H and W of an image or of the model's input, h and w of a layer's map, T tokens.
+C channels, H and W of an image or of the model input, h and w of a layer's map, T tokens.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "jpg", "jpeg", "webp", "svg", "pdf")
 TOKENS = {"cls": "class", "dist": "distillation"}
-LONGER_SIDE = 1100  # of the picture in the figure, in pixels: twice what a panel has
-SQUARES = 8  # a pixel enlarged so many times is shown as the square that it is
+LONGER_SIDE = 1100  # of the image in the figure in pixels, twice the resolution of a panel
+SQUARES = 8  # from this enlargement on, pixels keep hard edges
 
 
 def visualize_attention(
@@ -42,30 +42,29 @@ def visualize_attention(
     query: Place | None = None,
     path: str | PathLike[str] | None = None,
 ) -> AttentionFigure:
-    """What the class token of one layer and head attends to: the image, and beside it the image lit by the attention.
+    """Draws the attention of the class token in one layer and head: the image beside its overlaid attention map.
 
-    Where the answer is read from the patches, they ask, and their attention is averaged (`attention_map`). The scale
-    below says how much attention each light is, how much the brightest patch has, and how much lies on patches at all.
+    For models that pool patches, the queries are the patches, and their attention is averaged (`attention_map`). The figure
+    has a scale, the maximum, and the total attention on patches.
 
     Args:
-        model: a `Task`, or a backbone, which has no preprocessing and takes normalised tensors alone.
-        image: one of: the path of an image file; what `Task.preprocess` takes for one picture; or the normalised
-            input of the model, a float tensor (1, C, H, W), or (C, H, W) with a value outside of [0, 1]. So a float
-            tensor (C, H, W) in [0, 1] is a picture, for a classifier; with the axis of the batch it is an input. Of a
-            picture the part is shown that the model sees; an input is shown as it was before its normalisation, or,
-            where that is unknown, from its least to its greatest value.
-        layer_idx: of `attention_grids`, from 0, or from the end.
-        head_idx: from 0; None is the mean of all.
-        query: row and column of another query patch, in the layer's map; outlined in the figure.
-        path: where the figure is saved as well; .png, .jpg, .webp, .svg or .pdf.
+        model: a `Task`, or a backbone, which has no preprocessing and takes only normalised tensors.
+        image: the path of an image file, an image for `Task.preprocess`, or a normalised model input: a float tensor
+            (1, C, H, W), or (C, H, W) with values outside of [0, 1]. For a classifier, a float tensor (C, H, W) in [0, 1] is
+            an image; with a batch axis it is a model input. Of images the visible part is shown; model inputs are shown
+            without their normalisation or, if it is unknown, scaled from minimum to maximum.
+        layer_idx: index into `attention_grids`; negative indices count from the end.
+        head_idx: index of the head; None averages over heads.
+        query: row and column of a query patch in the layer's map, outlined in the figure.
+        path: optional output file; .png, .jpg, .webp, .svg or .pdf.
 
     Returns:
-        A matplotlib figure, which a notebook shows and pyplot does not know. Its ``attention`` is the map, (h, w) in fp32.
+        A matplotlib figure that is not registered with pyplot. Its attribute ``attention`` is the map, (h, w) in fp32.
 
     Raises:
-        ConfigError: a layer, head or patch that the model does not have; a model without attention; several images; an
-            image that a backbone cannot take; an ending that is no format; no matplotlib.
-        DataError: a picture that cannot be used, and why.
+        ConfigError: layer, head or query out of range; a model without attention; several images; an image that a backbone
+            does not accept; an unknown file extension; matplotlib is not installed.
+        DataError: the image cannot be used.
         DiskError: ``path`` cannot be written.
     """
     target = _check_path(path)
@@ -73,7 +72,7 @@ def visualize_attention(
     maps = compute_head_maps(model, images, layer_idx, query)  # (1, heads, h, w)
     attention = select_head(maps, head_idx)[0].cpu().numpy()
     if not np.isfinite(attention).all():
-        raise DataError("the attention is not finite", "look for NaN in the image and in the weights")
+        raise DataError("the attention is not finite", "check the image and the weights for NaN")
 
     size = images.shape[2], images.shape[3]
     grids = model.attention_grids(size)
@@ -108,19 +107,21 @@ def _check_path(path: str | PathLike[str] | None) -> Path | None:
         return None
     path = Path(path)
     if path.suffix[1:].lower() not in FORMATS:
-        raise ConfigError(f"a figure cannot be saved as {path.name!r}", f"end its name in .{', .'.join(FORMATS)}")
+        raise ConfigError(
+            f"a figure cannot be saved as {path.name!r}", f"use a file name that ends in .{', .'.join(FORMATS)}"
+        )
     return path
 
 
 def _read_image(model: Any, image: Any) -> tuple[Tensor, Image.Image | np.ndarray | None]:
-    """The model's input (1, C, H, W), and the picture that it was made from, where there is one."""
+    """Returns the model input (1, C, H, W), and the image it was made from, or None for tensors."""
     device = device_of(model)
     image = _take_single(image)
     if isinstance(image, Tensor) and _is_input(model, image):
         return (image if image.ndim == 4 else image[None]).detach().to(device), None
     if not isinstance(model, Task):
-        what = f"a backbone has no preprocessing and cannot take a {type(image).__name__} as its image"
-        raise ConfigError(what, "give a normalised float tensor (1, C, H, W), or a Task as the model")
+        what = f"a backbone has no preprocessing and does not accept a {type(image).__name__} as image"
+        raise ConfigError(what, "give a normalised float tensor (1, C, H, W), or use a Task as the model")
     if isinstance(image, str | PathLike):
         image = _read_bytes(Path(image))
     elif isinstance(image, np.ndarray | Tensor) and image.ndim == 4:
@@ -129,15 +130,15 @@ def _read_image(model: Any, image: Any) -> tuple[Tensor, Image.Image | np.ndarra
 
 
 def _take_single(image: Any) -> Any:
-    """Raises `ConfigError` for several images."""
+    """Returns the only image of a batch or list. Raises `ConfigError` for several images."""
     batch = isinstance(image, list | tuple) or (isinstance(image, np.ndarray | Tensor) and image.ndim == 4)
     if batch and len(image) != 1:
-        raise ConfigError(f"{len(image)} images", "give one, such as images[:1]; a figure shows a single image")
+        raise ConfigError(f"{len(image)} images", "give a single image, such as images[:1]")
     return image[0] if isinstance(image, list | tuple) else image
 
 
 def _is_input(model: Any, image: Tensor) -> bool:
-    """Whether a tensor is what the model takes, and not a picture that is still to be prepared."""
+    """Whether a tensor is a normalised model input, and not an image to be preprocessed."""
     if not image.is_floating_point() or image.ndim not in (3, 4):
         return False
     return image.ndim == 4 or not isinstance(model, Task) or not bool(((image >= 0) & (image <= 1)).all())
@@ -151,7 +152,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _describe_queries(model: Any, grid: AttentionGrid) -> str:
-    """The default queries of this layer, in words."""
+    """Describes the default queries of this layer."""
     shares = compute_query_shares(model, grid, None, torch.device("cpu"))  # (T,)
     tokens = [TOKENS[name] for name, share in zip(model.prefix[: grid.prefix], shares.tolist()) if share]
     asking = [" and ".join(tokens) + (" tokens" if tokens[1:] else " token")] if tokens else []
@@ -161,7 +162,7 @@ def _describe_queries(model: Any, grid: AttentionGrid) -> str:
 
 
 def _crop_visible(picture: Image.Image | np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
-    """The part of a picture that the model sees, in the picture's own resolution and shape: uint8 (H, W, 3)."""
+    """Returns the visible part of an image in its original resolution: uint8 (H, W, 3)."""
     whole = picture if isinstance(picture, np.ndarray) else np.asarray(convert_image(picture, preprocessing.channels))
     whole = to_uint8(to_rgb(whole))
     top, left, bottom, right = map(round, preprocessing.visible_box(*whole.shape[:2]))
@@ -170,7 +171,7 @@ def _crop_visible(picture: Image.Image | np.ndarray, preprocessing: Preprocessin
 
 
 def _undo_normalisation(model: Any, images: Tensor) -> np.ndarray:
-    """A model's input (1, C, H, W) as the picture that it stands for: uint8 (H, W, 3)."""
+    """Converts a model input (1, C, H, W) back to an image: uint8 (H, W, 3)."""
     if isinstance(model, Task):
         return to_thumbnail(model.preprocessing.denormalise(images)[0].cpu().numpy())
     values = images[0].float()  # (C, H, W)
@@ -179,7 +180,7 @@ def _undo_normalisation(model: Any, images: Tensor) -> np.ndarray:
 
 
 def _enlarge(picture: np.ndarray) -> np.ndarray:
-    """In the resolution of the figure: uint8 (H, W, 3)."""
+    """Resizes an image to the resolution of the figure: uint8 (H, W, 3)."""
     height, width, _ = picture.shape
     factor = LONGER_SIDE / max(height, width)
     resampling = Image.Resampling.NEAREST if factor >= SQUARES else Image.Resampling.BICUBIC
