@@ -96,12 +96,12 @@ def _sum_received(record: AttentionRecord, lift: Lift, shares: Tensor) -> Tensor
     shares = shares.expand(batch * heads, -1)
     received = torch.zeros(batch * heads, lift.tokens, device=shares.device)
     for rows in record.slices():
-        asking = lift.rows[rows]
-        asked = (asking < lift.tokens) & (shares[0, asking.clamp(max=lift.tokens - 1)] > 0)
-        if not asked.any():
+        queries = lift.rows[rows]
+        is_needed = (queries < lift.tokens) & (shares[0, queries.clamp(max=lift.tokens - 1)] > 0)
+        if not is_needed.any():
             continue
         # compute only the rows with nonzero weight, usually the class token alone
-        first, last = asked.nonzero()[[0, -1], 0].tolist()
+        first, last = is_needed.nonzero()[[0, -1], 0].tolist()
         rows = slice(rows.start + first, rows.start + last + 1)
         received += lift.carry(shares, lift.mask_outside(record.weights(rows), rows).flatten(0, 1), rows)
     return received[:, lift.prefix :].unflatten(1, lift.map).unflatten(0, (batch, heads))

@@ -67,12 +67,12 @@ class Lift:
             weights: (B, R, K), zero for keys outside the image.
         """
         padded = torch.cat([shares, shares.new_zeros(len(shares), 1)], 1)
-        asked_shares = padded[:, self.rows[rows]]  # (B, R), zero outside the image
+        query_shares = padded[:, self.rows[rows]]  # (B, R), zero outside the image
         if self.columns is None:
             with by_hand(weights):
-                return self.spread((asked_shares[:, None] @ weights)[:, 0])
+                return self.spread((query_shares[:, None] @ weights)[:, 0])
         carried = torch.zeros_like(padded)
-        carried.index_add_(1, self.columns[rows].flatten(), (asked_shares[..., None] * weights).flatten(1))
+        carried.index_add_(1, self.columns[rows].flatten(), (query_shares[..., None] * weights).flatten(1))
         return carried[:, :-1]
 
     def spread(self, keys: Tensor) -> Tensor:
@@ -108,12 +108,12 @@ class Lift:
     def distances(self, rows: slice) -> Tensor:
         """Returns the distance in pixels between the queries ``rows`` and their keys, without prefix tokens: (R, K)."""
         places, keys = self.centres
-        nowhere = places.new_zeros(1, 2)
-        asking = torch.cat([places, nowhere])[self.rows[rows] - self.prefix]  # (R, 2)
+        outside = places.new_zeros(1, 2)
+        queries = torch.cat([places, outside])[self.rows[rows] - self.prefix]  # (R, 2)
         if self.columns is None:
             # not with a matrix product, whose rounding error is a quarter of a pixel on a large image
-            return torch.cdist(asking, keys, compute_mode="donot_use_mm_for_euclid_dist")
-        return (asking[:, None] - torch.cat([keys, nowhere])[self.columns[rows] - self.prefix]).norm(dim=-1)
+            return torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist")
+        return (queries[:, None] - torch.cat([keys, outside])[self.columns[rows] - self.prefix]).norm(dim=-1)
 
 
 def _compute_cover(keys: int, covered: int, places: int, device: torch.device) -> Tensor:

@@ -73,11 +73,11 @@ class HeadStatistics:
     def _sum_figures(self, record: AttentionRecord, lift: Lift) -> Tensor:
         """Returns distance, entropy and prefix share, averaged over spatial queries and summed over images: (3, H)."""
         _, heads, _, keys = record.shape
-        sums, asked = torch.zeros(3, heads, device=lift.device), 0
+        sums, queries = torch.zeros(3, heads, device=lift.device), 0
         for rows in record.slices():
             weights = record.weights(rows)  # (B, H, R, K)
             is_place = (lift.rows[rows] >= lift.prefix) & (lift.rows[rows] < lift.tokens)
-            asked += int(is_place.sum())
+            queries += int(is_place.sum())
             on_map = lift.mask_outside(weights, rows)[..., lift.prefix :]
             far = (on_map * lift.distances(rows)).sum(-1)  # (B, H, R)
             if self.renormalise:
@@ -85,7 +85,7 @@ class HeadStatistics:
             entropy = torch.special.entr(weights).sum(-1) / math.log(max(keys, 2))
             prefix = weights[..., : lift.prefix].sum(-1)
             sums += (torch.stack([far, entropy, prefix]) * is_place).sum((1, 3))
-        return sums / (asked or math.nan)
+        return sums / (queries or math.nan)
 
     def figures(self) -> list[HeadFigures]:
         """Returns the statistics of each layer, in the order of `attention_grids`. Raises `ConfigError` without images."""

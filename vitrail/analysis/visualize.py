@@ -80,10 +80,10 @@ def visualize_attention(
     tokens = Lift(grids[layer], images.device).tokens
     if query is not None:
         query = query[0] % attention.shape[0], query[1] % attention.shape[1]
-    asking = _describe_queries(model, grids[layer]) if query is None else "patch in row {}, column {}".format(*query)
+    queries = _describe_queries(model, grids[layer]) if query is None else "patch in row {}, column {}".format(*query)
     heads = maps.shape[1]
-    looks = f"mean of {heads} heads" if head_idx is None else f"head {head_idx % heads}"
-    title = f"layer {layer}, {looks} ({asking})"
+    head_name = f"mean of {heads} heads" if head_idx is None else f"head {head_idx % heads}"
+    title = f"layer {layer}, {head_name} ({queries})"
     shown = _enlarge(
         _undo_normalisation(model, images) if picture is None else _crop_visible(picture, model.preprocessing)
     )
@@ -155,10 +155,10 @@ def _describe_queries(model: Any, grid: AttentionGrid) -> str:
     """Describes the default queries of this layer."""
     shares = compute_query_shares(model, grid, None, torch.device("cpu"))  # (T,)
     tokens = [TOKENS[name] for name, share in zip(model.prefix[: grid.prefix], shares.tolist()) if share]
-    asking = [" and ".join(tokens) + (" tokens" if tokens[1:] else " token")] if tokens else []
+    queries = [" and ".join(tokens) + (" tokens" if tokens[1:] else " token")] if tokens else []
     if shares[grid.prefix :].any():
-        asking.append("all patches")
-    return " and ".join(asking)
+        queries.append("all patches")
+    return " and ".join(queries)
 
 
 def _crop_visible(picture: Image.Image | np.ndarray, preprocessing: Preprocessing) -> np.ndarray:

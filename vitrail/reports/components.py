@@ -75,12 +75,14 @@ def pane(image: Markup, caption: str) -> Markup:
     return tag("figure", image, tag("figcaption", caption))
 
 
-def overlay_attention(picture: np.ndarray, looked: np.ndarray, reach: tuple[float, float] = (1.0, 1.0)) -> np.ndarray:
-    """Overlays the attention map ``looked`` (h, w) on an image: uint8 (H, W, 3). For ``reach`` see `overlay`."""
+def overlay_attention(
+    picture: np.ndarray, attention: np.ndarray, reach: tuple[float, float] = (1.0, 1.0)
+) -> np.ndarray:
+    """Overlays the attention map ``attention`` (h, w) on an image: uint8 (H, W, 3). For ``reach`` see `overlay`."""
     # small images are enlarged first, so that the map is smooth while their pixels keep hard edges
     small = min(picture.shape[:2]) <= SHORT_SIDE_OF_A_DRAWING
     times = math.ceil(SHARPEST / max(picture.shape[:2])) if small else 1
-    return overlay(picture.repeat(times, 0).repeat(times, 1), looked, reach=reach, range=find_light_range(looked))
+    return overlay(picture.repeat(times, 0).repeat(times, 1), attention, reach=reach, range=find_light_range(attention))
 
 
 def run(facts: RunFacts, own: Mapping[str, str]) -> Markup:

@@ -74,7 +74,7 @@ METRICS: dict[str, Metric] = {
     "explained": Metric(
         "explained variance",
         "Explained variance",
-        "within hidden patches; 0 is predicting their mean colour",
+        "within hidden patches; 0 corresponds to predicting their mean colour",
         short_percent,
         True,
     ),

@@ -59,9 +59,9 @@ class Transfer:
         """The failed cells by data set, and also by protocol unless all protocols failed with the same error."""
         failures: dict[str, Cell] = {}
         for name, cells in self.rows.items():
-            alike = len({cell.error for cell in cells.values()}) == 1
+            same = len({cell.error for cell in cells.values()}) == 1
             failures |= {
-                name if alike else f"{name}, {protocol}": cell for protocol, cell in cells.items() if cell.error
+                name if same else f"{name}, {protocol}": cell for protocol, cell in cells.items() if cell.error
             }
         return failures
 

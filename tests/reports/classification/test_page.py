@@ -146,7 +146,7 @@ def test_the_headline_says_the_figure_its_interval_and_the_count_of_mistakes(tmp
     assert (
         "Of 40 validation images in 2 classes, the model classifies 36 correctly and 4 incorrectly (1 in 10)." in words
     )
-    assert "60.0% to 80.0% (95% confidence interval)" in words
+    assert "confidence interval for images of the same distribution: 60.0% to 80.0%." in words
     assert "most frequent class: 75.0%" in words
 
 

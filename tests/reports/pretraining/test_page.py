@@ -142,10 +142,10 @@ def test_a_collapse_is_said_before_all_else(tmp_path):
 
 def test_health_stands_in_a_table_with_both_sides_of_training(tmp_path):
     page = written(tmp_path, facts())
-    assert "which is a complete collapse 0.82 0.52 kNN accuracy" in page.said
+    assert "(complete collapse) 0.82 0.52 kNN accuracy" in page.said
     assert "on the features 31.2 % 56.9 %" in page.said
     unknown = written(tmp_path, facts(before=None, records=without("knn")))
-    assert "which is a complete collapse – 0.52" in unknown.said
+    assert "(complete collapse) – 0.52" in unknown.said
 
 
 def test_a_zero_is_a_figure_and_no_gap(tmp_path):

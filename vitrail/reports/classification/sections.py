@@ -36,9 +36,12 @@ def headline(facts: ClassificationFacts) -> Markup:
         return tag("div", explain_unjudged(facts), class_="headline bare")
     words = [explanation(facts)]
     if math.isfinite(low) and math.isfinite(high):
-        ends = f"{percent(low)} to {percent(high)} ({percent(0.95, 0)} confidence interval)"
+        ends = f"{percent(low)} to {percent(high)}"
         strip = draw.interval_strip(value, low, high, commonest_share(facts))
-        words += [lead(f"For images of the same distribution: {ends}."), tag("div", strip, class_="strip")]
+        words += [
+            lead(f"95 % confidence interval for images of the same distribution: {ends}."),
+            tag("div", strip, class_="strip"),
+        ]
     return join(show_figure(percent(value), METRICS[key].label, *words), list_figures(other_figures(facts)))
 
 
@@ -144,7 +147,7 @@ def classes(facts: ClassificationFacts) -> Markup | None:
         else ""
     )
     means = (
-        "Precision: share of the predictions of a class that are correct. Recall: share of its images that are found."
+        "Precision: share of the predictions of a class that are correct. Recall: share of its images predicted as it."
     )
     table = tag("table", header(columns, sorted_by=first), tag("tbody", *rows))
     words = lead(f"Sorted from worst to best; click a heading to sort. {means}{at}{dash}")
@@ -213,7 +216,7 @@ def calibration(facts: ClassificationFacts, plots: Mapping[str, Markup]) -> Mark
         lead(
             "Each bar shows the accuracy of the predictions in one confidence bin; a perfectly calibrated model follows the "
             "dashed line. Red marks overconfidence, pale blue underconfidence. Faded bars have fewer than five "
-            f"predictions. The difference is the expected calibration error over {len(bins.counts)} bins."
+            f"predictions. The expected calibration error is computed over {len(bins.counts)} bins."
         ),
     ]
     if error >= 0.02 and not facts.multi_label:

@@ -33,10 +33,10 @@ def findings(heads: Sequence[HeadFigures], positions: Positions | None) -> list[
 def low_layers_mix(heads: Sequence[HeadFigures]) -> Finding:
     """Figure 7, right: in the lowest layers some heads attend to most of the image, others at small distances."""
     claim = "The low layers have local heads and global heads"
-    asked = _shares(heads)
-    if len(asked) < 3:
+    shares = _shares(heads)
+    if len(shares) < 3:
         return Finding(claim=claim, holds=None, words=TOO_FEW if heads else NOT_SEEN)
-    low = np.concatenate(asked[: math.ceil(len(asked) / 3)])
+    low = np.concatenate(shares[: math.ceil(len(shares) / 3)])
     local, all_over = int((low < LOCAL).sum()), int((low >= GLOBAL).sum())
     words = (
         f"Attention distances of the {len(low)} heads in the lowest third of the layers, relative to uniform attention: {local} "
@@ -48,10 +48,10 @@ def low_layers_mix(heads: Sequence[HeadFigures]) -> Finding:
 def distance_grows(heads: Sequence[HeadFigures]) -> Finding:
     """Figure 7, right: the attention distance increases with depth."""
     claim = "The attention distance grows with depth"
-    asked = _shares(heads)
-    if len(asked) < 3:
+    shares = _shares(heads)
+    if len(shares) < 3:
         return Finding(claim=claim, holds=None, words=TOO_FEW if heads else NOT_SEEN)
-    means = np.array([layer.mean() for layer in asked])
+    means = np.array([layer.mean() for layer in shares])
     third = math.ceil(len(means) / 3)
     low, high, order = means[:third].mean(), means[-third:].mean(), rank_correlation(means)
     words = (
@@ -68,7 +68,9 @@ def positions_know_neighbours(positions: Positions | None) -> Finding:
         words = "No position embeddings are added to the patches, or there is only one patch."
         return Finding(claim=claim, holds=None, words=words)
     rate = positions.neighbour_rate
-    words = f"For {rate:.1%} of the patches the most similar other position embedding is that of an adjacent patch (of four)."
+    words = (
+        f"For {rate:.1%} of the patches the most similar other position embedding is that of one of the 4 neighbours."
+    )
     return Finding(claim=claim, holds=rate >= NEAREST, words=words)
 
 

@@ -52,11 +52,11 @@ def reach(inspection: Inspection) -> list[Markup]:
 
     uniform = [figures.uniform for figures in inspection.heads if math.isfinite(figures.uniform)]
     low, high = min(uniform), max(uniform)
-    alike = f"{low:.1f} px" if high - low < 0.05 else f"{low:.1f} to {high:.1f} px (by layer)"
+    uniform_distance = f"{low:.1f} px" if high - low < 0.05 else f"{low:.1f} to {high:.1f} px (by layer)"
     figures = [
         tag("p", "The smallest mean attention distance of a head is ", describe(min(named)), ", the largest is ",
             describe(max(named)), "."),
-        tag("p", f"The distance of uniform attention is {alike}. Layers and heads are numbered from 0."),
+        tag("p", f"The distance of uniform attention is {uniform_distance}. Layers and heads are numbered from 0."),
     ]  # fmt: skip
     if missing := len(inspection.heads) - len(uniform):
         figures.append(lead(f"In {plural(missing, 'layer')}, only prefix tokens are queries."))
@@ -78,7 +78,7 @@ def heads_table(inspection: Inspection) -> Markup:
         "layer",
         "head",
         "distance, px",
-        "of uniform",
+        "share of uniform",
         "entropy",
         *(["to prefix tokens"] if prefixed else []),
     ]

@@ -80,10 +80,12 @@ def drawings(inspection: Inspection) -> dict[str, Markup]:
             plots["attention-to-prefix"] = charts.head_map("Attention to prefix tokens", shares)
     if (biases := inspection.biases) is not None:
         moved = [response.concordance for response in biases.maps]
-        near, alike = ([getattr(locality, name) for locality in biases.locality] for name in ("distance", "uniform"))
+        distances, uniform = (
+            [getattr(locality, name) for locality in biases.locality] for name in ("distance", "uniform")
+        )
         plots["shifts"] = charts.shift_chart(biases.shifts)
         plots["equivariance"] = charts.depth_chart("Equivariance of feature maps", "concordance", moved)
-        plots["locality"] = charts.depth_chart("Effective receptive field", "this model", near, " px", alike)
+        plots["locality"] = charts.depth_chart("Effective receptive field", "this model", distances, " px", uniform)
     if inspection.cost:
         held = ("bytes", "plain_bytes")
         plots["cost-time"] = charts.cost_chart(

@@ -38,7 +38,7 @@ ROUNDING = 1e-6  # smaller changes of features are rounding errors
 
 def headline(inspection: Inspection) -> Markup:
     """Returns a description of the model and the results of testing the findings of the paper."""
-    asked = [finding for finding in inspection.findings if finding.holds is not None]
+    tested = [finding for finding in inspection.findings if finding.holds is not None]
     size = " × ".join(map(str, inspection.image_size)) + " pixels"
     patches = f" in patches of {inspection.patch_size[0]} × {inspection.patch_size[1]}" if inspection.patch_size else ""
     model = tag(
@@ -47,15 +47,15 @@ def headline(inspection: Inspection) -> Markup:
         tag("strong", f"{large(inspection.parameters)} parameters"),
         f", for images of {size}{patches}; {large(inspection.multiply_adds)} multiply-adds per image.",
     )
-    looked = lead(f"Measured on {plural(inspection.images, 'image')}.") if inspection.images else None
-    if not asked:
-        words = tag("div", model, looked, class_="words")
+    measured = lead(f"Measured on {plural(inspection.images, 'image')}.") if inspection.images else None
+    if not tested:
+        words = tag("div", model, measured, class_="words")
         return join(tag("div", words, class_="headline bare"), findings(inspection.findings))
-    value = f"{sum(bool(finding.holds) for finding in asked)} of {len(asked)}"
+    value = f"{sum(bool(finding.holds) for finding in tested)} of {len(tested)}"
     name = "findings of the ViT paper hold for this model"
-    if len(asked) < len(inspection.findings):
+    if len(tested) < len(inspection.findings):
         name = "testable findings of the ViT paper hold for this model"
-    return join(show_figure(value, name, model, looked), findings(inspection.findings))
+    return join(show_figure(value, name, model, measured), findings(inspection.findings))
 
 
 def findings(verdicts: Sequence[Finding]) -> Markup | None:
@@ -130,10 +130,10 @@ def samples(inspection: Inspection) -> Markup | None:
     if not inspection.samples:
         return None
     words = (
-        "Bright areas receive attention in the last layer, through all layers (rollout), or attention that contributes to the "
-        "predicted class (gradient). These maps show where information is read, not why, and do not show that it was needed: "
-        "models also store global information in uninformative patches, so bright corners or uniform backgrounds are often "
-        "artefacts (“Vision Transformers Need Registers”, Darcet et al., 2024)."
+        "The maps show the attention of the last layer, the attention accumulated through all layers (rollout), and the "
+        "attention that contributes to the predicted class (gradient); brighter means more. They show where information is "
+        "read, not why or whether it was needed: models also store global information in uninformative patches, so bright "
+        "corners or uniform backgrounds are often artefacts (“Vision Transformers Need Registers”, Darcet et al., 2024)."
     )
     own = "Each map has its own brightness scale, so a nearly uniform map looks as bright as a map with a high peak."
     items = tag("ul", *(sample(image) for image in inspection.samples), class_="samples")

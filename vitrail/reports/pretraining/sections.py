@@ -155,7 +155,7 @@ def health(facts: PretrainingFacts) -> Markup | None:
         return None
     rank, spread, knn = METRICS["effective_rank"], METRICS["spread"], METRICS["knn"]
     about_rank = f"{rank.gloss}, at most {now.width:,}; a low value indicates a dimensional collapse"
-    about_spread = f"{spread.gloss}, which is a complete collapse"
+    about_spread = f"{spread.gloss} (complete collapse)"
     old_rank, old_spread = (None, None) if before is None else (before.rank, before.spread)
     lines = [
         health_row(rank, about_rank, old_rank, now.rank),
