@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,11 @@ def pytest_configure(config: pytest.Config) -> None:
         cores = sorted(os.sched_getaffinity(0))
         number = os.getpid() if worker is None else int(worker.removeprefix("gw"))
         os.sched_setaffinity(0, {cores[number % len(cores)]})
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the garbage collector off the modules and tests, which it would walk through for 2 % of the time."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vitrail import cli, train
-from vitrail.errors import Preempted
+from vitrail.errors import ConfigError, Preempted
 from vitrail.runs.checkpoint import list_checkpoints, load_newest, step_of
 from vitrail.runtime import fault_injection
 from vitrail.training import loop
@@ -91,6 +91,8 @@ def test_a_run_that_is_told_to_stop_goes_on_as_if_it_never_had_been(tmp_path, mo
     assert step_of(list_checkpoints(tmp_path / "b" / "checkpoints")[-1]) == 3
     parts()
     assert_same_run(tmp_path / "a", tmp_path / "b", steps)
+    with pytest.raises(ConfigError, match=r"other settings[\s\S]*optim\.lr"):
+        parts(lr=0.5)
 
 
 @pytest.mark.slow
@@ -175,11 +177,6 @@ def test_a_finished_run_is_not_trained_again(never_stopped: Path, capsys) -> Non
     assert cli.run(command(never_stopped)[3:]) == 0
     assert str(never_stopped / "report.html") in capsys.readouterr().out
     assert (never_stopped / "metrics.jsonl").stat().st_mtime_ns == before
-
-
-def test_other_settings_in_the_same_folder_are_refused_with_the_difference(never_stopped: Path, capsys) -> None:
-    assert cli.run(command(never_stopped, "--lr", "0.5")[3:]) == 2
-    assert "optim.lr" in capsys.readouterr().err
 
 
 @pytest.mark.slow
