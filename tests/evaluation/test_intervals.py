@@ -1,4 +1,4 @@
-"""Bootstrap intervals, against the normal approximation and scipy."""
+"""Intervals, against exact coverage, the normal approximation and scipy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,38 @@ import numpy as np
 import pytest
 import scipy
 
-from vitrail.evaluation.intervals import bootstrap, crossed_bootstrap, paired_difference, resample_means
+from vitrail.evaluation.intervals import (
+    bootstrap,
+    bound_proportion,
+    crossed_bootstrap,
+    estimate_interval,
+    paired_difference,
+    resample_means,
+)
+
+
+@pytest.mark.parametrize("count", [10, 100, 1000, 10_000])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99, 1.0])
+def test_the_interval_of_a_proportion_contains_it_as_often_as_it_says(share, count):
+    outcome = scipy.stats.binom(count, share)
+    likely = range(int(outcome.ppf(1e-9)), int(outcome.ppf(1 - 1e-9)) + 1)
+    held = sum(
+        outcome.pmf(hits) for hits in likely for low, high in [bound_proportion(hits, count)] if low <= share <= high
+    )
+    # with few expected hits, or few misses, the possible results are too coarse for less than 99 %
+    assert 0.95 <= held <= (0.99 if count * min(share, 1 - share) >= 5 else 1 + 1e-9)
+
+
+def test_the_interval_of_a_proportion_is_that_of_scipy():
+    for hits, count in [(0, 10), (3, 10), (126, 126), (267, 269), (5000, 10_000)]:
+        expected = scipy.stats.binomtest(hits, count).proportion_ci(0.95, method="exact")
+        np.testing.assert_allclose(bound_proportion(hits, count), tuple(expected), rtol=1e-9)
+
+
+def test_all_images_right_is_not_never_wrong():
+    low, high = estimate_interval(np.ones(126))
+    assert (round(low, 3), high) == (0.971, 1.0)
+    assert paired_difference(np.ones(126), np.ones(126))[1:] == (pytest.approx(low - 1), pytest.approx(1 - low))
 
 
 def test_the_interval_of_an_accuracy_is_that_of_the_binomial():
@@ -79,8 +110,8 @@ def test_draws_that_agree_leave_the_interval_of_the_images():
     np.testing.assert_allclose(crossed_bootstrap(np.tile(images, (5, 1))), bootstrap(images), atol=0.01)
 
 
-def test_one_draw_has_the_interval_of_its_images_and_equal_values_have_none():
+def test_one_draw_and_draws_without_any_difference_have_the_interval_of_the_images():
     right = np.random.default_rng(0).random(50) < 0.8
-    assert crossed_bootstrap(right[None]) == bootstrap(right)
-    assert crossed_bootstrap(np.ones((3, 50))) == (1, 1)
+    assert crossed_bootstrap(right[None]) == estimate_interval(right) == bound_proportion(right.sum(), 50)
+    assert crossed_bootstrap(np.ones((3, 50))) == bound_proportion(50, 50)
     assert np.isnan(crossed_bootstrap(np.zeros((2, 0)))).all()

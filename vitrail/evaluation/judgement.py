@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from vitrail.evaluation.intervals import bootstrap
+from vitrail.evaluation.intervals import estimate_interval
 from vitrail.tasks.task import Metric
 
 
@@ -28,11 +28,11 @@ class Judgement:
 
     @cached_property
     def figures(self) -> dict[str, float]:
-        """Every figure, the most important one first, with a 95 % bootstrap interval of it where it is a mean over images."""
+        """Every figure, the most important one first, with its 95 % interval where it is a mean over images."""
         figures = self.metric.compute()
         samples, first = self.metric.samples(), next(iter(figures))
         if samples is not None:
-            figures[f"{first}_low"], figures[f"{first}_high"] = bootstrap(samples, seed=self.seed)
+            figures[f"{first}_low"], figures[f"{first}_high"] = estimate_interval(samples, seed=self.seed)
         return {**figures, "images": len(self.metric.keys), **self.further}
 
     @property

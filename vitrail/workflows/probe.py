@@ -117,7 +117,7 @@ def probe(
         options: how ``model`` and the images are read.
         cache: a folder where features are kept for the next time (`vitrail.inference.features`).
 
-    The interval is the bootstrap's over images; over draws and images where there are draws (`intervals.crossed_bootstrap`).
+    The interval is exact over images; with several draws it is over draws and images (`intervals.crossed_bootstrap`).
 
     Raises:
         ConfigError: an unknown protocol, or numbers that do not fit the data.
@@ -250,7 +250,7 @@ def compute_figures(right: np.ndarray, end: str = "") -> dict[str, float]:
 
 def compare_figures(right: np.ndarray, other: np.ndarray, end: str) -> dict[str, float]:
     """The accuracy of another model, and by how much the first is better on the same images and draws, (S, N) each."""
-    if len(right) == 1:
+    if len(right) == 1 or np.array_equal(right, other):
         mean, low, high = paired_difference(right[0], other[0])
     else:
         difference = right.astype(np.float64) - other

@@ -86,6 +86,15 @@ def test_a_full_report_has_every_section_and_every_drawing(tmp_path):
     assert drawn == {"loss", "accuracy", "learning-rate", "speed", "confusion", "reliability"}
 
 
+def test_few_images_and_probabilities_that_are_far_off_are_warned_of_above_all_else(tmp_path):
+    assert sections.warnings(facts(100)) == []
+    few, far = sections.warnings(facts(figures={"top1": 1.0, "top1_low": 0.9, "top1_high": 1.0, "ece": 0.58}))
+    assert few.startswith("Only 60 images were evaluated")
+    assert "error is 58" in far and "--calibrate" in far
+    page = written(tmp_path, facts())
+    assert page.said.index("Only 60 images") < page.said.index("Training curves")
+
+
 def test_the_page_asks_nothing_of_the_network(tmp_path):
     page = written(tmp_path, facts())
     places = [each.get(key) for _, each in page.elements for key in ("src", "href") if key in each]

@@ -66,5 +66,5 @@ def page(facts: ClassificationFacts, plots: Mapping[str, Markup]) -> str:
         "Calibration": sections.calibration(facts, plots),
         "Run details": sections.run(facts),
     }
-    opening = join(sections.headline(facts), notes(facts.notes))
+    opening = join(sections.headline(facts), notes([*sections.warnings(facts), *facts.notes]))
     return frame("vitrail report", facts.title, facts.date, opening, parts)

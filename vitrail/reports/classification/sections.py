@@ -25,6 +25,8 @@ from vitrail.reports.metric_names import METRICS
 from vitrail.reports.wording import decimal, listing, percent, plural, shorten
 
 CURVES = ("loss", "accuracy", "average-precision", "learning-rate", "speed")
+FEW = 100  # images; below, the 95 % interval of an accuracy of 80 % is wider than 15 points
+MISCALIBRATED = 0.15  # expected calibration error
 OTHERS = ("top5", "f1_macro", "f1_micro", "nll", "ece", "brier")
 
 
@@ -43,6 +45,21 @@ def headline(facts: ClassificationFacts) -> Markup:
             tag("div", strip, class_="strip"),
         ]
     return join(show_figure(percent(value), METRICS[key].label, *words), list_figures(other_figures(facts)))
+
+
+def warnings(facts: ClassificationFacts) -> list[str]:
+    """Returns sentences about results that should not be relied on: few images, or probabilities that are far off."""
+    words = []
+    if facts.judged and (count := len(facts.metric.keys)) < FEW:
+        words.append(
+            f"Only {plural(count, 'image was', 'images were')} evaluated; the metrics are uncertain (see the intervals)."
+        )
+    if (error := facts.figures.get("ece", math.nan)) >= MISCALIBRATED:
+        words.append(
+            f"The expected calibration error is {percent(error, 0)}. Do not use the confidences as probabilities before "
+            "fitting a temperature with `vitrail evaluate --calibrate`."
+        )
+    return words
 
 
 def explain_unjudged(facts: ClassificationFacts) -> Markup:
