@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.decode import BadImage, convert_image, decode, header_size
+from vitrail.data.decode import BadImage, convert_image, decode, header_size, looks_like_image
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 
@@ -280,10 +280,25 @@ def test_a_truncated_file_is_bad(kind, part):
         decode(content[: int(len(content) * part)])
 
 
-@pytest.mark.parametrize("kind", ["PPM", "ICO", "JPEG2000", "TGA", "PDF", "ICNS"])
+@pytest.mark.parametrize("kind", ["ICO", "JPEG2000", "TGA", "PDF", "ICNS"])
 def test_a_format_outside_the_list_is_bad(kind):
-    with pytest.raises(BadImage, match="not a JPEG, PNG, WebP, BMP, GIF or TIFF image"):
+    with pytest.raises(BadImage, match="not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM image"):
         decode(saved(Image.fromarray(noise(64, 64)), kind))
+
+
+def test_portable_maps_are_read():
+    pixels = noise(5, 7)
+    np.testing.assert_array_equal(np.asarray(decode(saved(Image.fromarray(pixels), "PPM"))), pixels)
+    grey = saved(Image.fromarray(pixels[..., 0]), "PPM")
+    assert grey.startswith(b"P5")
+    np.testing.assert_array_equal(np.asarray(decode(grey, channels=1)), pixels[..., 0])
+    assert looks_like_image(grey[:16]) and not looks_like_image(b"P7 is no map")
+
+
+@pytest.mark.parametrize(("brand", "name"), [(b"heic", "HEIC"), (b"avif", "AVIF")])
+def test_a_format_that_phones_write_is_named_with_what_reads_it(brand, name):
+    with pytest.raises(BadImage, match=f"{name} images are not supported; convert it to JPEG or PNG"):
+        decode(b"\0\0\0\x18ftyp" + brand + bytes(40))
 
 
 def test_an_empty_file_says_so():

@@ -76,7 +76,7 @@ def test_bad_images_are_named_and_missing(tmp_path):
     told = []
     kept = keep_decoded(files_before, bad=lambda key, reason: told.append((key, reason)))
     assert told == [
-        ("a/004.png", "not a JPEG, PNG, WebP, BMP, GIF or TIFF image"),
+        ("a/004.png", "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM image"),
         ("b/009.png", "No such file or directory"),
     ]
     assert len(kept) == 7

@@ -95,18 +95,12 @@ def test_every_architecture_is_explained_by_every_method_that_it_has(name, photo
     model = shaken(TINY[name])
     has_attention = bool(model.attention_grids(model.config.image_size))
     for method in METHODS:
-        answers = explain(
-            model,
-            [str(photos / "b" / "wide.png")],
-            tmp_path / "out",
-            options=ExplainOptions(method=method),
-            inference=QUIET,
-        )
+        wide, options = [str(photos / "b" / "wide.png")], ExplainOptions(method=method)
         if method in NEEDS_ATTENTION and not has_attention:
             with pytest.raises(ConfigError, match=r"has no attention, .*\n.*occlusion"):
-                next(answers)
+                explain(model, wide, tmp_path / "out", options=options, inference=QUIET)
             continue
-        found = next(answers)
+        found = next(explain(model, wide, tmp_path / "out", options=options, inference=QUIET))
         assert np.isfinite(found.heat).all() and found.heat.max() > 0
         assert (found.heads is not None) == has_attention
 
@@ -155,7 +149,7 @@ def test_what_cannot_be_meant_is_refused_in_words(photos, tmp_path):
     assert "the method rollout takes no head, but head is all" in refused(method="rollout", head="all")
     assert "no class 'aunt'\n  try: did you mean 'ant'" in refused(target="aunt")
     assert "there is no image" in refused(photos / "wyde.png")
-    assert "none of the images could be read" in refused(photos / "broken.jpg")
+    assert "the image could not be read: " in refused(photos / "broken.jpg")
     (tmp_path / "file").write_text("")
     assert "cannot be written" in refused(out="file/out")
 
@@ -201,7 +195,7 @@ def test_bad_images_of_another_time_do_not_count(photos, tmp_path):
     (photos / "worse.jpg").write_bytes(b"no picture")
     said = []
     list(explain(shaken(), [str(photos)], tmp_path / "out", inference=QUIET, say=said.append))
-    assert "2 of 5 images could not be read; they are listed in" in said[-1]
+    assert said[-1].startswith("inputs   3 explained, 2 unreadable (listed in ")
     few = [str(photos / "a" / "wide.png"), str(photos / "broken.jpg")]
     assert len(list(explain(shaken(), few, tmp_path / "out", inference=replace(QUIET, max_bad=0.5)))) == 1
 
@@ -211,8 +205,8 @@ def test_the_command_prints_a_table_and_leaves_with_the_codes_of_the_house(photo
     save_model("a", shaken())
     assert run(["explain", "a", "photos", "--out", "out", "--method", "rollout", "--quiet"]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
-    assert head == "path,label,score,target,target_score,overlay,numbers,heads"
-    assert len(rows) == 3
+    assert head == "path,label,score,target,target_score,overlay,numbers,heads,error"
+    assert len(rows) == 4 and rows[2].startswith("photos/broken.jpg,,,")
     assert run(["explain", "a", "photos", "--out", "out", "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["overlay"] == "grey ü.attention.png"
     assert run(["explain", "a", "photos", "--faithfulness", "--quiet"]) == 0

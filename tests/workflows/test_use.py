@@ -15,10 +15,11 @@ from PIL import Image
 import vitrail
 from vitrail.errors import ConfigError, DataError
 from vitrail.inference.options import InferenceOptions
+from vitrail.inference.results import build_rows
 from vitrail.reports.tables import open_table, write_features
 from vitrail.training.train import Result
 from vitrail.workflows.evaluate import evaluate
-from vitrail.workflows.predict import build_rows, embed, predict
+from vitrail.workflows.predict import embed, predict
 
 TINY = ("model.name=vit-ti16", "model.changes={width: 16, depth: 2, heads: 2, mlp_width: 32, patch_size: [4, 4]}")
 QUIET = InferenceOptions(quiet=True)
@@ -128,7 +129,7 @@ def test_predictions_are_those_of_the_model_in_every_table(trained: Result, phot
     assert ours.score == pytest.approx(theirs.score, abs=1e-5)
     for kind in ("csv", "jsonl", "parquet"):
         with open_table(tmp_path / f"table.{kind}") as table:
-            for row in build_rows(answers):
+            for row in build_rows(predict(trained.folder, [str(photos)], top=2, options=options, say=silent)):
                 table.write(row)
     with open(tmp_path / "table.csv") as file:
         listed = list(csv.DictReader(file))
@@ -136,8 +137,16 @@ def test_predictions_are_those_of_the_model_in_every_table(trained: Result, phot
     import pyarrow.parquet
 
     stored = pyarrow.parquet.read_table(tmp_path / "table.parquet").to_pylist()
-    assert [row["label"] for row in listed] == [row["label"] for row in lines] == [row["label"] for row in stored]
-    assert lines[0].keys() == {"path", "label", "score", "label_2", "score_2"}
+    assert (
+        [row["label"] or None for row in listed] == [row["label"] for row in lines] == [row["label"] for row in stored]
+    )
+    assert list(lines[0]) == ["path", "label", "score", "label_2", "score_2", "error"]
+    # of the 49 images one is broken, and its row is where it stands
+    paths = [row["path"] for row in lines]
+    assert paths == sorted(paths) and len(paths) == 49
+    for rows in (listed, lines, stored):
+        (broken,) = (row for row in rows if row["error"])
+        assert broken["path"].endswith("broken.jpg") and not broken["label"] and not broken["score"]
 
 
 def test_a_table_that_fails_halfway_leaves_nothing_under_its_name(tmp_path: Path) -> None:

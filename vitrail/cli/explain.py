@@ -28,6 +28,7 @@ def explain(model: str, /, *inputs: str, json: Json = False, **flags: Any) -> No
     inputs
         Files, folders, globs, a manifest, or - for paths on standard input.
     """
+    from vitrail.inference.results import build_rows
     from vitrail.reports.tables import open_table
     from vitrail.workflows.api import explain as answer
 
@@ -36,8 +37,9 @@ def explain(model: str, /, *inputs: str, json: Json = False, **flags: Any) -> No
         _print_scores(*result, json=json)
         return
     with open_table(None, "jsonl" if json else "csv") as table:
-        for explanation in result:
-            table.write(explanation.row())
+        for row in build_rows(result):
+            table.write(row)
+    result.check()
 
 
 def _print_scores(images: int, scores: list[MethodScore], *, json: bool) -> None:

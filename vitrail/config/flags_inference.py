@@ -51,6 +51,7 @@ Cache = Annotated[
         "Keep the features in VITRAIL_CACHE, or ~/.cache/vitrail/features, and take them from there.", True, word=bool
     ),
 ]
+BadList = Annotated[str | Path | None, Flag("A CSV of the images that could not be read, with the reason.", word=Path)]
 Quiet = Annotated[bool, Flag("No progress.", False)]
 
 
@@ -161,15 +162,14 @@ class PredictFlags(ImageFlags, total=False):
     format: Annotated[
         Literal["csv", "jsonl", "parquet"] | None, Flag("csv, jsonl or parquet, whatever the file is called.")
     ]
-    bad_list: Annotated[
-        str | Path | None, Flag("A CSV of the images that could not be read, with the reason.", word=Path)
-    ]
+    bad_list: BadList
 
 
 class EmbedFlags(ImageFlags, total=False):
     """`vitrail embed`."""
 
     out: Annotated[str | Path | None, Flag("Where the features go; its ending chooses the format.", word=Path)]
+    bad_list: BadList
 
 
 class ExplainFlags(ImageFlags, total=False):

@@ -15,7 +15,8 @@ from PIL import Image
 
 from vitrail.errors import ConfigError
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+ISO_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", **dict.fromkeys((b"heic", b"heix", b"hevc", b"mif1", b"msf1"), "HEIC")}
 MAX_PIXELS = 64_000_000
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
@@ -75,8 +76,7 @@ def decode(
     except BadImage:
         raise
     except Image.UnidentifiedImageError as error:
-        known = "a JPEG, PNG, WebP, BMP, GIF or TIFF image"
-        raise BadImage(f"not {known}" if content else "the file is empty") from error
+        raise BadImage(_explain_unknown(content)) from error
     except Exception as error:  # Pillow raises many types for a broken file
         raise BadImage(f"{type(error).__name__}: {error}") from error
 
@@ -111,7 +111,18 @@ def convert_image(image: Image.Image, channels: int = 3) -> Image.Image | np.nda
 def looks_like_image(head: bytes) -> bool:
     """Whether the first 16 bytes of a file belong to a format that `decode` supports."""
     starts = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-    return head.startswith(starts) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+    is_ppm = head[:1] == b"P" and head[1:2] in (b"1", b"2", b"3", b"4", b"5", b"6") and head[2:3].isspace()
+    return head.startswith(starts) or is_ppm or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+
+
+def _explain_unknown(content: bytes) -> str:
+    if not content:
+        return "the file is empty"
+    if content[4:8] == b"ftyp" and (name := ISO_BRANDS.get(content[8:12])):
+        return (
+            f"{name} images are not supported; convert it to JPEG or PNG, e.g. with `magick mogrify -format jpg FILE`"
+        )
+    return "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM image"
 
 
 def _check_pixels(image: Image.Image, most: int) -> None:

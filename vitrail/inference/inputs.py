@@ -4,54 +4,92 @@ from __future__ import annotations
 
 import glob
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.folders import EXTENSIONS
+from vitrail.data.sources.folders import Scan
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, choose_split, fingerprint
-from vitrail.errors import DataError, nearest
+from vitrail.errors import DataError
 from vitrail.runtime.progress import Say
 from vitrail.tasks.task import Task
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".npy", ".npz")
 
 
-def find_inputs(inputs: Sequence[str]) -> Source:
-    """A source of everything that ``inputs`` name: files, folders, globs, one manifest or array file, ``-`` for paths on stdin.
+@dataclass(frozen=True, kw_only=True)
+class ImageInputs:
+    """The images that a verb was given.
 
-    Raises `DataError` for a path that is not there or names that match nothing.
+    Args:
+        source: the images, in the order of the inputs.
+        named: the paths that were given one by one, not by a folder, a glob or a table.
+        skipped: numbers of the files in folders that are not images, by file extension.
+    """
+
+    source: Source
+    named: frozenset[str] = frozenset()
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+
+def find_inputs(inputs: Sequence[str]) -> ImageInputs:
+    """All images that ``inputs`` name: files, folders, globs, one manifest or array file, ``-`` for paths on stdin.
+
+    In folders, image files are recognised by their extension, or by their first bytes if they have none.
+
+    Raises `DataError` for a path that does not exist, a pattern that matches nothing, or a folder without images.
     """
     if len(inputs) == 1 and Path(inputs[0]).suffix.lower() in TABLE_SUFFIXES:
-        splits = open_data(inputs[0], labelled=False, validation=0)
-        return choose_split(splits)[1]
-    paths = [path for each in inputs for path in _expand(each)]
-    found = open_data(paths, labelled=False, validation=0).train
-    assert found is not None
-    return found
+        return ImageInputs(source=choose_split(open_data(inputs[0], labelled=False, validation=0))[1])
+    scan, paths, named = Scan(), [], []
+    for name in inputs:
+        if name == "-":
+            lines = [str(Path(line.strip())) for line in sys.stdin if line.strip()]
+            named += lines
+            paths += lines
+        elif Path(name).is_dir():
+            paths += _list_folder(Path(name), scan)
+        elif any(mark in name for mark in "*?[") and not Path(name).exists():
+            paths += _match(name)
+        else:
+            _check_exists(Path(name))
+            paths.append(str(Path(name)))
+            named.append(paths[-1])
+    if not paths:
+        raise DataError("standard input names no images", "give one path per line")
+    source = open_data(paths, labelled=False, validation=0).train
+    assert source is not None
+    return ImageInputs(source=source, named=frozenset(named), skipped=scan.others)
 
 
-def _expand(name: str) -> list[Path]:
-    if name == "-":
-        return [Path(line.strip()) for line in sys.stdin if line.strip()]
-    path = Path(name)
-    if path.is_dir():
-        inside = sorted(each for each in path.rglob("*") if each.suffix[1:].lower() in EXTENSIONS and each.is_file())
-        if not inside:
-            raise DataError(f"the folder {name} holds no images", "name files, or a folder that holds some")
-        return inside
-    if any(mark in name for mark in "*?[") and not path.exists():
-        found = sorted(each for each in map(Path, glob.glob(name, recursive=True)) if each.is_file())
-        if not found:
-            raise DataError(f"nothing matches {name!r}", "quote the pattern, and check the folder before it")
-        return found
-    if not path.exists():
-        beside = [each.name for each in path.absolute().parent.iterdir()] if path.absolute().parent.is_dir() else []
+def _list_folder(folder: Path, scan: Scan) -> list[str]:
+    scan.enter(str(folder))
+    images = scan.list_images(str(folder), "")
+    if not images:
         raise DataError(
-            f"there is no image {path.absolute()}", nearest(path.name, beside) if beside else "check the path"
+            f"the folder {folder} contains no images{scan.describe_others()}", "give files, or a folder with images"
         )
-    return [path]
+    return [str(folder / name) for name in images]
+
+
+def _match(pattern: str) -> list[str]:
+    files = sorted(str(path) for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file())
+    if not files:
+        raise DataError(f"nothing matches {pattern!r}", "quote the pattern, and check the folder before it")
+    return files
+
+
+def _check_exists(path: Path) -> None:
+    if path.exists():
+        return
+    folder = path.absolute().parent
+    beside = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")] if folder.is_dir() else []
+    close = get_close_matches(path.name, beside, n=3)
+    remedy = f"did you mean {' or '.join(map(repr, close))}?" if close else "check the path"
+    raise DataError(f"there is no image {path.absolute()}", remedy)
 
 
 def split_to_judge(model: Task, data: Any, split: str | None, say: Say, *, labelled: bool = True) -> tuple[str, Source]:

@@ -111,16 +111,20 @@ def _parquet(file: Any, rows_a_group: int = 1024) -> Iterator[Table]:
 
     def flush() -> None:
         nonlocal writer
-        if held:
-            table = pyarrow.Table.from_pylist(held)
-            writer = writer or pyarrow.parquet.ParquetWriter(file, table.schema)
-            writer.write_table(table)
-            held.clear()
+        if not held:
+            return
+        if writer is None:
+            schema = pyarrow.Table.from_pylist(held).schema
+            known = [each if each.type != pyarrow.null() else each.with_type(pyarrow.string()) for each in schema]
+            writer = pyarrow.parquet.ParquetWriter(file, pyarrow.schema(known))
+        writer.write_table(pyarrow.Table.from_pylist(held, schema=writer.schema))
+        held.clear()
 
     class Groups:
         def write(self, row: dict[str, Any]) -> None:
             held.append(row)
-            if len(held) >= rows_a_group:
+            # the columns get their types from the first group, which must have a value in each
+            if len(held) >= rows_a_group and (writer or None not in row.values()):
                 flush()
 
     yield Groups()

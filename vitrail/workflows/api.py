@@ -10,7 +10,7 @@ each line of what is assumed and found.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -33,9 +33,10 @@ from vitrail.config.flags_inference import (
     TransferOutFlags,
 )
 from vitrail.config.keywords import takes
-from vitrail.config.units import numbers, part, size_in_pixels, split_commas, whole_numbers
+from vitrail.config.units import part, size_in_pixels, split_commas, whole_numbers
 from vitrail.errors import ConfigError
 from vitrail.runtime.progress import Say, to_stderr
+from vitrail.workflows.api_options import ALL, choose_cache, list_inputs, parse_options, to_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from vitrail.analysis.explanation import Explanation
     from vitrail.data.sources.check import CheckResult
     from vitrail.evaluation.judgement import Judgement
+    from vitrail.inference.results import Results
     from vitrail.reports.transfer import Transfer
     from vitrail.tasks.classification import Classifier
     from vitrail.workflows.convert import Converted
@@ -53,8 +55,6 @@ if TYPE_CHECKING:
 
     Model = str | Path | Classifier
     Inputs = str | Path | Sequence[str | Path]
-
-ONE_PERCENT, ALL = "1%", "100%"  # of the images may be bad; all of them where images are only named
 
 
 @takes(EvaluateFlags)
@@ -68,7 +68,7 @@ def evaluate(model: Model, data: Any, *, log: Say = to_stderr, **flags: Unpack[E
     from vitrail.workflows.evaluate import evaluate as judge
 
     own: dict[str, Any] = {name: flags[name] for name in ("split", "calibrate", "corruptions")}
-    return judge(model, data, **_parse_options(flags), say=log, **own)
+    return judge(model, data, **parse_options(flags), say=log, **own)
 
 
 @takes(ProtocolFlags, ProbeFlags)
@@ -97,8 +97,8 @@ def probe(
         shots=whole_numbers(flags["shots"]),
         seeds=flags["seeds"],
         against=flags["against"],
-        **_parse_options(flags),
-        cache=_choose_cache(flags["cache"]),
+        **parse_options(flags),
+        cache=choose_cache(flags["cache"]),
         say=log,
     )
 
@@ -132,8 +132,8 @@ def transfer(
         k=flags["k"],
         shots=whole_numbers(flags["shots"]),
         tuning=Tuning(epochs=flags["epochs"], steps=flags["steps"], settings=settings, seeds=flags["seeds"]),
-        **_parse_options(flags),
-        cache=_choose_cache(flags["cache"]),
+        **parse_options(flags),
+        cache=choose_cache(flags["cache"]),
         command=command,
         say=log,
     )
@@ -142,7 +142,7 @@ def transfer(
 @takes(PredictFlags)
 def predict(
     model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[PredictFlags]
-) -> Iterator[Answer] | Any:
+) -> Results[Answer] | Any:
     """Predicts the labels of images, in the order of the inputs.
 
     Args:
@@ -150,34 +150,40 @@ def predict(
         inputs: files, folders, globs or a manifest.
 
     Returns:
-        An iterator, which answers batch by batch as it is read; with ``out`` the path of the finished table.
+        An iterator, which answers batch by batch as it is read; its ``failed`` are the images that could not be read. With
+        ``out`` the path of the finished table, which has a row for every image.
+
+    Raises:
+        DataError: an input that does not exist; with ``out``, after the table is written, an image that was named by its path
+            could not be read, or none could.
     """
-    from vitrail.workflows.predict import build_rows
     from vitrail.workflows.predict import predict as answer
 
     answers = answer(
         model,
-        _list_inputs(inputs),
+        list_inputs(inputs),
         top=flags["top"],
         fast=flags["fast"],
-        **_parse_options(flags, max_bad=ALL),
-        bad_list=_to_path(flags["bad_list"]),
+        **parse_options(flags, max_bad=ALL),
+        bad_list=to_path(flags["bad_list"]),
         say=log,
     )
-    if (out := _to_path(flags["out"])) is None:
+    if (out := to_path(flags["out"])) is None:
         return answers
+    from vitrail.inference.results import build_rows
     from vitrail.reports.tables import open_table
 
     with open_table(out, flags["format"]) as table:
         for row in build_rows(answers):
             table.write(row)
+    answers.check()
     return out
 
 
 @takes(EmbedFlags)
 def embed(
     model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[EmbedFlags]
-) -> Iterator[tuple[str, np.ndarray]] | Any:
+) -> Results[tuple[str, np.ndarray]] | Any:
     """The features of images: what the network's pooling gives to its head.
 
     Args:
@@ -187,21 +193,27 @@ def embed(
     Returns:
         An iterator of (path, features (D,) float32), computed batch by batch as it is read; with ``out`` the features are
         written, and a line says what was written where.
+
+    Raises:
+        DataError: as `predict`.
     """
     from vitrail.workflows.predict import embed as compute
 
-    features = compute(model, _list_inputs(inputs), **_parse_options(flags), say=log)
-    if (out := _to_path(flags["out"])) is None:
+    options = parse_options(flags, max_bad=ALL)
+    features = compute(model, list_inputs(inputs), **options, bad_list=to_path(flags["bad_list"]), say=log)
+    if (out := to_path(flags["out"])) is None:
         return features
     from vitrail.reports.tables import write_features
 
-    return write_features(out, features)
+    written = write_features(out, features)
+    features.check()
+    return written
 
 
 @takes(ExplainFlags)
 def explain(
     model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[ExplainFlags]
-) -> Iterator[Explanation] | Any:
+) -> Results[Explanation] | Any:
     """Explains the predictions for images, as maps and, in the folder ``out``, as pictures and numbers.
 
     Args:
@@ -218,17 +230,17 @@ def explain(
     if isinstance(head, str) and head.removeprefix("-").isdecimal():
         head = int(head)
     options = ExplainOptions(method=flags["method"], layer=flags["layer"], head=head, target=flags["target"])
-    reading = _parse_options(flags, max_bad=ALL)
+    reading = parse_options(flags, max_bad=ALL)
     question: dict[str, Any] = {"options": options, "inference": reading["options"], "classes": reading["classes"]}
     if flags["faithfulness"]:
         from vitrail.workflows.explain_faithfulness import faithfulness as judge
 
-        return judge(model, _list_inputs(inputs), **question, say=log)
+        return judge(model, list_inputs(inputs), **question, say=log)
     from vitrail.workflows.explain import explain as compute
 
     if flags["out"] is None:
         raise ConfigError("there is no folder for the pictures", "give --out FOLDER")
-    return compute(model, _list_inputs(inputs), Path(flags["out"]), **question, say=log)
+    return compute(model, list_inputs(inputs), Path(flags["out"]), **question, say=log)
 
 
 @takes(InspectFlags)
@@ -247,7 +259,7 @@ def inspect(
     from vitrail.workflows.inspect import inspect as look
 
     own: dict[str, Any] = {name: flags[name] for name in ("most", "cost")}
-    return look(model, Path(flags["out"]), flags["data"], **_parse_options(flags), command=command, say=log, **own)
+    return look(model, Path(flags["out"]), flags["data"], **parse_options(flags), command=command, say=log, **own)
 
 
 @takes(LayoutFlags, ConvertFlags)
@@ -320,7 +332,7 @@ def export(
     inference = InferenceOptions(
         size=None if size is None else size_in_pixels(size), max_bad=part(flags["max_bad"]), quiet=flags["quiet"]
     )
-    return export_model(model, out, to, classes=_to_path(flags["classes"]), inference=inference, say=log, **own)
+    return export_model(model, out, to, classes=to_path(flags["classes"]), inference=inference, say=log, **own)
 
 
 @takes(ServeFlags)
@@ -333,7 +345,7 @@ def serve(model: str | Path | None = None, **flags: Unpack[ServeFlags]) -> None:
     from vitrail.workflows.serve import serve as run
 
     own: dict[str, Any] = {name: value for name, value in flags.items() if name not in ModelFlags.__annotations__}
-    run(model, **_parse_options(flags), **own)
+    run(model, **parse_options(flags), **own)
 
 
 @takes(ModelsFlags)
@@ -360,40 +372,3 @@ def doctor() -> Mapping[str, object]:
     from vitrail.runtime.machine import examine
 
     return examine()
-
-
-def _parse_options(flags: Mapping[str, Any], *, max_bad: str = ONE_PERCENT) -> dict[str, Any]:
-    """``classes`` and ``options`` of a workflow from `ModelFlags` or `ImageFlags`; ``max_bad`` holds where it is not given."""
-    from vitrail.inference.options import InferenceOptions
-
-    preprocessing: dict[str, Any] = {}
-    if (resize := flags["resize"]) is not None:
-        preprocessing["resize"] = int(resize) if str(resize).isdigit() else resize
-    preprocessing |= {name: numbers(flags[name]) for name in ("mean", "std") if flags[name] is not None}
-    images: dict[str, Any] = {}
-    if "batch" in flags:
-        share = max_bad if flags["max_bad"] is None else flags["max_bad"]
-        images = {**{name: flags[name] for name in ("batch", "workers", "quiet")}, "max_bad": part(share)}
-    options = InferenceOptions(
-        size=None if flags["crop"] is None else size_in_pixels(flags["crop"]),
-        preprocessing=preprocessing,
-        device=flags["device"],
-        precision=flags["precision"],
-        **images,
-    )
-    return {"classes": _to_path(flags["classes"]), "options": options}
-
-
-def _to_path(value: str | Path | None) -> Path | None:
-    return None if value is None else Path(value)
-
-
-def _list_inputs(inputs: Inputs) -> list[str]:
-    return [str(inputs)] if isinstance(inputs, str | Path) else [str(path) for path in inputs]
-
-
-def _choose_cache(cache: bool | str | Path) -> Path | None:
-    """The folder where features are kept, None for none."""
-    from vitrail.inference.features import default_cache
-
-    return default_cache() if cache is True else Path(cache) if cache else None

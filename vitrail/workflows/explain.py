@@ -24,10 +24,10 @@ from vitrail.analysis.pictures import find_light_range, overlay, save_png
 from vitrail.data.decode import BadImage
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Item, Source
-from vitrail.errors import DataError
 from vitrail.files import dump_json, make_folder, replace_file
-from vitrail.inference.inputs import find_inputs
+from vitrail.inference.inputs import ImageInputs, find_inputs
 from vitrail.inference.options import InferenceOptions
+from vitrail.inference.results import Results
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import ProgressBar, to_stderr
 from vitrail.tasks import Task
@@ -43,25 +43,38 @@ def explain(
     classes: Path | None = None,
     inference: InferenceOptions = InferenceOptions(),
     say: Say = to_stderr,
-) -> Iterator[Explanation]:
+) -> Results[Explanation]:
     """Explains one image after another and writes into the folder ``out``: ``NAME.METHOD.png``, the picture lit by what
     counts; ``NAME.heads.png``, all heads of the layer; ``NAME.METHOD.npz``, the numbers; and at the end ``METHOD.json``.
 
     Raises:
         ConfigError: an unknown method, layer, head or class; a method that needs attention for a model without it.
-        DataError: no image could be read.
+        DataError: an input that does not exist.
         DiskError: ``out`` cannot be written.
     """
     task = inference.load(model, classes, say)
-    source = find_inputs(inputs)
+    images = find_inputs(inputs)
     options = resolve_options(task, options)
     make_folder(out)
-    keys, bad_list = list(map(str, source.keys)), out / "bad_images.csv"
-    bad = BadImages(inference.on_bad, inference.max_bad, bad_list, total=len(source), keys=set(keys))
+    keys, bad_list = list(map(str, images.source.keys)), out / "bad_images.csv"
+    bad = BadImages(inference.on_bad, inference.max_bad, bad_list, total=len(keys), keys=set(keys))
+    explanations = _explain_each(task, images, keys, bad, out, options, inference)
+    return Results((([each.key], [each]) for each in explanations), images, bad, done="explained", say=say)
+
+
+def _explain_each(
+    task: Task,
+    images: ImageInputs,
+    keys: Sequence[str],
+    bad: BadImages,
+    out: Path,
+    options: ExplainOptions,
+    inference: InferenceOptions,
+) -> Iterator[Explanation]:
     rows: list[dict[str, Any]] = []
     names = _name_files(keys)
-    with ProgressBar("explaining", len(source), quiet=inference.quiet) as show:
-        for number, (item, prepared) in enumerate(prepare_inputs(task, source, bad)):
+    with ProgressBar("explaining", len(keys), quiet=inference.quiet) as show:
+        for number, (item, prepared) in enumerate(prepare_inputs(task, images.source, bad)):
             with in_precision(inference.precision, prepared.images.device):
                 explanation = explain_image(task, item.key, prepared, options, inference.batch)
             files = _write(out, names[item.key], explanation, prepared.picture, options)
@@ -69,9 +82,7 @@ def explain(
             yield replace(explanation, files=files)
             show.update(number + 1)
     if not rows:
-        raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
-    if len(bad):
-        say(f"bad      {len(bad):,} of {len(source):,} images could not be read; they are listed in {bad_list}")
+        return
     facts = {"method": options.method, "layer": options.layer, "head": options.head, "images": rows}
     replace_file(out / f"{options.method}.json", dump_json(facts))
 

@@ -78,7 +78,7 @@ def faithfulness(
     """
     task = inference.load(model, classes, say)
     resolve_options(task, ExplainOptions(method="occlusion", layer=options.layer, target=options.target))
-    source = find_inputs(inputs)
+    source = find_inputs(inputs).source
     has_attention = bool(task.attention_grids(task.preprocessing.size))
     methods = [name for name in METHODS if has_attention or name not in NEEDS_ATTENTION]
     bad = BadImages(inference.on_bad, inference.max_bad, total=len(source))

@@ -206,7 +206,7 @@ def open_source(task: Task, data: Any, most: int, say: Say) -> Source:
         if not (isinstance(data, str | Path) and Path(data).is_dir()):
             raise
         say(f"warning  compared without labels: {error.what}")
-        source = find_inputs([str(data)])
+        source = find_inputs([str(data)]).source
     if task.classes and source.labelled and source.multi_label != task.multi_label:
         kinds = ("one label an image", "several")
         what = f"the data have {kinds[source.multi_label]}, the model gives {kinds[task.multi_label]}"

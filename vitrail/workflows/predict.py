@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +16,11 @@ from vitrail.data.sources.source import Source
 from vitrail.inference.inputs import find_inputs
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import Verb, outputs
+from vitrail.inference.results import Results
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks.task import Answer, Task
 
 
-@torch.inference_mode()
 def predict(
     model: str | Path | Task,
     inputs: Sequence[str],
@@ -32,19 +31,29 @@ def predict(
     options: InferenceOptions = InferenceOptions(),
     bad_list: Path | None = None,
     say: Say = to_stderr,
-) -> Iterator[Answer]:
-    """Answers in the order of the inputs, as they come.
+) -> Results[Answer]:
+    """Answers in the order of the inputs, computed batch by batch as they are taken.
 
     ``fast`` decodes JPEGs at a reduced scale where the model's input is much smaller; pixels then differ slightly.
     """
     task = options.load(model, classes, say)
     task.check_can_answer(top)
-    for batch, raw in _compute_outputs(task, None, find_inputs(inputs), options, bad_list, fast=fast):
-        for key, answer in zip(batch.keys, task.decode(raw, batch.frames, top=top)):
-            yield replace(answer, key=key)
+    images = find_inputs(inputs)
+    bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(images.source))
+    batches = (
+        (batch.keys, [replace(answer, key=key) for key, answer in zip(batch.keys, answers)])
+        for batch, answers in _decode(task, images.source, options, bad, top=top, fast=fast)
+    )
+    return Results(batches, images, bad, done="predicted", say=say)
 
 
-@torch.inference_mode()
+def _decode(
+    task: Task, source: Source, options: InferenceOptions, bad: BadImages, *, top: int, fast: bool
+) -> Iterator[tuple[Batch, Sequence[Answer]]]:
+    for batch, raw in _compute_outputs(task, None, source, options, bad, fast=fast):
+        yield batch, task.decode(raw, batch.frames, top=top)
+
+
 def embed(
     model: str | Path | Task,
     inputs: Sequence[str],
@@ -53,28 +62,19 @@ def embed(
     options: InferenceOptions = InferenceOptions(),
     bad_list: Path | None = None,
     say: Say = to_stderr,
-) -> Iterator[tuple[str, np.ndarray]]:
-    """(key, features (D,) float32) of every input: what the network's pooling gives to its head."""
+) -> Results[tuple[str, np.ndarray]]:
+    """(key, features (D,) float32) of every image: what the network's pooling gives to its head."""
     task = options.load(model, classes, say)
-    for batch, features in _compute_outputs(task, task.features, find_inputs(inputs), options, bad_list):
-        yield from zip(batch.keys, features.cpu().numpy())
+    images = find_inputs(inputs)
+    bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(images.source))
+    outputs = _compute_outputs(task, task.features, images.source, options, bad)
+    batches = ((batch.keys, list(zip(batch.keys, features.cpu().numpy()))) for batch, features in outputs)
+    return Results(batches, images, bad, done="embedded", say=say)
 
 
+@torch.inference_mode()
 def _compute_outputs(
-    task: Task,
-    verb: Verb | None,
-    source: Source,
-    options: InferenceOptions,
-    bad_list: Path | None,
-    *,
-    fast: bool = False,
+    task: Task, verb: Verb | None, source: Source, options: InferenceOptions, bad: BadImages, *, fast: bool = False
 ) -> Iterator[tuple[Batch, Tensor]]:
-    bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(source))
     with ProgressBar("predicting", len(source), quiet=options.quiet) as progress:
         yield from outputs(task, source, verb, options, bad=bad, fast=fast, progress=progress)
-
-
-def build_rows(answers: Iterable[Answer]) -> Iterator[dict[str, Any]]:
-    """Flat rows of a table: the path, then what each answer says of itself."""
-    for answer in answers:
-        yield {"path": answer.key, **answer.row()}

@@ -1,0 +1,129 @@
+"""The results of a verb for images, and what became of every input: none is lost without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from vitrail.data.sources.bad_images import BadImages
+from vitrail.errors import DataError
+from vitrail.inference.inputs import ImageInputs
+from vitrail.runtime.progress import Say
+
+Result = TypeVar("Result")
+
+
+class Results(Iterator[Result], Generic[Result]):
+    """An iterator over the results of the images that could be read, in the order of the inputs.
+
+    At the end it raises `DataError` if none could be read, and otherwise logs how many images could not be read and how many
+    files were skipped, if there are any.
+
+    Args:
+        batches: the keys and the results of the images that could be read, batch by batch.
+        images: what was given.
+        bad: records the images that could not be read, while ``batches`` is consumed.
+        done: a verb in the past participle, for the log: ``predicted``.
+        say: called with the line at the end.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[tuple[Sequence[str], Sequence[Result]]],
+        images: ImageInputs,
+        bad: BadImages,
+        *,
+        done: str,
+        say: Say,
+    ) -> None:
+        self.images, self.done, self.say = images, done, say
+        self.count = 0  # results so far
+        self._bad = bad
+        self._pairs = self._pair(batches)
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """The images that could not be read so far, and the reason for each."""
+        return self._bad.reasons
+
+    def __next__(self) -> Result:
+        for _, result in self._pairs:
+            if result is not None:
+                return result
+        self._check_any()
+        raise StopIteration
+
+    def pairs(self) -> Iterator[tuple[str, Result | None]]:
+        """The key of every image with its result, None if the image could not be read."""
+        return self._pairs
+
+    def close(self) -> None:
+        """Ends the computation; the results that were not taken are lost."""
+        self._pairs.close()
+
+    def check(self) -> None:
+        """Raises `DataError` if an image that was named by its path, or all of the images, could not be read."""
+        named = [key for key in self.failed if key in self.images.named]
+        self._check_any()
+        if named:
+            what = f"{len(named):,} of the files that were named could not be read"
+            remedy = "repair or remove them; the results of the others are complete"
+            raise DataError(f"{what}; the first: {named[0]}: {self.failed[named[0]]}", remedy)
+
+    def summarize(self) -> str:
+        """A line such as "13 predicted, 3 unreadable, 2 of unknown type (.txt 2)"."""
+        parts = [f"{self.count:,} {self.done}"]
+        if self.failed:
+            listed = f" (listed in {self._bad.path})" if self._bad.path else ""
+            parts.append(f"{len(self.failed):,} unreadable{listed}")
+        if self.images.skipped:
+            kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.images.skipped.items()))
+            parts.append(f"{sum(self.images.skipped.values()):,} of unknown type ({kinds})")
+        return ", ".join(parts)
+
+    def _check_any(self) -> None:
+        if self.failed and not self.count:
+            key, reason = next(iter(self.failed.items()))
+            whole = f"none of {len(self.failed):,} images could be read; the first"
+            raise DataError(
+                f"{whole if len(self.failed) > 1 else 'the image could not be read'}: {key}: {reason}",
+                "give complete image files",
+            )
+
+    def _pair(self, batches: Iterable[tuple[Sequence[str], Sequence[Result]]]) -> Generator[tuple[str, Result | None]]:
+        keys = iter(map(str, self.images.source.keys))
+        for names, results in batches:
+            for name, result in zip(names, results, strict=True):
+                # the images before it that are missing from the batches are those that could not be read
+                for key in keys:
+                    if key == name:
+                        break
+                    yield key, None
+                self.count += 1
+                yield name, result
+        for key in keys:
+            yield key, None
+        if self.failed or self.images.skipped:
+            self.say(f"inputs   {self.summarize()}")
+
+
+def build_rows(results: Results[Any]) -> Iterator[dict[str, Any]]:
+    """Yields a row for every image: its path, the values of its result, and the error.
+
+    The values are those of the result's ``row()``; without a result they are None. With a result the error is empty.
+    """
+    early: list[str] = []  # images before the first result, which determines the columns
+    columns: dict[str, None] | None = None
+    for key, result in results.pairs():
+        if result is not None:
+            row = result.row()
+            if columns is None:
+                columns = dict.fromkeys(name for name in row if name != "path")
+                yield from ({"path": name, **columns, "error": results.failed[name]} for name in early)
+            yield {"path": key, **{name: row[name] for name in columns}, "error": ""}
+        elif columns is None:
+            early.append(key)
+        else:
+            yield {"path": key, **columns, "error": results.failed[key]}
+    if columns is None:
+        yield from ({"path": name, "error": results.failed[name]} for name in early)

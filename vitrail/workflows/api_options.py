@@ -1,0 +1,48 @@
+"""From the keywords of a function of the API to the arguments of its workflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitrail.config.units import numbers, part, size_in_pixels
+
+ONE_PERCENT, ALL = "1%", "100%"  # of the images may be bad: of a data set, and of images that are only named
+
+
+def parse_options(flags: Mapping[str, Any], *, max_bad: str = ONE_PERCENT) -> dict[str, Any]:
+    """``classes`` and ``options`` of a workflow from `ModelFlags` or `ImageFlags`; ``max_bad`` holds where it is not given."""
+    from vitrail.inference.options import InferenceOptions
+
+    preprocessing: dict[str, Any] = {}
+    if (resize := flags["resize"]) is not None:
+        preprocessing["resize"] = int(resize) if str(resize).isdigit() else resize
+    preprocessing |= {name: numbers(flags[name]) for name in ("mean", "std") if flags[name] is not None}
+    images: dict[str, Any] = {}
+    if "batch" in flags:
+        share = max_bad if flags["max_bad"] is None else flags["max_bad"]
+        images = {**{name: flags[name] for name in ("batch", "workers", "quiet")}, "max_bad": part(share)}
+    options = InferenceOptions(
+        size=None if flags["crop"] is None else size_in_pixels(flags["crop"]),
+        preprocessing=preprocessing,
+        device=flags["device"],
+        precision=flags["precision"],
+        **images,
+    )
+    return {"classes": to_path(flags["classes"]), "options": options}
+
+
+def to_path(value: str | Path | None) -> Path | None:
+    return None if value is None else Path(value)
+
+
+def list_inputs(inputs: str | Path | Sequence[str | Path]) -> list[str]:
+    return [str(inputs)] if isinstance(inputs, str | Path) else [str(path) for path in inputs]
+
+
+def choose_cache(cache: bool | str | Path) -> Path | None:
+    """The folder where features are kept, None for none."""
+    from vitrail.inference.features import default_cache
+
+    return default_cache() if cache is True else Path(cache) if cache else None
