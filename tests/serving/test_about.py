@@ -102,7 +102,7 @@ def test_a_server_of_runs_alone_has_no_model(start, png):
     client = start(None)
     assert client.get("/v1/model").status_code == 404 and client.get("/readyz").status_code == 200
     reply = client.post("/v1/predict", files={"file": png()})
-    assert reply.status_code == 404 and "without a model" in reply.json()["error"]["message"]
+    assert reply.status_code == 404 and "has no model" in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/reload"])

@@ -1,1 +1,1 @@
-"""Serving: a model behind HTTP that holds under load, and the page that it comes with."""
+"""The HTTP server for a model, and its web page."""

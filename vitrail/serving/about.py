@@ -1,4 +1,4 @@
-"""The routes about the server: model, liveness, readiness, metrics and reload."""
+"""Routes about the server: model, liveness, readiness, metrics and reload."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ router = APIRouter(tags=["server"])
 
 
 def replies(model: type[schemas.Schema]) -> dict[int | str, dict[str, Any]]:
-    """The same words whether all is well or not."""
+    """Returns the responses of a health route, which has the same schema for 200 and 503."""
     return {200: {"model": model}, 503: {"model": model}, **errors("forbidden")}
 
 
-@router.get("/v1/model", summary="The model", responses={200: {"model": schemas.AboutModel}, **errors(*MODEL_ERRORS)})
+@router.get(
+    "/v1/model", summary="Get the model", responses={200: {"model": schemas.AboutModel}, **errors(*MODEL_ERRORS)}
+)
 async def model(service: CurrentService) -> Response:
-    """Its classes, preprocessing, figures and card, and what it can be asked."""
+    """Returns classes, preprocessing, metrics, model card, explanation methods and limits."""
     return JSONResponse(describe_model(service))
 
 
@@ -59,7 +61,7 @@ def describe_model(service: Service) -> dict[str, Any]:
 
 
 def strip_folders(value: Any) -> Any:
-    """Plain values with only the last part of each path: folders of this machine are not sent."""
+    """Reduces each path in nested values to its last part, so that no folder of this machine is sent."""
     match value:
         case dict():
             return {name: strip_folders(item) for name, item in value.items()}
@@ -72,26 +74,26 @@ def strip_folders(value: Any) -> Any:
 
 @router.post(
     "/v1/reload",
-    summary="Read the model anew",
+    summary="Reload the model",
     responses={200: {"model": schemas.ReloadReply}, **errors("unauthorised", "forbidden", "not_found", "conflict")},
 )
 async def reload(request: Request, service: CurrentService) -> Response:
-    """Reads the model again from where the server found it, and answers with it from then on. A bad one is refused."""
+    """Loads the model again from its source and serves it from then on. An invalid model is refused."""
     if request.app.state.token is None:
-        raise Refused("forbidden", "this server has no token, and a reload needs one", "start it with --token-file")
+        raise Refused("forbidden", "a reload requires a server with a token", "start the server with --token-file")
     new, previous = await service.reload()
     return JSONResponse({"model": new.identity, "previous": previous})
 
 
 @router.head("/livez", include_in_schema=False)
-@router.get("/livez", summary="Whether the server lives", responses=replies(schemas.Liveness))
+@router.get("/livez", summary="Check liveness", responses=replies(schemas.Liveness))
 async def live(service: CurrentService) -> Response:
     alive = service.batcher.alive
     return JSONResponse({"alive": alive}, 200 if alive else 503)
 
 
 @router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", summary="Whether new requests are welcome", responses=replies(schemas.Readiness))
+@router.get("/readyz", summary="Check readiness", responses=replies(schemas.Readiness))
 async def ready(service: CurrentService) -> Response:
     reason = service.unready
     headers = {"Retry-After": "1"} if reason else {}
@@ -100,7 +102,7 @@ async def ready(service: CurrentService) -> Response:
 
 @router.get(
     "/metrics",
-    summary="Figures for Prometheus",
+    summary="Get Prometheus metrics",
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}, **errors("unauthorised", "forbidden")},
 )

@@ -1,4 +1,4 @@
-"""The application: the routes behind `gate.Admission`."""
+"""The ASGI application: the routes behind `gate.Admission`."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ CODES = {status: code for code, status in reversed(STATUS.items())}
 def create_app(
     service: Service, *, token: str | None = None, hosts: Iterable[str] | None = None, runs: Path | None = None
 ) -> Admission:
-    """The ASGI application of ``vitrail serve``.
+    """Returns the ASGI application of ``vitrail serve``.
 
     Args:
         service: the model and its queue.
-        token: what clients must show; None for a server that only its own machine can reach.
-        hosts: names by which the server may be called; None for any.
-        runs: a folder of run directories that the page lists.
+        token: the bearer token that clients must send; None disables authentication (loopback only).
+        hosts: allowed host names; None allows any.
+        runs: folder of run directories listed by the page.
     """
     app = FastAPI(
         title="vitrail",
         version=version("vitrail"),
-        description="Answers, features and explanations of one Vision Transformer for your images.",
+        description="Predictions, features and explanations of one Vision Transformer for images.",
         docs_url=None,
         redoc_url=None,
     )
@@ -66,13 +66,13 @@ async def _handle_refused(request: Request, error: Exception) -> Response:
 
 
 async def _handle_config_error(request: Request, error: Exception) -> Response:
-    """A request that the model cannot answer."""
+    """Handles a request that the model does not support."""
     assert isinstance(error, ConfigError)
     return _reply(request, Refused("cannot_explain", error.what, error.remedy))
 
 
 async def _handle_validation_error(request: Request, error: Exception) -> Response:
-    """The first of the parameters that are wrong; the value is the client's own and is not repeated."""
+    """Reports the first invalid parameter. The value itself is not repeated."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:])
@@ -82,11 +82,11 @@ async def _handle_validation_error(request: Request, error: Exception) -> Respon
 async def _handle_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = CODES.get(error.status_code, "bad_request")
-    response = _reply(request, Refused(code, str(error.detail), "see /docs for what there is"))
+    response = _reply(request, Refused(code, str(error.detail), "see /docs for the routes"))
     response.headers.update(error.headers or {})
     return response
 
 
 async def _handle_exception(request: Request, error: Exception) -> Response:
-    """`gate.Admission` logs the error under the request id of the reply."""
-    return _reply(request, Refused("internal", "the server failed at this request", "see its log"))
+    """Handles any other exception; `gate.Admission` logs it with the request id."""
+    return _reply(request, Refused("internal", "internal server error", "see the server log"))

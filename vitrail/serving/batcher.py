@@ -1,7 +1,7 @@
-"""Micro-batches: one thread has the network for itself and takes whatever waits when it is free, up to a full batch.
+"""Dynamic batching: a single thread runs the model on the items that are queued, up to the batch size.
 
-Nothing is held back to fill a batch: with one client an image is answered at once, and under load the batches grow by
-themselves while the network is busy.
+The thread never waits to fill a batch. A single client gets its answer without delay; under load, items queue while the
+model is busy and batches grow.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any, Protocol
 
 from vitrail.serving.refusals import Refused
 
-Work = Callable[[list[Any]], Sequence[Any]]  # the items of a batch to an answer for each, in order
-LAST = 1.0  # seconds for the last batch: its clients have had their reply already
+Work = Callable[[list[Any]], Sequence[Any]]  # maps the items of a batch to one answer each, in order
+LAST = 1.0  # seconds to wait for the last batch when closing; its clients already have a reply
 HUNG = 120.0  # seconds in one batch after which the thread counts as dead
 
 
 class Watcher(Protocol):
-    """Observes every batch: `metrics.Metrics`."""
+    """Observer of batches, implemented by `metrics.Metrics`."""
 
     def batch(self, size: int, seconds: float) -> None: ...
 
 
 @dataclass(eq=False)
 class Job:
-    """One item, the work that it is for, and the future that waits for its answer."""
+    """One item, the work to apply to it, and the future for its answer."""
 
     work: Work
     item: Any
@@ -39,33 +39,33 @@ class Job:
 
     @property
     def alive(self) -> bool:
-        """Whether anybody still waits: not if the client has left or its time is over."""
+        """Whether a client still waits: False after a disconnect or past the deadline."""
         return not self.answer.done() and time.monotonic() < self.deadline
 
 
 class Batcher:
-    """A queue with room for so many images, and the thread that works through it.
+    """A bounded queue of items and the thread that processes it.
 
     Args:
-        batch: items at most that are worked on at one time; only those of the same work are.
-        room: places for items, from when they are taken in until they are answered.
-        watcher: observes every batch, in the thread.
+        batch: maximum number of items per batch; a batch contains items of the same work only.
+        room: maximum number of items that are queued or in progress.
+        watcher: called in the thread after every batch.
     """
 
     def __init__(self, *, batch: int, room: int, watcher: Watcher) -> None:
         self.batch, self.room, self.watcher = batch, room, watcher
-        self.taken = 0  # places, counted in the event loop alone
-        self._pace = 0.05  # seconds that an item has taken lately
+        self.taken = 0  # reserved places; only changed in the event loop
+        self._pace = 0.05  # seconds per item, moving average
         self._waiting: deque[Job] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._since: float | None = None  # when the batch began that the thread works on
+        self._since: float | None = None  # start time of the current batch
         self._thread = threading.Thread(target=self._serve, name="network", daemon=True)
         self._thread.start()
 
     @contextmanager
     def places(self, count: int) -> Iterator[None]:
-        """Room for ``count`` items for as long as the block lasts. Raises `Refused` where there is not enough."""
+        """Reserves places for ``count`` items within the block. Raises `Refused` if the queue is full."""
         if self.taken + count > self.room:
             raise self.queue_error()
         self.taken += count
@@ -79,16 +79,16 @@ class Batcher:
         return self.taken >= self.room
 
     def queue_error(self) -> Refused:
-        """The error for a client that finds no place in the queue."""
+        """Returns the error for a full queue, with the estimated time until it is empty."""
         wait = self.taken * self._pace
-        return Refused("queue_full", "all places of the queue are taken", "try again later", retry_after=wait)
+        return Refused("queue_full", "the queue is full", "try again later", retry_after=wait)
 
     async def run(self, work: Work, item: Any, deadline: float) -> Any:
-        """The answer for ``item``; cancelled, or past its ``deadline``, it is dropped before the network sees it.
+        """Queues ``item`` and returns its answer. Cancelled or expired items are dropped before they reach the model.
 
         Raises:
             Refused: the deadline has passed.
-            Exception: what the work raised for this item alone.
+            Exception: raised by the work for this item.
         """
         loop = asyncio.get_running_loop()
         job = Job(work, item, deadline, loop.create_future())
@@ -103,12 +103,12 @@ class Batcher:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread works, and not on one batch for ever."""
+        """Whether the thread is running and not stuck in one batch for more than `HUNG` seconds."""
         since = self._since
         return self._thread.is_alive() and (since is None or time.monotonic() - since < HUNG)
 
     def close(self) -> None:
-        """Works off what waits and ends the thread; a batch that takes longer than `LAST` ends with the process."""
+        """Processes the remaining items and ends the thread, waiting at most `LAST` seconds."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -125,7 +125,7 @@ class Batcher:
             _deliver(jobs, answers)
 
     def _next(self) -> list[Job]:
-        """The jobs that have waited longest and can be worked on together; none when the queue is closed and empty."""
+        """Returns the oldest jobs of the same work, up to a batch; empty if the queue is closed and empty."""
         with self._changed:
             while True:
                 self._waiting = deque(job for job in self._waiting if job.alive)
@@ -142,12 +142,12 @@ class Batcher:
 
 
 def deadline_error() -> Refused:
-    """The error for a request whose deadline has passed."""
-    return Refused("deadline", "the deadline passed before there was an answer", "try again later")
+    """Returns the error for a request past its deadline."""
+    return Refused("deadline", "the deadline passed before the request was processed", "try again later")
 
 
 def _run_work(work: Work, items: list[Any]) -> Sequence[Any]:
-    """The work's answers; where it fails on several items they are halved, so that only those fail that cannot be answered."""
+    """Returns an answer or an exception for each item. A batch that fails is split in half, to isolate the failing items."""
     try:
         return work(items)
     except Exception as error:
@@ -158,7 +158,7 @@ def _run_work(work: Work, items: list[Any]) -> Sequence[Any]:
 
 
 def _deliver(jobs: list[Job], answers: Sequence[Any]) -> None:
-    """Hands the answers over to the event loop that waits for them."""
+    """Sets the futures of the jobs in their event loop."""
 
     def hand_over() -> None:
         for job, answer in zip(jobs, answers, strict=True):
@@ -170,5 +170,5 @@ def _deliver(jobs: list[Job], answers: Sequence[Any]) -> None:
                 job.answer.set_result(answer)
 
     loop = jobs[0].answer.get_loop()
-    if not loop.is_closed():  # after a second signal nobody waits any more
+    if not loop.is_closed():  # closed after a second signal
         loop.call_soon_threadsafe(hand_over)

@@ -1,4 +1,4 @@
-"""What the OpenAPI document has beyond the types of the routes: bodies, errors, examples."""
+"""Request bodies, errors and examples of the OpenAPI document that cannot be derived from types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODEL_ERRORS = ("unauthorised", "forbidden", "not_found", "invalid")
 
 
 def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """The replies of a route that refuses with ``codes``, for its documentation."""
+    """Returns the documented error responses of a route, given its error codes."""
     replies: dict[int | str, dict[str, Any]] = {}
     for code in codes:
         entry = replies.setdefault(STATUS[code], {"model": Error, "description": code})
@@ -27,7 +27,7 @@ def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
 
 
 def image_body(*, several: bool = True) -> dict[str, Any]:
-    """The three ways in which a request holds images."""
+    """Returns the documentation of a body with images: multipart, raw or JSON."""
     binary, base64 = {"type": "string", "format": "binary"}, {"type": "string", "format": "byte"}
     named = {
         "type": "object",
@@ -45,7 +45,7 @@ def image_body(*, several: bool = True) -> dict[str, Any]:
     form = {"type": "array", "items": binary} if several else binary
     examples: dict[str, Any] = {"one image": {"value": {"image": PIXEL}}}
     if several:
-        examples["several, with names"] = {"value": {"images": [{"name": "grey.png", "data": PIXEL}, PIXEL]}}
+        examples["multiple, with names"] = {"value": {"images": [{"name": "grey.png", "data": PIXEL}, PIXEL]}}
     return {
         "requestBody": {
             "required": True,

@@ -1,6 +1,6 @@
-"""Admission: the checks that every request passes first, and the headers of every reply.
+"""Admission: the ASGI middleware that checks every request and sets the headers of every reply.
 
-It is plain ASGI before the routes, since under overload most requests are refused here and must cost little.
+It runs before the routes and without a framework, because an overloaded server refuses most requests here at low cost.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-OPEN = ("/", "/docs", "/livez", "/readyz")  # and the files of the page: for these no token is asked
-CLIENT_CLOSED = 499  # in the metrics, a client that did not wait for its reply
+OPEN = ("/", "/docs", "/livez", "/readyz")  # routes without a token, in addition to the files of the page
+CLIENT_CLOSED = 499  # status in the metrics if the client disconnected before its reply
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; "
@@ -41,12 +41,12 @@ log, access = logging.getLogger("vitrail.serving"), logging.getLogger("vitrail.a
 
 
 class Admission:
-    """The application behind its admission checks.
+    """Middleware that admits or refuses requests to the application.
 
     Args:
         app: the routes.
-        token: what clients must show, or None where the server listens to its own machine alone.
-        hosts: names by which the server may be called, or None for any.
+        token: the bearer token that clients must send; None disables authentication (loopback only).
+        hosts: allowed host names; None allows any.
     """
 
     def __init__(self, app: App, service: Service, *, token: str | None, hosts: Iterable[str] | None) -> None:
@@ -66,7 +66,7 @@ class Admission:
         except Exception:
             log.exception("request %s failed", reply.request_id)
             if not reply.code:
-                await reply.refuse(Refused("internal", "the server failed at this request", "see its log"))
+                await reply.refuse(Refused("internal", "internal server error", "see the server log"))
         finally:
             reply.count()
 
@@ -78,7 +78,7 @@ class Admission:
             if takes_body and self.service.batcher.is_full:
                 raise self.service.batcher.queue_error()
         except Refused:
-            # a connection that is closed with unread bytes would take the reply with it
+            # closing a connection with unread bytes resets it, and the client could lose the reply
             reply.closes = takes_body and headers.get(b"expect", b"").lower() == b"100-continue"
             if takes_body and not reply.closes:
                 await self._discard(receive)
@@ -96,17 +96,17 @@ class Admission:
             self.service.held -= len(body)
 
     def _check_head(self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]) -> None:
-        """Raises `Refused` for what need not be read any further."""
+        """Checks host, origin, token and Content-Length. Raises `Refused`."""
         host = headers.get(b"host", b"").decode("latin-1")
-        # those who probe know an address alone
+        # health probes connect by IP address
         probed = scope["path"] in ("/livez", "/readyz")
         if self.hosts is not None and not probed and _strip_port(host) not in self.hosts:
-            raise Refused("forbidden", "the server is not called by that name", "start it with --allow-host NAME")
+            raise Refused("forbidden", "the Host header is not allowed", "start the server with --allow-host NAME")
         path = scope["path"]
         if self.token is None:
             origin = headers.get(b"origin", b"").decode("latin-1")
             if origin and origin.partition("://")[2] != host:
-                raise Refused("forbidden", "another site's page has sent this request", "open the server's own page")
+                raise Refused("forbidden", "cross-origin requests are not allowed", "open the server's own page")
         elif path not in OPEN and not path.startswith("/page/"):
             kind, _, shown = headers.get(b"authorization", b"").partition(b" ")
             if kind.lower() != b"bearer" or not hmac.compare_digest(shown.strip(), self.token):
@@ -114,7 +114,9 @@ class Admission:
                     "unauthorised", "no valid token was sent", "send the header 'Authorization: Bearer TOKEN'"
                 )
         if b"transfer-encoding" in headers and b"content-length" in headers:
-            raise Refused("bad_request", "the length of the body is given in two ways", "send one of the two headers")
+            raise Refused(
+                "bad_request", "both Transfer-Encoding and Content-Length were sent", "send one of the two headers"
+            )
         if _content_length(headers) > self.limits.body:
             raise self._too_large()
 
@@ -122,16 +124,18 @@ class Admission:
         return Refused("too_large", f"the body is over {self.limits.body:,} bytes", "send fewer or smaller images")
 
     def _seconds(self, headers: dict[bytes, bytes]) -> float:
-        """Until the deadline: the server's, or fewer where the client asks for fewer."""
+        """Returns the seconds until the deadline: the server's limit or, if shorter, the client's."""
         text = headers.get(b"x-deadline-ms", b"").decode("latin-1")
         if not text:
             return self.limits.deadline
         if not re.fullmatch(r"[0-9]{1,9}", text):
-            raise Refused("bad_request", "X-Deadline-Ms is not a number of milliseconds", "send a whole number")
+            raise Refused(
+                "bad_request", "X-Deadline-Ms is not an integer of milliseconds", "send a non-negative integer"
+            )
         return min(int(text) / 1000, self.limits.deadline)
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
-        """The body whole, or None where the client left before its end. Raises `Refused` above the limits."""
+        """Returns the complete body, or None if the client disconnected. Raises `Refused` above the limits."""
         expected = _content_length(headers)
         parts: list[bytes] = []
         size = 0
@@ -156,7 +160,7 @@ class Admission:
             self.service.held -= size
 
     async def _discard(self, receive: Receive) -> None:
-        """Reads what is left of a body, up to its limit, and keeps nothing of it."""
+        """Reads and discards the rest of a body, up to the size limit."""
         size = 0
         while size <= self.limits.body:
             message = await receive()
@@ -165,7 +169,7 @@ class Admission:
                 return
 
     async def _run(self, scope: MutableMapping[str, Any], receive: Receive, reply: Reply) -> None:
-        """The routes' answer; ended as soon as the client has left."""
+        """Runs the application and cancels it if the client disconnects."""
         answer = asyncio.ensure_future(self.app(scope, _receive_nothing, reply.send))
         left = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
@@ -181,9 +185,9 @@ class Admission:
 
 
 class Reply:
-    """What goes back to one client: every reply has a name, and the headers that keep a browser safe."""
+    """The reply to one request, with a request id and security headers."""
 
-    ids = random.Random()  # names, not secrets: the system's own source of chance takes its time
+    ids = random.Random()  # request ids are not secrets; os.urandom is slower
 
     def __init__(self, scope: MutableMapping[str, Any], send: Send, service: Service) -> None:
         self.scope, self._send, self.service = scope, send, service
@@ -191,7 +195,7 @@ class Reply:
         requested = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
         self.request_id = requested if REQUEST_ID.fullmatch(requested) else f"{self.ids.getrandbits(64):016x}"
         self.code = 0
-        self.closes = False  # the connection is of no use after it
+        self.closes = False  # whether the connection is closed after the reply
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -223,7 +227,7 @@ class Reply:
 
 
 async def _receive_nothing() -> Message:
-    """The routes have the body already, and are ended from outside when the client leaves."""
+    """Never returns: the application has the body already and is cancelled if the client disconnects."""
     return await asyncio.Event().wait()  # type: ignore[return-value]
 
 
@@ -235,7 +239,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 def _content_length(headers: dict[bytes, bytes]) -> int:
     text = headers.get(b"content-length", b"0")
     if not re.fullmatch(rb"[0-9]{1,18}", text):
-        raise Refused("bad_request", "Content-Length is not a number of bytes", "send a whole number")
+        raise Refused("bad_request", "Content-Length is not an integer of bytes", "send a non-negative integer")
     return int(text)
 
 

@@ -1,6 +1,6 @@
-"""The Open Inference Protocol, version 2, as KServe and Triton speak it: health, metadata, inference.
+"""The Open Inference Protocol, version 2, of KServe and Triton: health, metadata, inference.
 
-N images, C channels, h x w the model's input, K classes, F what the head reads.
+N images, C channels, h x w input size, K classes, F features.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Input(BaseModel):
 
 
 class Inference(BaseModel):
-    """What a client sends; it documents the route, which reads the body itself."""
+    """Schema of a request body, for the documentation only; the route parses the body itself."""
 
     id: str | None = None
     inputs: list[Input] = Field(min_length=1, max_length=1)
@@ -61,12 +61,12 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 async def get_model(service: CurrentService, model: str, version: str | None = None) -> LoadedModel:
-    """The model of a path. Raises `Refused` for another name or version than what answers now."""
+    """Returns the model of a path. Raises `Refused` if the name or version is not the one that is served."""
     served = service.served
     if model != served.name:
-        raise Refused("not_found", "there is no model of that name here", f"there is {served.name!r}")
+        raise Refused("not_found", "unknown model name", f"the served model is {served.name!r}")
     if version is not None and version != served.version:
-        raise Refused("not_found", "the model has another version here", f"it is {served.version!r}")
+        raise Refused("not_found", "unknown model version", f"the served version is {served.version!r}")
     return served
 
 
@@ -92,7 +92,7 @@ async def ready(service: CurrentService) -> Response:
 @router.get(MODEL, responses=errors(401, 403, 404, 422))
 @router.get(VERSION, responses=errors(401, 403, 404, 422), operation_id="metadata_of_version")
 async def metadata(served: CurrentModel) -> dict[str, Any]:
-    """Names, types and shapes of the inputs, of which a request has one, and of the outputs."""
+    """Returns names, types and shapes of the inputs and outputs. A request has exactly one of the inputs."""
     height, width = served.model.preprocessing.size
     channels = served.model.preprocessing.channels
     outputs = [_describe_output(name, array) for name, array in served.sample.items()]
@@ -126,10 +126,10 @@ INFERS = errors(400, 401, 403, 404, 408, 413, 422, 500, 503, 504)
     operation_id="infer_of_version",
 )
 async def infer(request: Request, served: CurrentModel, service: CurrentService) -> Response:
-    """Logits, probabilities and labels of each image; of a model without a head its features."""
+    """Returns logits, probabilities and labels of each image, or features if the model has no head."""
     preprocessing = served.model.preprocessing
     numbers = service.limits.images * preprocessing.channels * math.prod(preprocessing.size)
-    # numbers in JSON take their time
+    # parsing numbers from JSON is slow
     inference = await asyncio.to_thread(parse_json, request.state.body, most=numbers + MOST_COMMAS)
     tensor, deadline = _parse_input(inference), request.state.deadline
     count = tensor["shape"][0]
@@ -143,26 +143,26 @@ async def infer(request: Request, served: CurrentModel, service: CurrentService)
 
 
 def _parse_input(inference: dict[str, Any]) -> dict[str, Any]:
-    """The only input, of a shape of whole numbers. Raises `Refused`."""
+    """Returns the single input after checking its shape. Raises `Refused`."""
     inputs = inference.get("inputs")
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
         raise Refused("bad_request", "'inputs' is not a list of one input", INPUTS)
     shape, data = inputs[0].get("shape"), inputs[0].get("data")
     whole = isinstance(shape, list) and all(type(side) is int and 0 < side < 2**20 for side in shape)
     if not whole or not shape or not isinstance(data, list):
-        raise Refused("bad_request", "the input has no shape of whole numbers above 0, or no list of data", INPUTS)
+        raise Refused("bad_request", "the input needs a shape of positive integers and a list of data", INPUTS)
     return inputs[0]
 
 
 async def _run_model(service: Service, served: LoadedModel, tensor: dict[str, Any], deadline: float) -> list[Any]:
-    """What the model answers for every image of the input. Raises `Refused`, for the first image that is bad."""
+    """Returns the model's output for every image of the input. Raises `Refused` for the first invalid image."""
     name, kind = tensor.get("name"), tensor.get("datatype")
     works: dict[str, Callable[..., Any]] = {"pixels": served.answer, "images": served.answer_normalised}
     has_head = bool(served.model.classes)
     if name == "image" and kind == "BYTES":
         data = tensor["data"]
         if tensor["shape"] != [len(data)]:
-            raise Refused("bad_request", f"{len(data)} images for the shape {tensor['shape']}", INPUTS)
+            raise Refused("bad_request", f"{len(data)} images do not match the shape {tensor['shape']}", INPUTS)
         uploads = await asyncio.to_thread(
             lambda: [Upload(None, decode_base64(item) if isinstance(item, str) else b"") for item in data]
         )
@@ -172,15 +172,15 @@ async def _run_model(service: Service, served: LoadedModel, tensor: dict[str, An
         return answers
     expected = {"pixels": "UINT8", "images": "FP32"}.get(str(name))
     if expected is None or kind != expected:
-        raise Refused("bad_request", "no such input of such a type", INPUTS)
+        raise Refused("bad_request", "unknown name or datatype of the input", INPUTS)
     if not has_head:
-        raise Refused("no_head", "the model has no head", "send 'image', or ask /v1/embed")
+        raise Refused("no_head", "the model has no head", "send 'image', or use /v1/embed")
     pictures = await asyncio.to_thread(_parse_pictures, served, str(name), tensor)
     return list(await asyncio.gather(*(service.batcher.run(works[str(name)], item, deadline) for item in pictures)))
 
 
 def _parse_pictures(served: LoadedModel, name: str, tensor: dict[str, Any]) -> list[Picture] | list[np.ndarray]:
-    """The numbers of an input as pictures (C, h, w) each. Raises `Refused` for another shape or kind of numbers."""
+    """Returns the data of an input as images (C, h, w). Raises `Refused` for a wrong shape or invalid numbers."""
     preprocessing = served.model.preprocessing
     (height, width), channels = preprocessing.size, preprocessing.channels
     shape = (height, width, channels) if name == "pixels" else (channels, height, width)
@@ -191,14 +191,13 @@ def _parse_pictures(served: LoadedModel, name: str, tensor: dict[str, Any]) -> l
     except (ValueError, TypeError, OverflowError) as error:
         raise Refused("bad_request", f"the data of {name!r} are not numbers", INPUTS) from error
     if numbers.size != math.prod(tensor["shape"]) or not np.isfinite(numbers).all():
-        raise Refused(
-            "bad_request", f"{numbers.size} numbers, or some not finite, for the shape {tensor['shape']}", INPUTS
-        )
+        what = f"{numbers.size} numbers do not match the shape {tensor['shape']}, or are not finite"
+        raise Refused("bad_request", what, INPUTS)
     numbers = numbers.reshape(-1, *shape)
     if name == "images":
         return list(numbers)
     if ((numbers < 0) | (numbers > 255) | (numbers % 1 != 0)).any():
-        raise Refused("bad_request", "pixels are whole numbers from 0 to 255", INPUTS)
+        raise Refused("bad_request", "pixels must be integers from 0 to 255", INPUTS)
     pixels = np.ascontiguousarray(numbers.astype(np.uint8).transpose(0, 3, 1, 2))
     return [Picture(image) for image in pixels]
 
@@ -211,7 +210,7 @@ def _encode_outputs(served: LoadedModel, answers: list[Any]) -> list[dict[str, A
 
 
 def _select_outputs(outputs: list[dict[str, Any]], inference: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those outputs that the client names, or all. Raises `Refused` for one that is not there."""
+    """Returns the requested outputs, or all. Raises `Refused` for an unknown or repeated name."""
     wanted = inference.get("outputs")
     if wanted is None:
         return outputs
@@ -222,7 +221,7 @@ def _select_outputs(outputs: list[dict[str, Any]], inference: dict[str, Any]) ->
         else [None]
     )
     if not all(isinstance(name, str) and name in by_name for name in names) or len(set(names)) < len(names):
-        raise Refused("bad_request", "no such output, or one twice", f"there are: {', '.join(by_name)}")
+        raise Refused("bad_request", "unknown or repeated output name", f"the outputs are: {', '.join(by_name)}")
     return [by_name[name] for name in names]
 
 
@@ -235,7 +234,7 @@ def _encode_tensor(name: str, values: np.ndarray) -> dict[str, Any]:
 
 
 def _describe_output(name: str, array: np.ndarray | list[str]) -> dict[str, Any]:
-    """An output by the shape of one, any number of images."""
+    """Returns the metadata of an output, with -1 for the number of images."""
     if isinstance(array, list):
         return _describe_tensor(name, "BYTES", -1)
     return _describe_tensor(name, "FP32", -1, *array.shape[1:])

@@ -1,4 +1,4 @@
-"""Every bound of the server in one place: what it takes, how long it waits, how much it holds at one time."""
+"""The limits of the server: sizes, counts, timeouts and memory."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from vitrail.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLimits:
-    """What a client may ask for, and what all of them together may.
+    """Limits per request and for all requests together.
 
     Args:
-        body: bytes of one request's body.
-        pixels: width x height of one image.
-        images: in one request.
-        queue: images that were taken in and not answered yet; one more request is told to come later.
-        batch: images that the network sees at one time.
-        held: bytes of bodies of all requests together.
-        connections: at one time; more are cut without a word, a wall far out against floods.
-        deadline: seconds until a request is answered with 504; a client may ask for fewer.
-        header, idle: seconds until the head of a request must have come whole, and between two requests.
-        receive, write: seconds until a body must have come whole, and until a client must have taken its reply.
-        drain: seconds from the signal to stop until the process leaves, whatever is unanswered.
-        linger: seconds at most for which new connections are taken after that signal, while clients still come.
+        body: maximum size of a request body in bytes.
+        pixels: maximum width x height of an image.
+        images: maximum number of images per request.
+        queue: maximum number of images accepted and not yet answered; further requests get 503.
+        batch: maximum number of images per forward pass.
+        held: maximum size of all request bodies in memory, in bytes.
+        connections: maximum number of open connections; further ones are closed without a reply.
+        deadline: seconds until a request is answered with 504; a client may request a shorter deadline.
+        header, idle: timeouts in seconds for the head of a request, and between two requests of a connection.
+        receive, write: timeouts in seconds for receiving a body and for sending a reply.
+        drain: seconds from the stop signal until the process exits, even with unanswered requests.
+        linger: maximum seconds after the stop signal in which new connections are accepted.
 
     Raises:
-        ConfigError: a bound that is not above zero.
+        ConfigError: a limit is not positive, or ``images`` exceeds ``queue``.
     """
 
     body: int = 32 << 20
@@ -48,7 +48,7 @@ class ServerLimits:
     def __post_init__(self) -> None:
         for field in fields(self):
             if not getattr(self, field.name) > 0:
-                raise ConfigError(f"{field.name} is {getattr(self, field.name)}", "give a number above 0")
+                raise ConfigError(f"{field.name} is {getattr(self, field.name)}", "give a positive number")
         if self.images > self.queue:
-            what = f"a request may have {self.images} images and the queue holds {self.queue}"
-            raise ConfigError(what, "let the queue hold a request of the most images")
+            what = f"{self.images} images per request exceed the queue of {self.queue}"
+            raise ConfigError(what, "make the queue at least as large as the images per request")

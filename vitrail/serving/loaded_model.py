@@ -1,6 +1,6 @@
-"""A loaded model as the server uses it: with a name and a version, and results as plain values.
+"""A loaded model with a name and a version, and its results as plain values.
 
-C channels, K classes, F what the head reads, H heads, h x w pixels of the input or places of a layer's map.
+C channels, K classes, F features, H heads, h x w pixels of the input or cells of a layer's attention map.
 """
 
 from __future__ import annotations
@@ -47,22 +47,23 @@ from vitrail.weights.onnx import ExportedBackbone
 from vitrail.weights.resolve import resolve_model
 from vitrail.weights.tensors import read_json
 
-SHOWN = 1024  # pixels at most of the longer side of a picture that is sent back
+SHOWN = 1024  # maximum length in pixels of the longer side of a returned picture
 NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)
-VERSIONS = 8  # of an occluded image that the network sees at one time
+VERSIONS = 8  # occluded versions of an image per forward pass
 
 
 class Output(NamedTuple):
-    """Of one picture: what calling the model gave for it, and what its input shows of the picture, where that is known."""
+    """The model's output for one picture, and the region of the picture that the input shows, if known."""
 
     values: Tensor
     frames: Frames | None
 
 
 class LayerMaps(NamedTuple):
-    """What is attended to in one layer, (H, h, w), or by a method that knows no layers, (1, h, w).
+    """Attention maps of one layer, (H, h, w), or the map of a method without layers, (1, h, w).
 
-    ``heads`` are their numbers, or None for a mean or a method without heads; ``reach`` as `analysis.pictures.overlay` has it.
+    ``heads`` are the head indices, or None for the mean or a method without heads. ``reach`` is that of
+    `analysis.pictures.overlay`.
     """
 
     layer: int | None
@@ -73,11 +74,11 @@ class LayerMaps(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ExplanationRequest:
-    """What is asked about an image: `ExplainOptions`, and whose attention.
+    """Options of an explanation: `ExplainOptions`, and options of the method attention.
 
     Args:
-        every_layer: all layers at once; of the method attention.
-        query: row and column of the place that asks, in the layer's map; of the method attention.
+        every_layer: return all layers; method attention only.
+        query: row and column of the query patch in the layer's map; method attention only.
     """
 
     options: ExplainOptions = field(default_factory=ExplainOptions)
@@ -86,22 +87,22 @@ class ExplanationRequest:
 
     def __post_init__(self) -> None:
         if self.options.method != "attention" and (self.every_layer or self.query is not None):
-            what = f"{self.options.method} goes through all layers at once"
-            raise ConfigError(what, "leave layer and query out, or take the method attention")
+            what = f"the method {self.options.method} has no layer and no query"
+            raise ConfigError(what, "leave layer and query out, or choose the method attention")
 
 
 class Abandoned(Exception):
-    """Nobody waits for what is computed."""
+    """The computation was cancelled because no client waits for it."""
 
 
 class LoadedModel:
-    """A model that answers. `prepare` and `look` may be called by any thread, all else by one at a time.
+    """A model that is ready to serve. `prepare` and `prepare_explanation` are thread-safe, the other methods are not.
 
     Args:
         model: on its device, in evaluation mode.
-        name: what clients call it.
+        name: the name of the model in URLs and replies.
         precision: "fp32" or "bf16".
-        about: what lies beside the weights: metrics, card, parity.
+        about: data stored with the weights: metrics, card, parity.
     """
 
     def __init__(
@@ -117,15 +118,15 @@ class LoadedModel:
             if (self.attention or method not in NEEDS_ATTENTION)
             and (model.answers_classes or method not in NEEDS_ANSWER)
         ]
-        self.sample = self._try()  # a model that cannot answer is refused before it is asked
+        self.sample = self._try()  # raises for a model that does not run
 
     @property
     def identity(self) -> dict[str, str]:
-        """What replies say of the model."""
+        """Name and version, as in replies."""
         return {"name": self.name, "version": self.version}
 
     def _try(self) -> dict[str, np.ndarray | list[str]]:
-        """The outputs for one blank picture, as `encode` gives them; none of a model without a head."""
+        """Runs the model on one black picture. Returns the result of `encode`; empty for a model without a head."""
         size = self.model.preprocessing.size
         pixels = np.zeros((self.model.preprocessing.channels, *size), np.uint8)
         blank = Picture(pixels, (0.0, 0.0, size[1], size[0]), size)
@@ -135,34 +136,34 @@ class LoadedModel:
         return {}
 
     def prepare(self, content: bytes, *, most_pixels: int) -> Picture:
-        """An image file as the model takes it before normalisation, uint8. Raises `BadImage`."""
+        """Decodes and resizes an image file to the model's input, uint8, not normalised. Raises `BadImage`."""
         preprocessing = self.model.preprocessing
         image = decode(content, channels=preprocessing.channels, max_pixels=most_pixels)
         top, left, bottom, right = preprocessing.visible_box(*size_of(image))
         return Picture(preprocessing.picture(image), (left, top, right, bottom), size_of(image))
 
     def answer(self, pictures: list[Picture]) -> list[Output]:
-        """The output for each picture that `prepare` gave. Raises `ArithmeticError` where one is no finite number."""
+        """Returns the output for each picture of `prepare`. Raises `ArithmeticError` if an output is not finite."""
         values = self._run(self.model, self._normalise(pictures))
         frames = Frames.of(pictures)
         return [Output(row, frames.take(np.array([index]))) for index, row in enumerate(values)]
 
     def answer_normalised(self, pictures: list[np.ndarray]) -> list[Output]:
-        """The same for what was normalised before: float32 (C, h, w) each."""
+        """Returns the output for each normalised image, float32 (C, h, w)."""
         values = self._run(self.model, torch.from_numpy(np.stack(pictures)).to(device_of(self.model)))
         return [Output(row, None) for row in values]
 
     def decode(self, output: Output, top: int) -> dict[str, Any]:
-        """The answer in an output, as the server sends it."""
+        """Returns the prediction of an output as JSON, with the ``top`` classes."""
         (answer,) = self.model.decode(output.values[None], output.frames, top=top)
         return answer.to_json()
 
     def encode(self, outputs: list[Output]) -> dict[str, np.ndarray | list[str]]:
-        """Outputs as named arrays, the images first."""
+        """Returns outputs as named arrays with the images on the first axis."""
         return self.model.reply_arrays(torch.stack([output.values for output in outputs]))
 
     def features(self, pictures: list[Picture]) -> list[np.ndarray]:
-        """What the head reads of each picture that `prepare` gave: (F,) float32. Raises `ArithmeticError`."""
+        """Returns the features of each picture of `prepare`: (F,) float32. Raises `ArithmeticError`."""
         return list(self._run(self.model.features, self._normalise(pictures)).numpy())
 
     def _normalise(self, pictures: list[Picture]) -> Tensor:
@@ -178,22 +179,22 @@ class LoadedModel:
         return outputs
 
     def prepare_explanation(self, content: bytes, *, most_pixels: int) -> PreparedImage:
-        """An image file as it is looked at, a large one shrunk for showing. Raises `BadImage`."""
+        """Prepares an image file for an explanation; the returned picture is shrunk to `SHOWN`. Raises `BadImage`."""
         prepared = prepare_image(self.model, content, max_pixels=most_pixels)
         picture, box = shrink(prepared.picture, prepared.box, SHOWN)
         return replace(prepared, picture=picture, box=box)
 
     def check_request(self, request: ExplanationRequest) -> ExplanationRequest:
-        """The same with its layer counted from 0. Raises `ConfigError` for what this model cannot be asked."""
+        """Returns the request with its layer counted from 0. Raises `ConfigError` if the model does not support it."""
         if (method := request.options.method) not in self.methods:
-            known = ", ".join(self.methods) or "nothing"
-            raise ConfigError(f"this model cannot be asked for {method}", f"it can for: {known}")
+            known = ", ".join(self.methods) or "none"
+            raise ConfigError(f"this model does not support the method {method}", f"supported methods: {known}")
         request = replace(request, options=resolve_options(self.model, request.options))
         if request.query is not None and not self._layers_of(request):
             where = "any layer" if request.every_layer else f"layer {request.options.layer}"
             maps = sorted({"{} x {}".format(*layer["map"]) for layer in self.attention if layer["asks"] == "all"})
-            what = f"no place {request.query} asks in {where}"
-            raise ConfigError(what, f"give row,column from 0 in a map of {' or '.join(maps) or 'a layer that asks'}")
+            what = f"there is no query patch {request.query} in {where}"
+            raise ConfigError(what, f"give row,column from 0 in a map of {' or '.join(maps) or 'patch queries'}")
         if isinstance(head := request.options.head, int):
             for layer in self._layers_of(request):
                 check_index("head", head, self.attention[layer]["heads"])
@@ -201,7 +202,7 @@ class LoadedModel:
 
     @contextmanager
     def until(self, over: threading.Event) -> Iterator[None]:
-        """Inside of it the model stops at its next batch once ``over`` is set, with `Abandoned`."""
+        """Within the block, raises `Abandoned` at the model's next forward pass after ``over`` is set."""
 
         def check(*_: Any) -> None:
             if over.is_set():
@@ -214,11 +215,11 @@ class LoadedModel:
             hook.remove()
 
     def explain(self, prepared: PreparedImage, request: ExplanationRequest) -> Explanation:
-        """One image explained, as `workflows.explain` does; ``request`` as `check_request` gives it."""
+        """Explains one image as `workflows.explain` does. ``request`` is a result of `check_request`."""
         return explain_image(self.model, "image", prepared, request.options, VERSIONS)
 
     def maps(self, prepared: PreparedImage, request: ExplanationRequest) -> list[LayerMaps]:
-        """The numbers of an explanation, one entry a layer."""
+        """Returns the values of an explanation, one entry per layer."""
         if request.options.method != "attention":
             explanation = self.explain(prepared, request)
             return [LayerMaps(None, None, explanation.heat[None], explanation.reach)]
@@ -234,7 +235,7 @@ class LoadedModel:
         return layer_maps
 
     def _layers_of(self, request: ExplanationRequest) -> list[int]:
-        """The layers that are asked, of those in whose map the place is."""
+        """Returns the indices of the requested layers; with a query, only those whose map contains it."""
         layers = range(len(self.attention)) if request.every_layer else [request.options.layer]
         return [layer for layer in layers if request.query is None or self._can_ask(layer, request.query)]
 
@@ -244,7 +245,7 @@ class LoadedModel:
 
 
 def _describe_attention(model: Task) -> list[dict[str, Any]]:
-    """Of each layer: its heads, the map of its places, whether all of them ask or the class token alone, and who does unasked."""
+    """Returns the heads, the map size, the queries ("asks") and the default query ("reads") of each layer."""
     size, device = model.preprocessing.size, device_of(model)
     if not (grids := model.attention_grids(size)):
         return []
@@ -266,7 +267,7 @@ def _describe_attention(model: Task) -> list[dict[str, Any]]:
 
 
 def compute_version(model: Task) -> str:
-    """Twelve digits of a SHA-256 of all that decides an answer: weights, preprocessing, classes and temperature."""
+    """Returns 12 digits of the SHA-256 of everything that determines outputs: weights, preprocessing, classes, temperature."""
     parts = (digest_of(model), model.classes, *model.describe().values())
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
@@ -274,9 +275,9 @@ def compute_version(model: Task) -> str:
 def load_model(
     model: str, *, name: str | None, classes: Path | None, options: InferenceOptions, say: Say
 ) -> LoadedModel:
-    """The model that ``model`` names, on its device and tried on one picture. Raises what `vitrail.load` does."""
+    """Loads a model onto its device and tests it on one picture. Raises the errors of `vitrail.load`."""
     if name is not None and not NAME.fullmatch(name):
-        raise ConfigError(f"--name {name!r} cannot stand in an address", "give letters, digits, dots and dashes")
+        raise ConfigError(f"--name {name!r} is not valid in a URL", "use letters, digits, dots and dashes")
     resolved = resolve_model(model)
     task = options.load(model, classes, say)
     about = _read_about(resolved.path)
@@ -286,22 +287,22 @@ def load_model(
 
 
 def _choose_name(path: Path) -> str:
-    """Of a run its folder's name, else that of the file or folder of weights; as it can stand in an address."""
+    """Returns the name of the run folder, or of the file or folder of weights, with only URL-safe characters."""
     path = path.resolve()
     path = path.parent if path.name == "model" else path
     name = re.sub(r"[^\w.-]+", "-", path.stem if path.is_file() else path.name, flags=re.ASCII)
-    return name or "model"  # of /model, as in the container
+    return name or "model"  # the path is /model, as in the container
 
 
 def _read_about(path: Path) -> dict[str, Any]:
-    """What lies beside the weights: the figures of their judgement, the source's name, the card of a run."""
+    """Reads the data stored with the weights: evaluation metrics, the source's name, the model card."""
     about: dict[str, Any] = {"source": path.name}
     if (path / CONFIG).is_file():
         about["metrics"] = read_json(path / CONFIG).get("metrics", {})
     for card in (path.parent / "card.md", path / "README.md"):
         if path.is_dir() and card.is_file():
             words = card.read_text(encoding="utf-8", errors="replace")
-            # its commands name the folder by where it lies, which is nobody else's business
+            # the commands in the card contain the absolute path, which must not be sent
             for place in (card.parent.resolve(), card.parent):
                 words = words.replace(str(place), card.parent.name)
             about.setdefault("card", words)

@@ -11,24 +11,24 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Metrics:
-    """The figures of one server, in a registry of their own; methods may be called by any thread."""
+    """The metrics of one server, in their own registry. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         options = {"namespace": "vitrail", "registry": self.registry}
         self.requests = Counter("requests", "Requests answered, by route and status.", ("route", "code"), **options)
         self.seconds = Histogram(
-            "request_seconds", "From the head of a request to its reply.", ("route",), buckets=SECONDS, **options
+            "request_seconds", "Time from the head of a request to its reply.", ("route",), buckets=SECONDS, **options
         )
-        self.images = Counter("images", "Images that the network has seen.", **options)
+        self.images = Counter("images", "Images processed by the model.", **options)
         self.bad_images = Counter("bad_images", "Images that could not be decoded.", **options)
-        self.batches = Histogram("batch_size", "Images that the network saw at one time.", buckets=SIZES, **options)
-        self.inference = Histogram("inference_seconds", "The network's time for a batch.", buckets=SECONDS, **options)
-        self.reloads = Counter("reloads", "New models asked for, and whether one was taken.", ("outcome",), **options)
-        self.model = Gauge("model_info", "The model that answers.", ("name", "version"), **options)
-        self.queue = Gauge("queue_images", "Images that were taken in and are not answered yet.", **options)
-        self.held = Gauge("held_bytes", "Bytes of requests that are not answered yet.", **options)
-        self.ready = Gauge("ready", "Whether new requests are welcome.", **options)
+        self.batches = Histogram("batch_size", "Images per forward pass.", buckets=SIZES, **options)
+        self.inference = Histogram("inference_seconds", "Time of a forward pass.", buckets=SECONDS, **options)
+        self.reloads = Counter("reloads", "Reloads of the model, by outcome.", ("outcome",), **options)
+        self.model = Gauge("model_info", "Name and version of the served model.", ("name", "version"), **options)
+        self.queue = Gauge("queue_images", "Images accepted and not yet answered.", **options)
+        self.held = Gauge("held_bytes", "Bytes of request bodies in memory.", **options)
+        self.ready = Gauge("ready", "1 if the server accepts new requests.", **options)
 
     def request(self, route: str, code: int, seconds: float) -> None:
         self.requests.labels(route, str(code)).inc()
@@ -40,12 +40,12 @@ class Metrics:
         self.inference.observe(seconds)
 
     def serves(self, name: str, version: str) -> None:
-        """Another model answers from now on."""
+        """Records the name and version of the served model."""
         self.model.clear()
         self.model.labels(name, version).set(1)
 
     def follow(self, queue: Callable[[], float], held: Callable[[], float], ready: Callable[[], float]) -> None:
-        """Where the gauges look when they are asked."""
+        """Sets the functions that return the values of the gauges."""
         self.queue.set_function(queue)
         self.held.set_function(held)
         self.ready.set_function(ready)

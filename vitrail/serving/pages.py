@@ -1,4 +1,4 @@
-"""The page in the browser, the list of the routes, and the files both are made of: a fixed few, held in memory."""
+"""The web page, the page of the routes, and their files: a fixed list, cached in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitrail.reports.charts import SANS
 from vitrail.reports.page import ICON
 from vitrail.serving.refusals import Refused
 
-# all that there is: a name that is not here is no file, whatever it is made of
+# an allow-list: no other file is served
 PACKAGED = [
     "index.html",
     "docs.html",
@@ -44,7 +44,7 @@ PACKAGED = [
     "dom.js",
     "numbers.js",
 ]
-PALETTE, SIGN = "palette.css", "icon.svg"  # made of what the reports are made of
+PALETTE, SIGN = "palette.css", "icon.svg"  # generated from the constants of the reports
 TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -54,7 +54,7 @@ TYPES = {
 
 
 class File(NamedTuple):
-    """What is sent: the bytes, what they are, and a tag that changes with them."""
+    """A file to send: its content, media type and ETag."""
 
     content: bytes
     media: str
@@ -63,7 +63,7 @@ class File(NamedTuple):
 
 @cache
 def load_files() -> Mapping[str, File]:
-    """Every file of the page by its name."""
+    """Returns all files of the page by name."""
     folder = files("vitrail.serving") / "page"
     contents = {name: (folder / name).read_bytes() for name in PACKAGED}
     contents |= {PALETTE: palette().encode(), SIGN: ICON.encode()}
@@ -74,7 +74,7 @@ def load_files() -> Mapping[str, File]:
 
 
 def palette() -> str:
-    """The colours and the type of the reports, as properties of the page's style."""
+    """Returns the colours and fonts of the reports as CSS custom properties."""
 
     def properties(values: Mapping[str, str]) -> str:
         return ";".join(f"--{name}:{value}" for name, value in values.items())
@@ -90,7 +90,7 @@ def palette() -> str:
 
 
 def pages_routes() -> APIRouter:
-    """``/``, ``/docs`` and ``/page/NAME``."""
+    """Returns the routes ``/``, ``/docs`` and ``/page/NAME``."""
     router = APIRouter(include_in_schema=False)
 
     @router.api_route("/", methods=["GET", "HEAD"])
@@ -104,14 +104,14 @@ def pages_routes() -> APIRouter:
     @router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
     def file(name: str, request: Request) -> Response:
         if name not in load_files():
-            raise Refused("not_found", "the page has no such file", "open / for the page")
+            raise Refused("not_found", "there is no such file", "open / for the page")
         return _send_file(name, request)
 
     return router
 
 
 def _send_file(name: str, request: Request) -> Response:
-    """The file, or 304 to a browser that has it."""
+    """Returns the file, or 304 if the browser has the current version."""
     content, media, tag = load_files()[name]
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     known = [name.strip().removeprefix("W/") for name in request.headers.get("if-none-match", "").split(",")]

@@ -1,4 +1,4 @@
-"""The routes that answer for images: predict, embed, explain."""
+"""The routes for images: predict, embed, explain."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ from vitrail.serving.refusals import Refused
 from vitrail.serving.service import CurrentService, Service
 from vitrail.serving.uploads import Upload, parse_uploads
 
-LISTED = 5  # classes beside an explanation
-DIGITS = 5  # significant ones of a number in a map
+LISTED = 5  # classes listed with an explanation
+DIGITS = 5  # significant digits of the values of a map
 
 Kind = TypeVar("Kind")
 
 
 async def check_parameters(request: Request) -> None:
-    """Raises `Refused` for a parameter that the route does not have: one that is mistyped would be passed over."""
+    """Raises `Refused` for an unknown query parameter; FastAPI would ignore a misspelt one."""
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
-            raise Refused("invalid", f"there is no parameter {name[:40]!r}", nearest(name, known) if known else "")
+            raise Refused("invalid", f"unknown parameter {name[:40]!r}", nearest(name, known) if known else "")
 
 
 router = APIRouter(tags=["images"], dependencies=[Depends(check_parameters)])
 
 
 def get_uploads(request: Request) -> list[Upload]:
-    """The images of the request's body, which the door has read. Raises `Refused`."""
+    """Returns the images of the request body, which `gate.Admission` has read. Raises `Refused`."""
     most = request.app.state.service.limits.images
     return parse_uploads(request.state.body, request.headers.get("content-type", ""), most=most)
 
 
 def get_upload(request: Request) -> Upload:
-    """The only one. Raises `Refused`."""
+    """Returns the image of a request with one image. Raises `Refused`."""
     return parse_uploads(request.state.body, request.headers.get("content-type", ""), most=1)[0]
 
 
 Method = Literal["attention", "rollout", "gradient", "occlusion"]
-Top = Annotated[int, Query(ge=1, le=1000, description="how many classes are listed at most")]
+Top = Annotated[int, Query(ge=1, le=1000, description="maximum number of classes")]
 
 
 @router.post(
     "/v1/predict",
-    summary="What is on images",
+    summary="Predict the classes of images",
     openapi_extra=image_body(),
     responses={200: {"model": schemas.Predictions}, **errors(*IMAGE_ERRORS, "invalid", "cannot_explain", "no_head")},
 )
@@ -68,10 +68,10 @@ async def predict(
     top: Top = LISTED,
     explain: Method | None = None,
 ) -> Response:
-    """The best classes of each image. With `explain`, also what its best class rests on, as numbers."""
+    """Returns the most probable classes of each image. With `explain`, also an explanation of the best class."""
     served, deadline = service.served, request.state.deadline
     if not served.model.classes:
-        raise Refused("no_head", "the model has no head to predict with", "POST /v1/embed gives its features")
+        raise Refused("no_head", "the model has no head", "use POST /v1/embed for features")
     wanted = (
         None if explain is None else served.check_request(ExplanationRequest(options=ExplainOptions(method=explain)))
     )
@@ -89,14 +89,14 @@ async def predict(
 
 @router.post(
     "/v1/embed",
-    summary="The features of images",
+    summary="Compute the features of images",
     openapi_extra=image_body(),
     responses={200: {"model": schemas.Embeddings}, **errors(*IMAGE_ERRORS)},
 )
 async def embed(
     request: Request, service: CurrentService, uploads: Annotated[list[Upload], Depends(get_uploads)]
 ) -> Response:
-    """What the model's head reads of each image: a vector that is alike for images that look alike to the model."""
+    """Returns the feature vector of each image, the input of the model's head."""
     served = service.served
     with service.batcher.places(len(uploads)):
         features = await service.run_each(served, served.features, uploads, request.state.deadline)
@@ -109,7 +109,7 @@ async def embed(
 
 @router.post(
     "/v1/explain",
-    summary="What the answer for an image rests on",
+    summary="Explain the prediction for an image",
     openapi_extra=image_body(several=False),
     responses={
         200: {
@@ -125,18 +125,23 @@ async def explain(
     upload: Annotated[Upload, Depends(get_upload)],
     method: Method = "attention",
     layer: Annotated[
-        str, Query(pattern=r"^(all|-?[0-9]{1,3})$", description="a number, -1 is the last, or all")
+        str, Query(pattern=r"^(all|-?[0-9]{1,3})$", description="index of the layer (-1 is the last), or all")
     ] = "-1",
-    head: Annotated[str, Query(pattern=r"^(mean|all|[0-9]{1,3})$", description="a number, mean or all")] = "mean",
-    query: Annotated[str, Query(pattern=r"^([0-9]{1,4},[0-9]{1,4})?$", description="row,column of who asks")] = "",
-    target: Annotated[str | None, Query(description="the class to explain; by default the model's answer")] = None,
+    head: Annotated[
+        str, Query(pattern=r"^(mean|all|[0-9]{1,3})$", description="index of the head, mean or all")
+    ] = "mean",
+    query: Annotated[
+        str, Query(pattern=r"^([0-9]{1,4},[0-9]{1,4})?$", description="row,column of the query patch")
+    ] = "",
+    target: Annotated[str | None, Query(description="the class to explain; by default the predicted class")] = None,
     show: Annotated[
-        Literal["json", "png"], Query(alias="as", description="numbers, or the picture lit by them")
+        Literal["json", "png"], Query(alias="as", description="values, or the map drawn on the image")
     ] = "json",
 ) -> Response:
-    """Numbers, or a picture, of what a layer's heads attend to, or of what a class rests on.
+    """Returns an explanation as values or as an image.
 
-    `attention` asks one layer, or all of them; `query` is a place of its map that asks instead of the class token.
+    The method `attention` returns the attention maps of one layer or all layers. `query` selects the query patch, instead
+    of the class token.
     """
     served, deadline = service.served, request.state.deadline
     options = ExplainOptions(
@@ -179,7 +184,7 @@ async def _explain(
     wanted: ExplanationRequest,
     deadline: float,
 ) -> Kind:
-    """What ``verb`` of ``served`` finds, by the network's thread; it stops at its next batch once nobody waits any more."""
+    """Runs ``verb`` of ``served`` in the batcher's thread; stops at its next forward pass if the client disconnects."""
     over = threading.Event()
 
     def work(images: list[PreparedImage]) -> list[Kind]:
@@ -193,7 +198,7 @@ async def _explain(
 
 
 def _decode(served: LoadedModel, output: Output | Refused, top: int) -> dict[str, Any]:
-    """The answer for one image, or why there is none."""
+    """Returns the prediction for one image, or its error."""
     return {"error": output.fault} if isinstance(output, Refused) else served.decode(output, top)
 
 
@@ -219,14 +224,14 @@ def _encode_picture(prepared: PreparedImage) -> dict[str, Any]:
 def _encode_reply(
     reply: dict[str, Any], prepared: PreparedImage, wanted: ExplanationRequest, maps: list[LayerMaps]
 ) -> bytes:
-    """The body of a reply with the picture; numbers and pictures take their time, and so the event loop is not for them."""
+    """Returns the body of a reply with the picture. Encoding is slow and must not run in the event loop."""
     return json.dumps(
         {**reply, "picture": _encode_picture(prepared), **_encode_explanation(prepared, wanted, maps)}
     ).encode()
 
 
 def _draw_png(prepared: PreparedImage, wanted: ExplanationRequest, result: Explanation | list[LayerMaps]) -> bytes:
-    """The picture lit by the explanation; of all heads a contact sheet."""
+    """Returns the picture with the map drawn on it, or a contact sheet of all heads, as a PNG."""
     if isinstance(result, Explanation):
         drawn = draw_heads(prepared.picture, result, wanted.options)
     else:

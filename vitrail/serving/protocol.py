@@ -1,6 +1,6 @@
-"""HTTP/1.1 by uvicorn and h11 with the timeouts that they lack: for a request's head, its body, and for taking the reply.
+"""HTTP/1.1 of uvicorn and h11 with additional timeouts: for the head and body of a request, and for writing the reply.
 
-Without them a client that sends a byte now and then would hold its connection for ever.
+Without them, a client that sends a byte now and then keeps its connection open forever.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from vitrail.serving.refusals import Refused
 
 
 class BufferedTransport:
-    """A transport that sends what is written in one step of the event loop at once: a head and its body in one call.
+    """A transport that joins all writes of one iteration of the event loop, such as a head and its body, into one call.
 
-    Of what a refusal costs, the calls of the operating system are most.
+    System calls are the largest part of the cost of a refusal.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -46,7 +46,7 @@ class BufferedTransport:
 
 
 class BodyFlowControl(FlowControl):
-    """Lets bodies come as they do: the door reads them at once, up to a limit of its own."""
+    """Never pauses the reading of a body: `gate.Admission` reads it immediately, up to its own limit."""
 
     def __init__(self, transport: Any, connection: h11.Connection) -> None:
         super().__init__(transport)
@@ -58,7 +58,7 @@ class BodyFlowControl(FlowControl):
 
 
 class TimedProtocol(H11Protocol):
-    """One connection. `make_protocol` makes a class of it for `ServerLimits`."""
+    """One connection. `make_protocol` derives a class with given `ServerLimits`."""
 
     limits = ServerLimits()
 
@@ -68,8 +68,8 @@ class TimedProtocol(H11Protocol):
         self.flow = BodyFlowControl(buffered, self.conn)
         if len(self.connections) > self.limits.connections:
             transport.abort()
-        self._receive_timer: asyncio.TimerHandle | None = None  # of what the client is to send
-        self._write_timer: asyncio.TimerHandle | None = None  # of what it is to take
+        self._receive_timer: asyncio.TimerHandle | None = None  # timeout of the head or body of a request
+        self._write_timer: asyncio.TimerHandle | None = None  # timeout of the reply
         self._expected: Any = None
         self._start_receive_timer()
 
@@ -83,13 +83,13 @@ class TimedProtocol(H11Protocol):
         self._start_receive_timer()
 
     def on_response_complete(self) -> None:
-        self._stop_receive_timer()  # until the next request begins uvicorn's own time between requests holds
+        self._stop_receive_timer()  # uvicorn's keep-alive timeout applies until the next request
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:  # of a request that came behind the last one
+        if self.conn.their_state is h11.SEND_BODY:  # of a pipelined request
             self._start_receive_timer()
 
     def _start_receive_timer(self) -> None:
-        """Starts the time of what the client is to send next, unless it runs already: more bytes do not prolong it."""
+        """Starts the timeout for the current head or body, unless it is running. Further bytes do not extend it."""
         allowed = {h11.IDLE: self.limits.header, h11.SEND_BODY: self.limits.receive}
         seconds = allowed.get(self.conn.their_state)  # type: ignore[bad-argument-type]
         now = None if seconds is None else (self.conn.their_state, self.cycle)  # the cycle tells requests apart
@@ -106,23 +106,23 @@ class TimedProtocol(H11Protocol):
         self._receive_timer = self._expected = None
 
     def _too_slow(self, seconds: float) -> None:
-        """Says so, if anything was sent at all, and closes."""
+        """Closes the connection, after a reply 408 if a request had begun."""
         self._stop_receive_timer()
         begun = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]
         if begun and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._refuse(Refused("too_slow", f"the request was not there after {seconds:g} seconds", "send it faster"))
+            self._refuse(Refused("too_slow", f"the request was incomplete after {seconds:g} seconds", "send it faster"))
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self._close()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is answered in the words of all other refusals."""
+        """Replies to invalid HTTP in the format of all other errors."""
         self._refuse(Refused("bad_request", "this is not a valid HTTP/1.1 request"))
         self._close()
 
     def _refuse(self, refused: Refused) -> None:
-        """A reply from outside of the application."""
+        """Sends an error reply that does not come from the application."""
         body = refused.body("", "")
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
         response = h11.Response(status_code=refused.status, headers=list(headers.items()))
@@ -135,7 +135,7 @@ class TimedProtocol(H11Protocol):
         self._close()
 
     def pause_writing(self) -> None:
-        """The client takes nothing: it has so long."""
+        """Starts the write timeout: the client does not read its reply."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self.limits.write, self.transport.abort)
 
@@ -149,11 +149,11 @@ class TimedProtocol(H11Protocol):
         self._write_timer = None
 
     def _close(self) -> None:
-        """What was written may still leave, for so long as a client may take."""
+        """Closes the connection after pending writes, or aborts it after the write timeout."""
         self.transport.close()
         self.loop.call_later(self.limits.write, self.transport.abort)
 
 
 def make_protocol(limits: ServerLimits) -> type[TimedProtocol]:
-    """The protocol of a server with these limits."""
+    """Returns the protocol class with these limits."""
     return type("LimitedProtocol", (TimedProtocol,), {"limits": limits})

@@ -1,4 +1,4 @@
-"""Error replies: a status, a code for programs, a message for people, and no path of this machine."""
+"""Error replies: an HTTP status, an error code, and a message without paths of this machine."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 class Refused(Exception):
-    """A request that is not answered.
+    """A request that is refused with an error reply.
 
     Args:
-        code: one of `STATUS`.
-        message: what is wrong, with the offending value in it.
-        remedy: what to do about it.
-        retry_after: seconds after which it is worth trying again.
+        code: a key of `STATUS`.
+        message: what is wrong, with the invalid value.
+        remedy: how to fix it.
+        retry_after: seconds after which the client should retry.
     """
 
     def __init__(self, code: str, message: str, remedy: str = "", *, retry_after: float | None = None) -> None:
@@ -32,11 +32,11 @@ class Refused(Exception):
 
     @property
     def fault(self) -> dict[str, str]:
-        """What is wrong, as replies of ``/v1`` tell it."""
+        """The error as in replies of ``/v1``."""
         return {"code": self.code, "message": self.message, "remedy": self.remedy}
 
     def body(self, path: str, request_id: str) -> bytes:
-        """Of the reply, in the words of the protocol that the path belongs to."""
+        """Returns the body of the reply, in the format of the API that the path belongs to."""
         content: dict[str, Any] = {"error": self.message + (f"; {self.remedy}" if self.remedy else "")}
         if not path.startswith("/v2"):
             content = {"error": self.fault, "request_id": request_id}

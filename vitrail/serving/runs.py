@@ -1,7 +1,7 @@
-"""The runs of a folder as the server shows them: read from disk by each request, so that what trains is seen live.
+"""Routes about the runs of a folder. Each request reads from disk, so that runs in progress are shown live.
 
-Nothing in such a folder is trusted. A run is named by the listing and never by a path that a request brings; links are
-not follow_run; what is broken, half written or too large is left out. Only names and numbers go out, no path.
+The content of the folder is not trusted. A request names a run by its entry in the listing, never by a path. Links are
+not followed; broken, incomplete or too large files are ignored. Replies contain names and numbers, but no paths.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from vitrail.serving.documents import errors
 from vitrail.serving.refusals import Refused
 from vitrail.serving.schemas import Schema
 
-MARKS = ("status.json", "config.yaml", ".lock")  # one of them makes a folder a run
-LARGEST = {"metrics.jsonl": 64 << 20, "status.json": 1 << 20, "config.yaml": 1 << 20}  # bytes that are read
-MOST_ROWS = 2_000  # of curves that are sent
+MARKS = ("status.json", "config.yaml", ".lock")  # a folder with one of these files is a run
+LARGEST = {"metrics.jsonl": 64 << 20, "status.json": 1 << 20, "config.yaml": 1 << 20}  # maximum bytes read per file
+MOST_ROWS = 2_000  # maximum number of rows of the curves in a reply
 GOING_ON = ("starting", "running")
-EVERY, QUIET = 1.0, 15.0  # seconds between two looks at a run, and between signs of life to who watches it
-WATCHERS = 64  # of all runs together
+EVERY, QUIET = 1.0, 15.0  # seconds between two polls of a run, and between two keep-alive comments
+WATCHERS = 64  # maximum number of event streams, for all runs together
 RUN_ERRORS = ("unauthorised", "forbidden", "not_found", "invalid")
-POSITION = ("step", "epoch", "images")  # where a row stands, and no curve
+POSITION = ("step", "epoch", "images")  # columns that locate a row and are not curves
 
 Row = dict[str, float | None]
-After = Annotated[int, Query(description="only rows of later steps")]
+After = Annotated[int, Query(description="return only rows after this step")]
 At = Annotated[
-    int, Query(ge=0, lt=1 << 50, description="where in the metrics to begin, as the curves or the last event gave it")
+    int,
+    Query(ge=0, lt=1 << 50, description="byte offset in the metrics to start from: 'at' of the curves or the last id"),
 ]
 
 
@@ -49,12 +50,12 @@ class Best(Schema):
 
 
 class RunState(Schema):
-    """Where a run stands."""
+    """The progress of a run."""
 
     name: str
-    state: str = Field(examples=["running"], description="starting, running, or how it ended")
+    state: str = Field(examples=["running"], description="starting, running, or how the run ended")
     step: int
-    steps: int | None = Field(description="of the whole run")
+    steps: int | None = Field(description="total number of steps")
 
 
 class Summary(RunState):
@@ -64,7 +65,7 @@ class Summary(RunState):
     model: str | None
     data: str | None
     best: Best | None
-    last: dict[str, float | None] = Field(description="the newest value of each column")
+    last: dict[str, float | None] = Field(description="the latest value of each column")
 
 
 class Summaries(Schema):
@@ -78,12 +79,12 @@ class Column(Schema):
 
 class Curves(RunState):
     columns: dict[str, Column]
-    rows: list[dict[str, float | None]] = Field(description="by step, at most 2,000")
-    at: int = Field(description="where the events go on from")
+    rows: list[dict[str, float | None]] = Field(description="sorted by step, at most 2,000")
+    at: int = Field(description="byte offset from which the events continue")
 
 
 class Stamp(NamedTuple):
-    """What changes when a file does; a file by it need not be read again."""
+    """Identity and modification time of a file: the key of the caches."""
 
     path: str
     inode: int
@@ -92,7 +93,7 @@ class Stamp(NamedTuple):
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
-    """The runs that lie directly in ``folder``, by name; links and hidden folders are none."""
+    """Returns the runs directly inside ``folder`` by name, without links and hidden folders."""
     try:
         entries = list(os.scandir(folder))
     except OSError:
@@ -105,14 +106,14 @@ def find_runs(folder: Path) -> dict[str, Path]:
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
-        entry.name.encode()  # what is no text cannot be asked for
+        entry.name.encode()  # a name that is not valid Unicode cannot be requested
         return entry.is_dir(follow_symlinks=False)
     except (OSError, UnicodeEncodeError):
         return False
 
 
 def stamp(path: Path) -> Stamp | None:
-    """Of a plain file; None of what is none, or is not there."""
+    """Returns the stamp of a regular file, or None if the path is missing or anything else."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -121,8 +122,8 @@ def stamp(path: Path) -> Stamp | None:
 
 
 def read(path: Path, start: int = 0) -> bytes:
-    """A plain file from byte ``start``, at most `LARGEST` of it; nothing of a link, a pipe, or what cannot be read."""
-    # without O_NONBLOCK, opening a pipe would wait for someone to write into it
+    """Reads a regular file from byte ``start``, at most `LARGEST` bytes; empty for links, pipes and unreadable files."""
+    # without O_NONBLOCK, opening a pipe would block until another process opens it for writing
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         with open(os.open(path, flags), "rb") as file:
@@ -153,7 +154,7 @@ def _settings(file: Stamp) -> Mapping[str, Any]:
 
 
 class RowCache:
-    """The rows of files that grow: of each only what is new is read, as long as it is the same file and no shorter."""
+    """Cache of the rows of growing files. Only the new bytes are read, unless a file was replaced or truncated."""
 
     def __init__(self, most: int = 64) -> None:
         self.most = most
@@ -161,7 +162,7 @@ class RowCache:
         self._reading = threading.Lock()
 
     def rows(self, file: Stamp) -> tuple[list[Row], int]:
-        """The rows, not to be changed, and the bytes that hold them."""
+        """Returns the rows, which must not be modified, and the number of bytes parsed."""
         with self._reading:
             before, rows, at = self._known.pop(file.path, (file, [], 0))
             if before.inode != file.inode or file.size < at or (file.size == at and file.changed != before.changed):
@@ -179,12 +180,12 @@ METRICS = RowCache()
 
 
 def _complete_bytes(content: bytes) -> int:
-    """How many bytes of lines that are ended."""
+    """Returns the number of bytes up to the end of the last complete line."""
     return content.rfind(b"\n") + 1
 
 
 def parse_rows(content: bytes) -> Iterator[Row]:
-    """The rows of lines that are whole; a line that is none is passed over, and so is a value that is no number."""
+    """Yields the rows of complete lines. Invalid lines, and values that are not numbers, are skipped."""
     for line in content[: _complete_bytes(content)].splitlines():
         try:
             record = json.loads(line)
@@ -195,18 +196,18 @@ def parse_rows(content: bytes) -> Iterator[Row]:
 
 
 def _number(value: float) -> float | None:
-    """None of what is not finite, which JSON has no word for."""
+    """Returns the value, or None if it is not finite: JSON cannot represent it."""
     return value if math.isfinite(value) else None
 
 
 def read_rows(run: Path) -> tuple[list[Row], int]:
-    """The rows of a run, and the place in its file where the next will begin."""
+    """Returns the rows of a run and the byte offset of the next row."""
     file = stamp(run / "metrics.jsonl")
     return METRICS.rows(file) if file else ([], 0)
 
 
 def read_state(run: Path) -> dict[str, Any]:
-    """``state``, ``step`` and ``steps`` of a run."""
+    """Returns ``state``, ``step`` and ``steps`` of a run."""
     file, (rows, _) = stamp(run / "status.json"), read_rows(run)
     status = _status(file) if file else {}
     state, steps = status.get("state"), status.get("steps")
@@ -218,7 +219,7 @@ def read_state(run: Path) -> dict[str, Any]:
 
 
 def summarise(name: str, run: Path) -> dict[str, Any]:
-    """A run in one row of a table."""
+    """Returns the summary of a run, one row of the table."""
     rows, _ = read_rows(run)
     last: Row = {}
     for row in rows[-100:]:
@@ -247,12 +248,12 @@ def _text(settings: Mapping[str, Any], group: str, key: str) -> str | None:
 
 
 def _last_part(path: str | None) -> str | None:
-    """Of a path the last name: the others are this machine's."""
+    """Returns the last part of a path, without the folders of this machine."""
     return PurePath(path.replace("\\", "/")).name or None if path else None
 
 
 def find_best(rows: list[Row]) -> dict[str, Any] | None:
-    """The best figure of the evaluations so far."""
+    """Returns the best value of the selection metric so far, or None without evaluations."""
     for name in SELECTED_BY:
         values = [value for row in rows if (value := row.get(name)) is not None]
         if values:
@@ -261,14 +262,14 @@ def find_best(rows: list[Row]) -> dict[str, Any] | None:
 
 
 def describe_columns(rows: list[Row]) -> dict[str, dict[str, str]]:
-    """For each column that is a curve, the chart it belongs to and what it is called there."""
+    """Returns the chart and the label of each column that is a curve."""
     names = {name: None for row in rows for name in row if name not in POSITION}
     curves = {name: curve_of(name) for name in names}
     return {name: {"chart": chart, "label": line} for name, (chart, line) in curves.items()}
 
 
 def thin_rows(rows: list[Row], most: int = MOST_ROWS) -> list[Row]:
-    """At most so many rows, evenly taken and the last among them. Of evaluations, which are few, as many as can be kept."""
+    """Subsamples rows evenly to at most ``most``, including the last. Up to half of them are evaluations."""
     if len(rows) <= most:
         return rows
     steps, evaluations = [row for row in rows if "lr" in row], [row for row in rows if "lr" not in row]
@@ -287,29 +288,27 @@ def _replies(model: type[Schema], *codes: str) -> dict[int | str, dict[str, Any]
 
 
 def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> APIRouter:
-    """``/v1/runs`` and what is below it.
+    """Returns the routes under ``/v1/runs``.
 
     Args:
-        folder: the one that holds the run directories.
-        draining: whether the server wants to stop; whoever watches a run is then let go.
+        folder: the folder that contains the run directories.
+        draining: returns whether the server is stopping, which ends all event streams.
     """
     router, watching = APIRouter(tags=["runs"]), [0]
 
     def find_run(name: str) -> Path:
         runs = find_runs(folder)
         if name not in runs:
-            raise Refused("not_found", "there is no such run", "GET /v1/runs lists those that are there")
+            raise Refused("not_found", "there is no such run", "GET /v1/runs lists the runs")
         return runs[name]
 
-    @router.get(
-        "/v1/runs", summary="The runs and where they stand", responses=_replies(Summaries, "unauthorised", "forbidden")
-    )
+    @router.get("/v1/runs", summary="List the runs", responses=_replies(Summaries, "unauthorised", "forbidden"))
     def runs() -> Response:
         return JSONResponse({"runs": [summarise(name, run) for name, run in find_runs(folder).items()]})
 
-    @router.get("/v1/runs/{name}/metrics", summary="The curves of a run", responses=_replies(Curves, *RUN_ERRORS))
+    @router.get("/v1/runs/{name}/metrics", summary="Get the curves of a run", responses=_replies(Curves, *RUN_ERRORS))
     def metrics(name: str, after: After = -1) -> Response:
-        """What was measured at each step that is later than the one asked for."""
+        """Returns the metrics of all steps after `after`."""
         run = find_run(name)
         rows, at = read_rows(run)
         later = [row for row in rows if (row["step"] or 0) > after]
@@ -318,15 +317,15 @@ def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> A
 
     @router.get(
         "/v1/runs/{name}/events",
-        summary="A run as it goes on",
+        summary="Follow a run",
         response_class=StreamingResponse,
         responses={200: {"content": {"text/event-stream": {}}}, **errors(*RUN_ERRORS, "queue_full")},
     )
     async def events(name: str, request: Request, at: At = 0) -> Response:
-        """A stream of server-sent events: row, a line of the metrics, and state; it ends with the run."""
+        """Streams server-sent events until the run ends: `row`, a row of the metrics, and `state`."""
         run = await asyncio.to_thread(find_run, name)
         if watching[0] >= WATCHERS:
-            raise Refused("queue_full", f"{WATCHERS} are watching runs already", "come again later", retry_after=10)
+            raise Refused("queue_full", f"{WATCHERS} event streams are open", "try again later", retry_after=10)
         last_id = request.headers.get("last-event-id", "")
         start = int(last_id) if last_id.isdecimal() and len(last_id) < 16 else at
 
@@ -344,14 +343,14 @@ def runs_routes(folder: Path, draining: Callable[[], bool] = lambda: False) -> A
 
 
 async def follow_run(run: Path, at: int, draining: Callable[[], bool]) -> AsyncIterator[str]:
-    """The events of a run from byte ``at`` of its metrics, until it has ended or the server drains.
+    """Yields the events of a run from byte ``at`` of its metrics, until the run ends or the server drains.
 
-    The id of a row is the byte after it. A resumed run cuts its file back and writes the same rows again, so that a place
-    in the file stays good.
+    The id of a row is the byte offset after it. A resumed run truncates its file and writes the same rows again, so that
+    offsets remain valid.
     """
     state, quiet = None, 0.0
     while not draining():
-        # the state first: what it says of the end must hold for the rows that are read after it
+        # read the state before the rows: if it says that the run has ended, no rows can be missing
         now = await asyncio.to_thread(read_state, run)
         content = await asyncio.to_thread(read, run / "metrics.jsonl", at)
         whole = _complete_bytes(content)
@@ -367,5 +366,5 @@ async def follow_run(run: Path, at: int, draining: Callable[[], bool]) -> AsyncI
         quiet = 0.0 if whole else quiet + EVERY
         if quiet >= QUIET:
             quiet = 0.0
-            yield ": still here\n\n"
+            yield ": keep-alive\n\n"
         await asyncio.sleep(EVERY)

@@ -1,4 +1,4 @@
-"""The replies of the server as the documentation of its routes shows them."""
+"""Schemas of the replies, for the OpenAPI documentation."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ Score = Field(ge=0, le=1, examples=[0.81])
 
 
 class Schema(BaseModel):
-    """A part of a reply, with exactly these fields."""
+    """A part of a reply without additional fields."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Fault(Schema):
     code: str = Field(examples=["bad_image"])
-    message: str = Field(examples=["the image cannot be used: not a JPEG, PNG, WebP, BMP, GIF or TIFF image"])
+    message: str = Field(examples=["invalid image: not a JPEG, PNG, WebP, BMP, GIF or TIFF image"])
     remedy: str = Field("", examples=["send another file"])
 
 
 class Error(Schema):
-    """Why there is no answer."""
+    """An error reply."""
 
     error: Fault
     request_id: str = Field(examples=["3f9c2a7be01d44c8"])
@@ -30,7 +30,9 @@ class Error(Schema):
 
 class ModelName(Schema):
     name: str = Field(examples=["flowers"])
-    version: str = Field(examples=["3f9c2a7be01d"], description="of weights, preprocessing and classes")
+    version: str = Field(
+        examples=["3f9c2a7be01d"], description="hash of weights, preprocessing, classes and temperature"
+    )
 
 
 class Ranked(Schema):
@@ -39,24 +41,26 @@ class Ranked(Schema):
 
 
 class LayerMap(Schema):
-    """What is looked at, row by row of the map; one list of values a head."""
+    """The maps of a layer: one list of values per head, in row-major order."""
 
     layer: int | None
     heads: list[int] | None
     rows: int
     columns: int
-    reach: list[float] = Field(description="how many times as high and as wide as the box the map is")
+    reach: list[float] = Field(description="height and width of the map relative to the box")
     values: list[list[float]]
 
 
 class Explanation(Schema):
     method: str
-    box: list[float] = Field(description="top, left, bottom, right of what the model sees, in pixels of the picture")
+    box: list[float] = Field(
+        description="region that the model sees: top, left, bottom, right in pixels of the picture"
+    )
     maps: list[LayerMap]
 
 
 class Answer(Schema):
-    """The prediction for one image; for an image that cannot be used only ``error`` is set."""
+    """The prediction for one image; for an invalid image, only ``error`` is set."""
 
     name: str | None = Field(examples=["cat.jpg"])
     label: str | None = None
@@ -84,7 +88,7 @@ class Embeddings(Schema):
 
 
 class Picture(Schema):
-    """The whole picture, upright, with at most 1,024 pixels on its longer side."""
+    """The picture after EXIF orientation, with at most 1,024 pixels on its longer side."""
 
     width: int
     height: int
@@ -100,15 +104,15 @@ class Ranking(Schema):
 class ExplanationReply(Explanation):
     model: ModelName
     name: str | None
-    prediction: Ranking | None = Field(description="None of a model without a head")
+    prediction: Ranking | None = Field(description="null for a model without a head")
     picture: Picture
 
 
 class LayerAttention(Schema):
     heads: int
-    map: list[int] = Field(description="rows and columns of its places")
-    asks: str = Field(examples=["all", "class token"])
-    reads: str = Field(examples=["class token", "patches"], description="who asks unless a place is given")
+    map: list[int] = Field(description="rows and columns of the attention map")
+    asks: str = Field(examples=["all", "class token"], description="the possible queries")
+    reads: str = Field(examples=["class token", "patches"], description="the default query")
 
 
 class AboutLimits(Schema):
@@ -123,7 +127,7 @@ class Attention(Schema):
 
 
 class AboutModel(Schema):
-    """What the model is, what it was trained for and how well it did."""
+    """Description of the model: configuration, classes, preprocessing, metrics and provenance."""
 
     name: str
     version: str
@@ -140,7 +144,7 @@ class AboutModel(Schema):
     metrics: dict[str, Any]
     provenance: dict[str, Any]
     card: str | None = Field(description="Markdown")
-    parity: dict[str, Any] | None = Field(description="of an export: how it was compared with its source")
+    parity: dict[str, Any] | None = Field(description="comparison of an exported model with its source")
     attention: Attention | None
     methods: list[str]
     limits: AboutLimits
@@ -148,7 +152,7 @@ class AboutModel(Schema):
 
 class ReloadReply(Schema):
     model: ModelName
-    previous: str = Field(description="the version before")
+    previous: str = Field(description="the previous version")
 
 
 class Readiness(Schema):

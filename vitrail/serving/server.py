@@ -1,4 +1,4 @@
-"""The server process: its socket, its signals, and a shutdown that loses no request."""
+"""The server process: socket, signals and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ except ImportError:  # Windows has none
     resource = None  # type: ignore[assignment]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-QUIET = 1.0  # seconds without a request after which nobody seems to come any more
+QUIET = 1.0  # seconds without a request after which a stopping server closes its socket
 MOST_PORT = 65_535
-MOST_HEAD = 64 << 10  # bytes of a request's head
-SPARE_FILES = 256  # for all that is no connection
+MOST_HEAD = 64 << 10  # maximum size of a request's head in bytes
+SPARE_FILES = 256  # open files that are not connections
 log = logging.getLogger("vitrail.serving")
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with a graceful shutdown: at the signal it first lets load balancers send new requests elsewhere.
+    """uvicorn's server with a graceful shutdown that gives load balancers time to redirect new requests.
 
-    At the signal it is no longer ready and every reply closes its connection. It still takes connections until no request
-    has come for `QUIET` seconds, at most `ServerLimits.linger`; then what is in its hands is answered, and it leaves. A second
-    signal ends it at once.
+    After the first signal the server is not ready and every reply closes its connection. It accepts connections until no
+    request has arrived for `QUIET` seconds, at most for `ServerLimits.linger`. It then answers the accepted requests and
+    exits. A second signal stops it immediately.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self.service = service
-        self._stop_time: float | None = None  # when the signal came
+        self._stop_time: float | None = None  # time of the first signal
         self._reloads: set[asyncio.Task[None]] = set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own sends the signal once more at the end, so that no server could exit with 0."""
+        """Replaces uvicorn's handling, which raises the signal again at the end and so prevents exit status 0."""
         handlers = {signal.SIGTERM: self.handle_exit, signal.SIGINT: self.handle_exit}
         if hasattr(signal, "SIGHUP"):
             handlers[signal.SIGHUP] = self._handle_reload
@@ -68,7 +68,7 @@ class Server(uvicorn.Server):
             return
         self._stop_time = time.monotonic()
         self.service.draining = True
-        log.info("%s: not ready any more, answering what is there", signal.Signals(sig).name)
+        log.info("%s: draining, answering the accepted requests", signal.Signals(sig).name)
 
     def _handle_reload(self, sig: int, frame: FrameType | None) -> None:
         loop = asyncio.get_event_loop()
@@ -79,7 +79,7 @@ class Server(uvicorn.Server):
             try:
                 await self.service.reload()
             except Refused as refused:
-                log.warning("SIGHUP changed nothing: %s", refused.message)
+                log.warning("reload on SIGHUP failed: %s", refused.message)
 
         task = asyncio.ensure_future(reload_or_log())
         self._reloads.add(task)
@@ -93,14 +93,14 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Connections that the system has taken but nobody has looked at would be cut: they are taken over first."""
+        """Accepts the connections that are still in the backlog, which would otherwise be reset, and shuts down."""
         kept = [bound.dup() for server in self.servers for bound in server.sockets]
         for server in self.servers:
             server.close()
         for listening in kept:
             await self._take_over(listening)
             listening.close()
-        if self._stop_time is not None:  # the time for new connections is part of it
+        if self._stop_time is not None:  # the drain timeout includes the time since the signal
             left = self.service.limits.drain - (time.monotonic() - self._stop_time)
             self.config.timeout_graceful_shutdown = max(1, math.floor(left))
         await super().shutdown(sockets)
@@ -112,7 +112,7 @@ class Server(uvicorn.Server):
         while True:
             try:
                 connection, _ = listening.accept()
-            except OSError:  # none is left
+            except OSError:  # the backlog is empty
                 return
             await loop.connect_accepted_socket(
                 lambda: make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state),  # type: ignore[call-arg]
@@ -121,16 +121,16 @@ class Server(uvicorn.Server):
 
 
 def check_reach(host: str, token: str | None) -> None:
-    """Refuses a server that other machines could use without a token. Raises `ConfigError`."""
+    """Raises `ConfigError` if other machines could connect without a token."""
     if host not in LOOPBACK and token is None:
-        what = f"--host {host} lets other machines in, and there is no token"
-        raise ConfigError(what, "give --token-file FILE, or leave --host out to listen to this machine alone")
+        what = f"--host {host} accepts connections from other machines, which requires a token"
+        raise ConfigError(what, "give --token-file FILE, or leave --host out to listen on this machine only")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """The socket, before anything is loaded; nobody can connect to it yet. Raises `ConfigError` where it is not to be had."""
+    """Binds the socket before the model is loaded, without listening. Raises `ConfigError` if that is not possible."""
     if not 0 <= port <= MOST_PORT:
-        raise ConfigError(f"--port {port} is none", f"give 1 to {MOST_PORT}, or 0 for a free one")
+        raise ConfigError(f"--port {port} is out of range", f"give 1 to {MOST_PORT}, or 0 for any free port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with contextlib.ExitStack() as undo:
@@ -139,14 +139,14 @@ def bind(host: str, port: int) -> socket.socket:
             bound.bind(address)
             undo.pop_all()
     except OSError as error:
-        raise ConfigError(f"{host}:{port} cannot be listened to: {error}", "choose another --port or --host") from error
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}", "choose another --port or --host") from error
     return bound
 
 
 def run(
     service: Service, bound: socket.socket, *, token: str | None, hosts: tuple[str, ...], runs: Path | None
 ) -> None:
-    """Serves until a signal stops it; with ``hosts`` empty a server of its own machine is called by that machine's names."""
+    """Serves until a signal stops it. On the loopback interface, ``hosts`` defaults to the loopback names."""
     host, port, *_ = bound.getsockname()
     local = host in LOOPBACK
     known = hosts or (("127.0.0.1", "localhost", "[::1]") if local else None)
@@ -167,7 +167,7 @@ def run(
         h11_max_incomplete_event_size=MOST_HEAD,
     )
     _allow_files(limits.connections)
-    bound.listen(config.backlog)  # whoever reads the line below may come at once
+    bound.listen(config.backlog)  # before the address is printed, so that clients can connect immediately
     shown = f"[{host}]" if ":" in host else host
     print(f"listening on http://{shown}:{port}", file=sys.stderr, flush=True)
     Server(config, service).run(sockets=[bound])
@@ -175,7 +175,7 @@ def run(
 
 
 def _allow_files(connections: int) -> None:
-    """As many open files as there may be connections, where the system lets us."""
+    """Raises the limit of open files to the number of connections, if the system allows it."""
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

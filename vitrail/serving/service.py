@@ -1,4 +1,4 @@
-"""The service behind the routes: the current model, its batches, the decoder threads, reload and shutdown."""
+"""The service behind the routes: the served model, its batcher, the decoder threads and reloading."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from vitrail.serving.refusals import Refused
 from vitrail.serving.uploads import Upload
 
 Kind = TypeVar("Kind")
-ADDRESS = re.compile(r"<[^>]*\bat 0x[0-9a-fA-F]+>")  # what Pillow calls a file in memory
+ADDRESS = re.compile(r"<[^>]*\bat 0x[0-9a-fA-F]+>")  # Pillow's name of a file in memory
 LARGE = 16_000_000  # pixels
 log = logging.getLogger("vitrail.serving")
 
 
 class Service:
-    """One model behind one queue, for one event loop.
+    """One model with one queue, for one event loop.
 
     Args:
-        load: reads the model anew; None serves runs alone.
-        threads: that decode images.
+        load: loads the model, also on reload; None for a server without a model (runs only).
+        limits: limits of the server.
+        threads: number of threads that decode images.
     """
 
     def __init__(self, load: Callable[[], LoadedModel] | None, limits: ServerLimits, *, threads: int = 2) -> None:
@@ -57,29 +58,29 @@ class Service:
 
     @property
     def served(self) -> LoadedModel:
-        """The model that answers from now on; whoever began with another one keeps it. Raises `Refused` where there is none."""
+        """The current model. Requests that started with a previous one keep it. Raises `Refused` without a model."""
         if self._served is None:
-            raise Refused("not_found", "this server was started without a model", "start it as: vitrail serve MODEL")
+            raise Refused("not_found", "this server has no model", "start it with: vitrail serve MODEL")
         return self._served
 
     @property
     def unready(self) -> str:
-        """Why new requests should go elsewhere; empty where they are welcome."""
+        """The reason why the server does not accept new requests; empty if it does."""
         if self.draining:
             return "draining"
-        return "" if self.batcher.alive else "the network does not answer"
+        return "" if self.batcher.alive else "the model does not respond"
 
     async def reload(self) -> tuple[LoadedModel, str]:
-        """Reads the model anew and lets it answer from then on; the version before it.
+        """Loads the model again and serves it. Returns the new model and the previous version.
 
         Raises:
-            Refused: the new model is bad; the old one stays.
+            Refused: the new model is invalid; the old one is kept.
         """
         before = self.served
         if self._reloading is None or self._reloading.done():
             self._reloading = asyncio.ensure_future(self._load_again())
             self._reloading.add_done_callback(lambda done: done.cancelled() or done.exception())
-        # whoever asks meanwhile waits for the same one, and it goes on though who asked first has left
+        # concurrent requests share one reload, which continues if the client that started it disconnects
         return await asyncio.shield(self._reloading), before.version
 
     async def _load_again(self) -> LoadedModel:
@@ -89,19 +90,19 @@ class Service:
             new = await asyncio.to_thread(self.load)
         except Exception as error:
             self.metrics.reloads.labels("refused").inc()
-            log.error("reload refused, %s %s stays: %s", before.name, before.version, error)
-            # the words of the error may hold paths, which are for the log
+            log.error("reload failed, keeping %s %s: %s", before.name, before.version, error)
+            # the error message may contain paths, which are only logged
             reason = type(error).__name__ if isinstance(error, VitrailError) else "error"
             raise Refused(
-                "conflict", f"the new model is refused ({reason}); the old one stays", "see the log"
+                "conflict", f"the new model is invalid ({reason}); the old one is kept", "see the log"
             ) from error
         self._take(new)
         self.metrics.reloads.labels("taken").inc()
-        log.info("reloaded: %s %s answers instead of %s", new.name, new.version, before.version)
+        log.info("reloaded: serving %s %s instead of %s", new.name, new.version, before.version)
         return new
 
     async def run_in_thread(self, work: Callable[..., Kind], *arguments: Any, deadline: float) -> Kind:
-        """What ``work`` makes of ``given`` in one of the decoders' threads. Raises `Refused` after the deadline."""
+        """Calls ``work`` with ``arguments`` in a decoder thread. Raises `Refused` after the deadline."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
@@ -110,17 +111,17 @@ class Service:
             raise deadline_error() from None
 
     async def prepare(self, prepare: Callable[..., Kind], upload: Upload, deadline: float) -> Kind:
-        """What ``prepare``, a method of `LoadedModel`, makes of an image file, in a thread. Raises `Refused`."""
+        """Calls ``prepare``, a method of `LoadedModel`, on an image file in a thread. Raises `Refused`."""
         try:
             return await self.run_in_thread(self._decode, prepare, upload.content, deadline=deadline)
         except BadImage as error:
             self.metrics.bad_images.inc()
             reason = ADDRESS.sub("", error.reason)
-            raise Refused("bad_image", f"the image cannot be used: {reason}", "send another file") from error
+            raise Refused("bad_image", f"invalid image: {reason}", "send another file") from error
 
     def _decode(self, prepare: Callable[..., Kind], content: bytes) -> Kind:
         size = header_size(content)
-        # several copies of a picture are held while it is decoded: large ones are, one after another
+        # decoding keeps several copies of an image in memory, so only one large image is decoded at a time
         is_large = size is not None and size[0] * size[1] > LARGE
         with self._large if is_large else nullcontext():
             return prepare(content, most_pixels=self.limits.pixels)
@@ -128,10 +129,10 @@ class Service:
     async def run_each(
         self, served: LoadedModel, work: Callable[[list[Any]], Any], uploads: list[Upload], deadline: float
     ) -> list[Any]:
-        """What ``work``, a method of ``served``, answers for each upload; a `Refused` in the place of one that is bad.
+        """Returns the result of ``work``, a method of ``served``, for each upload, or a `Refused` for an invalid one.
 
         Raises:
-            Refused: nothing can be answered: the deadline has passed, or every image is bad.
+            Refused: the deadline has passed, or every image is invalid.
         """
 
         async def one(upload: Upload) -> Any:
@@ -151,7 +152,7 @@ class Service:
         return answers
 
     def close(self) -> None:
-        """Ends the threads, once everything is answered."""
+        """Stops the threads after the queue has been processed."""
         self.batcher.close()
         self.decoders.shutdown(wait=False, cancel_futures=True)
 

@@ -1,4 +1,4 @@
-"""Starts a server with the options of the command line."""
+"""Starting a server with the options of the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitrail.serving.loaded_model import load_model
 from vitrail.serving.server import bind, check_reach, run
 from vitrail.serving.service import Service
 
-TOKEN = re.compile(r"[!-~]{16,256}")  # printable, without blanks
+TOKEN = re.compile(r"[!-~]{16,256}")  # printable ASCII without spaces
 log = logging.getLogger("vitrail.serving")
 
 
@@ -38,7 +38,7 @@ def start(
     runs: Path | None,
     access_log: bool,
 ) -> None:
-    """Serves until a signal stops it. Raises `ConfigError` for what cannot be listened to, and what `vitrail.load` raises."""
+    """Serves until a signal stops it. Raises `ConfigError` for an invalid address, and the errors of `vitrail.load`."""
     _configure_logging(access_log)
     token = read_token(token_file)
     check_reach(host, token)
@@ -48,13 +48,13 @@ def start(
             load = functools.partial(load_model, model, name=name, classes=classes, options=options, say=log.info)
         service = Service(load, limits, threads=cores())
         if model is not None:
-            log.info("%s %s answers", service.served.name, service.served.version)
+            log.info("serving %s %s", service.served.name, service.served.version)
         run(service, bound, token=token, hosts=hosts, runs=runs)
 
 
 @contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the process while it loads, too: a container's first process has no default for it."""
+    """Exits on SIGTERM while the model loads: the first process of a container has no default handler."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         yield
@@ -63,17 +63,19 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 
 def read_token(file: Path | None) -> str | None:
-    """The token of a file, or of the environment, or None. Raises `ConfigError` for one that could be guessed."""
+    """Returns the token from a file or the environment, or None. Raises `ConfigError` for an invalid or short token."""
     source = str(file) if file is not None else "VITRAIL_TOKEN"
     try:
         token = file.read_text().strip() if file is not None else os.environ.get("VITRAIL_TOKEN")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read as a token: {error}", "give a file with one line of text") from error
+        raise ConfigError(f"cannot read the token of {file}: {error}", "give a file with one line of text") from error
     if token is None:
         return None
     if not TOKEN.fullmatch(token):
-        what = f"the token of {source} has {len(token)} characters, or blanks in it"
-        remedy = "give 16 to 256 printable ones, such as: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+        what = f"the token of {source} has {len(token)} characters, or contains spaces"
+        remedy = (
+            "use 16 to 256 printable characters, such as: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+        )
         raise ConfigError(what, remedy)
     return token
 

@@ -1,4 +1,4 @@
-"""Image files from the body of a request, which is kept in memory only: multipart, raw or JSON."""
+"""Parsing of image files from request bodies, in memory: multipart, raw or JSON."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from vitrail.serving.refusals import Refused
 
-MOST_NAME = 255  # characters of a file's name that are kept
-MOST_PARTS = 64  # of a multipart body, fields that are no files among them
-MOST_COMMAS = 4096  # of JSON with files in it: base64 has none
+MOST_NAME = 255  # maximum length of a file name; longer ones are truncated
+MOST_PARTS = 64  # maximum number of parts of a multipart body, including fields without a file
+MOST_COMMAS = 4096  # maximum number of commas in JSON with images; base64 contains none
 FORMS = "send multipart/form-data, an image/* body, or JSON with 'image' or 'images' in base64"
 
 
 @dataclass(frozen=True)
 class Upload:
-    """One image file as it came, and what its sender calls it."""
+    """One image file and its name, if given."""
 
     name: str | None
     content: bytes
 
 
 def parse_uploads(body: bytes, content_type: str, *, most: int) -> list[Upload]:
-    """The image files in a body, in their order.
+    """Returns the image files of a body, in order.
 
     Args:
-        most: how many there may be.
+        most: maximum number of images.
 
     Raises:
-        Refused: another media type, a body that is not what its type says, no image or too many.
+        Refused: an unsupported media type, a malformed body, no image, or too many images.
     """
     kind, options = parse_options_header(content_type)
     if kind == b"multipart/form-data":
@@ -55,7 +55,7 @@ def parse_uploads(body: bytes, content_type: str, *, most: int) -> list[Upload]:
 
 @dataclass
 class _MultipartHandler:
-    """What a multipart parser says, as it says it; of parts without a file name nothing is kept."""
+    """Callbacks of the multipart parser. Parts without a file name are discarded."""
 
     most: int
     uploads: list[Upload] = field(default_factory=list)
@@ -111,7 +111,7 @@ def _parse_multipart(body: bytes, boundary: bytes, most: int) -> list[Upload]:
         parser.write(body)
         parser.finalize()
     except (FormParserError, ValueError) as error:
-        raise Refused("bad_request", "the multipart body is broken", FORMS) from error
+        raise Refused("bad_request", "the multipart body is malformed", FORMS) from error
     if not parts.whole:
         raise Refused("bad_request", "the multipart body ends before its last boundary", FORMS)
     return parts.uploads
@@ -126,9 +126,10 @@ def _parse_json_uploads(body: bytes) -> list[Upload]:
 
 
 def parse_json(body: bytes, *, most: int) -> dict[str, Any]:
-    """The object of a JSON body. Raises `Refused` for anything else, and for more than ``most`` commas.
+    """Returns the object of a JSON body. Raises `Refused` for anything else, and for more than ``most`` commas.
 
-    The parser lets no other thread run, and makes of each value, two bytes long, an object of sixty.
+    The number of values is limited because the parser holds the GIL, and needs about 60 bytes of memory for a value of
+    two bytes.
     """
     if body.count(b",") > most:
         raise Refused("too_large", f"the JSON has over {most:,} values", "send fewer at a time")
@@ -137,7 +138,7 @@ def parse_json(body: bytes, *, most: int) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise Refused("bad_request", "the body is not JSON", FORMS) from error
     if not isinstance(content, dict):
-        raise Refused("bad_request", "the body is not JSON object", FORMS)
+        raise Refused("bad_request", "the body is not a JSON object", FORMS)
     return content
 
 
@@ -149,10 +150,10 @@ def _parse_json_upload(image: Any) -> Upload:
 
 
 def decode_base64(text: str) -> bytes:
-    """Raises `Refused` for what is no base64."""
+    """Decodes base64. Raises `Refused` if it is invalid."""
     try:
         return b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise Refused(
-            "bad_request", "an image is not base64", "encode the file's bytes; no 'data:' before it"
+            "bad_request", "an image is not valid base64", "encode the bytes of the file, without a 'data:' prefix"
         ) from error

@@ -31,15 +31,15 @@ def test_a_picture_is_dropped_or_pasted_anywhere(visit, address, kind):
 
 def test_a_photograph_is_taken_at_the_desk(visit, address):
     page = visit(address, permissions=["camera"])
-    page.get_by_role("button", name="Take a photograph").first.click()
-    page.get_by_role("button", name="Take it").click()
+    page.get_by_role("button", name="Take a photo").first.click()
+    page.get_by_role("button", name="Take photo").click()
     page.locator(".bars").wait_for()
     assert page.locator(".stage .key").inner_text() == "photograph.jpg"
 
 
 def test_a_picture_is_sent_as_it_is(visit, serve, monkeypatch):
     served, sent = model(), []
-    for name in ("prepare", "look"):
+    for name in ("prepare", "prepare_explanation"):
         before = getattr(served, name)
         spy = lambda content, before=before, **how: sent.append(content) or before(content, **how)  # noqa: E731
         monkeypatch.setattr(served, name, spy)
@@ -51,7 +51,7 @@ def test_a_picture_is_sent_as_it_is(visit, serve, monkeypatch):
 def test_what_is_no_picture_and_what_is_too_large_is_said_with_a_remedy(visit, serve, small):
     page = visit(serve(lambda: small, body=60_000), expected=(422,))
     give(page, {"name": "words.png", "mimeType": "image/png", "buffer": b"no picture"})
-    expect(page.locator(".alarm").first).to_contain_text("cannot be used")
+    expect(page.locator(".alarm").first).to_contain_text("Invalid image")
     give(page, {"name": "large.png", "mimeType": "image/png", "buffer": b"0" * 70_000}, place="#tools")
     expect(page.locator("#refused")).to_contain_text("large.png has")
     see(page, file())
@@ -64,7 +64,7 @@ def test_a_file_that_is_no_picture_leaves_nothing_of_the_one_before(visit, addre
     page.locator(".bars").wait_for()
     give(page, {"name": "text.jpg", "mimeType": "image/jpeg", "buffer": b"no picture"}, place="#tools")
     alarm = page.locator(".alarm")
-    expect(alarm).to_have_text(re.compile("text.jpg.*cannot be used.*Send another file"))
+    expect(alarm).to_have_text(re.compile("text.jpg.*Invalid image.*Send another file"))
     expect(page.locator(".bars, .sheet button")).to_have_count(0)
     expect(page.locator("#status")).to_have_text("")
     for gone in (".stage", ".controls", "#heads", "#commands", ".tools .top"):
@@ -121,4 +121,4 @@ def test_a_server_that_is_gone_is_said(visit, address):
     page.route("**/v1/*", lambda route: route.abort())
     give(page, file())
     expect(page.locator(".alarm")).to_have_count(1)
-    expect(page.locator(".alarm")).to_contain_text("The server does not answer.")
+    expect(page.locator(".alarm")).to_contain_text("The server does not respond.")

@@ -91,8 +91,8 @@ def test_the_routes_are_told_with_examples(visit, address, small):
     assert f"curl -F file=@cat.jpg {address}v1/predict" in words
     assert f"{address}v2/models/small/versions/{small.version}/infer" in words
     assert not {"MODEL", "VERSION"} & set(re.findall(r"\w+", words))
-    assert "field file: one file or several" in words
-    assert "shape: list of whole numbers" in words
+    assert "field file: one or more files" in words
+    assert "shape: list of integers" in words
     texts = page.locator(".route > p").all_inner_texts()
     assert texts
     assert not {"Live", "Ready", "Server", "Model Ready"} & set(texts)
@@ -116,14 +116,14 @@ def test_everything_is_reached_by_keys(visit, address):
         "to-picture",
         "to-model",
         "to-runs",
-        "Another picture",
+        "Change image",
         "Compare with another",
         "Save as PNG",
         "layer",
         "head",
     }
     assert wanted | {"opacity", "top", "layer 0, head 0", "Copy"} <= reached
-    assert any(str(name).endswith("Escape goes back.") for name in reached)
+    assert any(str(name).endswith("Escape clears the selection.") for name in reached)
 
 
 def violations(page) -> list[str]:

@@ -47,7 +47,7 @@ def test_sliders_move_the_light_at_once_and_without_a_request(visit, address):
     see(page, file())
     asked = []
     page.on("request", lambda request: asked.append(request.url))
-    assert says(page) == "Layer 2, mean of all heads: what the class token attends to."
+    assert says(page) == "Layer 2, mean of all heads: attention of the class token."
     seen = {pixels(page)}
     for slider, value, words in (
         ("#layer", "0", "Layer 0, mean of all heads"),
@@ -120,7 +120,7 @@ def test_a_pressed_patch_asks_and_arrows_move_it(visit, address):
     assert re.fullmatch(r"row 2, column 1: .* %", page.locator(".reading").inner_text())
     before = pixels(page)
     page.mouse.click(bounds["x"] + bounds["width"] * 0.3, bounds["y"] + bounds["height"] * 0.6)
-    expect(page.locator(".says")).to_contain_text("what the patch in row 2, column 1 attends to")
+    expect(page.locator(".says")).to_contain_text("attention of the patch in row 2, column 1")
     assert pixels(page) != before
     cell = page.locator(".cell.asking").bounding_box()
     assert cell["width"] == pytest.approx(bounds["width"] / 4, abs=1)
@@ -172,21 +172,21 @@ def test_while_occlusion_is_computed_no_other_map_stands_there(visit, address):
     page.locator(".cell.asking").wait_for()
     page.route("**/v1/explain?method=occlusion", lambda route: held.append(route))
     page.get_by_text("Occlusion", exact=True).click()
-    expect(page.locator(".says")).to_have_text("Occlusion: covering patch after patch …")
+    expect(page.locator(".says")).to_have_text("Computing occlusion …")
     expect(page.locator(".pane.waiting")).to_be_visible()
     assert not page.locator(".cell.asking").is_visible()
     assert not page.locator(".scale").is_visible()
     waiting = pixels(page)
     held[0].continue_()
-    expect(page.locator(".says")).to_contain_text("when this part is covered")
+    expect(page.locator(".says")).to_contain_text("when a region is covered")
     expect(page.locator(".pane.waiting")).to_have_count(0)
     assert pixels(page) != waiting
     give(page, file("two.png", seed=1), place="#tools")
     expect(page.locator(".stage .key")).to_have_text("two.png")
     page.wait_for_timeout(300)  # its preview is there
-    expect(page.locator(".says")).to_have_text("Occlusion: covering patch after patch …")
+    expect(page.locator(".says")).to_have_text("Computing occlusion …")
     held[1].continue_()
-    expect(page.locator(".says")).to_contain_text("when this part is covered")
+    expect(page.locator(".says")).to_contain_text("when a region is covered")
 
 
 def test_two_pictures_stand_side_by_side_under_the_same_sliders(visit, address):
@@ -200,7 +200,7 @@ def test_two_pictures_stand_side_by_side_under_the_same_sliders(visit, address):
         expect(page.locator(".says").nth(at)).to_contain_text("Layer 0")
     page.locator(".pane").first.click(position={"x": boxes[0]["width"] / 2, "y": boxes[0]["height"] / 2})
     for at in range(2):
-        expect(page.locator(".says").nth(at)).to_contain_text("what the patch")
+        expect(page.locator(".says").nth(at)).to_contain_text("attention of the patch")
     page.get_by_role("button", name="Stop comparing").click()
     assert page.locator(".pane").count() == 1
 
@@ -226,7 +226,7 @@ def test_a_model_without_attention_offers_occlusion_alone(visit, serve):
     page.get_by_text("Occlusion", exact=True).click()
     expect(page.locator(".says")).to_contain_text("Occlusion:", timeout=60_000)
     page.locator("#to-model").click()
-    assert "none: occlusion shows" in page.locator("#model-facts").inner_text()
+    assert "none (use occlusion)" in page.locator("#model-facts").inner_text()
 
 
 def test_an_encoder_without_a_head_shows_no_bars(visit, serve):

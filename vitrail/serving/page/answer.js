@@ -1,15 +1,15 @@
-/** @file What the model answers: the best class in large letters, the next ones as bars with their numbers. */
+/** @file The prediction: the best class as a heading, and the top classes as bars with their scores. */
 
 import { make } from "./dom.js";
 import { percent } from "./numbers.js";
 
 export class Answer {
   constructor() {
-    this.element = make("div", { class: "answer", role: "group", "aria-label": "The answer" });
+    this.element = make("div", { class: "answer", role: "group", "aria-label": "Prediction" });
   }
 
   wait() {
-    this.element.replaceChildren(make("p", { class: "lead" }, "Asking the model …"));
+    this.element.replaceChildren(make("p", { class: "lead" }, "Computing the prediction …"));
   }
 
   /**
@@ -22,17 +22,17 @@ export class Answer {
       make("span", { class: "track", "aria-hidden": "true" })));
     this.element.replaceChildren(
       make("h2", { class: "best" }, label),
-      make("p", { class: "lead" }, percent(score), multiLabel ? "; each class is a question of its own." : " sure"),
+      make("p", { class: "lead" }, percent(score), multiLabel ? "; each class is scored independently." : " probability"),
       make("ol", { class: "bars" }, ...bars));
   }
 
-  /** What an encoder without a head has to say. */
+  /** The text for an encoder without a head. */
   none() {
     this.element.replaceChildren(make("p", { class: "lead" },
-      "This model has no head, so it gives no classes; it shows what it looks at."));
+      "This model has no head and predicts no classes. Only its attention is shown."));
   }
 
-  /** There is none; why is said where the picture is. */
+  /** Removes the prediction. Errors are shown below the picture. */
   clear() {
     this.element.replaceChildren();
   }

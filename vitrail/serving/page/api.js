@@ -1,12 +1,12 @@
-/** @file Requests to the server: its refusals as errors with a remedy, its token, its "later", its streams of events. */
+/** @file Requests to the server: errors with a remedy, the token, retries after 503, and event streams. */
 
 const RETRIES = 5;
-const LONGEST_WAIT = 30; // seconds between two tries
+const LONGEST_WAIT = 30; // maximum seconds between two attempts
 
-/** What the server, or the way to it, refuses: what is wrong and what to do. */
+/** An error of the server or the connection: what is wrong and how to fix it. */
 export class Refusal extends Error {
   /**
-   * @param {number} status of the reply; 0 where none came
+   * @param {number} status of the reply; 0 without a reply
    * @param {string} code
    * @param {string} message
    * @param {string} remedy
@@ -17,15 +17,15 @@ export class Refusal extends Error {
   }
 }
 
-/** The server. The token is kept in this object alone, so it is gone when the page is. */
+/** The server. The token is stored in this object only, until the page is closed. */
 export class Api {
   #token = "";
   /** @type {Promise<string> | null} */
   #asking = null;
 
   /**
-   * @param {(again: boolean) => Promise<string>} askToken asks the person
-   * @param {(seconds: number) => void} waiting hears that the server asked to come later
+   * @param {(again: boolean) => Promise<string>} askToken asks the user for the token
+   * @param {(seconds: number) => void} waiting called before a retry
    */
   constructor(askToken, waiting) {
     this.askToken = askToken;
@@ -37,7 +37,7 @@ export class Api {
   }
 
   /**
-   * A reply that is fine; one with 401 is asked for again with a token, one with 503 when the server said.
+   * Returns a successful reply. Retries after 401 with a token, and after 503 when the Retry-After time has passed.
    * @param {string} path relative to the page
    * @param {RequestInit} [options]
    * @returns {Promise<Response>}
@@ -66,17 +66,17 @@ export class Api {
       return await fetch(path, { ...options, headers, cache: "no-store" });
     } catch (error) {
       if (/** @type {Error} */ (error).name === "AbortError") throw error;
-      throw new Refusal(0, "unreachable", "the server does not answer", "see whether `vitrail serve` still runs, then try again");
+      throw new Refusal(0, "unreachable", "the server does not respond", "check that `vitrail serve` is running, then try again");
     }
   }
 
-  /** One question for all requests that wait; a token that came meanwhile is taken. */
+  /** Asks for the token once for all waiting requests. Does nothing if the token has changed since the request. */
   async #renew(used) {
     if (this.#token !== used) return;
     this.#asking ??= this.askToken(used !== "").finally(() => { this.#asking = null; });
     const token = await this.#asking;
     if (!token) {
-      throw new Refusal(401, "unauthorised", "the server asks for a token", "ask whoever started it, then reload the page");
+      throw new Refusal(401, "unauthorised", "the server requires a token", "get the token from the operator of the server, then reload the page");
     }
     this.#token = token;
   }
@@ -90,7 +90,7 @@ export class Api {
   }
 
   /**
-   * Sends a picture as it is.
+   * Sends a picture file unchanged.
    * @param {string} path
    * @param {File} file
    * @param {AbortSignal} [signal]
@@ -102,7 +102,7 @@ export class Api {
   }
 
   /**
-   * Server-sent events, read from the reply itself: EventSource cannot send a token.
+   * Yields server-sent events. They are parsed here because EventSource cannot send a token.
    * @param {string} path
    * @param {AbortSignal} signal
    * @returns {AsyncGenerator<{event: string, data: any, id: string}>}

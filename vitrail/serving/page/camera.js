@@ -1,10 +1,10 @@
-/** @file The camera of a desk, in a dialogue. */
+/** @file The camera dialog of desktop browsers. */
 
 import { announce, byId } from "./dom.js";
 
 /**
- * Shows what the camera sees until a photograph is taken.
- * @returns {Promise<File | null>} null where there is no camera, or none is wanted
+ * Shows the camera's video until the user takes a photograph or cancels.
+ * @returns {Promise<File | null>} null without a camera, or if cancelled
  */
 export async function takePhotograph() {
   let stream;
@@ -12,7 +12,7 @@ export async function takePhotograph() {
     stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: { ideal: 1920 } } });
   } catch (error) {
     const why = /** @type {Error} */ (error).name === "NotAllowedError"
-      ? "The camera may not be used: allow it for this page in the browser." : "No camera was found: choose a file instead.";
+      ? "Access to the camera was denied. Allow it for this page in the browser." : "No camera was found. Choose a file instead.";
     announce(why);
     return null;
   }

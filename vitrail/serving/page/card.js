@@ -1,4 +1,4 @@
-/** @file A model card: the little of Markdown that cards are written in, as nodes. What is not understood stays text. */
+/** @file Rendering of model cards: a subset of Markdown as nodes. Unsupported syntax is shown as text. */
 
 import { make } from "./dom.js";
 
@@ -13,7 +13,7 @@ export function card(markdown) {
   return element;
 }
 
-/** Blocks between empty lines; what is fenced is one, whatever it holds. */
+/** Splits text at empty lines; a fenced code block is one block. */
 function blocksOf(text) {
   return text.split(/^(```[^\n]*\n[\s\S]*?^```$)/m)
     .flatMap((part) => (part.startsWith("```") ? [part] : part.split(/\n{2,}/)))
@@ -28,7 +28,7 @@ function nodesOf(block) {
   const heading = lines[0].match(/^(#{1,6}) (.*)/);
   if (heading) {
     const rest = lines.slice(1).join("\n");
-    // the page's own headings are above those of the card
+    // h1 and h2 are the page's own headings
     const tag = heading[1].length < 3 ? "h3" : "h4";
     return [make(tag, {}, ...inline(heading[2])), ...(rest ? nodesOf(rest) : [])];
   }
@@ -55,7 +55,7 @@ function list(lines) {
 }
 
 /**
- * `code`, **strong** and [words](address); an address is shown, not followed.
+ * Renders `code`, **strong** and [text](address). Addresses are shown as text, not as links.
  * @param {string} text
  * @returns {(Node | string)[]}
  */

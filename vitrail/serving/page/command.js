@@ -1,11 +1,11 @@
-/** @file The same request for a terminal. */
+/** @file Requests of the page as curl commands. */
 
 import { copyButton, make } from "./dom.js";
 
-/** @param {string} word as a shell takes it */
+/** @param {string} word to be quoted for a shell */
 export const quoted = (word) => (/^[\w./:=@%+,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 
-/** A file's name as curl's -F takes it: in quotes of its own, where a comma or a semicolon would end it. */
+/** Quotes a file name for curl's -F, where a comma or a semicolon would end it. */
 const formName = (name) => (/[,;"\\]/.test(name) ? `"${name.replace(/[\\"]/g, "\\$&")}"` : name);
 
 /**

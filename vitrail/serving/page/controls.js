@@ -1,4 +1,4 @@
-/** @file What can be set: the method, the layer and the head, how strongly and in which manner it is shown. */
+/** @file The controls: method, layer, head, strength and display mode. */
 
 import { make } from "./dom.js";
 import { STRENGTHS } from "./painter.js";
@@ -8,12 +8,12 @@ const METHODS = { attention: "Attention", rollout: "Rollout", gradient: "Gradien
 const MANNERS = { light: "Light", colours: "Colours" };
 
 export class Controls {
-  /** each manner keeps its own */
+  /** the strength of each display mode */
   #strengths = { ...STRENGTHS };
 
   /**
-   * @param {any} model as /v1/model tells
-   * @param {import("./slot.js").View} view is changed
+   * @param {any} model reply of /v1/model
+   * @param {import("./slot.js").View} view modified in place
    * @param {(what: keyof import("./slot.js").View) => void} onChange
    */
   constructor(model, view, onChange) {
@@ -23,10 +23,10 @@ export class Controls {
     this.layer = slider("layer", "Layer", (value) => this.#set("layer", value));
     this.head = slider("head", "Head", (value) => this.#set("head", value === 0 ? null : value - 1));
     this.opacity = slider("opacity", "Strength", (value) => this.#set("opacity", value / 100));
-    this.manners = choice("manner", "Shown as", Object.entries(MANNERS), view.manner, (value) => this.#set("manner", value));
+    this.manners = choice("manner", "Display", Object.entries(MANNERS), view.manner, (value) => this.#set("manner", value));
     this.back = make("button", { type: "button", class: "quiet", onclick: () => this.#set("spot", null) });
-    this.hint = make("p", { class: "hint" }, "Press a patch to see what it attends to, or choose it with the arrow keys.");
-    this.element = make("div", { class: "controls", role: "group", "aria-label": "What is shown" },
+    this.hint = make("p", { class: "hint" }, "Click a patch, or select one with the arrow keys, to see what it attends to.");
+    this.element = make("div", { class: "controls", role: "group", "aria-label": "Display options" },
       this.methods, make("div", { class: "sliders" }, this.layer.element, this.head.element, this.opacity.element), this.manners,
       make("div", { class: "asker" }, this.hint, this.back));
     this.show();
@@ -40,7 +40,7 @@ export class Controls {
     this.onChange(what);
   }
 
-  /** Shows the view as it is now. */
+  /** Updates the controls from the view. */
   show() {
     const { view, model } = this, layers = model.attention?.layers ?? [];
     const attention = view.method === "attention", heads = layers[view.layer]?.heads ?? 1;
@@ -60,14 +60,14 @@ export class Controls {
 }
 
 /**
- * A slider with its name and its value.
+ * Makes a slider with its name and value.
  * @param {string} id
  * @param {string} name
  * @param {(value: number) => void} onInput
  */
 function slider(id, name, onInput) {
   const input = make("input", { type: "range", id, min: 0, max: 1, step: 1, oninput: () => onInput(Number(input.value)) });
-  const shown = make("span", { class: "value", "aria-hidden": "true" }); // the slider itself says it
+  const shown = make("span", { class: "value", "aria-hidden": "true" }); // the slider announces its value
   const element = make("div", { class: "slider" }, make("label", { for: id }, name), input, shown);
   return {
     element,
@@ -83,7 +83,7 @@ function slider(id, name, onInput) {
 }
 
 /**
- * One of several.
+ * Makes a group of radio buttons.
  * @param {string} name
  * @param {string} legend
  * @param {[string, string][]} options

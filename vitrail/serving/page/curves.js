@@ -1,13 +1,13 @@
-/** @file Charts over the training step: a line for each run and column, drawn as SVG, with the numbers under the pointer. */
+/** @file SVG charts over the training step: one line per run and column, with the values at the pointer. */
 
 import { draw, make } from "./dom.js";
 import { short } from "./numbers.js";
 
 export const COLOURS = ["cobalt", "amber", "emerald", "ruby", "violet"];
 const WIDTH = 460, HEIGHT = 236;
-const LEFT = 52, RIGHT = 16, TOP = 12, BOTTOM = 46; // margins in the drawing's own units
+const LEFT = 52, RIGHT = 16, TOP = 12, BOTTOM = 46; // margins in SVG units
 const FIRST = ["Loss", "Accuracy", "Learning rate"];
-const ROUND = 30; // stretches that a smoothed line is made of, about
+const ROUND = 30; // approximate number of averaging windows along a smoothed line
 
 /**
  * @typedef {{label: string, colour: string, dash: boolean, faint: boolean, dots: boolean, smooth: boolean,
@@ -15,7 +15,7 @@ const ROUND = 30; // stretches that a smoothed line is made of, about
  */
 
 /**
- * A chart for each group of columns that any of the runs has.
+ * Returns a chart for each group of columns of the runs.
  * @param {import("./runs.js").Watched[]} runs
  * @returns {HTMLElement[]}
  */
@@ -27,7 +27,7 @@ export function charts(runs) {
 }
 
 /**
- * The legend of all charts: of one run the colours tell the columns, of several the runs.
+ * Returns the legend of all charts. Colours denote the columns of a single run, or the runs if there are several.
  * @param {import("./runs.js").Watched[]} runs
  * @returns {HTMLElement[]}
  */
@@ -40,7 +40,7 @@ export function legend(runs) {
   return [...runs.map((run) => key(run, run.name)), ...(runs.length ? kinds : [])];
 }
 
-/** What the columns of a chart are called there, training first; a line that has its chart's name needs no other. */
+/** Returns the labels of the columns, training first, without those equal to the title of their chart. */
 function labelsOf(runs) {
   const named = runs.flatMap((run) => Object.values(run.columns))
     .filter(({ chart: title, label }) => title.toLowerCase() !== label.toLowerCase());
@@ -48,7 +48,7 @@ function labelsOf(runs) {
   return [...labels.filter((label) => label === "training"), ...labels.filter((label) => label !== "training")];
 }
 
-/** The colour of one run's column. */
+/** Returns the colour of a column of a run. */
 function colourOf(run, labels, label) {
   const at = labels.indexOf(label), others = COLOURS.filter((colour) => colour !== run.colour);
   return at > 0 ? others[(at - 1) % others.length] : run.colour;
@@ -77,7 +77,7 @@ function chart(title, lines) {
   const points = lines.flatMap((line) => line.points);
   const steps = points.map(([step]) => step), values = points.map(([, value]) => value);
   const across = axis(least(steps), most(steps), LEFT, WIDTH - RIGHT, 5);
-  // from nothing, unless that would press the lines flat
+  // from zero, unless that would flatten the lines
   const floor = least(values) >= 0 && (title !== "Loss" || least(values) < most(values) / 2) ? 0 : least(values);
   const up = axis(floor, most(values), HEIGHT - BOTTOM, TOP, 4, true);
   const words = title === "Accuracy" ? (value) => `${Number((value * 100).toPrecision(3))} %` : short;
@@ -97,7 +97,7 @@ function chart(title, lines) {
   return make("figure", { class: "chart" }, make("h3", {}, title), svg, under);
 }
 
-/** How a line is drawn. */
+/** Returns the CSS classes of a line. */
 const kindOf = (line) => `${line.colour}${line.dash ? " dash" : ""}${line.faint ? " faint" : ""}`;
 
 const key = (line, words) => make("li", {}, make("span", { class: `swatch ${kindOf(line)}`, "aria-hidden": "true" }), words);
@@ -110,7 +110,7 @@ function spoken({ label, points }, words) {
   return `${label}: from ${words(first[1])} at step ${first[0]} to ${words(last[1])} at step ${last[0]}.`;
 }
 
-/** A scale from numbers to the drawing, with round ticks; `whole` widens it to them. */
+/** Returns a scale from values to SVG units, with round ticks; `whole` extends it to the outer ticks. */
 function axis(low, high, from, to, count, whole = false) {
   const step = round((high - low || Math.abs(high) || 1) / count);
   const start = whole ? Math.floor(low / step + 1e-9) * step : low;
@@ -123,13 +123,13 @@ function axis(low, high, from, to, count, whole = false) {
   return { ticks, at, back: (place) => start + ((place - from) / (to - from)) * span };
 }
 
-/** The next of 1, 2, 5 times a power of ten. */
+/** Rounds up to 1, 2 or 5 times a power of ten. */
 function round(wish) {
   const power = 10 ** Math.floor(Math.log10(wish));
   return power * ([1, 2, 5].find((factor) => factor * power >= wish * 0.999) ?? 10);
 }
 
-/** A line as it was measured, faint, and its run smoothed over it where it is long. */
+/** Draws a line; a long one faint, with its moving average on top. */
 function shapes(line, across, up) {
   const place = ([x, y]) => `${across.at(x).toFixed(1)} ${up.at(y).toFixed(1)}`;
   const path = (points) => `M${points.map(place).join("L")}`;
@@ -143,7 +143,7 @@ function shapes(line, across, up) {
   ].filter(Boolean);
 }
 
-/** Each point the mean of as many before it as after it; where there are too few, at both ends, there is no line. */
+/** Returns the centred moving average; points at both ends without a full window are left out. */
 function smoothed(points) {
   const half = Math.ceil(points.length / ROUND / 2), whole = 2 * half + 1;
   const sums = [0];
@@ -151,7 +151,7 @@ function smoothed(points) {
   return points.slice(half, -half).map(([step], from) => [step, (sums[from + whole] - sums[from]) / whole]);
 }
 
-/** The step under the pointer, and what each line has there. */
+/** Shows a cursor at the step under the pointer, and the value of each line there. */
 function point(event, svg, cursor, under, { lines, across, words }) {
   const bounds = svg.getBoundingClientRect();
   const wanted = across.back(((event.clientX - bounds.left) / bounds.width) * WIDTH);

@@ -1,4 +1,4 @@
-/** @file The routes of the server, as its own openapi.json tells them. */
+/** @file The routes of the server, rendered from its openapi.json. */
 
 import { Api } from "./api.js";
 import { inline } from "./card.js";
@@ -8,17 +8,17 @@ import { askToken } from "./token.js";
 
 const VERBS = ["get", "post", "put", "delete"];
 const KINDS = {
-  string: "text", integer: "whole number", number: "number", boolean: "true or false", object: "object", null: "null",
+  string: "string", integer: "integer", number: "number", boolean: "boolean", object: "object", null: "null",
   byte: "base64", binary: "file",
 };
-const DEEPEST = 6; // levels of an example that a schema is drawn out to
+const DEEPEST = 6; // maximum depth of an example generated from a schema
 
 /**
  * @typedef {{path: string, verb: string, route: any, shared: any[], group: string, id: string}} Route
- * @typedef {Record<string, string>} Names what stands for the names in a path, as far as the server told it
+ * @typedef {Record<string, string>} Names known values of path parameters: the name and version of the model
  */
 
-/** What a `$ref` points to, in the whole document or in the schema that it stands in. */
+/** Resolves a `$ref`, relative to the document or to the schema that contains it. */
 function resolved(tree, schema) {
   const path = schema?.$ref?.split("/").slice(1);
   return path ? path.reduce((node, key) => node?.[key], tree) : schema;
@@ -27,12 +27,12 @@ function resolved(tree, schema) {
 async function start() {
   const api = new Api(askToken, (seconds) => announce(`The server is busy; trying again in ${seconds} s.`));
   const tree = await api.json("openapi.json");
-  const { name: model, version } = await api.json("v1/model").catch(() => ({})); // a server of runs alone has none
+  const { name: model, version } = await api.json("v1/model").catch(() => ({})); // the server may have no model
   const names = model === undefined ? {} : { model, version };
   const routes = routesOf(tree), groups = [...new Set(routes.map(({ group }) => group))];
   const of = (group) => routes.filter((route) => route.group === group);
   byId("routes").replaceChildren(
-    make("p", {}, tree.info?.description || "Every route of this server. Errors are JSON with a code, a message and a remedy."),
+    make("p", {}, tree.info?.description || "The routes of this server. Errors are JSON with a code, a message and a remedy."),
     make("nav", { class: "contents", "aria-label": "Contents" }, ...groups.map((group) => make("section", {},
       make("h2", {}, group), make("ul", {}, ...of(group).map(linkTo))))),
     ...groups.map((group) => make("section", { class: "group", "aria-label": group }, make("h2", {}, group),
@@ -54,7 +54,7 @@ const titleOf = ({ verb, path }) => [make("span", { class: `verb ${verb}` }, ver
 
 const linkTo = (route) => make("li", {}, make("a", { href: `docs#${route.id}` }, ...titleOf(route)));
 
-/** What a route is for. Where nobody wrote a summary, one is made of a function's name, In Capitals, which tells nothing. */
+/** Joins summary and description of a route. A summary that was generated from a function name, In Capitals, is left out. */
 function wordsOf({ summary, description }) {
   const made = /^[A-Z]\w*( [A-Z]\w*)*$/.test(summary ?? "");
   return [made ? "" : summary, description].filter(Boolean).join(". ");
@@ -67,10 +67,10 @@ function shown(tree, entry, names) {
   const bodies = Object.entries(resolved(tree, route.requestBody)?.content ?? {});
   return make("article", { class: "route", id },
     make("h3", {}, ...titleOf(entry)), words && make("p", {}, ...inline(words)),
-    parameters.length > 0 && table("Parameters", ["name", "where", "takes", "what it is"], parameters.map((parameter) => [
-      make("code", {}, parameter.name), parameter.required ? `${parameter.in}, needed` : parameter.in,
+    parameters.length > 0 && table("Parameters", ["name", "in", "type", "description"], parameters.map((parameter) => [
+      make("code", {}, parameter.name), parameter.required ? `${parameter.in}, required` : parameter.in,
       takes(tree, parameter.schema), parameter.description ?? ""])),
-    bodies.length > 0 && table("Body", ["type", "what is in it"],
+    bodies.length > 0 && table("Body", ["media type", "content"],
       bodies.map(([type, { schema }]) => [make("code", {}, type), holds({ ...tree, $defs: schema?.$defs }, type, schema)])),
     commandBlock("Example", example(tree, path, verb, bodies, names)),
     answers(tree, route));
@@ -83,19 +83,19 @@ function table(title, head, rows) {
     make("tbody", {}, ...rows.map((cells) => make("tr", {}, ...cells.map((cell) => make("td", { class: "text" }, cell)))))));
 }
 
-/** In words, what a body holds. */
+/** Describes the content of a body. */
 function holds(tree, type, schema) {
-  if (type !== "multipart/form-data") return schema?.format === "binary" ? "the file itself" : takes(tree, schema);
+  if (type !== "multipart/form-data") return schema?.format === "binary" ? "the bytes of the file" : takes(tree, schema);
   return Object.entries(resolved(tree, schema)?.properties ?? {}).map(([name, property]) =>
-    `field ${name}: ${property.type === "array" ? "one file or several" : "one file"}`).join(", ");
+    `field ${name}: ${property.type === "array" ? "one or more files" : "one file"}`).join(", ");
 }
 
-/** In words, what a schema takes. */
+/** Describes the type of a schema. */
 function takes(tree, reference) {
   const schema = resolved(tree, reference) ?? {};
   const several = schema.anyOf ?? schema.oneOf;
   if (several) return several.map((option) => takes(tree, option)).filter((word) => word !== "null").join(" or ");
-  const start = [undefined, null, ""].includes(schema.default) ? "" : `, else ${schema.default}`;
+  const start = [undefined, null, ""].includes(schema.default) ? "" : `, default ${schema.default}`;
   if (schema.enum) return schema.enum.join(", ") + start;
   const bounds = [["from", schema.minimum], ["to", schema.maximum]].filter(([, bound]) => bound !== undefined);
   if (schema.type === "object" && schema.properties) {
@@ -103,13 +103,13 @@ function takes(tree, reference) {
   }
   if (schema.type === "array") {
     const items = takes(tree, schema.items);
-    return `list of ${schema.items?.oneOf ? `(${items})` : items.replace(/(text|file|number|object)$/, "$1s")}`;
+    return `list of ${schema.items?.oneOf ? `(${items})` : items.replace(/(string|file|integer|number|object)$/, "$1s")}`;
   }
   const kind = KINDS[schema.format] ?? KINDS[schema.type] ?? "anything";
   return [kind, ...bounds.flat()].join(" ") + start;
 }
 
-/** A command that works as it stands, but for the names in capitals. */
+/** Returns a runnable command, with placeholders in capitals. */
 function example(tree, path, verb, bodies, names) {
   const named = (name) => (name in names ? encodeURIComponent(names[name]) : name.toUpperCase());
   const address = path.slice(1).replace(/\{(\w+)[^}]*\}/g, (_, name) => named(name));
@@ -121,7 +121,7 @@ function example(tree, path, verb, bodies, names) {
   return curl(address, { words: verb === "get" || json ? words : [`-X ${verb.toUpperCase()}`] });
 }
 
-/** A value that a schema allows. */
+/** Returns an example value of a schema. */
 function sample(tree, reference, depth = 0) {
   const schema = resolved(tree, reference) ?? {};
   if (depth > DEEPEST) return null;
@@ -137,7 +137,7 @@ function sample(tree, reference, depth = 0) {
   return { string: "…", integer: 1, number: 0.5, boolean: true, object: {} }[schema.type] ?? null;
 }
 
-/** What comes back, folded away. */
+/** The responses of a route, collapsed. */
 function answers(tree, route) {
   const rows = Object.entries(route.responses ?? {}).map(([status, response]) => {
     const reply = resolved(tree, response), [type, content] = Object.entries(reply?.content ?? {})[0] ?? [];
@@ -145,8 +145,8 @@ function answers(tree, route) {
     const says = value && typeof value === "object" ? make("code", {}, JSON.stringify(value)) : reply?.description ?? "";
     return [make("code", {}, status), type ?? "", says];
   });
-  return rows.length > 0 && make("details", {}, make("summary", {}, "What comes back"),
-    table("Replies", ["status", "type", "what it says"], rows));
+  return rows.length > 0 && make("details", {}, make("summary", {}, "Responses"),
+    table("Responses", ["status", "media type", "content"], rows));
 }
 
 start().catch((error) => byId("trouble").replaceChildren(alarm(error)));

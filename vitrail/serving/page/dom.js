@@ -1,4 +1,4 @@
-/** @file Nodes of the page. Words that come from outside enter as text, never as markup. */
+/** @file Creating nodes of the page. Strings are always inserted as text, never as markup. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -8,8 +8,8 @@ const SVG = "http://www.w3.org/2000/svg";
  */
 
 /**
- * An element. Attributes that are functions are listeners (`onclick`), `style` takes custom properties, and what is
- * false, null or undefined is left out.
+ * Makes an element. Attributes that are functions become listeners (`onclick`), `style` takes custom properties, and
+ * attributes and children that are false, null or undefined are left out.
  * @template {keyof HTMLElementTagNameMap} T
  * @param {T} tag
  * @param {Record<string, Attribute>} [attributes]
@@ -21,7 +21,7 @@ export function make(tag, attributes = {}, ...children) {
 }
 
 /**
- * The same for drawings.
+ * Makes an SVG element.
  * @param {string} tag
  * @param {Record<string, Attribute>} [attributes]
  * @param {...Child} children
@@ -45,7 +45,7 @@ function dress(node, attributes, children) {
 const asNode = (child) => (child instanceof Node ? child : document.createTextNode(String(child)));
 
 /**
- * The element of the page with this id; it is known to be there.
+ * Returns the element with this id, which must exist.
  * @param {string} id
  */
 export function byId(id) {
@@ -55,7 +55,7 @@ export function byId(id) {
 }
 
 /**
- * Says what goes on, below the heading and to screen readers.
+ * Shows a status message below the heading and announces it to screen readers.
  * @param {string} words
  */
 export function announce(words) {
@@ -63,7 +63,7 @@ export function announce(words) {
 }
 
 /**
- * Says to screen readers what the page shows already.
+ * Announces to screen readers what the page shows visually.
  * @param {string} words
  */
 export function speak(words) {
@@ -72,9 +72,9 @@ export function speak(words) {
 }
 
 /**
- * An error as a person reads it: what is wrong, and what to do.
+ * Makes an error message: what is wrong, and how to fix it.
  * @param {unknown} error
- * @param {string} [about] the file that it is about
+ * @param {string} [about] name of the file that caused it
  */
 export function alarm(error, about) {
   const { message, remedy } = /** @type {{message: string, remedy?: string}} */ (error);
@@ -89,7 +89,7 @@ function sentence(words) {
 }
 
 /**
- * A list of facts: a name and a value each.
+ * Makes a list of names and values.
  * @param {Iterable<[string, Child]>} pairs
  */
 export function facts(pairs) {
@@ -98,9 +98,9 @@ export function facts(pairs) {
 }
 
 /**
- * A button that copies what `text` gives when it is pressed.
- * @param {() => string} text
- * @param {HTMLElement} shown the element that shows it, selected where the browser does not let a page copy
+ * Makes a button that copies a text.
+ * @param {() => string} text returns the text
+ * @param {HTMLElement} shown the element that shows the text, selected if the browser denies access to the clipboard
  */
 export function copyButton(text, shown) {
   const button = make("button", { type: "button", class: "quiet", onclick: copy }, "Copy");
@@ -112,7 +112,7 @@ export function copyButton(text, shown) {
       setTimeout(() => { button.textContent = "Copy"; }, 1500);
     } catch {
       getSelection()?.selectAllChildren(shown);
-      announce("The browser does not let this page copy: the text is selected, press Ctrl+C.");
+      announce("The browser denied access to the clipboard. The text is selected: press Ctrl+C.");
     }
   }
   return button;

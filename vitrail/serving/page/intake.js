@@ -1,11 +1,11 @@
-/** @file The ways a picture comes in: dropped or pasted anywhere, chosen, photographed. */
+/** @file Image input: drag and drop, paste, file chooser and camera. */
 
 import { takePhotograph } from "./camera.js";
 import { announce, make } from "./dom.js";
 
 /**
- * Listens for pictures on the whole page.
- * @param {(files: File[], target: Element | null) => void} onFiles hears of them, and of the element they were dropped on
+ * Listens for files that are dropped or pasted anywhere on the page.
+ * @param {(files: File[], target: Element | null) => void} onFiles called with the files and the drop target
  */
 export function listen(onFiles) {
   const { body } = document;
@@ -30,16 +30,16 @@ export function listen(onFiles) {
       event.preventDefault();
       onFiles(files, null);
     } else if (!(event.target instanceof HTMLInputElement)) {
-      announce("The clipboard holds no picture.");
+      announce("There is no image in the clipboard.");
     }
   });
 }
 
 /**
- * A button to choose a picture.
+ * Makes a button to choose image files.
  * @param {string} words
  * @param {(files: File[]) => void} onFiles
- * @param {boolean} several whether two may be chosen at one time
+ * @param {boolean} several whether more than one file can be chosen
  */
 export function chooseButton(words, onFiles, several = false) {
   const choose = input({ multiple: several }, onFiles);
@@ -47,13 +47,13 @@ export function chooseButton(words, onFiles, several = false) {
 }
 
 /**
- * A button to photograph one.
+ * Makes a button to take a photograph.
  * @param {(files: File[]) => void} onFiles
  */
 export function photographButton(onFiles) {
   const phone = input({ capture: "environment" }, onFiles);
   const take = () => photograph(phone, onFiles);
-  return make("div", { class: "intake" }, make("button", { type: "button", class: "quiet", onclick: take }, "Take a photograph"), phone);
+  return make("div", { class: "intake" }, make("button", { type: "button", class: "quiet", onclick: take }, "Take a photo"), phone);
 }
 
 function input(attributes, onFiles) {
@@ -68,7 +68,7 @@ function input(attributes, onFiles) {
   return element;
 }
 
-/** A phone has an app for it; a desk shows what its camera sees. */
+/** Opens the camera app on phones, and the camera dialog of this page elsewhere. */
 async function photograph(phone, onFiles) {
   const handheld = matchMedia("(pointer: coarse)").matches;
   if (handheld || !navigator.mediaDevices?.getUserMedia) return phone.click();

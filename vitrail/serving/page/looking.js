@@ -1,4 +1,4 @@
-/** @file The view of pictures: one, or two side by side under the same controls. */
+/** @file The image view: one image, or two side by side with shared controls. */
 
 import { curl, commandBlock } from "./command.js";
 import { Controls } from "./controls.js";
@@ -18,13 +18,13 @@ export class Looking {
 
   /**
    * @param {import("./api.js").Api} api
-   * @param {any} model as /v1/model tells
+   * @param {any} model reply of /v1/model
    */
   constructor(api, model) {
     const layers = model.attention?.layers ?? [];
     this.api = api;
     this.model = { ...model, scale: readScale() };
-    // occlusion shows the picture to the model hundreds of times: only if it is asked for
+    // occlusion needs hundreds of forward passes, so it is never the default
     const method = model.methods.find((name) => name !== "occlusion") ?? null;
     /** @type {import("./slot.js").View} */
     this.view = {
@@ -46,32 +46,32 @@ export class Looking {
     this.leave = make("button", { type: "button", class: "quiet", onclick: () => this.#leave() }, "Stop comparing");
     this.compare = chooseButton("Compare with another", ([file]) => this.open([file], 1));
     byId("invitation").replaceChildren(make("img", { src: "page/icon.svg", alt: "", width: 72, height: 72 }),
-      make("p", { class: "invite" }, "Drop a picture anywhere on this page, or paste one."),
-      chooseButton("Choose a picture", (files) => this.open(files, null), true), photographButton(replace),
+      make("p", { class: "invite" }, "Drop an image anywhere on this page, or paste one."),
+      chooseButton("Choose an image", (files) => this.open(files, null), true), photographButton(replace),
       make("p", { class: "lead" }, this.#promise()));
-    byId("tools").replaceChildren(chooseButton("Another picture", replace), photographButton(replace),
+    byId("tools").replaceChildren(chooseButton("Change image", replace), photographButton(replace),
       this.compare, this.leave, this.save,
       ...(this.model.classes.length > TOPS[0] ? [make("label", { class: "top" }, "Classes ", tops)] : []));
     byId("desk").replaceChildren(this.stages, this.controls.element);
     byId("heads-sheets").replaceChildren(this.sheets);
   }
 
-  /** What one will see. */
+  /** Returns the description of the view, before an image is chosen. */
   #promise() {
     const { classes, attention } = this.model;
-    const answers = classes.length ? `which of ${whole(classes.length)} classes it takes it for` : "";
-    const looks = attention ? "what it looks at, layer by layer and head by head" : "which parts count";
-    return `The model says ${[answers, looks].filter(Boolean).join(", and ")}. Two can stand side by side.`;
+    const answers = classes.length ? `the predicted class (of ${whole(classes.length)})` : "";
+    const looks = attention ? "the attention of each layer and head" : "the regions that the prediction depends on";
+    return `The page shows ${[answers, looks].filter(Boolean).join(" and ")}. Choose two images to compare them.`;
   }
 
   /**
-   * Takes in pictures; of several the first two, side by side.
+   * Opens images; of several files the first two, side by side.
    * @param {File[]} files
-   * @param {number | null} place of the slot, null for wherever there is room
+   * @param {number | null} place index of the slot, null for any
    */
   open(files, place) {
     const [first, second] = files;
-    if (!first) return announce("There was no picture in what was dropped.");
+    if (!first) return announce("The dropped data contains no image.");
     if (second && !place) {
       this.#put(first, 0);
       return this.#put(second, 1);
@@ -83,15 +83,15 @@ export class Looking {
     const most = this.model.limits?.body_bytes;
     byId("refused").replaceChildren();
     if (most && file.size > most) {
-      const message = `the file ${file.name} has ${megabytes(file.size)}, and the server takes ${megabytes(most)}`;
+      const message = `the file ${file.name} has ${megabytes(file.size)}, the limit of the server is ${megabytes(most)}`;
       byId("refused").replaceChildren(alarm({ message, remedy: "send a smaller file, or start the server with a larger limit" }));
       return;
     }
     const slot = this.#slots[place] ?? this.#add();
-    if (this.#slots.length === 1) this.view.spot = null; // two are compared at one place
+    if (this.#slots.length === 1) this.view.spot = null; // two images share the query patch
     this.controls.show();
     byId("picture").classList.add("looking");
-    announce(`Asking the model about ${file.name} …`);
+    announce(`Processing ${file.name} …`);
     slot.open(file, this.view);
     this.#arrange();
   }
@@ -138,7 +138,7 @@ export class Looking {
     this.#refresh();
   }
 
-  /** Once a frame at most, however fast a slider moves. */
+  /** Updates the slots at most once per animation frame. */
   #refresh() {
     if (this.#waiting) return;
     this.#waiting = true;
@@ -155,19 +155,19 @@ export class Looking {
     this.#tell();
   }
 
-  /** The commands for what is seen. */
+  /** Updates the commands from the view. */
   #tell() {
     const file = this.#slots[0]?.picture?.file.name;
     if (file === undefined) return;
     const { method, layer, head, top } = this.view, options = { file, token: this.api.usesToken };
     const asked = `method=${method}${method === "attention" ? `&layer=${layer}&head=${head ?? "mean"}${this.#query()}` : ""}`;
     byId("commands").replaceChildren(
-      this.model.classes.length ? commandBlock("The answer", curl(`v1/predict?top=${top}`, options)) : "",
-      method ? commandBlock("This picture", curl(`v1/explain?${asked}&as=png`, { ...options, out: `${method}.png` })) : "");
+      this.model.classes.length ? commandBlock("Prediction", curl(`v1/predict?top=${top}`, options)) : "",
+      method ? commandBlock("Explanation", curl(`v1/explain?${asked}&as=png`, { ...options, out: `${method}.png` })) : "");
     byId("heads").hidden = method !== "attention";
   }
 
-  /** The patch that asks, as a request names it. */
+  /** Returns the query patch as a request parameter. */
   #query() {
     const grid = this.model.attention.layers[this.view.layer];
     if (!this.view.spot || grid.asks !== "all") return "";

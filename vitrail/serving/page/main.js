@@ -1,4 +1,4 @@
-/** @file The page: asks what the server has, and shows the views of it. */
+/** @file The page: requests the model and the runs, and shows their views. */
 
 import { alarm, announce, byId } from "./dom.js";
 import { Api, Refusal } from "./api.js";
@@ -9,7 +9,7 @@ import { askToken } from "./token.js";
 
 const VIEWS = ["picture", "model", "runs"];
 
-/** What the server has, null where it has none. */
+/** Returns a reply, or null after 404. */
 async function ask(api, path) {
   try {
     return await api.json(path);
@@ -19,10 +19,10 @@ async function ask(api, path) {
   }
 }
 
-/** Shows the view that the address names, of those that there are. */
+/** Shows the view named in the URL, or the first of the available ones. */
 function route(there) {
   const asked = location.hash.replace(/^#\/?/, "");
-  if (asked === "main" && VIEWS.some((name) => !byId(name).hidden)) return; // to the content of the view that is shown
+  if (asked === "main" && VIEWS.some((name) => !byId(name).hidden)) return; // the skip link: stay in the current view
   const shown = there.includes(asked) ? asked : there[0];
   for (const name of VIEWS) {
     byId(name).hidden = name !== shown;

@@ -1,21 +1,21 @@
-/** @file The model: what it is, its classes, how pictures reach it, what was measured of it. */
+/** @file The model view: overview, metrics, classes, preprocessing, configuration and model card. */
 
 import { card } from "./card.js";
 import { byId, facts, make } from "./dom.js";
 import { large, percent, short, whole } from "./numbers.js";
 
 const SHARES = /^(top\d+|ece|brier|f1.*|map|accuracy|.*_low|.*_high|knn|linear)$/;
-const SHOWN = 300; // classes at one time; the field finds the others
+const SHOWN = 300; // maximum number of listed classes; the others are found by the search field
 
-/** @param {any} model as /v1/model tells */
+/** @param {any} model reply of /v1/model */
 export function showModel(model) {
   const size = model.image_size?.join(" × ");
   byId("model-facts").replaceChildren(facts([
     ["Name", model.name], ["Version", model.version], ["File", model.source], ["Architecture", model.architecture],
-    // those of an exported graph are not counted
+    // the parameters of an exported graph are unknown
     ...(model.parameters ? [["Parameters", `${large(model.parameters)} (${whole(model.parameters)})`]] : []),
-    ["Takes", `${size} pixels, ${model.channels === 1 ? "1 channel" : `${model.channels} channels`}`],
-    ["Answers", answers(model)], ["Temperature", short(model.temperature ?? 1)], ...attention(model.attention)]));
+    ["Input", `${size} pixels, ${model.channels === 1 ? "1 channel" : `${model.channels} channels`}`],
+    ["Output", answers(model)], ["Temperature", short(model.temperature ?? 1)], ...attention(model.attention)]));
   fill("metrics", figures(model.metrics));
   fill("parity", model.parity && facts(flat(model.parity)));
   fill("preprocessing", model.preprocessing && facts(flat(model.preprocessing)));
@@ -26,17 +26,17 @@ export function showModel(model) {
 }
 
 function answers({ classes: names, multi_label: several }) {
-  if (!names.length) return "features only: it has no head";
-  return `${whole(names.length)} classes, ${several ? "each of them yes or no" : "one for an image"}`;
+  if (!names.length) return "features only (no head)";
+  return `${whole(names.length)} classes, ${several ? "multi-label" : "one per image"}`;
 }
 
 function attention(description) {
-  if (!description) return [["Attention", "none: occlusion shows what counts"]];
+  if (!description) return [["Attention", "none (use occlusion)"]];
   const heads = description.layers.map((layer) => layer.heads), [least, most] = [Math.min(...heads), Math.max(...heads)];
   return [["Attention", `${heads.length} layers of ${least === most ? least : `${least} to ${most}`} heads`]];
 }
 
-/** Puts a part into its section; a section without any is not there. */
+/** Fills a section, or hides it if there is no content. */
 function fill(name, part) {
   const section = byId(`model-${name}`);
   section.hidden = !part;
@@ -51,7 +51,7 @@ function figures(metrics) {
     make("dt", {}, name.replaceAll("_", " ")), make("dd", {}, SHARES.test(name) ? percent(value) : short(value)))));
 }
 
-/** Nested facts as pairs; the name of what is inside stands behind its own. */
+/** Flattens nested values into pairs; the name of a nested value is prefixed with that of its parent. */
 function flat(tree, before = "") {
   return Object.entries(tree).flatMap(([key, value]) => {
     const name = `${before}${key.replaceAll("_", " ")}`;
@@ -67,14 +67,14 @@ function plain(value) {
   return typeof value === "number" && !Number.isInteger(value) ? short(value) : String(value);
 }
 
-/** What there is to say of classes that are numbers and nothing else. */
+/** The text for classes without names, or null if they have names. */
 function unnamed(names) {
   if (names.some((name, at) => name !== String(at))) return null;
-  return make("p", {}, `They have no names, only the numbers 0 to ${names.length - 1}. Start the server with `,
-    make("code", {}, "--classes FILE"), " to give them names.");
+  return make("p", {}, `The classes have no names, only the numbers 0 to ${names.length - 1}. Start the server with `,
+    make("code", {}, "--classes FILE"), " to name them.");
 }
 
-/** All classes by number, with a field that finds some. */
+/** Lists all classes by number, with a search field. */
 function classes(names) {
   const list = make("ol", { class: "classes", tabindex: 0, role: "list" }), count = make("p", { class: "lead", role: "status" });
   const field = make("input", { type: "search", id: "class-field", autocomplete: "off", oninput: show });

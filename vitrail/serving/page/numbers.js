@@ -1,4 +1,4 @@
-/** @file Numbers as people read them. */
+/** @file Formatting of numbers. */
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
@@ -6,7 +6,7 @@ const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 export const whole = (value) => WHOLE.format(value);
 
 /**
- * A share as a percentage, with as many digits as tell something.
+ * Formats a fraction as a percentage with one or two decimals.
  * @param {number} share
  */
 export function percent(share) {
@@ -18,8 +18,8 @@ export function percent(share) {
 }
 
 /**
- * How far a probability fell.
- * @param {number} share below zero where it rose
+ * Formats the decrease of a probability.
+ * @param {number} share negative for an increase
  */
 export const fallen = (share) => (share === 0 ? "0 %" : `${share > 0 ? "−" : "+"}${percent(Math.abs(share))}`);
 
@@ -40,7 +40,7 @@ export function large(value) {
 }
 
 /**
- * How long ago a moment was.
+ * Formats the time since a moment.
  * @param {number} seconds since the epoch
  */
 export function ago(seconds) {

@@ -1,34 +1,34 @@
 /**
- * @file A map of numbers laid on a picture, pixel by pixel: as light that falls where the model looks, or in colours.
+ * @file Draws a map on a picture, either as light (high values are bright) or as a colour map.
  *
- * The light is that of `vitrail explain`, so a picture of the page is the picture of the command line.
+ * The light mode is that of `vitrail explain`, so the page and the command line produce the same picture.
  */
 
-const DIM = 0.22, FADED = 0.35; // of the picture's light, and of its colour, where the model does not look
-const GLOW = 0.5, TINT = 0.3; // of amber where it looks most: added to what is dark, mixed into what is bright
+const DIM = 0.22, FADED = 0.35; // remaining brightness and saturation of the picture at level 0
+const GLOW = 0.5, TINT = 0.3; // amount of amber at level 1: added to dark pixels, mixed into bright ones
 const AMBER = [255, 176, 46], FRAME = [233, 230, 223];
-const BRIGHT = 0.97; // of the places above zero are told apart; the few with more are all in full light
-const UNSEEN = 0.15; // of the light of what the model did not get
-// at which the map is first shown: the photograph is still seen. In full strength it is the picture of `vitrail explain`
+const BRIGHT = 0.97; // quantile of the positive values that is drawn at level 1
+const UNSEEN = 0.15; // remaining brightness outside of the model's input
+// initial strengths, at which the picture is still visible; at full strength it equals that of `vitrail explain`
 export const STRENGTHS = { light: 0.7, colours: 0.55 };
 const LUMA = [0.299, 0.587, 0.114]; // ITU-R 601
 
 /**
- * @typedef {object} Map one number for each place
+ * @typedef {object} Map one value per cell
  * @property {number} rows
  * @property {number} columns
- * @property {[number, number]} reach how many times as high and as wide as the box it is
+ * @property {[number, number]} reach height and width relative to the box
  * @property {ArrayLike<number>} values row by row
  *
  * @typedef {object} Scene
  * @property {ImageData} picture
- * @property {[number, number, number, number]} box top, left, bottom, right of what the model saw, in its pixels
+ * @property {[number, number, number, number]} box top, left, bottom, right of the model's input, in pixels of the picture
  *
  * @typedef {"light" | "colours"} Manner
  */
 
 /**
- * What is dark in a map and what is bright.
+ * Returns the values of a map that are drawn at level 0 and at level 1.
  * @param {ArrayLike<number>} values
  * @returns {[number, number]}
  */
@@ -44,7 +44,7 @@ export function rangeOf(values) {
 }
 
 /**
- * The scale's colours at 256 levels, from the page's style.
+ * Reads the colour map from the page's style and interpolates it to 256 levels.
  * @returns {Uint8ClampedArray} (256 * 3)
  */
 export function readScale() {
@@ -62,7 +62,7 @@ export function readScale() {
 }
 
 /**
- * For each pixel of a side, the cell before it and how far it is from there to the next: bilinear by the centres.
+ * Computes linear interpolation along one axis, between cell centres: the lower cell and the weight of the next cell.
  * @param {number} start first pixel of the map
  * @param {number} stop the one after its last
  * @param {number} pixels
@@ -79,7 +79,7 @@ function enlarging(start, stop, pixels, cells) {
 }
 
 /**
- * A map as levels in [0, 1] of its range.
+ * Scales a map to levels in [0, 1].
  * @param {Map} map
  * @param {[number, number]} range
  */
@@ -89,7 +89,7 @@ function levelsOf(map, [low, high]) {
 }
 
 /**
- * The picture with the map on it.
+ * Draws a map on a picture.
  * @param {Scene} scene
  * @param {Map} map
  * @param {{manner: Manner, opacity: number, range: [number, number], scale: Uint8ClampedArray}} style
@@ -101,7 +101,7 @@ export function paint(scene, map, { manner, opacity, range, scale }) {
   const result = new ImageData(width, height), target = result.data;
   const down = enlarging(top, top + map.reach[0] * (bottom - top), height, map.rows);
   const across = enlarging(left, left + map.reach[1] * (right - left), width, map.columns);
-  const veil = opacity * opacity; // what is outside darkens last
+  const veil = opacity * opacity; // the outside darkens more slowly than the inside
   const levels = levelsOf(map, range), row = new Float32Array(map.columns + 1), pixel = new Float32Array(3);
   const stain = manner === "colours" ? (light) => colour(pixel, light, scale) : (light, grey) => lit(pixel, light, grey);
   for (let y = 0; y < height; y++) {
@@ -126,7 +126,7 @@ export function paint(scene, map, { manner, opacity, range, scale }) {
   return result;
 }
 
-/** As light falls: in the dark colours fade, what is bright stays bright, what is dark glows. */
+/** The light mode: pixels at low levels are darkened and desaturated, dark pixels at high levels are brightened. */
 function lit(pixel, light, grey) {
   const tint = TINT * light * light;
   for (let c = 0; c < 3; c++) {
@@ -143,7 +143,7 @@ function colour(pixel, light, scale) {
 }
 
 /**
- * A thin frame around what the model saw, where that is not all of the picture.
+ * Draws a thin frame around the model's input, if that is not the whole picture.
  * @param {CanvasRenderingContext2D} context
  * @param {Scene} scene
  */
@@ -156,7 +156,7 @@ export function frame(context, scene) {
 }
 
 /**
- * The legend: all levels from left to right, on a middle grey where light falls.
+ * Draws the legend: all levels from left to right, on middle grey in light mode.
  * @param {HTMLCanvasElement} canvas
  * @param {{manner: Manner, opacity: number, scale: Uint8ClampedArray}} style
  */

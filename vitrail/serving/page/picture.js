@@ -1,17 +1,17 @@
-/** @file One picture: what the server answers for it, asked once each, and the numbers that are to be shown. */
+/** @file One picture: its cached requests to the server, and the maps of its explanations. */
 
 /**
  * @typedef {import("./painter.js").Scene} Scene
  * @typedef {import("./painter.js").Map} Map
  * @typedef {{layer: number | null, heads: (number | string)[] | null, rows: number, columns: number,
- *   reach: [number, number], values: number[][]}} Entry the maps of a layer, one list of values a head
+ *   reach: [number, number], values: number[][]}} Entry the maps of a layer, one list of values per head
  * @typedef {{name: string | null, prediction: any, method: string, picture: {width: number, height: number, jpeg: string},
  *   box: [number, number, number, number], maps: Entry[]}} Explanation
- * @typedef {{x: number, y: number}} Spot a place in the box, each from 0 to 1
+ * @typedef {{x: number, y: number}} Spot relative position in the box, from 0 to 1
  * @typedef {{row: number, column: number}} Cell
  */
 
-const SMALLEST = 320; // pixels of the longer side of a scene: light falls smoothly on a small picture, too
+const SMALLEST = 320; // minimum pixels of the longer side of a scene, so that maps are smooth on small pictures
 
 export class Picture {
   /** @type {globalThis.Map<string, Promise<any>>} */
@@ -20,14 +20,14 @@ export class Picture {
 
   /**
    * @param {import("./api.js").Api} api
-   * @param {File} file sent as it is
+   * @param {File} file sent unchanged
    */
   constructor(api, file) {
     this.api = api;
     this.file = file;
   }
 
-  /** Stops what is still asked. */
+  /** Cancels the pending requests. */
   close() {
     this.#leaving.abort();
   }
@@ -42,7 +42,7 @@ export class Picture {
   }
 
   /**
-   * Every map of a method; of attention those of all layers and heads.
+   * Requests the maps of a method; for attention, those of all layers and heads.
    * @param {string} method
    * @param {Cell | null} [query]
    * @returns {Promise<Explanation>}
@@ -54,7 +54,7 @@ export class Picture {
   }
 
   /**
-   * Whether this was asked and has not failed.
+   * Whether this explanation is cached or pending.
    * @param {string} method
    * @param {Cell} query
    */
@@ -73,7 +73,7 @@ export class Picture {
 }
 
 /**
- * The picture that an explanation brings, as pixels.
+ * Decodes the picture of an explanation.
  * @param {Explanation} explanation
  * @returns {Promise<Scene>}
  */
@@ -83,9 +83,9 @@ export async function sceneOf({ picture, box }) {
 }
 
 /**
- * The file as the browser itself shows it, until the server has answered.
+ * Decodes a file in the browser, as a preview until the server replies.
  * @param {File} file
- * @param {number} most pixels of the longer side
+ * @param {number} most maximum pixels of the longer side
  * @returns {Promise<Scene>}
  */
 export async function previewOf(file, most = 1024) {
@@ -114,7 +114,7 @@ function drawn(bitmap, box, shrink = 1) {
 }
 
 /**
- * What the model saw of a scene, small.
+ * Crops a scene to the model's input and resizes it.
  * @param {Scene} scene
  * @param {number} longer pixels of its longer side
  * @returns {Scene}
@@ -134,7 +134,7 @@ function contextOf(width, height) {
 }
 
 /**
- * What an explanation says of a layer; of other methods than attention there is one for all.
+ * Returns the maps of a layer. Methods other than attention have one entry for all layers.
  * @param {Explanation} explanation
  * @param {number} layer
  */
@@ -142,7 +142,7 @@ export const entryOf = (explanation, layer) =>
   explanation.maps.find((map) => map.layer === null || map.layer === layer) ?? null;
 
 /**
- * The map of one head, or with null the mean of all.
+ * Returns the map of one head, or the mean of all heads for null.
  * @param {Entry} entry
  * @param {number | null} head
  * @returns {Map}
@@ -154,7 +154,7 @@ export function mapOf({ rows, columns, reach, values }, head) {
 }
 
 /**
- * The cell of a map at a spot of the box.
+ * Returns the cell of a map at a position in the box.
  * @param {{rows: number, columns: number, reach: [number, number]}} map
  * @param {Spot} spot
  * @returns {Cell}
@@ -165,7 +165,7 @@ export function cellAt({ rows, columns, reach }, { x, y }) {
 }
 
 /**
- * The middle of a cell.
+ * Returns the centre of a cell.
  * @param {{rows: number, columns: number, reach: [number, number]}} map
  * @param {Cell} cell
  * @returns {Spot}

@@ -1,12 +1,12 @@
-/** @file The runs of the server's folder: a table, and the curves of those that are ticked, live while they train. */
+/** @file The runs view: a table of the runs, and live curves of the selected ones. */
 
 import { charts, COLOURS, legend } from "./curves.js";
 import { alarm, byId, make, speak } from "./dom.js";
 import { ago, percent, short, whole } from "./numbers.js";
 
-const EVERY = 5000; // milliseconds between two looks at the table
+const EVERY = 5000; // milliseconds between two updates of the table
 const GOING_ON = ["starting", "running"];
-const MOST = 6000; // rows held of a run that is watched
+const MOST = 6000; // maximum number of rows in memory per run
 
 /**
  * @typedef {{name: string, colour: string, dash: boolean, rows: Record<string, number | null>[],
@@ -17,12 +17,12 @@ const newestFirst = (runs) => [...runs].sort((a, b) => b.updated - a.updated);
 const hasRows = (run) => Object.keys(run.last).length > 0;
 
 export class Runs {
-  /** @type {Map<string, Watched>} the ticked runs */
+  /** @type {Map<string, Watched>} the selected runs */
   #watched = new Map();
   /** @type {any[]} */
   #runs = [];
   #drawing = false;
-  #chosen = false; // whether a person ticked, or took a tick away
+  #chosen = false; // whether the user has changed the selection
 
   /** @param {import("./api.js").Api} api */
   constructor(api) {
@@ -33,7 +33,7 @@ export class Runs {
     document.addEventListener("visibilitychange", () => this.#look());
   }
 
-  /** @param {any[]} runs as /v1/runs lists them */
+  /** @param {any[]} runs reply of /v1/runs */
   start(runs) {
     this.#show(runs);
     const newest = newestFirst(runs).find(hasRows);
@@ -54,7 +54,7 @@ export class Runs {
     }
   }
 
-  /** Whether a run has begun since the last look, or has its first rows since. */
+  /** Whether a run has started, or written its first rows, since the last update. */
   #begins(run) {
     const before = this.#runs.find(({ name }) => name === run.name);
     return GOING_ON.includes(run.state) && (!before || (hasRows(run) && !hasRows(before)));
@@ -66,7 +66,7 @@ export class Runs {
     byId("runs-table").hidden = runs.length === 0;
     const held = document.activeElement?.closest("[data-key]")?.getAttribute("data-key");
     this.rows.replaceChildren(...newestFirst(runs).map((run) => this.#row(run)));
-    // the table was made anew: the keyboard stays where it was
+    // restore the keyboard focus after the table was rebuilt
     if (held) [...this.rows.querySelectorAll("[data-key]")].find((row) => row.getAttribute("data-key") === held)?.focus();
   }
 
@@ -101,7 +101,7 @@ export class Runs {
     else if (!this.#watched.has(name)) this.#watch(name);
     this.#show(this.#runs);
     this.#draw();
-    if (!this.section.hidden) speak(wanted ? `The curves of ${name} are shown.` : `The curves of ${name} are gone.`);
+    if (!this.section.hidden) speak(wanted ? `The curves of ${name} are shown.` : `The curves of ${name} are hidden.`);
   }
 
   #forget(name) {
@@ -109,7 +109,7 @@ export class Runs {
     this.#watched.delete(name);
   }
 
-  /** Fetches what there is, then listens until the run has ended or is no longer wanted. */
+  /** Fetches the rows so far, then follows the run until it ends or is deselected. */
   async #watch(name) {
     const taken = [...this.#watched.values()].map((run) => run.colour);
     const colour = COLOURS.find((colour) => !taken.includes(colour)) ?? COLOURS[this.#watched.size % COLOURS.length];
@@ -140,7 +140,7 @@ export class Runs {
     this.#soon();
   }
 
-  /** Draws with the next frame, once for all that came until then. */
+  /** Redraws at most once per animation frame. */
   #soon() {
     if (this.#drawing) return;
     this.#drawing = true;

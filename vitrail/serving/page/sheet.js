@@ -1,18 +1,18 @@
-/** @file All heads of all layers on one sheet, a row for each layer; the one that is pressed is shown large. */
+/** @file The sheet of all heads: one row per layer. Clicking a tile selects its head. */
 
 import { make } from "./dom.js";
 import { paint, rangeOf, STRENGTHS } from "./painter.js";
 import { mapOf, small } from "./picture.js";
 
-const TILE = 88, LARGE = 144; // pixels of a tile's longer side; where the heads are few there is room for large ones
+const TILE = 88, LARGE = 144; // pixels of a tile's longer side; large for at most FEW heads
 const FEW = 6;
-const BLOCKS = [0, 4, 3, 2, 2]; // columns of layers, by the number of heads; with more heads there is one
+const BLOCKS = [0, 4, 3, 2, 2]; // columns of layers by number of heads; 1 for more heads
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 export class Sheet {
   /** @type {HTMLButtonElement[][]} by row and column */
   #tiles = [];
-  /** @type {unknown[]} what the tiles show */
+  /** @type {unknown[]} key of the current content */
   #drawn = [];
 
   /** @param {(layer: number, head: number) => void} onChoose */
@@ -28,10 +28,10 @@ export class Sheet {
   }
 
   /**
-   * Draws every head of an explanation, if that is not what is there.
+   * Draws every head of an explanation, unless it is drawn already.
    * @param {import("./painter.js").Scene} scene
    * @param {import("./picture.js").Explanation} explanation
-   * @param {{rows: number, columns: number} | null} grid of the patch that asks: in a map of another size it is another place
+   * @param {{rows: number, columns: number} | null} grid of the query patch; layers with maps of another size are left out
    * @param {{manner: import("./painter.js").Manner, scale: Uint8ClampedArray}} style
    */
   draw(scene, explanation, grid, style) {
@@ -89,7 +89,7 @@ export class Sheet {
   }
 }
 
-/** Which head stands below; each tile says it itself. */
+/** The column titles. They are hidden from screen readers because each tile has a label. */
 function numbers(heads) {
   return make("div", { class: "numbers", "aria-hidden": "true" }, make("span", {}, "head"),
     ...Array.from({ length: heads }, (_, head) => make("span", {}, head)));

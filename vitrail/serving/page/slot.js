@@ -1,4 +1,4 @@
-/** @file One of the pictures that are looked at: its picture, its stage, its answer and its sheet of heads. */
+/** @file One image in the image view: its picture, stage, prediction and sheet of heads. */
 
 import { Answer } from "./answer.js";
 import { alarm, announce, make, speak } from "./dom.js";
@@ -9,24 +9,24 @@ import { Sheet } from "./sheet.js";
 import { Stage } from "./stage.js";
 
 /**
- * @typedef {object} View what is looked at, the same for all pictures
+ * @typedef {object} View the display options, shared by all images
  * @property {string | null} method
  * @property {number} layer
- * @property {number | null} head null is the mean of all
- * @property {import("./picture.js").Spot | null} spot of the patch that asks
+ * @property {number | null} head null for the mean of all heads
+ * @property {import("./picture.js").Spot | null} spot position of the query patch
  * @property {number} opacity
  * @property {import("./painter.js").Manner} manner
- * @property {number} top how many classes
+ * @property {number} top number of classes
  */
 
-const SETTLE = 70; // milliseconds until a patch that is passed over on the way is not asked for
+const SETTLE = 70; // milliseconds before a selected patch is requested, to skip patches in between
 const WORDS = { attention: percent, rollout: percent, gradient: short, occlusion: fallen };
-const OF_THE_FILE = ["bad_image", "too_large", "unsupported_media_type"]; // refusals that no other question changes
+const OF_THE_FILE = ["bad_image", "too_large", "unsupported_media_type"]; // errors of the file, not of the request
 
 const capital = (words) => words[0].toUpperCase() + words.slice(1);
 
 /**
- * Whose attention a layer shows unless a patch is chosen: that of what the answer is read from.
+ * Returns the name of a layer's default query: what the output is pooled from.
  * @param {{reads: string}} layer
  */
 export const askerOf = ({ reads }) => (reads === "patches" ? "the mean of all patches" : "the class token");
@@ -37,14 +37,14 @@ export class Slot {
   #scene = null;
   /** @type {Picture | null} */
   picture = null;
-  /** @type {globalThis.Map<"answer" | "maps", any>} what went wrong */
+  /** @type {globalThis.Map<"answer" | "maps", any>} current errors */
   #wrong = new globalThis.Map();
 
   /**
    * @param {import("./api.js").Api} api
-   * @param {any} model as /v1/model tells
+   * @param {any} model reply of /v1/model
    * @param {{onPick: (spot: import("./picture.js").Spot | null) => void, onChoose: (layer: number, head: number) => void,
-   *   onTrouble: () => void}} on the last when something goes wrong, or right again
+   *   onTrouble: () => void}} on callbacks; onTrouble is called when the errors change
    */
   constructor(api, model, { onPick, onChoose, onTrouble }) {
     Object.assign(this, { api, model, onTrouble });
@@ -69,7 +69,7 @@ export class Slot {
     const picture = this.picture = new Picture(this.api, file);
     this.#scene = null;
     this.name.textContent = this.sheetName.textContent = file.name;
-    // nothing of the picture before may stand under the name of this one
+    // remove the previous picture before the new name is shown
     this.stage.clear();
     this.sheet.clear();
     this.#wrong.clear();
@@ -79,22 +79,22 @@ export class Slot {
       this.stage.showPlain(scene);
       this.#wait(view);
       this.#complain();
-    }, () => {}); // a kind of file that this browser cannot show; the server's picture comes
+    }, () => {}); // the browser cannot decode the file; the server sends a picture
     const predicted = this.predict(view);
     await Promise.all([shown, predicted, this.update(view)]);
-    if (this.picture === picture && !this.model.classes.length) speak("What it looks at is shown.");
+    if (this.picture === picture && !this.model.classes.length) speak("The explanation is shown.");
   }
 
   close() {
     this.picture?.close();
   }
 
-  /** Whether there is nothing to look at, and will not be. */
+  /** Whether there is no picture because of an error. */
   get empty() {
     return this.#wrong.size > 0 && this.stage.empty;
   }
 
-  /** Whether the server does not take this file. */
+  /** Whether the server refused this file. */
   get #refused() {
     return [...this.#wrong.values()].some(({ code }) => OF_THE_FILE.includes(code));
   }
@@ -110,14 +110,14 @@ export class Slot {
       if (picture !== this.picture) return;
       this.#right("answer");
       this.answer.show(prediction, this.model.multi_label);
-      speak(`${prediction.label}, ${percent(prediction.score)} sure.`);
+      speak(`${prediction.label}, ${percent(prediction.score)} probability.`);
     } catch (error) {
       if (picture === this.picture) this.#fail("answer", error);
     }
   }
 
   /**
-   * Shows what the view asks for; what was asked later wins.
+   * Shows the explanation for a view; a later call takes precedence.
    * @param {View} view
    */
   async update(view) {
@@ -140,9 +140,9 @@ export class Slot {
     }
   }
 
-  /** Occlusion takes seconds; where its map is known, that comes before this is seen. */
+  /** Shows a message for occlusion, which takes seconds. A cached map replaces it before the next frame. */
   #wait({ method }) {
-    if (method === "occlusion") this.stage.wait("Occlusion: covering patch after patch …");
+    if (method === "occlusion") this.stage.wait("Computing occlusion …");
   }
 
   #fail(what, error) {
@@ -159,7 +159,7 @@ export class Slot {
     if (this.#wrong.delete(what)) this.#complain();
   }
 
-  /** Says beside the picture what went wrong, the same once; a stage with nothing on it gives way. */
+  /** Shows the errors, without duplicates, and hides an empty stage. */
   #complain() {
     const errors = new globalThis.Map([...this.#wrong.values()].map((error) => [error.message, error]));
     this.trouble.replaceChildren(...[...errors.values()].map((error) => alarm(error, this.picture?.file.name)));
@@ -186,7 +186,7 @@ export class Slot {
     this.sheet.element.hidden = view.method !== "attention";
   }
 
-  /** The maps of one patch; null where another is wanted meanwhile. */
+  /** Returns the maps of a query patch, or null if another one was selected meanwhile. */
   async #asked(cell, late) {
     const picture = /** @type {Picture} */ (this.picture);
     this.stage.mark(cell);
@@ -194,16 +194,16 @@ export class Slot {
     return late() ? null : picture.explain("attention", cell);
   }
 
-  /** What one sees. */
+  /** Returns the caption of the picture. */
   #caption({ method, layer, head, spot }, cell, asks, map) {
-    if (!map.values.some((value) => value > 0)) return `${capital(method)}: no part counts for the answer.`;
-    if (method === "rollout") return "Rollout: how much of each patch reaches the answer, through all layers.";
-    if (method === "gradient") return "Gradient: which patches' attention speaks for the answer.";
-    if (method === "occlusion") return "Occlusion: how much less probable the answer is when this part is covered.";
+    if (!map.values.some((value) => value > 0)) return `${capital(method)}: no region has a positive value.`;
+    if (method === "rollout") return "Rollout: attention from the output to each patch, through all layers.";
+    if (method === "gradient") return "Gradient: attention weighted by its gradient for the predicted class.";
+    if (method === "occlusion") return "Occlusion: decrease of the predicted probability when a region is covered.";
     const heads = this.model.attention.layers[layer].heads;
     const who = head === null ? `layer ${layer}, mean of all heads` : `layer ${layer}, head ${Math.min(head, heads - 1)}`;
     const asker = cell ? `the patch in row ${cell.row}, column ${cell.column}` : askerOf(this.model.attention.layers[layer]);
-    const only = spot && !asks ? " In this layer only the class token asks." : "";
-    return `${capital(who)}: what ${asker} attends to.${only}`;
+    const only = spot && !asks ? " In this layer the class token is the only query." : "";
+    return `${capital(who)}: attention of ${asker}.${only}`;
   }
 }

@@ -1,4 +1,4 @@
-/** @file A picture on the page with the map on it: the patches under the pointer and the keys, a caption, a legend. */
+/** @file A picture with a map on it: selection of patches by pointer and keys, caption and legend. */
 
 import { make } from "./dom.js";
 import { frame, paint, paintLegend } from "./painter.js";
@@ -20,19 +20,19 @@ export class Stage {
   #map = null;
   /** @type {Cell | null} */
   #query = null;
-  /** @type {Cell | null} below the pointer */
+  /** @type {Cell | null} under the pointer */
   #under = null;
   #pickable = false;
   /** @type {(value: number) => string} */
   #words = String;
 
-  /** @param {(spot: Spot | null) => void} onPick hears which patch is to ask; null is the answer's own view */
+  /** @param {(spot: Spot | null) => void} onPick called with the selected query patch; null for the default query */
   constructor(onPick) {
     this.onPick = onPick;
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.hover = make("div", { class: "cell hover", hidden: true });
     this.asking = make("div", { class: "cell asking", hidden: true });
-    this.pane = make("div", { class: "pane", tabindex: 0, role: "img", "aria-label": "The picture" },
+    this.pane = make("div", { class: "pane", tabindex: 0, role: "img", "aria-label": "The image" },
       this.canvas, this.hover, this.asking);
     this.says = make("p", { class: "says" });
     this.reading = make("p", { class: "reading" });
@@ -46,7 +46,7 @@ export class Stage {
   }
 
   /**
-   * A scene alone, with nothing on it.
+   * Shows a scene without a map.
    * @param {Scene} scene
    */
   showPlain(scene) {
@@ -56,8 +56,8 @@ export class Stage {
   }
 
   /**
-   * The scene without its map, dimmed, until the next is there.
-   * @param {string} caption what goes on
+   * Shows the scene dimmed and without its map until the next map.
+   * @param {string} caption what is being computed
    */
   wait(caption) {
     if (this.#scene) this.canvas.getContext("2d")?.putImageData(this.#scene.picture, 0, 0);
@@ -65,7 +65,7 @@ export class Stage {
     this.pane.classList.add("waiting");
   }
 
-  /** Nothing at all. */
+  /** Removes picture and map. */
   clear() {
     this.canvas.getContext("2d")?.clearRect(0, 0, this.canvas.width, this.canvas.height);
     this.#scene = null;
@@ -76,13 +76,13 @@ export class Stage {
     return !this.#scene;
   }
 
-  /** Without a map there is nothing to point at, and no legend. */
+  /** Removes map, legend and selection. */
   #bare(caption) {
     this.#map = null;
     this.#pickable = false;
     this.pane.classList.remove("waiting", "pickable");
     this.pane.setAttribute("role", "img");
-    this.pane.setAttribute("aria-label", caption || "The picture");
+    this.pane.setAttribute("aria-label", caption || "The image");
     this.says.textContent = caption;
     this.legend.hidden = true;
     this.mark(null);
@@ -90,7 +90,7 @@ export class Stage {
   }
 
   /**
-   * A scene with a map.
+   * Shows a scene with a map.
    * @param {Scene} scene
    * @param {Map} map
    * @param {{manner: import("./painter.js").Manner, opacity: number, range: [number, number], scale: Uint8ClampedArray,
@@ -107,17 +107,17 @@ export class Stage {
     this.#pickable = options.pickable;
     this.pane.classList.remove("waiting");
     this.pane.classList.toggle("pickable", options.pickable);
-    // with the keys it is a thing to work with; else a picture
+    // with selectable patches it handles keys; otherwise it is an image
     this.pane.setAttribute("role", options.pickable ? "application" : "img");
     this.pane.setAttribute("aria-label", options.pickable
-      ? `${options.caption} Arrow keys choose the patch that asks, Escape goes back.` : options.caption);
+      ? `${options.caption} Arrow keys select a query patch, Escape clears the selection.` : options.caption);
     this.says.textContent = options.caption;
     this.#read(this.#under);
     this.#showLegend(options);
   }
 
   /**
-   * The patch that asks.
+   * Outlines the query patch.
    * @param {Cell | null} cell
    */
   mark(cell) {
@@ -125,7 +125,7 @@ export class Stage {
     this.#outline(this.asking, cell);
   }
 
-  /** The picture as it is shown, as a PNG. */
+  /** Returns the displayed picture as a PNG. */
   blob() {
     return new Promise((resolve) => this.canvas.toBlob(resolve, "image/png"));
   }
@@ -141,7 +141,7 @@ export class Stage {
     const bar = make("canvas", { class: "bar", "aria-hidden": "true" });
     paintLegend(bar, options);
     const [low, high] = options.range.map(options.words);
-    this.legend.replaceChildren(make("span", {}, low), bar, make("span", {}, `${high} and more`));
+    this.legend.replaceChildren(make("span", {}, low), bar, make("span", {}, `≥ ${high}`));
     this.legend.hidden = false;
   }
 
@@ -175,7 +175,7 @@ export class Stage {
     this.#pick(same ? null : cell);
   }
 
-  /** Marked at once: the next key goes on from here, however long the answer takes. */
+  /** Outlines the patch before the reply arrives, so that further keys continue from it. */
   #pick(cell) {
     this.mark(cell);
     this.onPick(cell && this.#map ? spotOf(this.#map, cell) : null);
@@ -194,7 +194,7 @@ export class Stage {
     this.#pick({ row: within(from.row + step[0], rows), column: within(from.column + step[1], columns) });
   }
 
-  /** Puts the outline of a cell where it lies on the picture, as far as the model saw it. */
+  /** Positions the outline of a cell on the picture, clipped to the model's input. */
   #outline(element, cell) {
     element.hidden = !cell || !this.#map || !this.#scene;
     if (!cell || !this.#map || !this.#scene) return;

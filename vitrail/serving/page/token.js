@@ -1,10 +1,10 @@
-/** @file The dialogue that asks for the server's token. */
+/** @file The dialog that asks for the server's token. */
 
 import { byId } from "./dom.js";
 
 /**
- * An empty answer is none.
- * @param {boolean} again whether one was refused
+ * Asks for the token. Returns an empty string if the user cancels.
+ * @param {boolean} again whether a previous token was refused
  * @returns {Promise<string>}
  */
 export function askToken(again) {
