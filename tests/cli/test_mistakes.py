@@ -251,7 +251,7 @@ MISTAKES: dict[str, Mistake] = {
     "a conversion into no layout": ("convert done copy", nothing, 2, "--to native, google"),
     "a mistyped layout": ("convert done copy --to gogle", nothing, 2, "gogle"),
     "a conversion onto itself": ("convert done done/model --to native", nothing, 2, "the source itself"),
-    "a conversion onto other things": ("convert done photos --to native", nothing, 2, "is no model folder"),
+    "a conversion onto other things": ("convert done photos --to native", nothing, 2, "is not a model folder"),
     "a name that is none of Google's": ("convert done copy --to google", nothing, 2, ".npz"),
     "names of classes that are not there": ("convert done copy --to native --classes no.txt", nothing, 2, "no.txt"),
     "a size that is none": ("convert done copy --to native --size big", nothing, 2, "big"),

@@ -55,9 +55,9 @@ def test_an_output_that_is_no_finite_number_fails_whose_ever_it_is(output, value
 
 
 def test_other_outputs_fail():
-    with pytest.raises(CheckpointError, match="the graph gives"):
+    with pytest.raises(CheckpointError, match="the outputs of the graph are"):
         compare(answers(), answers(LOGITS[:1]), [torch.zeros(1)])
-    with pytest.raises(CheckpointError, match="the graph gives"):
+    with pytest.raises(CheckpointError, match="the outputs of the graph are"):
         compare(answers(), lambda images: {"features": FEATURES}, [torch.zeros(1)])
 
 

@@ -149,7 +149,7 @@ def test_only_vitrails_own_layout_holds_it(trained, tmp_path):
 
 def test_a_model_of_an_unknown_task_is_refused_by_name(trained, monkeypatch):
     monkeypatch.delitem(TASKS, "regression")
-    with pytest.raises(CheckpointError, match="of the task 'regression'; this vitrail knows classification"):
+    with pytest.raises(CheckpointError, match="the task 'regression'; this version of vitrail supports classification"):
         vitrail.load(trained.folder)
 
 

@@ -46,7 +46,7 @@ RESNETS: dict[str, tuple[Maker, str]] = {
     ),
     "1,500 blocks of a hybrid": (
         google(HYBRID, **{f"block{number}__unit1__x": np.zeros(1) for number in range(3, 1501)}),
-        "can be built",
+        "cannot be built",
     ),
     "a ResNet 2^68 wide": (
         google(BIT, **deep(60, "resnet__block{}__unit01", OF_BIT)),
@@ -56,7 +56,7 @@ RESNETS: dict[str, tuple[Maker, str]] = {
         google(HYBRID, **deep(60, "block{}__unit1", OF_HYBRID)),
         "size is (9223372036854775808",
     ),
-    "a root of no axes": (google(BIT, resnet__root_block__standardized_conv2d__kernel=np.zeros(())), "can be built"),
+    "a root of no axes": (google(BIT, resnet__root_block__standardized_conv2d__kernel=np.zeros(())), "cannot be built"),
     "a root of no channels": (
         google(BIT, resnet__root_block__standardized_conv2d__kernel=npy((7, 7, 3, 0), data=b"")),
         "width_factor is 0",
@@ -73,11 +73,11 @@ RESNETS: dict[str, tuple[Maker, str]] = {
     "a stem that gives other maps": (google(HYBRID, embedding__kernel=np.zeros((2, 2, 128, 24))), "patch_embed.proj"),
     "10^12 classes of no maps": (
         google(BIT, resnet__head__conv2d__kernel=npy((0, 1, 512, 10**12), data=b"")),
-        "can be built",
+        "cannot be built",
     ),
     "whole numbers for kernels": (
         google(BIT, resnet__block2__unit01__a__standardized_conv2d__kernel=np.zeros((1, 1, 256, 128), int)),
-        "int64 stands where weights belong",
+        "weights has the type int64",
     ),
     "a layer by two numbers": (
         google(BIT, resnet__group_norm_1__gamma=np.zeros(512, np.float32)),

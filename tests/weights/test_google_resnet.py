@@ -239,7 +239,7 @@ WRONG = {
     "a lost norm": (lambda: without(written(BIT), "resnet/group_norm/beta"), "has no 'group_norm/beta'"),
     "a width that is none": (
         lambda: {**written(BIT), "resnet/root_block/standardized_conv2d/kernel": np.ones((7, 7, 3, 96), np.float32)},
-        "96 channels, which is no multiple of 64",
+        "96 channels, which is not a multiple of 64",
     ),
     "a head of 2 x 3": (
         lambda: {**written(BIT), "resnet/head/conv2d/kernel": np.ones((2, 3, 512, 5), np.float32)},
@@ -255,7 +255,7 @@ WRONG = {
     ),
     "a foreign array": (
         lambda: {**written(BIT), "resnet/block1/unit01/d/kernel": np.ones(3)},
-        "that a BiT ResNet has no use for: block1/unit01/d/kernel",
+        "that a BiT ResNet does not use: block1/unit01/d/kernel",
     ),
 }
 

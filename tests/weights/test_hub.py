@@ -77,7 +77,7 @@ def test_a_model_that_the_hub_has_not_is_a_mistake_of_the_command(monkeypatch):
         raise huggingface_hub.errors.HFValidationError("no such name\nand more")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    with pytest.raises(ConfigError, match="the hub gives no hf:owner/name: no such name") as caught:
+    with pytest.raises(ConfigError, match="hf:owner/name cannot be downloaded from the hub: no such name") as caught:
         load("hf:owner/name")
     assert "and more" not in str(caught.value)
 
@@ -88,7 +88,7 @@ def test_offline_and_not_fetched_before_is_one_message(tmp_path):
     command = [sys.executable, "-m", "vitrail", "predict", "hf:owner/name", str(Path(__file__))]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert found.returncode == 4, found.stderr
-    assert found.stderr.startswith("error: hf:owner/name is not in the hub's cache here and could not be fetched")
+    assert found.stderr.startswith("error: hf:owner/name is not in the local cache of the hub and cannot be downloaded")
     assert "HF_HUB_OFFLINE" in found.stderr
     assert "Traceback" not in found.stderr
     assert len(found.stderr.splitlines()) <= 3

@@ -128,8 +128,8 @@ def test_a_crop_that_transformers_would_not_make_is_said_to_be_assumed(changes):
 @pytest.mark.parametrize(
     ("stated", "words"),
     [
-        ({"image_processor_type": "CLIPImageProcessor"}, "that of 'CLIPImageProcessor'"),
-        ({"image_processor_type": 7}, "that of 7"),
+        ({"image_processor_type": "CLIPImageProcessor"}, "unsupported image processor 'CLIPImageProcessor'"),
+        ({"image_processor_type": 7}, "unsupported image processor 7"),
         ({"size": {"shortest_edge": 40, "longest_edge": 80}}, "a size of"),
         ({"size": {"height": 40}}, "it has no 'width'"),
         ({"size": 24.5}, "float"),
@@ -145,7 +145,7 @@ def test_a_crop_that_transformers_would_not_make_is_said_to_be_assumed(changes):
         ({"image_std": [0.5, 0.5, float("nan")]}, "std"),
         ({"rescale_factor": 0}, "division by zero"),
         ({"do_center_crop": True, "crop_size": {"shortest_edge": 3}}, "crop_size is 3"),
-        ({"do_center_crop": True, "crop_size": 32, "size": {"height": 40, "width": 50}}, "has not the shape"),
+        ({"do_center_crop": True, "crop_size": 32, "size": {"height": 40, "width": 50}}, "another aspect ratio"),
         ({"do_center_crop": True, "crop_size": 32, "size": 24}, "below the 32 pixels"),
         ({"do_center_crop": True, "crop_size": [32, 40], "size": {"shortest_edge": 48}}, "not square"),
     ],

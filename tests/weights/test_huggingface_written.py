@@ -184,17 +184,17 @@ def test_so_is_one_with_too_many_stages(model_type, config, words):
 
 def test_each_difference_at_other_sizes_is_noted():
     notes = to_huggingface(a_classifier({**SMALL, "classes": 0, "pad": True})).notes
-    assert [len([note for note in notes if word in note]) for word in ("'paper' here", "filled up", "pooler")] == [
+    assert [len([note for note in notes if word in note]) for word in ("'paper' in vitrail", "padded", "pooler")] == [
         1
     ] * 3
-    assert notes[-1] == "the temperature 2.5 is not applied there"
+    assert notes[-1] == "the temperature 2.5 is not applied by transformers"
 
 
 @pytest.mark.parametrize("rule", ["bit", "vit"])
 def test_kernels_are_written_standardised_for_another_rule_than_theirs(rule, tmp_path):
     model = a_classifier(replace(BIT, standardise=rule))
     images = torch.randn(2, 3, 32, 32)
-    assert f"kernels are written as {rule!r} standardises them" in to_huggingface(model).notes[0]
+    assert f"kernels are written standardised by {rule!r}" in to_huggingface(model).notes[0]
     again = load(written(model, tmp_path), log=silent)
     assert again.config.standardise == rule
     torch.testing.assert_close(again(images), model(images), atol=1e-4, rtol=1e-4)
@@ -202,7 +202,7 @@ def test_kernels_are_written_standardised_for_another_rule_than_theirs(rule, tmp
     torch.testing.assert_close(kernel.flatten(1).var(1, correction=0), torch.ones(64), atol=1e-3, rtol=0)
 
 
-WITHOUT_IT = "what vitrail once said of it"
+WITHOUT_IT = "vitrail's description in config.json"
 
 
 @pytest.mark.parametrize(
@@ -258,4 +258,4 @@ def test_other_names_and_another_preprocessing_win_over_what_we_said(tmp_path):
 def test_two_values_of_eps_become_one_with_a_note():
     told = to_huggingface(create_model(replace(PVT_V2, conv_norm_eps=1e-5), classes=PVT_V2.classes))
     assert told.config["layer_norm_eps"] == PVT_V2.norm_eps
-    assert any("the eps 1e-06 there, not 1e-05" in note for note in told.notes)
+    assert any("the eps 1e-06 in transformers, not 1e-05" in note for note in told.notes)

@@ -96,7 +96,7 @@ def test_a_mistyped_path_names_what_lies_near(run, name, words):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("photo.jpg", "is not a known file of weights"),
+        ("photo.jpg", "is not a known format of weights"),
         ("manifest.json", "part of a run's checkpoint"),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_file_that_cannot_be_read_is_refused_without_opening_it(tmp_path, name
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (None, "is not a model: it holds notes.txt"),
+        (None, "is not a model: it contains notes.txt"),
         ({"model_type": "vit", "architectures": ["ViT"]}, "model.safetensors cannot be read: No such file"),
         ({"colour": "blue"}, "does not describe a known model"),
         ({"architecture": "vit_tiny"}, "model.safetensors cannot be read: No such file"),

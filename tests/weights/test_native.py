@@ -99,7 +99,7 @@ def test_a_model_folder_is_replaced_whole(tmp_path, model):
 
 def test_a_folder_with_other_things_in_it_is_never_replaced(tmp_path, model):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match=r"is no model folder \(thesis\.tex\)"):
+    with pytest.raises(ConfigError, match=r"is not a model folder \(thesis\.tex\)"):
         save_model(tmp_path, model)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
     with pytest.raises(ConfigError, match="it is a file"):
@@ -143,7 +143,7 @@ def test_foreign_weights_have_no_place_for_a_temperature(tmp_path, model):
     lone = tmp_path / "lone.safetensors"
     lone.write_bytes(native.to_bytes(model.backbone.state_dict()))
     before = lone.read_bytes()
-    with pytest.raises(CheckpointError, match="no place for a temperature"):
+    with pytest.raises(CheckpointError, match="cannot store a temperature"):
         set_temperature(lone, 2.0)
     assert lone.read_bytes() == before
 
@@ -167,8 +167,8 @@ def changed(folder: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format_version": 3}, "format version 3; this vitrail reads 1 and 2"),
-        ({"task": "divination"}, "of the task .divination.; this vitrail knows classification"),
+        ({"format_version": 3}, "format version 3; this version of vitrail reads 1 and 2"),
+        ({"task": "divination"}, "the task .divination.; this version of vitrail supports classification"),
         ({"format_version": None}, "format version None"),
         ({"architecture": "swim"}, "architecture 'swim'"),
         ({"classes": ["a", "b"]}, "2 class names for 3 outputs"),

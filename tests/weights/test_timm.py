@@ -184,14 +184,14 @@ def test_what_timm_has_no_counterpart_for_is_not_written(changes):
 @pytest.mark.parametrize(
     ("name", "tensor", "words"),
     [
-        ("patch_embed.proj.weight", None, "no plain ViT in timm's layout: it has no 'patch_embed.proj.weight'"),
+        ("patch_embed.proj.weight", None, "not a plain ViT in timm's layout: it has no 'patch_embed.proj.weight'"),
         ("blocks.0.attn.qkv.weight", torch.zeros(3), "'blocks.0.attn.qkv.weight' of 2 axes"),
         ("pos_embed", None, "no 'pos_embed'"),
-        ("pos_embed", torch.zeros(1, 12, 192), "12 positions, which is no square grid beside 1 other tokens"),
+        ("pos_embed", torch.zeros(1, 12, 192), "12 positions, which is not a square grid plus 1 other tokens"),
         ("pos_embed", torch.zeros(10, 192), "'pos_embed' of shape"),
         ("cls_token", torch.zeros(1, 1, 96), r"'cls_token' of shape \(1, 1, 96\)"),
         ("norm_pre.weight", torch.zeros(192), "'norm_pre'"),
-        ("blocks.x.norm1.weight", torch.zeros(192), "of no ViT that can be built"),
+        ("blocks.x.norm1.weight", torch.zeros(192), "cannot be built"),
         ("patch_embed.proj.weight", torch.zeros(200, 3, 4, 4), "'cls_token' of shape"),
     ],
 )
@@ -207,7 +207,7 @@ def test_what_is_no_plain_vit_is_refused_in_words(name, tensor, words):
 def test_heads_that_no_shape_shows_must_be_stated():
     narrow = {name: each[..., :32].clone() if each.ndim == 3 else each for name, each in a_state().items()}
     narrow["patch_embed.proj.weight"] = torch.zeros(32, 3, 4, 4)
-    with pytest.raises(CheckpointError, match="is 32 wide, and no shape shows its number of attention heads"):
+    with pytest.raises(CheckpointError, match="has width 32, and its number of attention heads cannot be inferred"):
         from_timm(narrow, WHERE)
     assert from_timm(narrow, WHERE, {"num_heads": 4})[0].heads == 4
     with pytest.raises(CheckpointError, match="heads is 5"):

@@ -83,22 +83,22 @@ STRANGE = {
         {f"patch_embed.backbone.stages.{stage}.blocks.0.norm1.weight": (1,) for stage in range(62)},
         "whole numbers up to 16,384",
     ),
-    "a root between widths": (BIT, {"stem.conv.weight": (72, 3, 7, 7)}, "makes 72 channels, which is no multiple of 64"),
-    "a root of no axes": (BIT, {"stem.conv.weight": ()}, "of no BiT ResNet that can be built"),
-    "a root of a hybrid of no axes": (ROOT, {"patch_embed.backbone.conv.weight": ()}, "of no ViT that can be built"),
+    "a root between widths": (BIT, {"stem.conv.weight": (72, 3, 7, 7)}, "has 72 channels, which is not a multiple of 64"),
+    "a root of no axes": (BIT, {"stem.conv.weight": ()}, "cannot be built"),
+    "a root of a hybrid of no axes": (ROOT, {"patch_embed.backbone.conv.weight": ()}, "cannot be built"),
     "a root that no groups divide": (
         ROOT,
         {"patch_embed.backbone.conv.weight": (40, 3, 7, 7)},
         "stem_width is 40",
     ),
-    "a head of no axes": (BIT, {"head.fc.weight": ()}, "of no BiT ResNet that can be built"),
+    "a head of no axes": (BIT, {"head.fc.weight": ()}, "cannot be built"),
     "a head of 3 x 3": (BIT, {"head.fc.weight": (5, 256, 3, 3)}, "head.weight"),
     "batch norm": (BIT, {"norm.running_mean": (256,)}, "norm.running_mean"),
     "no stem": (BIT, {"stem.conv.weight": None}, "it has no 'stem.conv.weight'"),
     "another stem": (
         ROOT,
         {"patch_embed.backbone.conv.weight": None, "patch_embed.backbone.0.conv.weight": (64, 3, 3, 3)},
-        "a stem that is not the ViT paper's ResNet: it holds patch_embed.backbone.",
+        "is not the ViT paper's ResNet: it contains patch_embed.backbone.",
     ),
 }  # fmt: skip
 

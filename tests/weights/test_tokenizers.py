@@ -75,7 +75,7 @@ def test_a_folder_is_replaced_whole_and_never_where_it_holds_other_things(folder
     assert sorted(entry.name for entry in folder.iterdir()) == ["config.json", "model.safetensors"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["tokenizer"]
     (folder / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match=r"is no model folder \(thesis\.tex\)"):
+    with pytest.raises(ConfigError, match=r"is not a model folder \(thesis\.tex\)"):
         save_tokenizer(folder, small(), PREPROCESSING)
 
 
@@ -128,7 +128,7 @@ def test_weights_that_were_changed_do_not_match(folder):
         (lambda it: it["config"].update(depth=10**9), "does not fit the model"),
         (lambda it: it["config"].update(width=2**62), "does not fit the model"),
         (lambda it: it["config"].update(width=9), "does not fit the model"),
-        (lambda it: it["preprocessing"].update(mean=[0.5], std=[0.5]), "its preprocessing makes 1"),
+        (lambda it: it["preprocessing"].update(mean=[0.5], std=[0.5]), "but its preprocessing 1"),
     ],
 )
 def test_a_description_that_cannot_be_meant_is_refused(folder, edit, message):

@@ -1,1 +1,1 @@
-"""Graphs that leave PyTorch: ONNX and `torch.export` programs, for images of any size where the architecture allows it."""
+"""Exporting models as ONNX graphs and `torch.export` programs, with dynamic image size if the architecture allows it."""

@@ -1,6 +1,6 @@
-"""Compares the outputs of an exported graph with those of its model on the same images.
+"""Comparison of the outputs of an exported graph with those of its model on the same images.
 
-B images, C channels, H and W their size, F width of what the head reads, K classes.
+B images, C channels, H x W image size, F features, K classes.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch import Tensor
 from vitrail.errors import CheckpointError
 from vitrail.models import Config
 
-BATCHES = (1, 3, 8)  # images at a time
-MOST_ROUNDS, LEAST_ROUNDS, SECONDS = 30, 5, 3.0  # of measuring speed: rounds, or so long
-SMALLEST = 1e-30  # stands for the largest number where all are 0
+BATCHES = (1, 3, 8)  # batch sizes
+MOST_ROUNDS, LEAST_ROUNDS, SECONDS = 30, 5, 3.0  # limits of the speed measurement: rounds and time
+SMALLEST = 1e-30  # lower bound of the maximum, to avoid division by zero
 
-Answers = Mapping[str, Tensor]  # as `Task.graph` gives them
+Answers = Mapping[str, Tensor]  # outputs by name, as in `Task.graph`
 Verb = Callable[[Tensor], Answers]
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The outputs of both, and their difference.
+    """The outputs of model and graph, and their difference.
 
     Args:
-        difference: the largest between two numbers of one output, as a share of the largest number of that output in
-            its batch.
-        expected, actual: of the model and of the graph, for all images.
+        difference: maximum absolute difference of an output, divided by the maximum absolute value of that output in its
+            batch.
+        expected, actual: outputs of the model and of the graph for all images.
     """
 
     difference: float
@@ -42,10 +42,10 @@ class Compared:
 
 @torch.inference_mode()
 def compare(model: Verb, graph: Verb, batches: Iterable[Tensor]) -> Compared:
-    """Runs both on every batch.
+    """Runs model and graph on every batch and compares the outputs.
 
     Raises:
-        CheckpointError: an output that is NaN or infinite, of whichever; a graph with other outputs.
+        CheckpointError: an output of either is not finite, or the graph has other outputs.
     """
     worst, expected, actual = 0.0, [], []
     for images in batches:
@@ -58,12 +58,14 @@ def compare(model: Verb, graph: Verb, batches: Iterable[Tensor]) -> Compared:
 def _measure_difference(expected: Answers, actual: Answers) -> float:
     shapes = [{name: tuple(output.shape) for name, output in answers.items()} for answers in (expected, actual)]
     if shapes[0] != shapes[1]:
-        raise CheckpointError(f"the graph gives {shapes[1]}, the model {shapes[0]}", "this is a fault of vitrail")
+        raise CheckpointError(
+            f"the outputs of the graph are {shapes[1]}, those of the model {shapes[0]}", "this is a bug in vitrail"
+        )
     for name in expected:
         if not expected[name].isfinite().all():
             raise CheckpointError(f"the {name} of the model are not finite", "export a model with finite outputs")
         if not actual[name].isfinite().all():
-            raise CheckpointError(f"the {name} of the graph are not finite", "this is a fault of vitrail")
+            raise CheckpointError(f"the {name} of the graph are not finite", "this is a bug in vitrail")
     shares = (
         (expected[name] - actual[name]).abs().max() / expected[name].abs().max().clamp(min=SMALLEST)
         for name in expected
@@ -76,14 +78,14 @@ def _concatenate(batches: list[Answers]) -> Answers:
 
 
 def choose_sizes(config: Config) -> list[tuple[int, int]]:
-    """(height, width): the model's own, a larger one, and one that is no square; all of whole patches where its own is."""
+    """Returns (height, width) of the model, a larger size and a non-square size; whole patches if the first is."""
     (height, width), (down, across) = config.image_size, config.cell
     oblong = (height + down, width + (3 if height == width else 2) * across)
     return [(height, width), (height + 2 * down, width + 2 * across), oblong]
 
 
 def generate_pictures(count: int, channels: int, size: tuple[int, int], *, seed: int = 0) -> Tensor:
-    """Pictures (B, C, H, W) uint8 where no real ones are given: clouds of several scales, each picture of another contrast."""
+    """Returns synthetic pictures (B, C, H, W) uint8: noise of several scales, with a different contrast per picture."""
     generator = torch.Generator().manual_seed(seed)
     clouds = torch.zeros(count, channels, *size)
     for cells in (2, 5, 16):
@@ -94,7 +96,7 @@ def generate_pictures(count: int, channels: int, size: tuple[int, int], *, seed:
 
 
 def scale_pictures(pictures: Tensor, sizes: Iterable[tuple[int, int]]) -> Iterator[Tensor]:
-    """The pictures (B, C, H, W) uint8 scaled to every size, as many at a time as `BATCHES` says."""
+    """Resizes pictures (B, C, H, W) uint8 to every size, in batches of the sizes in `BATCHES`."""
     for size in sizes:
         scaled = F.interpolate(pictures.float(), size, mode="bilinear", align_corners=False, antialias=True)
         for count in BATCHES:
@@ -105,7 +107,7 @@ def scale_pictures(pictures: Tensor, sizes: Iterable[tuple[int, int]]) -> Iterat
 def measure_speeds(
     model: Callable[[Tensor], object], graph: Callable[[Tensor], object], images: Tensor
 ) -> tuple[float, float]:
-    """Milliseconds an image of ``images`` (B, C, H, W), of the model and of the graph: medians, measured by turns."""
+    """Returns median milliseconds per image (B, C, H, W) of the model and of the graph, measured alternately."""
     verbs = (model, graph)
     taken: tuple[list[float], list[float]] = ([], [])
     for verb in verbs:

@@ -1,6 +1,6 @@
-"""The graph that is exported: images in, named outputs out, traced once for all batches and, if possible, all sizes.
+"""The graph to export: images to named outputs, traced once for any batch size and, if possible, any image size.
 
-B images, C channels, H x W pixels, K classes, F width of what the head reads.
+B images, C channels, H x W pixels, K classes, F features.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ AXES = {0: "batch", 2: "height", 3: "width"}  # of the images
 
 
 class Graph(nn.Module):
-    """Normalised images (B, C, H, W) in fp32 to the named outputs of `Task.graph`, such as "logits" (B, K) and "features" (B, F).
+    """Maps normalised fp32 images (B, C, H, W) to the named outputs of `Task.graph`, such as "logits" (B, K).
 
-    It holds a copy of the model, in fp32, on the CPU and in evaluation mode: the model stays as it is.
+    The module holds a copy of the model in fp32, on the CPU and in evaluation mode. The model itself is not changed.
 
     Args:
-        pictures: what comes in is whole pictures, uint8, which a `Preparation` makes images of.
+        pictures: whether the input is whole uint8 pictures, which a `Preparation` converts to images.
     """
 
     def __init__(self, model: Task, *, pictures: bool = False) -> None:
@@ -40,10 +40,10 @@ class Graph(nn.Module):
 
 
 def dynamic_size(model: Task) -> bool:
-    """Whether height and width are left open in a graph of this model; the batch always is.
+    """Whether height and width are dynamic in a graph of this model. The batch size always is.
 
-    They are in all architectures but one case: BEiT's tables that are resized by a cubic spline ("geometric-cubic"), because
-    drawing it for another size means solving linear equations, for which ONNX has no operator.
+    The only exception is BEiT with tables that are resized by a cubic spline ("geometric-cubic"): the spline requires
+    solving linear equations, for which ONNX has no operator.
     """
     config = model.backbone.config
     is_spline = getattr(config, "bias_resize", None) == "geometric-cubic"
@@ -51,15 +51,15 @@ def dynamic_size(model: Task) -> bool:
 
 
 def trace_graph(model: Task, *, pictures: bool = False) -> ExportedProgram:
-    """The graph of a model, with names for the axes that are open: ``batch``, and where `dynamic_size` ``height`` and ``width``.
+    """Traces a model with the dynamic axes ``batch`` and, if `dynamic_size`, ``height`` and ``width``.
 
-    With its lengths left open a graph holds for any number of images, and for the sizes that the model takes itself; a program
-    refuses others, and so it does less than two patches along a side, as torch traces one as a case of its own. A graph that
-    takes whole ``pictures`` takes all sizes, and its network sees one.
+    The graph supports any batch size and the image sizes that the model supports. A program refuses other sizes, and fewer
+    than two patches per side, because torch specialises on a length of one. A graph with ``pictures`` as input accepts
+    pictures of any size and resizes them to one image size.
     """
     graph, is_dynamic = Graph(model, pictures=pictures), pictures or dynamic_size(model)
     config = graph.model.config
-    # twice the model's size: no length of any map, in any stage, is 1 or what a table was made for
+    # twice the model's size, so that torch does not specialise on a map length of 1 or of a table's size
     scale = 2 if is_dynamic else 1
     size = [scale * length for length in config.image_size]
     images = torch.zeros(2, config.in_channels, *size, dtype=torch.uint8 if pictures else torch.float32)

@@ -1,4 +1,4 @@
-"""ONNX: a graph for onnxruntime and whatever else reads it, in one file."""
+"""Export to ONNX."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from vitrail.exports.graph import AXES, dynamic_size, quiet_exporters, trace_gra
 from vitrail.files import disk_errors, replace_file
 from vitrail.tasks.task import Task
 
-OPSET = 20  # what torch's translations are written for
-LARGEST = 1536 * 2**20  # bytes of weights in one file: a message of protobuf ends at 2 GB
+OPSET = 20  # the opset of torch's exporter
+LARGEST = 1536 * 2**20  # maximum bytes of weights in one file; protobuf messages are limited to 2 GB
 
 
 def to_onnx(
@@ -24,17 +24,18 @@ def to_onnx(
     pictures: bool = False,
     opset: int = OPSET,
 ) -> bool:
-    """Writes `Graph` as ONNX: "images" (batch, C, height, width) to the outputs that `Task.graph_outputs` names.
+    """Writes `Graph` as ONNX, from "images" (batch, C, height, width) to the outputs in `Task.graph_outputs`.
 
-    The weights lie in the same file, and beside it in a file of their own where they have more than `LARGEST` bytes.
+    Weights of more than `LARGEST` bytes are stored in a separate file beside it.
 
     Args:
-        metadata: plain text by name, which the file carries along (``metadata_props``).
-        pictures: in place of "images" it takes "pictures", uint8 of any one size, upright, and prepares them itself.
+        metadata: strings to store in the file (``metadata_props``).
+        pictures: whether the input is "pictures", uint8 of any one size after EXIF orientation, with preprocessing in the
+            graph, instead of "images".
         opset: version of ONNX's operators.
 
     Returns:
-        Whether height and width are open: of pictures always, of images as `dynamic_size` says.
+        Whether height and width are dynamic: always for pictures, otherwise `dynamic_size`.
 
     Raises:
         ConfigError: the packages onnx and onnxscript are not installed.
@@ -59,7 +60,7 @@ def to_onnx(
         )
     assert written is not None
     for node in written.model.graph.all_nodes():
-        node.metadata_props.clear()  # lines of source code, and the folders they lie in
+        node.metadata_props.clear()  # source code lines with local paths
     written.model.metadata_props.update(metadata)
     if sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) > LARGEST:
         with disk_errors(path):

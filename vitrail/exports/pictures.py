@@ -1,10 +1,11 @@
-"""The part of a graph that takes pictures of any size: it resizes and crops them as Pillow does, and normalises.
+"""Preprocessing as part of a graph: resizes and crops pictures of any size exactly as Pillow does, and normalises them.
 
-Pillow resamples along one axis, rounds to 8 bits, then along the other, with weights in fixed point. Both are products with a
-matrix here, computed in the graph from the size of what comes in, and no larger than the crop. All is in float64 and in the
-order of Pillow 13: sums of 8-bit numbers times 22-bit ones are exact in it, and the pixels are Pillow's own.
+Pillow resamples one axis, rounds to 8 bits, then resamples the other axis, with fixed-point weights. Here each axis is a
+product with a matrix that is computed in the graph from the input size and is no larger than the crop. All computations are
+in float64 and in the order of Pillow 13. Sums of products of 8-bit and 22-bit integers are exact in float64, so the pixels are
+identical to those of Pillow.
 
-B pictures, C channels, H x W pixels of a picture, h x w pixels that the network sees.
+B pictures, C channels, H x W pixels of a picture, h x w pixels of the model's input.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from torch import Tensor, nn
 from vitrail.data.preprocessing import WHOLE_PIXELS, Preprocessing
 from vitrail.torch_private import check
 
-HALF_WIDTHS = {"box": 0.5, "bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}  # of a kernel that does not shrink
+HALF_WIDTHS = {"box": 0.5, "bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}  # radius of the kernels without downscaling
 SHARPNESS = -0.5  # of the cubic kernel
-UNIT = 2**22  # a weight is a whole number of 1 / UNIT
+UNIT = 2**22  # weights are multiples of 1 / UNIT
 
 
 class Preparation(nn.Module):
-    """What `Preprocessing` says, as tensors: pictures uint8 (B, C, H, W), upright, to normalised images (B, C, h, w) in fp32.
+    """`Preprocessing` as a module: upright uint8 pictures (B, C, H, W) to normalised fp32 images (B, C, h, w).
 
-    Lengths that depend on H and W are float64 scalars, in which Python computes them too.
+    Lengths that depend on H and W are float64 scalars, the precision of Python.
     """
 
     def __init__(self, preprocessing: Preprocessing) -> None:
@@ -37,7 +38,7 @@ class Preparation(nn.Module):
         return self.preprocessing.normalise(self.frame(pictures))
 
     def frame(self, pictures: Tensor) -> Tensor:
-        """What `Preprocessing.picture` makes of each: uint8 (B, C, h, w)."""
+        """Returns the results of `Preprocessing.picture`: uint8 (B, C, h, w)."""
         lines = [torch.arange(length, device=pictures.device) for length in pictures.shape[2:]]  # (H,), (W,)
         lengths, crop = [_length(line) for line in lines], self.preprocessing.size
         scaled = self._scale(*lengths)
@@ -45,7 +46,7 @@ class Preparation(nn.Module):
         rows, columns = (self._make_matrix(*axis, is_cut) for axis in zip(lines, scaled, crop))  # (h, H), (w, W)
         cropped = [torch.where(is_cut, *pair) for pair in zip(crop, scaled)]
         fewer_rows, fewer_columns = (old - new for old, new in zip(lengths, cropped))
-        # the rows first where many of them go, as Pillow does it since 13
+        # rows first if most of them are dropped, as in Pillow 13 and newer
         rows_first = (fewer_rows > 0) & (fewer_rows > 2 * fewer_columns)
         return _multiply(pictures, rows, columns, rows_first)
 
@@ -53,7 +54,7 @@ class Preparation(nn.Module):
         """`Preprocessing.resized`."""
         if self.preprocessing.resize == "none":
             return height, width
-        # what `squash` scales to is what `short` covers
+        # `squash` scales to the size that `short` covers
         down, across = replace(self.preprocessing, resize="squash").resized(1, 1)
         if self.preprocessing.resize == "squash":
             return torch.full_like(height, down), torch.full_like(width, across)
@@ -61,13 +62,13 @@ class Preparation(nn.Module):
         return rounded(across * height / width).clamp(min=down), rounded(down * width / height).clamp(min=across)
 
     def _make_matrix(self, line: Tensor, scaled: Tensor, new: int, is_cut: Tensor) -> Tensor:
-        """How much of each pixel along one axis is in each of the crop's: (new, old).
+        """Returns the resampling matrix of one axis, (new, old).
 
         Args:
-            line: 0, 1, ... for each pixel, (old,).
-            scaled: how many there are after scaling, before the crop.
-            new: how many the crop has.
-            is_cut: only the crop is scaled, from a box around it.
+            line: pixel indices 0, 1, ..., (old,).
+            scaled: length after scaling, before the crop.
+            new: length of the crop.
+            is_cut: whether only the crop is scaled, from a box around it.
         """
         corner = torch.round if self.preprocessing.crop_rounding == "even" else torch.floor
         offset = corner((scaled - new) / 2)
@@ -76,7 +77,7 @@ class Preparation(nn.Module):
             return _ones_at(places + offset, line)
         old = _length(line)
         step = old / scaled
-        # Pillow takes boxes in fp32
+        # Pillow's boxes are fp32
         low, high = (offset * step).float(), torch.minimum((offset + new) * step, old).float()
         step = torch.where(is_cut, (high - low).double() / new, step)
         start, offset = torch.where(is_cut, low.double(), 0.0), torch.where(is_cut, 0.0, offset)
@@ -87,7 +88,7 @@ class Preparation(nn.Module):
 
 
 def _multiply(pictures: Tensor, rows: Tensor, columns: Tensor, rows_first: Tensor) -> Tensor:
-    """Pictures (B, C, H, W) times both matrices, (h, H) and (w, W): uint8 (B, C, h, w)."""
+    """Multiplies pictures (B, C, H, W) by the matrices (h, H) and (w, W). Returns uint8 (B, C, h, w)."""
     factors = pictures.double(), rows, columns.mT
     if torch.compiler.is_exporting():
         return torch.cond(rows_first, _by_rows_first, _by_columns_first, factors).to(torch.uint8)
@@ -107,12 +108,12 @@ def _length(line: Tensor) -> Tensor:
 
 
 def _ones_at(places: Tensor, line: Tensor) -> Tensor:
-    """(new, old): a one where a pixel is taken, and none, which is black, for places beyond the line."""
+    """Returns a selection matrix (new, old). Positions outside of the line have a zero row, which gives black."""
     return (places[:, None] == line).double()
 
 
 def _nearest(start: Tensor, step: Tensor, offset: Tensor, places: Tensor) -> Tensor:
-    """The pixel under each of the crop's, (new,). Pillow adds up steps, and their roundings decide where one ends on an edge."""
+    """Returns the nearest pixel of each pixel of the crop, (new,). Steps are summed as in Pillow, for equal rounding errors."""
     count = torch.sym_int((offset + len(places)).long().item())
     check(count >= len(places))
     steps = step.expand(count).clone()
@@ -121,7 +122,7 @@ def _nearest(start: Tensor, step: Tensor, offset: Tensor, places: Tensor) -> Ten
 
 
 def _weights(centres: Tensor, stretch: Tensor, line: Tensor, interpolation: str) -> Tensor:
-    """The matrix of a kernel, ``stretch`` times as wide, around each of ``centres`` (new, 1): (new, old)."""
+    """Returns the matrix (new, old) of a kernel that is scaled by ``stretch`` and centred at ``centres`` (new, 1)."""
     reach = HALF_WIDTHS[interpolation] * stretch
     is_near = (line >= (centres - reach + 0.5).floor()) & (line < (centres + reach + 0.5).floor())
     distances = (line - centres + 0.5) * (1 / stretch)
@@ -131,7 +132,7 @@ def _weights(centres: Tensor, stretch: Tensor, line: Tensor, interpolation: str)
 
 
 def _kernel(distances: Tensor, interpolation: str) -> Tensor:
-    """Box, triangle, the cubic kernel of Keys 1981, or a sinc under the middle of another, three times as wide (Lanczos)."""
+    """Returns the box, triangle, cubic (Keys 1981) or Lanczos kernel (a sinc windowed by a sinc three times as wide)."""
     if interpolation == "box":
         return ((distances > -0.5) & (distances <= 0.5)).double()
     far = distances.abs()
@@ -145,11 +146,11 @@ def _kernel(distances: Tensor, interpolation: str) -> Tensor:
 
 
 def _sinc(distances: Tensor) -> Tensor:
-    """sin(pi x) / (pi x), and 1 at 0."""
+    """Returns sin(pi x) / (pi x), and 1 at 0."""
     angles = math.pi * torch.where(distances == 0, 1.0, distances)
     return torch.where(distances == 0, 1.0, angles.sin() / angles)
 
 
 def _in_8_bits(images: Tensor) -> Tensor:
-    """Rounded, a half up, and clipped to what a byte holds."""
+    """Rounds half up and clips to [0, 255]."""
     return (images + 0.5).floor().clamp(0, 255)

@@ -1,4 +1,4 @@
-"""`torch.export` programs: a graph that torch itself loads and runs without this package, and that AOTInductor compiles."""
+"""Export as `torch.export` programs, which torch loads without this package and AOTInductor compiles."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from vitrail.tasks.task import Task
 
 
 def to_program(model: Task, path: Path, *, metadata: Mapping[str, str] = {}) -> bool:
-    """Writes `Graph` as a program: ``torch.export.load(path).module()(images)`` gives a dictionary of its outputs.
+    """Writes `Graph` as a program. ``torch.export.load(path).module()(images)`` returns a dict of outputs.
 
     Args:
-        metadata: plain text by name, which the file carries along (``extra_files`` of `torch.export.load`).
+        metadata: strings to store in the file (``extra_files`` of `torch.export.load`).
 
     Returns:
-        Whether height and width are open, as `dynamic_size` says.
+        Whether height and width are dynamic, as given by `dynamic_size`.
 
     Raises:
         DiskError: the file cannot be written.
     """
     program = trace_graph(model)
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # lines of source code, and the folders they lie in
+        node.meta.pop("stack_trace", None)  # source code lines with local paths
     content = BytesIO()
     with quiet_exporters():
         torch.export.save(program, content, extra_files=dict(metadata))

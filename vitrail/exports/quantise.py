@@ -1,20 +1,20 @@
-"""Dynamic int8 of an ONNX graph: weights are stored in 8 bits, and activations are quantised as they come.
+"""Dynamic int8 quantisation of an ONNX graph: weights are stored in 8 bits, and activations are quantised at run time.
 
-Linear layers multiply in int8, a scale for each output, but for those that read an activation function: the few large numbers
-that GELU lets through would take the whole range of their tensor. Of these the weights alone are quantised. The head and a
-projection that is no product with a constant stay as they are. Activations have one scale for a whole batch, so that answers
-depend a little on what else is in it. ViT-Ti/16 on 300 images of ImageNet, ten at a time (speed: one), by what is in int8, in
-a graph of one size (with open sizes this file gives 72.3 %, 95.7 % as before, 6.9 MB):
+Linear layers compute in int8 with one scale per output, except those after an activation function, where outliers of GELU
+would dominate the range of the tensor; of these, only the weights are quantised. The head and projections that are not a
+product with a constant are not quantised. Activations have one scale per batch, so outputs depend slightly on the other
+images of a batch. ViT-Ti/16 on 300 images of ImageNet, batch size 10 (speed: 1), by what is quantised, in a graph of fixed
+size (with dynamic size, this method gives 72.3 %, 95.7 % unchanged, 6.9 MB):
 
 ==================================================  ======  =========  =====  ============
-layers                                              top-1   as before  MB     ms, 1 thread
+layers                                              top-1   unchanged  MB     ms, 1 thread
 ==================================================  ======  =========  =====  ============
 none: fp32                                          72.7 %  100 %      23.5   26.8
-all, one scale a tensor                             70.3 %  84.3 %     7.3    13.7
-all, a scale for each output                        71.3 %  87.3 %     7.4    14.1
-all, a scale for each output, 7 bits                72.0 %  88.7 %     7.4    13.8
-the same, behind an activation function fp32        73.3 %  97.0 %     12.7   18.2
-the same, behind one the weights alone (this file)  72.0 %  97.3 %     7.4    16.8
+all, one scale per tensor                           70.3 %  84.3 %     7.3    13.7
+all, one scale per output                           71.3 %  87.3 %     7.4    14.1
+all, one scale per output, 7 bits                   72.0 %  88.7 %     7.4    13.8
+the same, after an activation function fp32         73.3 %  97.0 %     12.7   18.2
+the same, after one weights only (this method)      72.0 %  97.3 %     7.4    16.8
 ==================================================  ======  =========  =====  ============
 """
 
@@ -31,16 +31,24 @@ import numpy as np
 from vitrail.errors import ConfigError
 
 ACTIVATIONS = {"Gelu", "Erf", "Tanh", "Relu", "Sigmoid"}
-ELEMENTWISE = {"Mul", "Add", "Sub", "Div", "Pow", "Cast", "Identity"}  # of which a graph may build one
-LARGEST = 127  # of a weight in 8 bits
-SMALLEST = 1e-30  # stands for the largest weight of an output where all are 0
+ELEMENTWISE = {
+    "Mul",
+    "Add",
+    "Sub",
+    "Div",
+    "Pow",
+    "Cast",
+    "Identity",
+}  # operators of which an activation function may consist
+LARGEST = 127  # maximum of an int8 weight
+SMALLEST = 1e-30  # lower bound of the maximum weight, to avoid division by zero
 
 
 def to_int8(source: Path, path: Path) -> int:
-    """Writes the graph ``source`` with 8-bit weights, its metadata kept.
+    """Writes the graph ``source`` with 8-bit weights and the same metadata.
 
     Returns:
-        How many linear layers have them.
+        The number of quantised linear layers.
 
     Raises:
         ConfigError: the graph has no linear layer with a constant weight; or onnx or onnxruntime is not installed.
@@ -51,11 +59,11 @@ def to_int8(source: Path, path: Path) -> int:
     except ImportError as missing:
         raise ConfigError("int8 needs the packages onnx and onnxruntime", "pip install 'vitrail[onnx]'") from missing
     model = onnx.load(source)
-    # shapes that the exporter noted contradict those that the quantiser infers
+    # the exporter's shape annotations contradict the shapes that the quantiser infers
     del model.graph.value_info[:]
     layers = list(_list_linear(model.graph))
     if not layers:
-        raise ConfigError("the graph has no linear layer that int8 could make smaller", "leave --int8 out")
+        raise ConfigError("the graph has no linear layer to quantise", "leave --int8 out")
     producers = {output: node for node in model.graph.node for output in node.output}
     behind = [node for node in layers if _follows_activation(node, producers)]
     for node in behind:
@@ -67,20 +75,20 @@ def to_int8(source: Path, path: Path) -> int:
             op_types_to_quantize=["MatMul"],
             nodes_to_exclude=[node.name for node in behind],
             per_channel=True,
-            reduce_range=True,  # processors without VNNI add two products in 16 bits, which weights of 8 overflow
+            reduce_range=True,  # CPUs without VNNI add two products in 16 bits, which 8-bit weights overflow
             weight_type=QuantType.QInt8,
         )
     return len(layers)
 
 
 def _list_linear(graph: Any) -> Iterator[Any]:
-    """The MatMul nodes whose second factor is a constant matrix."""
+    """Returns the MatMul nodes whose second factor is a constant matrix."""
     matrices = {tensor.name for tensor in graph.initializer if len(tensor.dims) == 2}
     return (node for node in graph.node if node.op_type == "MatMul" and node.input[1] in matrices)
 
 
 def _follows_activation(node: Any, producers: Mapping[str, Any]) -> bool:
-    """Whether an activation function stands before ``node``, with elementwise sums and products at most between."""
+    """Whether ``node`` follows an activation function, with only elementwise sums and products in between."""
     names, visited = [node.input[0]], set()
     while names:
         name = names.pop()
@@ -96,7 +104,7 @@ def _follows_activation(node: Any, producers: Mapping[str, Any]) -> bool:
 
 
 def _store_in_8_bits(graph: Any, node: Any) -> None:
-    """The weight of ``node`` as int8 and a scale for each output, from which it is made again when the graph is loaded."""
+    """Stores the weight of ``node`` as int8 with one scale per output; it is dequantised when the graph is loaded."""
     from onnx import helper, numpy_helper
 
     name = node.input[1]

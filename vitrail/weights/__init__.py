@@ -25,24 +25,25 @@ def load(
     preprocessing: Mapping[str, Any] | None = None,
     log: Say = to_stderr,
 ) -> Task:
-    """Loads a model, a `Classifier` for all but vitrail's own files of other tasks, on the CPU and in evaluation mode.
+    """Loads a model on the CPU and in evaluation mode. Foreign layouts give a `Classifier`.
 
     Args:
         model: a run directory, a ``model/`` folder, a ``.safetensors`` file of vitrail or in timm's layout, a folder as
             timm's ``save_for_hf`` or the ``save_pretrained`` of transformers writes it, ``hf:owner/name`` or
             ``hf:owner/name@revision`` for such a folder on the Hugging Face hub, an ``.npz`` as Google saves ViTs, hybrids
-            and BiT's ResNets, a pickled checkpoint (.pt, .pth, .bin) in timm's layout, which a process of its own opens, an
-            ``.onnx`` that vitrail exported, which gives logits and features and runs on the CPU, or ``latest``: the newest
-            finished run under ``./runs``. A description that vitrail wrote beside a foreign file, ``NAME.json``, is used.
+            and BiT's ResNets, a pickled checkpoint (.pt, .pth, .bin) in timm's layout, which is opened in a sandboxed
+            process, an ``.onnx`` file exported by vitrail, which returns logits and features and runs on the CPU, or
+            ``latest``: the newest finished run under ``./runs``. A description ``NAME.json`` that vitrail wrote beside a
+            foreign file is used.
         classes_file: a text file with class names, one per line, for weights that have none.
         image_size: pixels, or (height, width); positions are resized by the config's rule.
-        in_channels: of the images, if other than in training; see `vitrail.weights.adapt.fit_first_layer`.
-        classes: other classes, to train for; the head is then a linear layer of zeros.
-        preprocessing: values that override those of the weights, as `Preprocessing.stated` takes them.
-        log: takes a line for everything that the weights do not state and was assumed.
+        in_channels: number of image channels, if different from training; see `vitrail.weights.adapt.fit_first_layer`.
+        classes: new classes to train; the head is replaced by a linear layer of zeros.
+        preprocessing: values that override those of the weights, as accepted by `Preprocessing.stated`.
+        log: called with a line for everything that the weights do not state and that was assumed.
 
     Raises:
-        ConfigError: no such model; class names that do not fit.
+        ConfigError: the model does not exist, or the class names do not fit.
         CheckpointError: damaged or unknown weights; lists the tensors that do not fit, or the formats that are read.
     """
     resolved = resolve_model(model)

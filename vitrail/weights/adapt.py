@@ -1,4 +1,4 @@
-"""Adapting a model: other classes, another image size, other channels."""
+"""Adapting a model to other classes, another image size or other channels."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def adapt(
     in_channels: int | None = None,
     **changes: Any,
 ) -> Task:
-    """A new model with the weights of ``start``, for training it further; in training mode.
+    """Returns a new model with the weights of ``start`` for further training, in training mode.
 
     Args:
-        task: by default that of ``start``.
-        classes: names of the outputs. New names get a zero head (paper, appendix B.1.1), the same names keep theirs;
-            either way the temperature is reset to 1.
+        task: the task; by default that of ``start``.
+        classes: names of the outputs. The head is set to zero (paper, appendix B.1.1) unless the names are the same. The
+            temperature is reset to 1 in both cases.
         arguments: ``classes`` and further arguments of the task, such as ``multi_label``; by default those of ``start``.
         image_size: pixels, or (height, width); positions are resized by the config's rule, and the resize before the
             crop in proportion.
-        in_channels: of the images; the first layer is changed as in `fit_first_layer`, and mean and std likewise.
+        in_channels: number of image channels; the first layer is adapted by `fit_first_layer`, and mean and std likewise.
         changes: other fields of the config that leave its tensors as they are, such as ``drop_path=0.1``.
 
     Raises:
@@ -95,12 +95,12 @@ def _fit_preprocessing(preprocessing: Preprocessing, channels: int) -> Preproces
 
 
 def apply_changes(start: Task, classes_file: str | Path | None = None, **changes: Any) -> Task:
-    """Applies what a command line asks for: class names from a file, and `adapt` if there is any other change.
+    """Applies options of the command line: class names from a file, and `adapt` for any other change.
 
-    ``start`` is changed in place where that is enough. Of an exported graph only the image size can change.
+    ``start`` is modified in place if possible. Only the image size of an exported graph can change.
 
     Raises:
-        ConfigError: names that do not fit; and as `adapt`.
+        ConfigError: the names do not fit, or as in `adapt`.
     """
     if classes_file is not None:
         start.classes = check_classes(read_classes(Path(classes_file)), outputs=len(start.classes))

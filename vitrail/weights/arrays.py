@@ -14,14 +14,14 @@ from numpy.lib import format as npy
 from vitrail.errors import CheckpointError
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable
 
-MAX_EXPANSION = 20  # times that the arrays may be larger than the file
+MAX_EXPANSION = 20  # maximum ratio of the size of the arrays to that of the file
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file by name; bf16, which NumPy has no type for, comes as fp32.
+    """Reads the arrays of an .npz file by name. bf16, which NumPy does not support, is converted to fp32.
 
     Raises:
-        CheckpointError: it is missing or damaged, holds objects, or declares more data than it has.
+        CheckpointError: the file is missing or damaged, holds objects, or declares more data than it has.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -32,27 +32,27 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         raise
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}", AGAIN) from error
-    except Exception as error:  # zipfile, the decompressors and NumPy's reading of headers raise a dozen kinds
+    except Exception as error:  # zipfile, the decompressors and NumPy's header parser raise many types
         raise CheckpointError(f"{path} is not a valid .npz file: {printable(error, 200)}", AGAIN) from error
 
 
 def _check_sizes(members: list[zipfile.ZipInfo], path: Path) -> None:
-    """Refuses what would fill the memory: each size is checked again when its bytes are there."""
+    """Raises `CheckpointError` for files that would exceed the memory. Sizes are checked again when the bytes are read."""
     if len(members) > MOST_TENSORS:
         raise CheckpointError(f"{path} holds {len(members):,} arrays", f"up to {MOST_TENSORS:,} are read")
     if len({member.filename.removesuffix(".npy") for member in members}) < len(members):
-        raise CheckpointError(f"{path} holds two arrays of one name", AGAIN)
+        raise CheckpointError(f"{path} contains two arrays of the same name", AGAIN)
     size, total = path.stat().st_size, sum(member.file_size for member in members)
     if total > MAX_EXPANSION * size:
         what = f"{path} has {size:,} bytes and expands to {total:,}"
-        raise CheckpointError(what, "no weights compress so well; fetch the file from a source you trust")
+        raise CheckpointError(what, "weights do not compress that well; fetch the file from a source you trust")
 
 
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> np.ndarray:
     with archive.open(member) as file:
         read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(npy.read_magic(file))
         if read_header is None:
-            raise ValueError(f"{member.filename} is an array of a version that is not known")
+            raise ValueError(f"{member.filename} has an unknown version of the .npy format")
         shape, by_columns, kind = read_header(file)
         if kind.hasobject:
             raise CheckpointError(
@@ -67,12 +67,12 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> np.n
 
 
 def from_bf16(array: np.ndarray) -> np.ndarray:
-    """Two bytes each, as JAX saves bf16, widened to fp32."""
+    """Converts bf16, which JAX saves as two raw bytes, to fp32."""
     return (np.ascontiguousarray(array).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
 def to_npz(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """An .npz file, the same bytes for the same arrays at any time."""
+    """Returns the bytes of an .npz file. They depend on the arrays only, not on the time."""
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w") as archive:
         for name, array in arrays.items():

@@ -1,5 +1,5 @@
-"""The description of a model as plain values for JSON: its config with the numerics, its preprocessing, its classes. It is
-stored in a ``config.json``, in the header of a file, or in a sidecar file beside weights of a foreign layout.
+"""The description of a model as JSON values: config, numerics, preprocessing and classes. It is stored in ``config.json``,
+in the header of a file, or in a sidecar file beside weights of a foreign layout.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from vitrail.models import ARCHITECTURES, Backbone, Config
 from vitrail.tasks import TASKS, Task
 from vitrail.weights.tensors import AGAIN, build_backbone, printable, read_json
 
-FORMAT_VERSION = 2  # 1 had no task: it was classification
+FORMAT_VERSION = 2  # version 1 had no task; it was always classification
 READABLE = (1, 2)
-KEY = "vitrail"  # of the description among the fields of other tools
-OWN = "task."  # before the names of tensors that the task has of its own, beside those of the backbone
-TOKENIZER = "tokenizer"  # the "kind" of a description that is none of a classifier
+KEY = "vitrail"  # key of the description in files of other tools
+OWN = "task."  # prefix of the tensors of the task, which are stored with those of the backbone
+TOKENIZER = "tokenizer"  # the "kind" of a tokenizer's description
+NEWER = "read it with the version of vitrail that wrote it, or a newer one"
 
 
 def describe(
@@ -31,8 +32,8 @@ def describe(
     """Describes ``model``.
 
     Args:
-        metrics: of its evaluation.
-        provenance: plain values that say where the weights come from; by default those it was loaded with.
+        metrics: evaluation metrics.
+        provenance: JSON values on the origin of the weights; by default those it was loaded with.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -52,20 +53,20 @@ def check_version(description: Mapping[str, Any], where: Path | str) -> None:
     """Raises `CheckpointError` for a description of an unsupported format version, or of anything but a model."""
     check_format(description, where)
     if description.get("kind") == TOKENIZER:
-        what = f"{where} is a tokenizer, which turns images into codes, and neither an encoder nor a classifier"
-        remedy = "give a model; a tokenizer serves `vitrail pretrain DATA --objective beit --tokenizer RUN`"
+        what = f"{where} is a tokenizer, neither an encoder nor a classifier"
+        remedy = "give a model; a tokenizer is used by `vitrail pretrain DATA --objective beit --tokenizer RUN`"
         raise CheckpointError(what, remedy)
     if (architecture := str(description.get("architecture"))) not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        what = f"{where} is of the architecture {printable(architecture)!r}; this vitrail knows {known}"
-        raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
+        what = f"{where} has the architecture {printable(architecture)!r}; this version of vitrail supports {known}"
+        raise CheckpointError(what, NEWER)
     if (task := task_of(description)) not in TASKS:
-        what = f"{where} is of the task {printable(str(task))!r}; this vitrail knows {', '.join(TASKS)}"
-        raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
+        what = f"{where} has the task {printable(str(task))!r}; this version of vitrail supports {', '.join(TASKS)}"
+        raise CheckpointError(what, NEWER)
 
 
 def task_of(description: Mapping[str, Any]) -> Any:
-    """The name of the task; descriptions of format version 1 have none, and are of classification."""
+    """Returns the name of the task. Descriptions of format version 1 have none and are for classification."""
     return description.get("task", "classification")
 
 
@@ -74,12 +75,12 @@ def check_format(description: Mapping[str, Any], where: Path | str) -> None:
     version = description.get("format_version")
     if version not in READABLE:
         readable = " and ".join(map(str, READABLE))
-        what = f"{where} has format version {printable(repr(version))}; this vitrail reads {readable}"
-        raise CheckpointError(what, "read it with the vitrail that wrote it, or a newer one")
+        what = f"{where} has format version {printable(repr(version))}; this version of vitrail reads {readable}"
+        raise CheckpointError(what, NEWER)
 
 
 def parse_config(description: Mapping[str, Any], where: Path | str) -> Config:
-    """The config in a description of a supported version. Raises `CheckpointError`."""
+    """Returns the config in a description of a supported version. Raises `CheckpointError`."""
     try:
         return ARCHITECTURES[description["architecture"]].from_dict(description["config"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -87,7 +88,7 @@ def parse_config(description: Mapping[str, Any], where: Path | str) -> Config:
 
 
 def build_model(description: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Path | str) -> Task:
-    """Builds the model of a description of a supported version, with ``tensors`` by our names, in evaluation mode.
+    """Builds the model of a description of a supported version, in evaluation mode. ``tensors`` have vitrail's names.
 
     Raises:
         CheckpointError: the description is invalid, or the tensors are not exactly those of its config and its task.
@@ -109,7 +110,7 @@ def build_model_around(make: Callable[[Config], Backbone], description: Mapping[
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         classes = list(description["classes"])
         if not isinstance(description["classes"], list) or not all(isinstance(name, str) for name in classes):
-            raise ValueError("its class names are no list of words")
+            raise ValueError("its class names are not a list of strings")
         arguments = task.read_description(description)
         provenance = dict(description.get("provenance") or {})
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -123,21 +124,21 @@ def build_model_around(make: Callable[[Config], Backbone], description: Mapping[
 
 
 def unusable_description(where: Path | str, error: Exception) -> CheckpointError:
-    """The error for a description that lacks a field or has an invalid value."""
+    """Returns the error for a description that lacks a field or has an invalid value."""
     reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
     return CheckpointError(f"the description in {where} cannot be used: {reason}", AGAIN)
 
 
 def sidecar_path(weights: Path) -> Path:
-    """The path of the description of ``NAME.npz`` or ``NAME.safetensors`` in a foreign layout: ``NAME.json``."""
+    """Returns ``NAME.json``, the path of the description of ``NAME.npz`` or ``NAME.safetensors`` in a foreign layout."""
     return weights.with_suffix(".json")
 
 
 def read_sidecar(weights: Path) -> dict[str, Any] | None:
-    """The description beside a file of weights, or None if there is none or the JSON file is not vitrail's.
+    """Reads the description beside a file of weights. Returns None if there is none or the JSON file is not vitrail's.
 
     Raises:
-        CheckpointError: it is damaged, of an unsupported version, or belongs to other weights.
+        CheckpointError: the description is damaged, of an unsupported version, or belongs to other weights.
     """
     beside = sidecar_path(weights)
     if not beside.is_file():
@@ -147,15 +148,15 @@ def read_sidecar(weights: Path) -> dict[str, Any] | None:
         return None
     check_version(description, beside)
     if description.get("sha256") != hash_file(weights):
-        what = f"{beside} describes other weights than those in {weights.name}"
+        what = f"{beside} describes other weights than {weights.name}"
         raise CheckpointError(
-            what, f"put the two files together again, or remove {beside.name}: the layout's own rules then hold"
+            what, f"restore the matching file, or remove {beside.name} to use the defaults of the layout"
         )
     return description
 
 
 def hash_file(path: Path) -> str:
-    """The SHA-256 of a file. Raises `CheckpointError` if it cannot be read."""
+    """Returns the SHA-256 of a file. Raises `CheckpointError` if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""A model as the files of a layout: the counterpart of `read`."""
+"""Encoding a model as the files of a layout, the counterpart of `read`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from vitrail.weights.timm import as_timm
 
 @dataclass(frozen=True)
 class EncodedModel:
-    """The files of a model in some layout, by name, and whether one of them is vitrail's sidecar.
+    """The files of a model in some layout by name, and whether one of them is vitrail's sidecar.
 
-    They are written into a folder, or beside each other if the destination is a file, which is then the last.
+    They are written into a folder, or beside each other if the destination is a file, which is the last entry.
     """
 
     files: Mapping[str, bytes]
@@ -33,7 +33,7 @@ class EncodedModel:
 
 
 def encode_native(model: Task, path: Path) -> EncodedModel:
-    """A model folder, or a file with the description in its header."""
+    """Encodes a model folder, or a file with the description in its header."""
     description = describe(model)
     if path.suffix == ".safetensors":
         return EncodedModel({path.name: encode_file(model, description)})
@@ -41,16 +41,18 @@ def encode_native(model: Task, path: Path) -> EncodedModel:
 
 
 def encode_google(model: Task, path: Path) -> EncodedModel:
-    """An .npz as Google's code writes it, and a sidecar with all that it cannot express."""
+    """Encodes an .npz as Google's code writes it, and a sidecar with everything that it cannot express."""
     if path.suffix != ".npz":
-        raise ConfigError(f"{path} is no name for Google's layout", "give one that ends in .npz")
+        raise ConfigError(
+            f"{path} does not end in .npz, as files in Google's layout do", "choose a name that ends in .npz"
+        )
     classifier = check_classifier(model)
     content = to_npz(to_google(classifier.config, classifier.backbone.state_dict()))
     return _add_sidecar(classifier, path, content)
 
 
 def encode_timm(model: Task, path: Path) -> EncodedModel:
-    """A folder as timm's ``save_for_hf`` writes it; or the tensors alone with a sidecar."""
+    """Encodes a folder as timm's ``save_for_hf`` writes it, or the tensors alone with a sidecar."""
     classifier = check_classifier(model)
     tensors, config = as_timm(classifier)
     content = to_bytes({name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
@@ -60,7 +62,7 @@ def encode_timm(model: Task, path: Path) -> EncodedModel:
 
 
 def encode_huggingface(model: Task, path: Path) -> EncodedModel:
-    """A folder as transformers' ``save_pretrained`` writes it."""
+    """Encodes a folder as transformers' ``save_pretrained`` writes it."""
     folder = to_huggingface(check_classifier(model))
     content = to_bytes(folder.tensors, {"format": "pt"})
     descriptions = {CONFIG: folder.config, PROCESSOR: folder.preprocessor}
@@ -68,7 +70,7 @@ def encode_huggingface(model: Task, path: Path) -> EncodedModel:
 
 
 def check_classifier(model: Task) -> Classifier:
-    """The same. Raises `ConfigError` for another task, which the layouts of others have no words for."""
+    """Returns the model if it is a classifier. Raises `ConfigError` for other tasks, which foreign layouts do not support."""
     if not isinstance(model, Classifier):
         what = f"a model of the task {model.name} can only be written in vitrail's own layout"
         raise ConfigError(what, "give --to native")
@@ -76,7 +78,7 @@ def check_classifier(model: Task) -> Classifier:
 
 
 def _add_sidecar(classifier: Classifier, path: Path, content: bytes) -> EncodedModel:
-    # the description comes first: with weights that are not its own it is refused, weights without it would not be
+    # the description is written first: it is refused beside other weights, but weights without it would be accepted
     description = {**describe(classifier), "sha256": hashlib.sha256(content).hexdigest()}
     return EncodedModel({sidecar_path(path).name: dump_json(description).encode(), path.name: content}, sidecar=True)
 

@@ -1,4 +1,4 @@
-"""The tensors of a folder as Hugging Face's tools write it: whole, in shards under an index, or pickled."""
+"""Reading the tensors of a folder in Hugging Face's format: one file, shards with an index, or pickled."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MOST_SHARDS = 1_000
 
 
 def read_folder(folder: Path, *, log: Callable[[str], None]) -> dict[str, Tensor]:
-    """The tensors of ``folder``, from safetensors where there are any.
+    """Reads the tensors of ``folder``. Safetensors are preferred to pickled files.
 
     Args:
-        log: takes a line on what was taken from a pickled file.
+        log: called with a line on the content of a pickled file.
 
     Raises:
-        CheckpointError: there are none, or they are damaged.
+        CheckpointError: there are no tensors, or they are damaged.
     """
     if (folder / INDEX).is_file() and not (folder / WHOLE).is_file():
         return read_sharded(folder)
@@ -35,11 +35,11 @@ def read_folder(folder: Path, *, log: Callable[[str], None]) -> dict[str, Tensor
 
 
 def read_sharded(folder: Path) -> dict[str, Tensor]:
-    """The tensors of all shards that the index in ``folder`` names, each of which holds what it promises and no more.
+    """Reads the tensors of all shards in the index of ``folder``. Each shard must contain exactly the tensors listed for it.
 
     Raises:
-        CheckpointError: the index lies: of a file outside the folder, of a tensor that is not there or in another
-            shard, or of the size of all.
+        CheckpointError: the index names a file outside the folder, a tensor that is missing or in another shard, or a
+            wrong total size.
     """
     index = folder / INDEX
     promised, total = _read_index(index)
@@ -50,47 +50,47 @@ def read_sharded(folder: Path) -> dict[str, Tensor]:
         strange = [name for name in shard_tensors if promised.get(name) != shard]
         if strange:
             other = promised.get(strange[0])
-            where = f"promises in {other}" if other else "does not name"
-            raise CheckpointError(f"{path} holds {printable(strange[0])!r}, which {index.name} {where}", AGAIN)
+            where = f"lists in {other}" if other else "does not list"
+            raise CheckpointError(f"{path} contains {printable(strange[0])!r}, which {index.name} {where}", AGAIN)
         tensors |= shard_tensors
     missing = [name for name in promised if name not in tensors]
     if missing:
         name = missing[0]
-        what = f"{index} promises {printable(name)!r} in {promised[name]}, which has no such tensor"
+        what = f"{index} lists {printable(name)!r} in {promised[name]}, which does not contain it"
         raise CheckpointError(what, AGAIN)
     size = sum(tensor.nbytes for tensor in tensors.values())
     if total is not None and total != size:
-        raise CheckpointError(f"{index} promises {total} bytes, its shards hold {size}", AGAIN)
+        raise CheckpointError(f"{index} declares {total} bytes, but its shards contain {size}", AGAIN)
     return tensors
 
 
 def _read_index(index: Path) -> tuple[dict[str, str], Any]:
-    """The file of each tensor, and the bytes of all where they are stated."""
+    """Returns the file of each tensor, and the total size in bytes, if stated."""
     described = read_json(index)
     promised, metadata = described.get("weight_map"), described.get("metadata") or {}
     if not isinstance(promised, dict) or not promised or not isinstance(metadata, dict):
-        raise CheckpointError(f"{index} names no tensors and their files", AGAIN)
+        raise CheckpointError(f"{index} has no valid weight_map", AGAIN)
     for shard in promised.values():
         if not isinstance(shard, str) or not _is_plain(shard):
-            what = f"{index} names the file {printable(repr(shard))}, which is none of its folder"
+            what = f"{index} lists {printable(repr(shard))}, which is not a file name in its folder"
             raise CheckpointError(what, "fetch the folder from a source you trust")
     shards = len(set(promised.values()))
     if len(promised) > MOST_TENSORS or shards > MOST_SHARDS:
-        what = f"{index} names {len(promised):,} tensors in {shards:,} files"
-        raise CheckpointError(what, f"up to {MOST_TENSORS:,} in {MOST_SHARDS:,} are read")
+        what = f"{index} lists {len(promised):,} tensors in {shards:,} files"
+        raise CheckpointError(what, f"at most {MOST_TENSORS:,} tensors in {MOST_SHARDS:,} files are supported")
     total = metadata.get("total_size")
     if isinstance(total, bool) or not isinstance(total, int | float | None):
-        raise CheckpointError(f"{index} gives the total size as {printable(repr(total))}", AGAIN)
+        raise CheckpointError(f"{index} has the invalid total size {printable(repr(total))}", AGAIN)
     return promised, total
 
 
 def _is_plain(name: str) -> bool:
-    """The name of a safetensors file, without a way to elsewhere on any system."""
+    """Whether ``name`` is a safetensors file name without path separators of any system."""
     return name.endswith(".safetensors") and name.isprintable() and not set(name) & set('/\\:*?"<>|')
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """The path of a file of the folder, behind no link that leads out of it."""
+    """Returns the path of a file of the folder. Raises `CheckpointError` for a link that leaves the folder."""
     path = folder / name
     # in the hub's cache, models--x/snapshots/revision/name is a link into models--x/blobs
     root = folder.absolute().parents[1] if folder.absolute().parent.name == "snapshots" else folder
@@ -101,12 +101,12 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def check_replaceable(folder: Path, names: Collection[str] = (WHOLE, CONFIG)) -> None:
-    """Refuses to replace a folder that holds anything but the files of a model. Raises `ConfigError`.
+    """Raises `ConfigError` if a folder to be replaced contains anything but the files of a model.
 
     Args:
-        names: of those files.
+        names: names of the files of a model.
     """
     files = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if files - set(names) or folder.is_file():
         other = ", ".join(sorted(files - set(names))[:5]) or "it is a file"
-        raise ConfigError(f"{folder} is there and is no model folder ({other})", "choose a folder that is new or empty")
+        raise ConfigError(f"{folder} exists and is not a model folder ({other})", "choose a new or empty folder")

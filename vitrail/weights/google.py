@@ -1,9 +1,9 @@
-"""Google's layouts, an .npz of parameters: the doors of all, and ViTs by Flax's names: the paper's own files, AugReg's, and
-those of big_vision. BiT's ResNets, and the stem of a hybrid, have their names in `google_resnet`.
+"""Google's layouts, an .npz of parameters with Flax's names: ViTs of the paper, of AugReg and of big_vision. The names of
+BiT's ResNets and of a hybrid's stem are in `google_resnet`.
 
-Kernels there are (inputs, outputs), those of attention with the heads as an axis of their own. Three generations of names
-exist: the first one counts layers of all kinds together (`MlpBlock_3`), later ones each kind for itself (`MlpBlock_0`), and
-big_vision may keep all blocks in one array (`encoderblock`) and has no position for the class token.
+Kernels are (inputs, outputs), with a separate axis for the heads in attention. There are three generations of names: the
+first numbers layers of all types together (`MlpBlock_3`), later ones each type separately (`MlpBlock_0`), and big_vision
+may stack all blocks in one array (`encoderblock`) and has no position for the class token.
 
 D width, H heads, E = D / H, M MLP width, S slots of the position table, P x Q a patch or kernel, C channels in, L blocks,
 F features, K classes.
@@ -35,7 +35,7 @@ from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable
 Arrays = dict[str, np.ndarray]
 KEEP = "keep it in vitrail's format: --to native"
 
-# our module -> Google's, by the later names, and how its kernel lies there
+# vitrail's module -> Google's later name, and the kind of its kernel
 BLOCK = {
     "norm1": ("LayerNorm_0", "norm"),
     "attn.q": ("MultiHeadDotProductAttention_0/query", "into heads"),
@@ -67,21 +67,20 @@ FIRST_NAMES = {
 }
 PROBE = "MAPHead_0/probe"
 ALL_BLOCKS = "Transformer/encoderblock/"
-DEFAULT_SIDE = 224  # pixels, where positions are computed and no shape tells the size
+DEFAULT_SIDE = 224  # pixels, if positions are computed and no shape determines the size
 FIRST_POSITIONS = "Transformer/posembed_input/pos_embedding"
 
 
 def from_google(
     arrays: Mapping[str, np.ndarray], where: Path, config: Config | None = None
 ) -> tuple[ViTConfig | ResNetConfig, dict[str, Tensor]]:
-    """The config that names and shapes show, with the numerics of Google's code, and the tensors by our names.
+    """Infers the config from names and shapes, with the numerics of Google's code, and converts the tensors.
 
     Args:
-        config: a description's, which then holds.
+        config: the config of a description, which takes precedence.
 
     Raises:
-        CheckpointError: it is no ViT, hybrid or ResNet, or something in it has no counterpart here, or it is none of
-            ``config``.
+        CheckpointError: the file is not a ViT, hybrid or ResNet, has unsupported parts, or does not match ``config``.
     """
     try:
         bit = bit_arrays(arrays)
@@ -93,17 +92,17 @@ def from_google(
         state = _joined(dict(_tensors(left, config)))
     except (KeyError, ValueError, IndexError, TypeError, RuntimeError, ArithmeticError) as error:
         reason = printable(f"it has no {error}" if isinstance(error, KeyError) else error, 300)
-        raise CheckpointError(f"{where} is of no model that can be built: {reason}", AGAIN) from error
+        raise CheckpointError(f"the model of {where} cannot be built: {reason}", AGAIN) from error
     if left:
         shown = printable(", ".join(sorted(left)[:5]), 200)
-        what = f"{where} holds {len(left)} arrays that {config.about} has no use for: {shown}"
-        raise CheckpointError(what, "plain ViTs, hybrids and BiT's ResNets are read; two-tower models are not yet")
+        what = f"{where} contains {len(left)} arrays that {config.about} does not use: {shown}"
+        raise CheckpointError(what, "plain ViTs, hybrids and BiT's ResNets are supported; two-tower models are not")
     return config, state
 
 
 def read_google(arrays: Mapping[str, np.ndarray], path: Path, description: Mapping[str, Any] | None = None) -> Weights:
-    """What the arrays hold, which is nothing but the weights: all else is as in the paper's code, or as ``description``,
-    from the file beside them, says. Raises as `from_google`.
+    """Parses arrays. Everything but the weights is as in the paper's code, or as in ``description`` from the file beside
+    them. Raises as `from_google`.
     """
     config, tensors = from_google(arrays, path, None if description is None else parse_config(description, path))
     size = "x".join(map(str, config.image_size))
@@ -111,7 +110,7 @@ def read_google(arrays: Mapping[str, np.ndarray], path: Path, description: Mappi
     try:
         preprocessing = Preprocessing.paper(config.image_size, channels=config.in_channels)
     except ConfigError as error:
-        raise CheckpointError(f"{path} is of no model that can be used: {printable(error, 300)}", AGAIN) from error
+        raise CheckpointError(f"the model of {path} cannot be used: {printable(error, 300)}", AGAIN) from error
     return Weights(
         layout="Google",
         config=config,
@@ -123,7 +122,7 @@ def read_google(arrays: Mapping[str, np.ndarray], path: Path, description: Mappi
 
 
 def _numerics(config: ViTConfig | ResNetConfig) -> Iterator[str]:
-    """What no array shows of the arithmetic."""
+    """Returns the numerics that cannot be inferred from the arrays."""
     if isinstance(config, ViTConfig):
         yield from ("tanh GELU", f"LayerNorm eps {config.norm_eps:g}")
     if isinstance(config, ResNetConfig) or config.stem is not None:
@@ -133,12 +132,12 @@ def _numerics(config: ViTConfig | ResNetConfig) -> Iterator[str]:
 
 
 def to_google(config: Config, state: Mapping[str, Tensor]) -> Arrays:
-    """The inverse of `from_google`: by the first names, or those of big_vision where only that has such a model.
+    """The inverse of `from_google`: with the first names, or those of big_vision for models that only it supports.
 
-    The numerics, GELU's kind among them, stand nowhere in such a file, nor does the size of a ResNet's images.
+    The file does not contain the numerics, such as the type of GELU, nor the image size of a ResNet.
 
     Raises:
-        CheckpointError: the model has a part that Google's has not.
+        CheckpointError: the model has a part without a counterpart in Google's models.
     """
     if isinstance(config, ResNetConfig):
         return {f"resnet/{name}": array for name, array in _written(dict(state), bit_names(config)).items()}
@@ -158,12 +157,13 @@ def to_google(config: Config, state: Mapping[str, Tensor]) -> Arrays:
 
 
 def _later_names(arrays: Mapping[str, np.ndarray], where: Path) -> Arrays:
-    """The model's own arrays by the names of big_vision, each block apart, positions without what is around them."""
+    """Returns the model's arrays by the names of big_vision, with unstacked blocks and without outer prefixes."""
     inner = [name for name in arrays if name.endswith("embedding/kernel") and "posembed" not in name]
     if not inner:
         names = printable(", ".join(list(arrays)[:4]), 200) or "nothing"
         raise CheckpointError(
-            f"{where} is no ViT or ResNet as Google saves it: it holds {names}", "give the .npz of a ViT or ResNet"
+            f"{where} is not a ViT or ResNet in Google's layout: it contains {names}",
+            "give the .npz of a ViT or ResNet",
         )
     around = min(inner, key=len).removesuffix("embedding/kernel")  # "", "params/", "params/img/", "opt/target/"
     later = {first: name for name, first in FIRST_NAMES.items()}
@@ -174,7 +174,7 @@ def _later_names(arrays: Mapping[str, np.ndarray], where: Path) -> Arrays:
         name = _renamed(name.removeprefix(around), later)
         if name.startswith(ALL_BLOCKS):
             if array.ndim < 2 or len(array) > MOST_TENSORS:
-                raise ValueError(f"{name} of {array.shape} holds no stack of blocks")
+                raise ValueError(f"{name} of {array.shape} is not a stack of blocks")
             rest = name.removeprefix(ALL_BLOCKS)
             renamed |= {_block(number) + rest: part for number, part in enumerate(array)}
         else:
@@ -187,7 +187,7 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
 
 
 def _config(arrays: Arrays) -> ViTConfig:
-    """What the shapes show. Raises `KeyError`, `ValueError` or `ConfigError` where they show no ViT."""
+    """Infers the config of a ViT from shapes. Raises `KeyError`, `ValueError` or `ConfigError` if that is not possible."""
     *patch, channels, width = arrays["embedding/kernel"].shape
     fields: dict[str, Any] = {"patch_size": tuple(patch), "in_channels": channels, **stem_fields(arrays, patch)}
     patch = fields["patch_size"]
@@ -217,12 +217,12 @@ def _config(arrays: Arrays) -> ViTConfig:
 
 
 def _checked(config: Config, arrays: Arrays, *, is_bit: bool) -> ViTConfig | ResNetConfig:
-    """A description's config, of which names and shapes show all but the numerics and an oblong grid.
+    """Checks a description's config against names and shapes, which determine all but the numerics and an oblong grid.
 
-    Raises `CheckpointError`, `KeyError` or `ValueError` where they differ in what the fit of the tensors does not show.
+    Raises `CheckpointError`, `KeyError` or `ValueError` for differences that the shapes of tensors do not reveal.
     """
     if is_bit != isinstance(config, ResNetConfig):
-        raise ValueError(f"it is described as {config.about}")
+        raise ValueError(f"its description is of {config.about}")
     if isinstance(config, ResNetConfig):
         return config
     config = _writable(config)
@@ -232,20 +232,20 @@ def _checked(config: Config, arrays: Arrays, *, is_bit: bool) -> ViTConfig | Res
     }
     for name, value in shown.items():
         if getattr(config, name) != value:
-            raise ValueError(f"its {name} is {value}, and is described as {getattr(config, name)}")
+            raise ValueError(f"its {name} is {value}, but {getattr(config, name)} in the description")
     return config
 
 
 def _side(slots: int, prefix: int) -> int:
-    """Patches along a side of the square grid, whether or not the class token has a slot."""
+    """Returns the side of the square grid of patches, with or without a slot for the class token."""
     for patches in (slots - prefix, slots):
         if math.isqrt(patches) ** 2 == patches > 0:
             return math.isqrt(patches)
-    raise ValueError(f"{slots} positions are no square grid")
+    raise ValueError(f"{slots} positions are not a square grid")
 
 
 def _modules(config: ViTConfig) -> dict[str, tuple[str, str]]:
-    """Our module -> Google's and the kind of its kernel, for the whole model."""
+    """Maps each of vitrail's modules to Google's module and the kind of its kernel."""
     modules = {
         f"blocks.{block}.{ours}": (_block(block) + theirs, kind)
         for block in range(config.depth)
@@ -266,7 +266,7 @@ def _kernel(theirs: str, kind: str) -> str:
 
 
 def _tensors(arrays: Arrays, config: ViTConfig | ResNetConfig) -> Iterator[tuple[str, Tensor]]:
-    """Takes every array out that belongs to the model, as tensors by our names."""
+    """Removes the arrays of the model and returns them as tensors by vitrail's names."""
     names = bit_names(config) if isinstance(config, ResNetConfig) else stem_names(config)
     for ours, (theirs, kind) in names.items():
         yield ours, _weight_of(arrays.pop(theirs), kind)
@@ -296,7 +296,7 @@ def _weight_of(kernel: np.ndarray, kind: str) -> Tensor:
 
 
 def _written(state: dict[str, Tensor], names: Names) -> Arrays:
-    """Takes every tensor out that ``names`` names, as arrays by Google's names."""
+    """Removes the tensors in ``names`` and returns them as arrays by Google's names."""
     return {theirs: _kernel_of(state.pop(ours), kind) for ours, (theirs, kind) in names.items()}
 
 
@@ -313,13 +313,13 @@ def _kernel_of(weight: Tensor, kind: str, heads: int = 1) -> np.ndarray:
 
 
 def _joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """q, k and v as one, as our attention has them; of attention pooling, whose q is of the latent, k and v."""
+    """Joins q, k and v of attention, and k and v of attention pooling, whose q is that of the latent."""
     pool = {name: tensor for name, tensor in state.items() if name.startswith("attn_pool.")}
     return join_parts({name: tensor for name, tensor in state.items() if name not in pool}, QKV) | join_parts(pool, KV)
 
 
 def _writable(config: Config) -> ViTConfig:
-    """The config, of a model that Google's ViT or hybrid can be. Raises `CheckpointError`."""
+    """Returns the config of a model that Google's ViT or hybrid supports. Raises `CheckpointError`."""
     if not isinstance(config, ViTConfig):
         raise CheckpointError(f"Google's layout has no counterpart of {config.about}", KEEP)
     wrong = {
@@ -343,7 +343,7 @@ def _writable(config: Config) -> ViTConfig:
 
 def _tensor(array: np.ndarray) -> Tensor:
     if array.dtype.kind != "f":
-        raise ValueError(f"an array of {array.dtype} stands where weights belong")
+        raise ValueError(f"an array of weights has the type {array.dtype}")
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32).copy())
 
 

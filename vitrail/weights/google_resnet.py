@@ -1,7 +1,7 @@
-"""ResNets in Google's layouts: what stands before the ViT in a hybrid's .npz, and BiT's own, of which two generations of names
-exist: the paper's files come from TensorFlow (`a/standardized_conv2d`), later ones from big_vision (`conv1`).
+"""ResNets in Google's layouts: the stem of a hybrid, and BiT. BiT has two generations of names: those of the paper's files
+are from TensorFlow (`a/standardized_conv2d`), later ones from big_vision (`conv1`).
 
-Kernels are (P, Q, inputs, outputs), and lie there as they are learned, before they are standardised.
+Kernels are (P, Q, inputs, outputs) and are stored before standardisation.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from vitrail.models import ViTConfig
 from vitrail.models.resnet import STEM_WIDTH, ResNetConfig
 
-Names = dict[str, tuple[str, str]]  # our tensor -> Google's array, and how it lies there
+Names = dict[str, tuple[str, str]]  # vitrail's tensor -> Google's array, and its kind
 
-# our module of a bottleneck -> Google's, in a hybrid and in BiT's own files
+# vitrail's module of a bottleneck -> Google's, in hybrids and in BiT
 HYBRID = {
     **{f"conv{number}": f"conv{number}" for number in (1, 2, 3)},
     **{f"norm{number}": f"gn{number}" for number in (1, 2, 3)},
@@ -30,7 +30,7 @@ BIT = {
     **{f"norm{number}": f"{letter}/group_norm" for number, letter in enumerate("abc", 1)},
     "downsample.conv": "a/proj/standardized_conv2d",
 }
-# big_vision's array -> the paper's, of a bottleneck and of what is around them
+# big_vision's array -> the paper's, inside and outside of bottlenecks
 PAPERS = {
     **{f"{HYBRID[ours]}/kernel": f"{theirs}/kernel" for ours, theirs in BIT.items() if "conv" in ours},
     **{f"{HYBRID[ours]}/scale": f"{theirs}/gamma" for ours, theirs in BIT.items() if "norm" in ours},
@@ -50,10 +50,10 @@ UNIT = re.compile(r"(block\d+)/(unit\d+)/")
 
 
 def stem_fields(arrays: Mapping[str, np.ndarray], cells: Sequence[int]) -> dict[str, Any]:
-    """The fields of a hybrid's config that its stem decides; none for a plain ViT.
+    """Returns the fields of a hybrid's config that its stem determines; none for a plain ViT.
 
     Args:
-        cells: rows and columns of the stem's map in one patch.
+        cells: rows and columns of the stem's map per patch.
     """
     if STEM not in arrays:
         return {}
@@ -69,7 +69,7 @@ def stem_fields(arrays: Mapping[str, np.ndarray], cells: Sequence[int]) -> dict[
 
 
 def stem_names(config: ViTConfig) -> Names:
-    """All tensors of a hybrid's stem; none for a plain ViT."""
+    """Returns the names of all tensors of a hybrid's stem; none for a plain ViT."""
     if config.stem is None:
         return {}
     root = "stem." if config.stem else ""
@@ -80,7 +80,7 @@ def stem_names(config: ViTConfig) -> Names:
 
 
 def bit_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A BiT ResNet's own arrays by the names of the paper's files; empty where there is no such net."""
+    """Returns the arrays of a BiT ResNet by the names of the paper's files; empty for other models."""
     plain = {name: NUMBERED.sub(r"\1", name) for name in arrays}
     roots = [name for name in plain.values() if name.endswith(ROOTS)]
     if not roots:
@@ -101,10 +101,10 @@ def bit_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def bit_config(arrays: Mapping[str, np.ndarray]) -> ResNetConfig:
-    """What names and shapes show. Raises `KeyError`, `ValueError` or `ConfigError` where they show no ResNet."""
+    """Infers the config from names and shapes. Raises `KeyError`, `ValueError` or `ConfigError` if that is not possible."""
     *_, channels, width = arrays[ROOT].shape
     if width % STEM_WIDTH:
-        raise ValueError(f"its root makes {width} channels, which is no multiple of {STEM_WIDTH}")
+        raise ValueError(f"its root has {width} channels, which is not a multiple of {STEM_WIDTH}")
     return ResNetConfig(
         in_channels=channels,
         classes=arrays[HEAD].shape[-1] if HEAD in arrays else 0,
@@ -114,7 +114,7 @@ def bit_config(arrays: Mapping[str, np.ndarray]) -> ResNetConfig:
 
 
 def bit_names(config: ResNetConfig) -> Names:
-    """All tensors of a BiT ResNet."""
+    """Returns the names of all tensors of a BiT ResNet."""
     modules = {"stem.conv": "root_block/standardized_conv2d", "norm": "group_norm"}
     modules |= _bottlenecks(config.depths, BIT, "block{}/unit{:02d}/")
     names = _names(modules, scale="gamma", shift="beta", kind="norm")
@@ -124,7 +124,7 @@ def bit_names(config: ResNetConfig) -> Names:
 
 
 def _depths(arrays: Mapping[str, np.ndarray]) -> tuple[int, ...]:
-    """Units of each block. They are counted, so that no number in a name asks for more than there is."""
+    """Returns the number of units of each block. They are counted, so that large numbers in names have no effect."""
     units: dict[str, set[str]] = defaultdict(set)
     for name in arrays:
         if match := UNIT.match(name):
@@ -136,7 +136,7 @@ def _depths(arrays: Mapping[str, np.ndarray]) -> tuple[int, ...]:
 
 
 def _bottlenecks(depths: Sequence[int], modules: Mapping[str, str], owner: str) -> dict[str, str]:
-    """Our module -> Google's, for all bottlenecks; the first of a stage has a shortcut of its own."""
+    """Maps vitrail's modules of all bottlenecks to Google's. The first of a stage has a projection shortcut."""
     return {
         f"stages.{stage}.blocks.{block}.{ours}": owner.format(stage + 1, block + 1) + theirs
         for stage, depth in enumerate(depths)
@@ -147,7 +147,7 @@ def _bottlenecks(depths: Sequence[int], modules: Mapping[str, str], owner: str) 
 
 
 def _names(modules: Mapping[str, str], *, scale: str, shift: str, kind: str) -> Names:
-    """The tensors of convolutions, which have no bias, and of norms, whose arrays are of this ``kind``."""
+    """Returns the tensors of convolutions without bias, and of norms, whose arrays have this ``kind``."""
     names: Names = {}
     for ours, theirs in modules.items():
         if "norm" in ours:

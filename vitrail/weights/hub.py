@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, by ``hf:owner/name``: fetched into its cache, from where they are read as any folder."""
+"""Models of the Hugging Face hub, ``hf:owner/name``: downloaded into its cache and then read as local folders."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from vitrail.weights.tensors import printable
 REMOTE = "hf:"
 NAME = re.compile(r"hf:(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w-][\w./-]*))?", re.ASCII)
 DESCRIPTIONS, SAFETENSORS = "*.json", "model*.safetensors"
-ELSEWHERE = "*/*"  # folders in the folder: checkpoints of training, and what other tools made of the model
+ELSEWHERE = "*/*"  # subfolders: training checkpoints, and conversions to other tools
 
 
 def fetch(model: str) -> Path:
-    """The folder to which the model was fetched now or before: descriptions and weights, never code.
+    """Downloads descriptions and weights of a model, but no code, and returns the cached folder.
 
     Raises:
-        ConfigError: no such name, model or revision; or the package huggingface_hub is not installed.
-        CheckpointError: it is not in the cache and the hub cannot be reached.
+        ConfigError: the name is invalid, the model or revision does not exist, or huggingface_hub is not installed.
+        CheckpointError: the model is not in the cache and the hub cannot be reached.
     """
     matched = NAME.fullmatch(model)
     if matched is None or ".." in model:
@@ -44,7 +44,7 @@ def fetch(model: str) -> Path:
     try:
         folder = download(DESCRIPTIONS, SAFETENSORS)
         return folder if any(folder.glob(SAFETENSORS)) else download(DESCRIPTIONS, PICKLED)
-    except Exception as error:  # the hub's client, its HTTP library and the disk raise a dozen kinds
+    except Exception as error:  # the hub's client, its HTTP library and the disk raise many types
         raise _not_fetched(model, error) from error
 
 
@@ -53,11 +53,15 @@ def _not_fetched(model: str, error: Exception) -> VitrailError:
 
     if isinstance(
         error, RepositoryNotFoundError | RevisionNotFoundError | HFValidationError
-    ):  # gated ones are of the first
-        remedy = "check owner, name and revision; where it is private or gated: hf auth login"
-        return ConfigError(f"the hub gives no {model}: {_line(error)}", remedy)
-    remedy = "connect and try again, or give a folder that was fetched elsewhere (hf download); HF_HUB_OFFLINE must not be set"
-    return CheckpointError(f"{model} is not in the hub's cache here and could not be fetched: {_line(error)}", remedy)
+    ):  # gated models raise the first
+        remedy = "check owner, name and revision; for private or gated models run: hf auth login"
+        return ConfigError(f"{model} cannot be downloaded from the hub: {_line(error)}", remedy)
+    remedy = (
+        "connect and try again with HF_HUB_OFFLINE unset, or give a folder downloaded on another machine (hf download)"
+    )
+    return CheckpointError(
+        f"{model} is not in the local cache of the hub and cannot be downloaded: {_line(error)}", remedy
+    )
 
 
 def _line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The common form of foreign weights before a model is built: tensors by our names, and the values that were assumed."""
+"""The common form of foreign weights before a model is built: tensors by vitrail's names, and assumed values."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Weights:
 
     Args:
         layout: the name of the layout.
-        tensors: by our names, exactly those of a model of ``config``.
+        tensors: by vitrail's names, exactly those of a model of ``config``.
         classes: names of the outputs; None if the file has none.
         multi_label, temperature: as in `Classifier`.
-        assumed: numerics and preprocessing that the file does not state, with the values that were assumed.
+        assumed: numerics and preprocessing that the file does not state, with the assumed values.
         unused: foreign names of tensors that the model does not use, such as the decoder of an autoencoder.
-        description: the description that vitrail wrote beside the tensors; it replaces everything that is assumed.
+        description: vitrail's description beside the tensors; it replaces all assumed values.
     """
 
     layout: str
@@ -50,7 +50,7 @@ class Weights:
 
         Args:
             path: the file or folder, for messages.
-            has_names: class names are given elsewhere, so that missing ones are not reported.
+            has_names: whether class names are given elsewhere, so that missing ones are not reported.
 
         Raises:
             CheckpointError: lists the tensors that do not fit.

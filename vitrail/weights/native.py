@@ -29,13 +29,13 @@ def save_model(
     metrics: Mapping[str, float] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes ``model`` atomically: to a temporary place, synced, then renamed over the destination.
+    """Writes ``model`` atomically: to a temporary path that is synced and then renamed.
 
     Args:
         path: a folder, or a file whose name ends in ``.safetensors``. An existing folder is replaced if it is empty or
             holds a model and nothing else.
-        metrics: of its evaluation.
-        provenance: plain values that say where the weights come from; by default those it was loaded with.
+        metrics: evaluation metrics.
+        provenance: JSON values on the origin of the weights; by default those it was loaded with.
 
     Returns:
         The path.
@@ -58,14 +58,14 @@ def save_model(
 
 
 def encode_folder(model: Task, description: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files of a model folder by name."""
+    """Returns the files of a model folder by name."""
     content = to_bytes(_collect_tensors(model), {KEY: ""})  # the description is in config.json
     config = {**description, "sha256": hashlib.sha256(content).hexdigest()}
     return {WHOLE: content, CONFIG: dump_json(config).encode()}
 
 
 def encode_file(model: Task, description: Mapping[str, Any]) -> bytes:
-    """A file with the description in its header."""
+    """Returns the bytes of a file with the description in its header."""
     return to_bytes(_collect_tensors(model), {KEY: json.dumps(description, ensure_ascii=False)})
 
 
@@ -81,7 +81,7 @@ def load_model(path: str | Path) -> Task:
     """Loads a folder or file that `save_model` wrote, on the CPU and in evaluation mode.
 
     Raises:
-        CheckpointError: damaged, of another format version, or tensors that are not exactly those of its config.
+        CheckpointError: the files are damaged, of another format version, or the tensors do not match the config.
     """
     path = Path(path)
     if path.is_dir():
@@ -94,10 +94,10 @@ def load_model(path: str | Path) -> Task:
 
 
 def parse_model_file(tensors: dict[str, Any], metadata: Mapping[str, str], path: Path) -> Task:
-    """The model of a file whose content was read already. Raises `CheckpointError` as `load_model` does."""
+    """Builds the model of a file that has been read. Raises `CheckpointError` as `load_model` does."""
     if not metadata.get(KEY):
         what = f"{path} holds the tensors of a model folder, without the config.json that belongs to them"
-        raise CheckpointError(what, "copy the folder whole")
+        raise CheckpointError(what, "copy the whole folder")
     description = parse_json(metadata[KEY], f"the header of {path}")
     check_version(description, path)
     return build_model(description, tensors, path)
@@ -117,12 +117,12 @@ def set_temperature(model: str | Path, temperature: float) -> Path:
         replace_file(config, dump_json(description))
         return config
     if resolved.layout == "onnx file":
-        what = f"{resolved.path} is an exported graph, and its temperature is part of what was proved of it"
-        raise CheckpointError(what, "calibrate the model that it was exported from, and export that again")
+        what = f"{resolved.path} is an exported graph, whose temperature is fixed by its comparison with the source"
+        raise CheckpointError(what, "calibrate the model that it was exported from, and export it again")
     tensors, metadata = read_tensors(resolved.path) if resolved.layout == "file" else ({}, {})
     if not metadata.get(KEY):
-        what = f"{resolved.path} is not vitrail's own and has no place for a temperature"
-        raise CheckpointError(what, f"vitrail convert {model} DST --to native, and calibrate that")
+        what = f"{resolved.path} is not in vitrail's format and cannot store a temperature"
+        raise CheckpointError(what, f"run vitrail convert {model} DST --to native, and calibrate DST")
     description = {**parse_json(metadata[KEY], f"the header of {resolved.path}"), "temperature": temperature}
     replace_file(resolved.path, to_bytes(tensors, {**metadata, KEY: json.dumps(description, ensure_ascii=False)}))
     return resolved.path

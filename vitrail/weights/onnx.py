@@ -1,6 +1,6 @@
-"""An ``.onnx`` that vitrail exported: a model whose backbone is the graph, run by onnxruntime on the CPU.
+"""ONNX files exported by vitrail: a model whose backbone is the graph, run by onnxruntime on the CPU.
 
-B images, C channels, H and W their size, F width of what the head reads, K classes.
+B images, C channels, H x W image size, F features, K classes.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from vitrail.weights.tensors import AGAIN, parse_json, printable
 
 INSTALL = "pip install 'vitrail[onnx]'"
 IMAGES, LOGITS, FEATURES = "images", "logits", "features"
-PARITY = "parity"  # under which the figures of the comparison stand in the metadata
-PICTURES = "pictures"  # the input of a graph that resizes, crops and normalises by itself
+PARITY = "parity"  # metadata key of the comparison with the source
+PICTURES = "pictures"  # the input of a graph that includes resizing, cropping and normalisation
 
 
 def read_onnx(path: Path) -> Task:
-    """The model of a file that `vitrail export` wrote, ready to predict.
+    """Loads the model of a file written by `vitrail export`.
 
     Raises:
         ConfigError: onnxruntime is not installed.
-        CheckpointError: a damaged or foreign file; says what is missing in it.
+        CheckpointError: the file is damaged or foreign.
     """
     session = open_session(path)
     metadata = session.get_modelmeta().custom_metadata_map
     if KEY not in metadata:
-        what = f"{path} has no description of its classes: it is not of `vitrail export`, or was changed since"
+        what = f"{path} has no description of the model: it was not written by `vitrail export`, or modified afterwards"
         raise CheckpointError(what, "export the model again: vitrail export MODEL --to onnx")
     description = parse_json(metadata[KEY], f"the metadata of {path}")
     check_version(description, path)
@@ -50,32 +50,32 @@ def read_onnx(path: Path) -> Task:
 
 
 def open_session(path: Path) -> Any:
-    """The graph, optimised and ready to run on the CPU by as many threads as torch has.
+    """Opens and optimises the graph for the CPU, with the number of threads of torch.
 
     Raises:
         ConfigError: onnxruntime is not installed.
-        CheckpointError: what lies there is no graph that it can run.
+        CheckpointError: onnxruntime cannot run the file.
     """
     try:
         import onnxruntime
     except ImportError as missing:
-        raise ConfigError("an .onnx is run by onnxruntime, which is not installed", INSTALL) from missing
+        raise ConfigError("running an .onnx file requires onnxruntime, which is not installed", INSTALL) from missing
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 4  # of failures the exception tells enough
+    options.log_severity_level = 4  # failures are reported by exceptions
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # those of its C++ side have no class in common
-        what = f"{path} is no graph that onnxruntime can run: {printable(error, 200)}"
+    except Exception as error:  # exceptions of its C++ code have no common base class
+        what = f"onnxruntime cannot run {path}: {printable(error, 200)}"
         raise CheckpointError(what, AGAIN) from error
 
 
 def _backbone(session: Any, path: Path, config: Config) -> ExportedBackbone:
-    """Raises `CheckpointError` where the graph has not the inputs and outputs of a model of ``config``."""
+    """Builds the backbone. Raises `CheckpointError` if the inputs and outputs of the graph do not match ``config``."""
     inputs = {value.name: value for value in session.get_inputs()}
     if list(inputs) == [PICTURES]:
-        what = f"{path} prepares whole pictures by itself, for programs that have no vitrail"
-        raise CheckpointError(what, "for use in vitrail export it without --pictures")
+        what = f"{path} includes preprocessing and is for use without vitrail"
+        raise CheckpointError(what, "to use it in vitrail, export it without --pictures")
     shape = inputs[IMAGES].shape if list(inputs) == [IMAGES] else []
     sound = len(shape) == 4 and shape[1] == config.in_channels and inputs[IMAGES].type == "tensor(float)"
     if not sound:
@@ -86,12 +86,12 @@ def _backbone(session: Any, path: Path, config: Config) -> ExportedBackbone:
 def _other_graph(session: Any, path: Path) -> CheckpointError:
     ends = (*session.get_inputs(), *session.get_outputs())
     signature = ", ".join(f"{value.name} {value.type} {value.shape}" for value in ends)
-    what = f"the graph in {path} is not the one that its description is of: it has {printable(signature, 300)}"
+    what = f"the graph in {path} does not match its description: it has {printable(signature, 300)}"
     return CheckpointError(what, AGAIN)
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of the file, and of the one beside it that holds its weights where they are too large for one."""
+    """Returns the SHA-256 of the file and, if it exists, of the separate file with its weights."""
     beside = path.with_name(f"{path.name}.data")
     if not beside.is_file():
         return hash_file(path)
@@ -99,15 +99,15 @@ def _digest(path: Path) -> str:
 
 
 class ExportedBackbone(Backbone):
-    """A graph: logits and features, and none of the other verbs. It has no parameters, and runs on the CPU.
+    """An exported graph as a backbone. It returns logits and features, has no parameters, and runs on the CPU.
 
     Args:
-        config: of the model it was exported from, at the size that images are to have.
-        session: as `open_session` gives it.
-        sha256: of what it was read from; kept as a buffer, which tells it from another graph where weights would.
+        config: config of the source model, with the image size to use.
+        session: as returned by `open_session`.
+        sha256: hash of the files, stored as a buffer, so that different graphs have different digests.
 
     Raises:
-        ConfigError: from every verb that needs more than answers; images of another size than a fixed graph takes.
+        ConfigError: a method needs more than outputs, or the image size differs from that of a fixed graph.
     """
 
     def __init__(self, config: Config, session: Any, sha256: str) -> None:
@@ -124,18 +124,18 @@ class ExportedBackbone(Backbone):
 
     @property
     def width(self) -> int:
-        """Of the features; of a graph that does not give them, that of the network it was made from."""
+        """Number of features F; if the graph does not return features, that of the source model."""
         shapes = {value.name: value.shape for value in self.session.get_outputs()}
         return shapes[FEATURES][1] if FEATURES in shapes else sketch(self.config).width
 
     @property
     def parity(self) -> dict[str, Any] | None:
-        """The figures by which the export was compared with its source, where it carries them."""
+        """The comparison of the export with its source, if stored in the file."""
         text = self.session.get_modelmeta().custom_metadata_map.get(PARITY)
-        return None if text is None else parse_json(text, "the figures of the export")
+        return None if text is None else parse_json(text, "the comparison in the export")
 
     def at(self, size: int | tuple[int, int]) -> ExportedBackbone:
-        """The same graph for images of another size. Raises `ConfigError` where it takes none."""
+        """Returns the graph for another image size. Raises `ConfigError` if the size of the graph is fixed."""
         return ExportedBackbone(configure(self.config, image_size=size), self.session, self.sha256)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class ExportedBackbone(Backbone):
         return self.run_graph(FEATURES, images)
 
     def run_graph(self, output: str, images: Tensor) -> Tensor:
-        """One output for images (B, C, H, W), on their device."""
+        """Returns one output for images (B, C, H, W), on their device."""
         self._check(images)
         self._check_size(tuple(images.shape[2:]))
         (values,) = self.session.run([output], {IMAGES: images.detach().float().cpu().contiguous().numpy()})
@@ -154,15 +154,15 @@ class ExportedBackbone(Backbone):
     def _check_size(self, size: tuple[int, ...]) -> None:
         if self.fixed is not None and size != self.fixed:
             expected, actual = ("x".join(map(str, pair)) for pair in (self.fixed, size))
-            what = f"the graph is made for images of {expected} pixels, and these have {actual}"
-            raise ConfigError(what, f"export the model again for these: vitrail export MODEL --to onnx --size {actual}")
+            what = f"the graph requires images of {expected} pixels, but got {actual}"
+            raise ConfigError(what, f"export it for that size: vitrail export MODEL --to onnx --size {actual}")
 
     def _refuse(self, *arguments: Any, **options: Any) -> NoReturn:
-        what = "an exported graph gives answers and features, and nothing of its weights, layers or attention"
-        raise ConfigError(what, "take the model that it was exported from")
+        what = "an exported graph has outputs and features, but no access to weights, layers or attention"
+        raise ConfigError(what, "use the model that it was exported from")
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        """None: whatever attention there was, the graph does not show it."""
+        """Returns an empty list: a graph does not expose attention."""
         return []
 
     patchify = place = encode = pool = head = heads = _refuse

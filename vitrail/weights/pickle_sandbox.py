@@ -1,10 +1,11 @@
-"""The program that opens pickled checkpoints, in a process of its own that `vitrail.weights.pickled` starts.
+"""The program that opens pickled checkpoints, in a separate process started by `vitrail.weights.pickled`.
 
-A pickle can ask for any function to be called; besides the weights-only unpickler of torch, the process is restricted: it
-has no secrets in its environment, little memory, time and disk, may start no program and open no connection, and writes to
-one folder: the tensors as safetensors, and in ``answer.json`` what it read or why it refused. Its parent trusts neither.
+A pickle can call any function. In addition to torch's weights-only unpickler, the process is restricted: a minimal
+environment without secrets, limited memory, time and disk, no other programs, no connections, and write access to one
+folder only. It writes the tensors as safetensors, and what it read or why it failed to ``answer.json``. The parent process
+trusts neither.
 
-Nothing of vitrail is imported here: the program takes one argument of JSON, and needs torch and safetensors alone.
+The program takes one JSON argument, depends on torch and safetensors only, and imports nothing of vitrail.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# where training programs keep a state dict; averaged weights first, which are those that are published (as timm does)
+# common keys of state dicts; averaged weights first, since these are the published ones (as in timm)
 WRAPPERS = (
     "state_dict_ema",
     "model_ema",
@@ -33,10 +34,10 @@ WRAPPERS = (
     "teacher",
     "student",
 )
-PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.")  # of what was wrapped around the model
+PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.")  # prefixes added by wrappers of the model
 COUNTER = "n_averaged"  # of torch.optim.swa_utils.AveragedModel, beside "module."
-MAX_DEPTH = 3  # wrappers in wrappers
-MAX_EXPANSION = 2  # times that the tensors may be larger than the file: a few share their memory
+MAX_DEPTH = 3  # maximum depth of nested wrappers
+MAX_EXPANSION = 2  # maximum ratio of the size of the tensors to that of the file; some tensors share memory
 FORBIDDEN = (
     *("os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.startfile", "os.system", "pty.", "subprocess."),
     *("socket.", "urllib.", "ctypes."),
@@ -47,7 +48,7 @@ DISTRUST = "fetch the file from a source you trust"
 
 
 class Refusal(Exception):
-    """Why there are no tensors, and what to do about it."""
+    """Why a file is refused, and how to fix it."""
 
     def __init__(self, what: str, remedy: str = DAMAGED) -> None:
         super().__init__(what, remedy)
@@ -58,32 +59,30 @@ def rewrite(source: Path, folder: Path, *, max_tensors: int, spare_bytes: int) -
     """Writes the tensors of ``source`` to ``folder`` as ``model.safetensors``.
 
     Args:
-        spare_bytes: memory beyond what torch itself and the tensors of a file of that size take.
+        spare_bytes: memory in addition to that of torch and the tensors.
 
     Returns:
-        In words: the number of tensors, the state dict that was chosen, what was left out, the prefix that was removed.
+        A summary: the number of tensors, the chosen state dict, what was left out, the removed prefix.
 
     Raises:
-        Refusal: it needs more than tensors, is damaged, or holds no state dict of plain tensors.
+        Refusal: the file needs more than tensors, is damaged, or has no state dict of plain tensors.
     """
     import torch
     from safetensors.torch import save_file
 
     size = source.stat().st_size
-    limit_memory(3 * MAX_EXPANSION * size + spare_bytes)  # what is loaded, its copy, and the bytes that are written
+    limit_memory(3 * MAX_EXPANSION * size + spare_bytes)  # loaded tensors, their copy, and the written bytes
     sys.addaudithook(lambda event, arguments: forbid(event, arguments, folder))
     check_zip(source, size)
-    torch.serialization.add_safe_globals([Namespace])  # the arguments of many training programs, plain values
+    torch.serialization.add_safe_globals([Namespace])  # many training programs save their arguments
     loaded = torch.load(source, weights_only=True, map_location="cpu")
     keys, state = find_state(loaded) or ((), {})
     names = [name for name, value in state.items() if isinstance(name, str) and isinstance(value, torch.Tensor)]
     if any(name.startswith("module.") for name in names):
         names = [name for name in names if name != COUNTER]
     if not names:
-        other = (
-            f"a dict of {len(loaded):,} other things" if isinstance(loaded, dict) else f"one {type(loaded).__name__}"
-        )
-        raise Refusal(f"holds no tensors by name but {other}", "give a checkpoint that has a state dict")
+        other = f"a dict of {len(loaded):,} other items" if isinstance(loaded, dict) else f"one {type(loaded).__name__}"
+        raise Refusal(f"contains no named tensors but {other}", "give a checkpoint with a state dict")
     if len(names) > max_tensors:
         raise Refusal(f"holds {len(names):,} tensors", f"up to {max_tensors:,} are read")
     prefix = shared_prefix(names)
@@ -99,7 +98,7 @@ def rewrite(source: Path, folder: Path, *, max_tensors: int, spare_bytes: int) -
 
 
 def find_state(value: Any, keys: tuple[str, ...] = ()) -> tuple[tuple[str, ...], dict[Any, Any]] | None:
-    """The first dict that holds tensors, inner ones before outer ones, and the keys that lead to it."""
+    """Returns the first dict that contains tensors, inner dicts first, and the keys that lead to it."""
     import torch
 
     if not isinstance(value, dict) or len(keys) > MAX_DEPTH:
@@ -111,7 +110,7 @@ def find_state(value: Any, keys: tuple[str, ...] = ()) -> tuple[tuple[str, ...],
 
 
 def shared_prefix(names: list[str]) -> str:
-    """The `PREFIXES` that every name begins with, one after the other."""
+    """Returns the concatenated `PREFIXES` with which every name begins."""
     prefix = ""
     while added := next((part for part in PREFIXES if all(name.startswith(prefix + part) for name in names)), ""):
         prefix += added
@@ -119,7 +118,7 @@ def shared_prefix(names: list[str]) -> str:
 
 
 def check_size(tensors: dict[str, Any], size: int) -> None:
-    """Refuses views that stand for far more numbers than the file has."""
+    """Raises `Refusal` if expanded views would need far more memory than the size of the file."""
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if total > MAX_EXPANSION * size:
         largest = max(tensors, key=lambda name: tensors[name].numel())
@@ -127,7 +126,7 @@ def check_size(tensors: dict[str, Any], size: int) -> None:
 
 
 def check_zip(source: Path, size: int) -> None:
-    """Refuses a compressed archive: torch's are not."""
+    """Raises `Refusal` for a compressed archive; torch does not compress its archives."""
     if not zipfile.is_zipfile(source):
         return
     with zipfile.ZipFile(source) as archive:
@@ -137,7 +136,7 @@ def check_zip(source: Path, size: int) -> None:
 
 
 def to_plain(tensor: Any, name: str) -> Any:
-    """The tensor with contiguous memory of its own. Raises `Refusal` for those that safetensors cannot store."""
+    """Returns a contiguous copy of the tensor. Raises `Refusal` for types that safetensors cannot store."""
     import torch
 
     kinds = {
@@ -153,7 +152,7 @@ def to_plain(tensor: Any, name: str) -> Any:
 
 
 def forbid(event: str, arguments: tuple[Any, ...], folder: Path) -> None:
-    """Audit hook: allows no effect outside this process but files in ``folder``, should torch itself be exploited."""
+    """Audit hook that forbids effects outside this process except files in ``folder``, should torch be exploited."""
     writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
     opened = event == "open" and isinstance(arguments[2], int) and arguments[2] & writes
     if event.startswith(FORBIDDEN) or (opened and Path(os.fsdecode(arguments[0])).parent != folder):
@@ -161,7 +160,7 @@ def forbid(event: str, arguments: tuple[Any, ...], folder: Path) -> None:
 
 
 def limit(kind: str, most: int) -> None:
-    """Sets one resource limit of this process, where the system has it."""
+    """Sets a resource limit of this process, if the system supports it."""
     with suppress(ImportError, AttributeError, ValueError, OSError):
         import resource
 
@@ -171,23 +170,23 @@ def limit(kind: str, most: int) -> None:
 
 
 def limit_memory(spare_bytes: int) -> None:
-    """Lets this process grow by so much; only Linux reports its current size, and only there is memory limited."""
+    """Limits the memory of this process to its current size plus ``spare_bytes``. Linux only."""
     with suppress(OSError, AttributeError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit("RLIMIT_AS", pages * os.sysconf("SC_PAGE_SIZE") + spare_bytes)
 
 
 def to_refusal(error: Exception) -> Refusal:
-    """What an error means for the file."""
+    """Converts an exception to a `Refusal`."""
     text = str(error).strip()
     if isinstance(error, Refusal):
         return error
     if match := re.search(r"GLOBAL (\S+)", text):
-        remedy = "where you trust its source, save its state_dict() as .safetensors there; else leave it alone"
-        return Refusal(f"wants {match[1][:100]!r} called when it is opened, and only tensors are read", remedy)
+        remedy = "if you trust its source, save its state_dict() as .safetensors there; otherwise do not use it"
+        return Refusal(f"would call {match[1][:100]!r} when it is opened, but only tensors are read", remedy)
     if isinstance(error, MemoryError) or "can't allocate memory" in text:
         return Refusal("takes more memory than a file of its size can need", DISTRUST)
-    if isinstance(error, pickle.UnpicklingError):  # torch's advice to trust the file comes before the reason
+    if isinstance(error, pickle.UnpicklingError):  # skip torch's advice to trust the file, which precedes the reason
         text = text.partition("WeightsUnpickler error:")[2].strip() or text
     return Refusal(f"is not a valid checkpoint: {text.partition(chr(10))[0][:200] or type(error).__name__}")
 
@@ -202,7 +201,7 @@ def main() -> None:
     try:
         words = rewrite(source, folder, max_tensors=options["max_tensors"], spare_bytes=options["spare_bytes"])
         answer = {"read": words}
-    except Exception as error:  # torch raises a dozen kinds at what is no checkpoint
+    except Exception as error:  # torch raises many types for files that are not checkpoints
         refusal = to_refusal(error)
         answer = {"what": refusal.what, "remedy": refusal.remedy}
     (folder / "answer.json").write_text(json.dumps(answer), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Pickled state dicts (.pt, .pth, .bin): a process of its own opens them, this one reads the safetensors that it leaves."""
+"""Pickled state dicts (.pt, .pth, .bin). A separate process opens them, and this one reads the safetensors it writes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ LEAST_SECONDS = 120  # to import torch from a slow disk
 BYTES_PER_SECOND = 20_000_000  # of a slow disk
 SPARE_BYTES = 512 * 2**20  # memory and disk of the process beyond torch and the tensors
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR")
-DISTRUST = "leave it alone, or save its state_dict() as .safetensors where it comes from"
+DISTRUST = "do not use it, or save its state_dict() as .safetensors at its source"
 
 
 def read_pickle(path: Path, *, log: Callable[[str], None]) -> dict[str, Tensor]:
-    """The tensors of the state dict in a pickled checkpoint of torch; nothing is unpickled in this process.
+    """Reads the state dict in a pickled checkpoint of torch. Nothing is unpickled in this process.
 
     Args:
-        log: takes a line on which of its state dicts was chosen, and what was left out.
+        log: called with a line on the chosen state dict and what was left out.
 
     Raises:
-        CheckpointError: it is damaged, needs more than tensors, holds no state dict, or exceeds memory or time.
+        CheckpointError: the file is damaged, needs more than tensors, has no state dict, or exceeds memory or time.
     """
     try:
         size = path.stat().st_size
@@ -70,7 +70,7 @@ def _rewrite(path: Path, folder: Path, size: int) -> None:
 
 
 def _read_answer(folder: Path, path: Path) -> tuple[dict[str, Tensor], str]:
-    """The tensors, and in words which they are. Raises `CheckpointError` with the reason if there are none."""
+    """Returns the tensors and their summary. Raises `CheckpointError` with the reason if there are none."""
     try:
         answer = read_json(folder / "answer.json")
         tensors = {} if "what" in answer else read_tensors(folder / "model.safetensors")[0]
@@ -82,10 +82,10 @@ def _read_answer(folder: Path, path: Path) -> tuple[dict[str, Tensor], str]:
 
 
 def run_alone(options: str, *, folder: Path, seconds: int) -> int:
-    """The exit code of `pickle_sandbox`, run in ``folder`` with no more of the environment than Python needs.
+    """Runs `pickle_sandbox` in ``folder`` with a minimal environment and returns its exit code.
 
     Raises:
-        TimeoutExpired: it was killed at the limit.
+        TimeoutExpired: the process was killed after ``seconds``.
     """
     program = [sys.executable, "-I", "-B", pickle_sandbox.__file__, options]
     environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}

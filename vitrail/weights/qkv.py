@@ -1,4 +1,4 @@
-"""Projections that are one tensor here and several in a file: q, k and v of attention."""
+"""Joining and splitting projections that are one tensor in vitrail and several in a file: q, k and v of attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KV = ("k", "v")
 
 
 def join_parts(state: Mapping[str, Tensor], parts: Sequence[str]) -> dict[str, Tensor]:
-    """The ``parts`` of each module as one, named by them all; those that do not fit each other stay as they are."""
+    """Joins the ``parts`` of each module into one tensor, named after all of them. Incompatible parts are kept."""
     joined: dict[str, Tensor] = {}
     for name, tensor in state.items():
         owner, own, kind = _last_two(name)
@@ -37,7 +37,7 @@ def split_parts(state: Mapping[str, Tensor], parts: Sequence[str]) -> dict[str, 
 
 
 def _last_two(name: str) -> tuple[str, str, str]:
-    """The module, its part, and what of that: ("blocks.0.attn", "q", "weight")."""
+    """Splits a name into module, part and parameter: ("blocks.0.attn", "q", "weight")."""
     owner, _, kind = name.rpartition(".")
     owner, _, own = owner.rpartition(".")
     return owner, own, kind

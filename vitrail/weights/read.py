@@ -1,4 +1,4 @@
-"""Reads weights of any layout into a classifier."""
+"""Reading weights of any layout into a model."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from vitrail.weights.timm import read_timm
 
 
 def read_model(resolved: ResolvedModel, log: Say, *, has_names: bool = False, use_sidecar: bool = True) -> ReadModel:
-    """Reads the classifier from the place that `resolve_model` found.
+    """Reads the model from a path found by `resolve_model`.
 
     Args:
-        log: takes each line on what the weights do not state and was assumed.
-        has_names: class names are given elsewhere, so that missing ones are not reported.
-        use_sidecar: read what vitrail wrote beside a foreign layout; without it the file is read as other tools read it.
+        log: called with a line for everything that the weights do not state and that was assumed.
+        has_names: whether class names are given elsewhere, so that missing ones are not reported.
+        use_sidecar: whether to use vitrail's description beside a foreign layout; if not, the file is read as by other tools.
 
     Raises:
-        CheckpointError: damaged or foreign weights; lists the tensors that do not fit.
+        CheckpointError: the weights are damaged or unknown; lists the tensors that do not fit.
     """
     path = resolved.path
     if resolved.layout == "native folder":
@@ -44,7 +44,7 @@ def read_model(resolved: ResolvedModel, log: Say, *, has_names: bool = False, us
 
 
 def _read_foreign(resolved: ResolvedModel, log: Say, *, use_sidecar: bool) -> Weights:
-    """The weights of a layout that is known to be foreign."""
+    """Reads weights in a foreign layout."""
     path = resolved.path
     if resolved.layout == "pickled file":
         return read_timm(read_pickle(path, log=log), {}, path)

@@ -1,4 +1,4 @@
-"""From the name of a model to the path of its weights and their layout."""
+"""Finding the path and the layout of the weights that a name refers to."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ Layout = Literal[
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """The folder or file of weights, and its layout; the layout of a ``.safetensors`` file is known once it is read."""
+    """A folder or file of weights and its layout. The layout of a ``.safetensors`` file is determined when it is read."""
 
     path: Path
     layout: Layout
 
 
 def resolve_model(model: str | Path) -> ResolvedModel:
-    """Finds the weights that ``model`` names: a path, ``latest`` or ``hf:owner/name``.
+    """Finds the weights of ``model``: a path, ``latest`` or ``hf:owner/name``.
 
     Raises:
-        ConfigError: no such model; suggests similar names.
-        CheckpointError: a file or folder that cannot be read; or the hub cannot be reached.
+        ConfigError: the model does not exist; suggests similar names.
+        CheckpointError: the file or folder cannot be read, or the hub cannot be reached.
     """
     if str(model).startswith(REMOTE):
         return _resolve_folder(fetch(str(model)))
@@ -57,7 +57,7 @@ def resolve_model(model: str | Path) -> ResolvedModel:
 
 
 def newest_finished(runs: Path) -> Path:
-    """The run under ``runs`` that finished last. Raises `ConfigError` if there is none."""
+    """Returns the run under ``runs`` that finished last. Raises `ConfigError` if there is none."""
     finished = [
         (path.stat().st_mtime_ns, path.parent) for path in runs.glob("*/status.json") if _state(path) == "finished"
     ]
@@ -84,7 +84,7 @@ def _resolve_folder(folder: Path) -> ResolvedModel:
             what = f"the run {folder} has no model yet; its state is {_state(folder / 'status.json')!r}"
             raise CheckpointError(what, f"let it finish: vitrail train --resume {folder}")
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-        raise CheckpointError(f"{folder} is not a model: it holds {names}", f"give {READABLE}")
+        raise CheckpointError(f"{folder} is not a model: it contains {names}", f"give {READABLE}")
     config_fields = read_json(config)
     if "format_version" in config_fields:
         return ResolvedModel(folder, "native folder")
@@ -100,7 +100,7 @@ def _resolve_file(path: Path) -> ResolvedModel:
     if path.name in OF_A_FOLDER and (path.parent / CONFIG).is_file():
         return _resolve_folder(path.parent)
     if (path.parent / "manifest.json").is_file():
-        raise CheckpointError(f"{path} is a part of a run's checkpoint", "give the run directory, two folders above")
+        raise CheckpointError(f"{path} is part of a run's checkpoint", "give the run directory, two folders above")
     if suffix == ".safetensors":
         return ResolvedModel(path, "file")
     if suffix == ".npz":
@@ -109,15 +109,15 @@ def _resolve_file(path: Path) -> ResolvedModel:
         return ResolvedModel(path, "onnx file")
     if suffix in PICKLES:
         if suffix == ".tar" and _is_archive(path):
-            raise CheckpointError(f"{path} is an archive of files, not one of weights", f"give {READABLE}")
+            raise CheckpointError(f"{path} is an archive of files, not of weights", f"give {READABLE}")
         return ResolvedModel(path, "pickled file")
     if suffix in LATER:
-        raise CheckpointError(f"{path} is {LATER[suffix]}, not read yet", f"give {READABLE}")
-    raise CheckpointError(f"{path} is not a known file of weights", f"give {READABLE}")
+        raise CheckpointError(f"{path} is {LATER[suffix]}, which is not supported", f"give {READABLE}")
+    raise CheckpointError(f"{path} is not a known format of weights", f"give {READABLE}")
 
 
 def _is_archive(path: Path) -> bool:
-    """Whether it is a tar archive, which checkpoints named .pth.tar are not."""
+    """Whether the file is a tar archive. Checkpoints named .pth.tar are not."""
     with open(path, "rb") as file:
         return file.read(262)[257:] == b"ustar"
 
@@ -131,7 +131,7 @@ def _explain_missing(path: Path, name: str) -> ConfigError:
     close += get_close_matches(name, ["latest"])
     remedy = "did you mean " + " or ".join(map(repr, close)) + "?" if close else f"give {READABLE}"
     return ConfigError(
-        f"there are no weights at {name!r}", remedy, value=f"the nearest folder there is: {parent.absolute()}"
+        f"there are no weights at {name!r}", remedy, value=f"nearest existing folder: {parent.absolute()}"
     )
 
 

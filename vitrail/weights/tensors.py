@@ -24,12 +24,12 @@ from vitrail.models import Backbone, Config, sketch
 MOST_HEADER_BYTES = 16 * 2**20
 MOST_TENSORS = 10_000
 MOST_LISTED = 12
-MOST_PIECES = 500_000  # of JSON: keys, values and brackets, each of which takes far more memory than its text
+MOST_PIECES = 500_000  # maximum number of keys, values and brackets of JSON, which need far more memory than their text
 AGAIN = "it is damaged or was not copied whole; fetch it again"
 
 
 def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a safetensors file, on the CPU, and the text in its header.
+    """Reads the tensors of a safetensors file, on the CPU, and the metadata in its header.
 
     Args:
         sha256: the expected hash of the file, if known.
@@ -56,13 +56,13 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Te
 
 
 def _check_header(path: Path, start: bytes, size: int, read: Any) -> dict[str, str]:
-    """The metadata of the header; refuses a header that is too large or does not match the size of the file."""
+    """Reads the metadata of the header. Raises `CheckpointError` if it is too large or does not match the file size."""
     length = int.from_bytes(start, "little")
     if len(start) < 8 or (length <= MOST_HEADER_BYTES and 8 + length > size):
-        raise CheckpointError(f"{path} has {size:,} bytes, fewer than its header needs", AGAIN)
+        raise CheckpointError(f"{path} has {size:,} bytes, which is less than its header", AGAIN)
     if length > MOST_HEADER_BYTES:
-        what = f"{path} is no safetensors file, or has a header of {length:,} bytes"
-        raise CheckpointError(what, f"headers up to {MOST_HEADER_BYTES:,} bytes are read")
+        what = f"{path} is not a safetensors file, or has a header of {length:,} bytes"
+        raise CheckpointError(what, f"headers are limited to {MOST_HEADER_BYTES:,} bytes")
     try:
         header = _load_json(read(length))
         metadata = header.pop("__metadata__", {})
@@ -73,7 +73,7 @@ def _check_header(path: Path, start: bytes, size: int, read: Any) -> dict[str, s
     if len(header) > MOST_TENSORS or not sound:
         raise CheckpointError(f"{path} holds {len(header):,} tensors", f"up to {MOST_TENSORS:,} are read")
     if promised != size:
-        raise CheckpointError(f"{path} has {size:,} bytes, its header promises {promised:,}", AGAIN)
+        raise CheckpointError(f"{path} has {size:,} bytes, but its header declares {promised:,}", AGAIN)
     return metadata
 
 
@@ -123,7 +123,7 @@ def build_network(draft: Callable[[], M], blocks: int, tensors: Mapping[str, Ten
     try:
         model = draft()
     except (RuntimeError, TypeError, OverflowError) as error:
-        what = f"{path} does not fit the model, which would be too large: a tensor of it has 2^63 elements or more"
+        what = f"{path} does not fit the model, which would be too large: a tensor would have 2^63 elements or more"
         raise CheckpointError(what, "give the weights of this architecture and size") from error
     check_fit(model.state_dict(), tensors, path)
     model.load_state_dict({name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True)
@@ -168,11 +168,11 @@ def parse_json(content: str | bytes, where: str) -> dict[str, Any]:
 
 
 def _load_json(content: str | bytes) -> Any:
-    """Raises `ValueError` for very many values, and for a key that appears twice: readers differ in which they take."""
+    """Raises `ValueError` for too many values, and for duplicate keys, which parsers resolve differently."""
     content = content.encode() if isinstance(content, str) else content
     pieces = sum(content.count(mark) for mark in (b",", b"[", b"{"))
     if pieces > MOST_PIECES:
-        raise ValueError(f"it has {pieces:,} parts, and up to {MOST_PIECES:,} are read")
+        raise ValueError(f"it has {pieces:,} elements, at most {MOST_PIECES:,} are read")
     return json.loads(content, object_pairs_hook=_unique)
 
 
@@ -185,12 +185,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def printable(text: object, most: int = 80) -> str:
-    """Untrusted text for a message: one short line without control characters."""
+    """Returns untrusted text as one short line without control characters, for a message."""
     words = " ".join(str(text)[: 4 * most].split())
     shown = "".join(letter if letter.isprintable() else "?" for letter in words[:most])
     return shown if len(words) <= most else f"{shown}..."
 
 
 def shape_of(tensor: Tensor) -> str:
-    """The shape as text, such as 3x224x224."""
+    """Returns the shape as text, such as 3x224x224."""
     return "x".join(map(str, tensor.shape)) or "scalar"

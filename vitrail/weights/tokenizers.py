@@ -1,4 +1,4 @@
-"""The weights of visual tokenizers: a folder of ``model.safetensors`` and ``config.json``, as that of a model, read as warily."""
+"""The weights of visual tokenizers: a folder of ``model.safetensors`` and ``config.json``, with the same checks as a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vitrail.weights.tensors import AGAIN, build_network, read_json, read_tensor
 
 
 class SavedTokenizer(NamedTuple):
-    """A tokenizer with how its images are made, and plain facts on where its weights come from."""
+    """A tokenizer with its preprocessing and the provenance of its weights."""
 
     tokenizer: Tokenizer
     preprocessing: Preprocessing
@@ -35,19 +35,19 @@ def save_tokenizer(
     preprocessing: Preprocessing,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes a folder whole or not at all, as `vitrail.weights.native.save_model` does.
+    """Writes a folder atomically, as `vitrail.weights.native.save_model` does.
 
     Args:
-        path: a folder; one that is there is replaced if it is empty or holds a model and nothing else.
-        preprocessing: how the images were made that it learned from.
-        provenance: plain facts on where the weights come from.
+        path: a folder. An existing folder is replaced if it is empty or holds a model and nothing else.
+        preprocessing: preprocessing of the training images.
+        provenance: JSON values on the origin of the weights.
 
     Returns:
         The path.
 
     Raises:
-        ConfigError: the folder holds other things.
-        DiskError: the disk is full or refuses; what was there before is intact.
+        ConfigError: the folder holds other files.
+        DiskError: the disk is full or refuses the write; an earlier folder is intact.
     """
     path = Path(path)
     check_replaceable(path)
@@ -67,21 +67,22 @@ def save_tokenizer(
 
 
 def load_tokenizer(path: str | Path, log: Say) -> SavedTokenizer:
-    """The tokenizer that ``path`` names, on the CPU and ready to use.
+    """Loads a tokenizer on the CPU, in evaluation mode.
 
     Args:
-        path: a folder that `save_tokenizer` wrote, a run directory that holds one, or ``latest``.
-        log: takes a line where numbers are none.
+        path: a folder written by `save_tokenizer`, a run directory with one, or ``latest``.
+        log: called with a line if weights are not finite.
 
     Raises:
-        ConfigError: there is nothing of that name.
-        CheckpointError: damaged, of another format version, or no tokenizer; lists the tensors that do not fit.
+        ConfigError: the path does not exist.
+        CheckpointError: the files are damaged, of another format version, or not a tokenizer; lists the tensors that do
+            not fit.
     """
     resolved = resolve_model(path)
     description = read_json(resolved.path / CONFIG) if resolved.layout == "native folder" else {}
     if description.get("kind") != TOKENIZER:
         raise CheckpointError(
-            f"{resolved.path} is not a tokenizer", "give one: `vitrail pretrain DATA --objective tokenizer` trains it"
+            f"{resolved.path} is not a tokenizer", "train one with `vitrail pretrain DATA --objective tokenizer`"
         )
     check_format(description, resolved.path)
     try:
@@ -92,7 +93,7 @@ def load_tokenizer(path: str | Path, log: Say) -> SavedTokenizer:
         raise unusable_description(resolved.path, error) from error
     if preprocessing.channels != config.in_channels:
         what = (
-            f"{resolved.path} takes {config.in_channels} channels, and its preprocessing makes {preprocessing.channels}"
+            f"{resolved.path} has {config.in_channels} input channels, but its preprocessing {preprocessing.channels}"
         )
         raise CheckpointError(what, AGAIN)
     tensors, _ = read_tensors(resolved.path / WHOLE, sha256=str(description.get("sha256")))

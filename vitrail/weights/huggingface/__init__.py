@@ -1,7 +1,7 @@
-"""Folders of transformers: config.json, tensors by its names, preprocessor_config.json; read, and written.
+"""Reading and writing folders of transformers: config.json, tensors by its names, preprocessor_config.json.
 
-What tensors cannot say (heads, the kind of GELU, eps) stands in config.json, or is as transformers has it by default. Each
-architecture has a table of names and two functions, in a file of its own.
+What tensors do not determine (heads, the type of GELU, eps) is read from config.json, or is transformers' default. Each
+architecture has a file with a table of names and two functions.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MULTI_LABEL = "multi_label_classification"
 
 
 class Folder(NamedTuple):
-    """What a folder of transformers holds: tensors by its names, config.json, preprocessor_config.json; and notes on what
-    these cannot say, for a person.
+    """The content of a folder of transformers: tensors by its names, config.json, preprocessor_config.json, and notes for
+    the user on what these cannot express.
     """
 
     tensors: dict[str, Tensor]
@@ -45,15 +45,15 @@ class Folder(NamedTuple):
 def read_huggingface(
     tensors: dict[str, Tensor], described: Mapping[str, Any], preprocessor: Mapping[str, Any], path: Path
 ) -> Weights:
-    """What a folder of transformers holds.
+    """Converts the content of a folder of transformers.
 
     Args:
         described: its config.json.
-        preprocessor: its preprocessor_config.json, ``{}`` where there is none.
+        preprocessor: its preprocessor_config.json, ``{}`` if there is none.
         path: for messages.
 
     Raises:
-        CheckpointError: another architecture, or a value that is not known here or cannot be meant.
+        CheckpointError: the architecture or a value is unsupported or invalid.
     """
     family = _family(described, path)
     state, unused = family.to_own_names(tensors)
@@ -64,7 +64,7 @@ def read_huggingface(
     except CheckpointError as error:
         raise CheckpointError(f"{path} cannot be read: {error.what}", error.remedy) from error
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        what = f"config.json of {path} is of no model that can be built: {printable(error, 300)}"
+        what = f"the model of config.json in {path} cannot be built: {printable(error, 300)}"
         raise CheckpointError(what, AGAIN) from error
     preprocessing, assumed = from_processor(preprocessor, family.processor, config, path)
     weights = Weights(
@@ -83,10 +83,10 @@ def read_huggingface(
 
 
 def to_huggingface(classifier: Classifier) -> Folder:
-    """The inverse of `read_huggingface`; transformers' own classes give the same logits from it.
+    """The inverse of `read_huggingface`; the classes of transformers compute the same logits from it.
 
     Raises:
-        CheckpointError: the model has a part that transformers has no counterpart of, or a preprocessing.
+        CheckpointError: a part of the model or the preprocessing has no counterpart in transformers.
     """
     family = FAMILIES[_model_type_of(classifier.config)]
     config, notes = family.express(classifier.config)
@@ -111,7 +111,7 @@ def to_huggingface(classifier: Classifier) -> Folder:
         KEY: own.describe_with_digest(classifier, tensors),
     }
     if classifier.temperature != 1:
-        notes.append(f"the temperature {classifier.temperature:g} is not applied there")
+        notes.append(f"the temperature {classifier.temperature:g} is not applied by transformers")
     return Folder(tensors, described, processor, notes)
 
 
@@ -119,8 +119,8 @@ def _family(described: Mapping[str, Any], path: Path) -> Family:
     model_type = described.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         name = printable(repr(model_type or described.get("architectures")))
-        what = f"{path} is a folder of Hugging Face transformers, of the model type {name}"
-        raise CheckpointError(what, f"{', '.join(FAMILIES)} are read")
+        what = f"{path} is a folder of Hugging Face transformers with the unsupported model type {name}"
+        raise CheckpointError(what, f"supported types: {', '.join(FAMILIES)}")
     return FAMILIES[model_type]
 
 
@@ -134,9 +134,9 @@ def _model_type_of(config: Config) -> str:
 
 
 def _classes(labels: Any, outputs: int) -> tuple[tuple[str, ...] | None, list[str]]:
-    """The names of ``id2label``, and a line on those that had to change; None where it is no more than numbers.
+    """Returns the names of ``id2label``, or None if they are only numbers, and a note on changed names.
 
-    ImageNet has two cranes: a name that stands again gets its number.
+    Duplicate names, such as the two cranes of ImageNet, get their number appended.
     """
     if not isinstance(labels, Mapping) or labels.keys() != {str(place) for place in range(outputs)}:
         return None, []

@@ -1,6 +1,6 @@
-"""BEiT in transformers: names, and config.json.
+"""BEiT in transformers: names and config.json.
 
-Its tables of relative positions are laid out there for square images only: of others it takes the rows for columns.
+Its relative position tables are correct for square images only; for others, transformers swaps rows and columns.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ BIASES = {
 
 
 def read(fields: Mapping[str, Any], state: State) -> BEiTConfig:
-    """The config of a model whose tensors are ``state`` and whose config.json states ``fields``.
+    """Returns the config of a model with the tensors ``state`` and the ``fields`` of config.json.
 
-    Of a model that was pre-trained, what its head of visual words reads is a norm outside of the body: the class token is
-    pooled after the same norm.
+    In a pretrained model, the head for visual tokens has a norm outside of the body. The class token is pooled after the
+    same norm.
     """
     bias = BIASES.get((fields["use_relative_position_bias"], fields["use_shared_relative_position_bias"]))
     if bias is None:
-        raise CheckpointError("it has relative positions of each block and shared ones", "one of the two is read")
+        raise CheckpointError("it has both shared and per-block relative positions", "only one of them is supported")
     scale = fields["layer_scale_init_value"]
     config = BEiTConfig(
         image_size=fields["image_size"],
@@ -96,13 +96,13 @@ def read(fields: Mapping[str, Any], state: State) -> BEiTConfig:
         drop_path=fields["drop_path_rate"],
     )
     if bias != "none" and config.grid[0] != config.grid[1]:
-        what = f"it has relative positions of {config.grid[0]}x{config.grid[1]} patches, of which transformers mixes up the axes"
-        raise CheckpointError(what, "those of square images are read")
+        what = f"it has relative positions of {config.grid[0]}x{config.grid[1]} patches, whose axes transformers swaps"
+        raise CheckpointError(what, "only square images are supported")
     return config
 
 
 def write(config: BEiTConfig) -> tuple[str, dict[str, Any], list[str]]:
-    """The class, the fields of config.json and notes for a config."""
+    """Returns the class, the fields of config.json and notes for a config."""
     rows, columns = config.grid
     scale = 0.0 if config.layer_scale is None else config.layer_scale
     wrong = {
@@ -138,12 +138,12 @@ def _notes(config: BEiTConfig) -> list[str]:
         "positions": (config.positions, config.position_resize, "bicubic"),
     }
     notes = [
-        f"at other image sizes {what} are resized by {theirs!r} there, by {ours!r} here"
+        f"at other image sizes {what} are resized by {theirs!r} in transformers, by {ours!r} in vitrail"
         for what, (there, ours, theirs) in rules.items()
         if there and ours != theirs
     ]
     if config.pad:
-        notes.append("of an image that is not whole patches the rest is left out there, and filled up with zeros here")
+        notes.append("partial patches at the border are cropped by transformers, and padded with zeros by vitrail")
     return notes
 
 

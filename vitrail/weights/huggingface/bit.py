@@ -1,4 +1,4 @@
-"""BiT's ResNet in transformers: names, and config.json. Its kernels are standardised there by timm's rule."""
+"""BiT's ResNet in transformers: names and config.json. transformers standardises kernels by timm's rule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitrail.models.resnet import STEM_WIDTH, ResNetConfig
 from vitrail.models.standardise import standardise
 from vitrail.weights.huggingface.family import Family, State, check_expressible, count_outputs
 
-RULE, EPS = "timm", 1e-5  # of kernels, and of group norms
+RULE, EPS = "timm", 1e-5  # of kernel standardisation and group norms
 LAYER = "encoder.stages.{}.layers.{}"
 NAMES = {
     "stem.conv": "embedder.convolution",
@@ -28,7 +28,7 @@ DEFAULTS = {
     "depths": [3, 4, 6, 3],
     "drop_path_rate": 0.0,
 }
-# what is as it is here, and not otherwise
+# fields with a single supported value
 FIXED = {
     "layer_type": "preactivation",
     "hidden_act": "relu",
@@ -36,23 +36,23 @@ FIXED = {
     "num_groups": GROUPS,
     "embedding_dynamic_padding": False,
     "output_stride": 32,
-    "width_factor": 1,  # with any other it fails
+    "width_factor": 1,  # other values fail in transformers
 }
-MOST_STAGES = 4  # of more the last maps are not halved there
+MOST_STAGES = 4  # further stages do not downsample in transformers
 
 
 def read(fields: Mapping[str, Any], state: State) -> ResNetConfig:
-    """The config of a model whose tensors are ``state`` and whose config.json states ``fields``, which no size is among."""
+    """Returns the config of a model with the tensors ``state`` and the ``fields`` of config.json, which has no image size."""
     for name, value in FIXED.items():
         if fields[name] != value:
-            raise CheckpointError(f"it has {name} {str(fields[name])[:80]!r}", f"BiTs with {name} {value!r} are read")
+            raise CheckpointError(f"it has {name} {str(fields[name])[:80]!r}", f"only {name} {value!r} is supported")
     if len(fields["depths"]) > MOST_STAGES:
-        raise CheckpointError(f"it has {len(fields['depths'])} stages", f"BiTs of up to {MOST_STAGES} stages are read")
+        raise CheckpointError(f"it has {len(fields['depths'])} stages", f"at most {MOST_STAGES} stages are supported")
     factor, widths, depths = fields["embedding_size"] // STEM_WIDTH, fields["hidden_sizes"], fields["depths"]
     wanted = [4 * STEM_WIDTH * factor * 2**stage for stage in range(len(depths))]
     if widths != wanted or factor * STEM_WIDTH != fields["embedding_size"]:
         what = f"it has widths of {fields['embedding_size']} and {str(widths)[:80]}"
-        raise CheckpointError(what, f"{STEM_WIDTH} times a whole number, and 4, 8, 16, ... times that, are read")
+        raise CheckpointError(what, f"supported: a multiple of {STEM_WIDTH}, and 4, 8, 16, ... times that")
     return ResNetConfig(
         in_channels=fields["num_channels"],
         classes=count_outputs(state),
@@ -65,7 +65,7 @@ def read(fields: Mapping[str, Any], state: State) -> ResNetConfig:
 
 
 def write(config: ResNetConfig) -> tuple[str, dict[str, Any], list[str]]:
-    """The class, the fields of config.json and notes for a config."""
+    """Returns the class, the fields of config.json and notes for a config."""
     wrong = {
         f"group_norm_eps={config.group_norm_eps:g}": config.group_norm_eps != EPS,
         f"{len(config.depths)} stages that halve the map": len(config.depths) > MOST_STAGES,
@@ -84,15 +84,17 @@ def write(config: ResNetConfig) -> tuple[str, dict[str, Any], list[str]]:
 
 
 def express_config(config: ResNetConfig) -> tuple[ResNetConfig, list[str]]:
-    """The same with kernels for timm's rule, which leaves those alone that are standardised; and a note."""
+    """Returns the config with timm's rule, which does not change kernels that are already standardised, and a note."""
     if config.standardise == RULE:
         return config, []
-    note = f"kernels are written as {config.standardise!r} standardises them, which their rule {RULE!r} repeats"
+    note = (
+        f"kernels are written standardised by {config.standardise!r}, which transformers' rule {RULE!r} does not change"
+    )
     return replace(config, standardise=RULE), [note]
 
 
 def express_state(config: ResNetConfig, state: State) -> State:
-    """The tensors for what `express_config` gives."""
+    """Returns the tensors for a config of `express_config`."""
     if config.standardise == RULE:
         return state
     kernels = {name: tensor for name, tensor in state.items() if tensor.ndim == 4}

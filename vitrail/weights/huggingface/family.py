@@ -1,6 +1,6 @@
-"""What is known of one model type of transformers, and tables of names that are used both ways.
+"""The description of a model type of transformers, and bidirectional tables of names.
 
-The names are those of files, which `save_pretrained` writes and the hub holds; in memory transformers has others.
+The names are those in files, as written by `save_pretrained` and stored on the hub; those in memory differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vitrail.models import Config
 from vitrail.weights.qkv import QKV, join_parts, split_parts
 from vitrail.weights.tensors import printable
 
-# transformers' hidden_act -> ours
+# transformers' hidden_act -> vitrail's gelu
 GELUS = {
     "gelu": "exact",
     "gelu_python": "exact",
@@ -30,28 +30,30 @@ GELUS = {
 }
 
 State = dict[str, Tensor]
-Names = Mapping[str, str]  # our name of a parameter, or of a module with weight and bias, to theirs; {} is a number
+Names = Mapping[
+    str, str
+]  # vitrail's name of a parameter, or of a module with weight and bias -> transformers'; {} is a number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One model type of transformers in our terms.
+    """The mapping between one model type of transformers and vitrail.
 
     Args:
-        body: what their names begin with where there is a head, which stands outside of the body.
-        names, heads: our names to theirs, without ``body``.
-        also: what stands elsewhere in some classes of theirs, outside of the body: their names to ours.
-        unused, unused_heads: modules and parameters of theirs that have no place here, inside of the body and outside.
-        parts: projections that are one of ours and several of theirs.
-        defaults: the fields of config.json that are read, as transformers has them where they are not stated.
+        body: prefix of their names in models with a head; the names of the head do not have it.
+        names, heads: our names -> theirs, without ``body``.
+        also: their names -> ours, for tensors that some of their classes store outside of the body.
+        unused, unused_heads: their modules and parameters without a counterpart, inside and outside of the body.
+        parts: projections that are one tensor in vitrail and several in transformers.
+        defaults: the fields of config.json that are read, with transformers' defaults.
         processor: their image processor, see `processor.PROCESSORS`.
-        read: the fields and the tensors by our names to our config. Raises `CheckpointError`, or whatever a value that
-            cannot be meant raises.
-        write: the inverse: the class that has such a model, the fields, and notes on what is otherwise there. Raises
-            `CheckpointError` for what they cannot express.
-        express, express_state: say a model of ours in those of our terms that they have too, where the answers stay the same,
-            with notes on what does not.
-        restore_state: the tensors as they were before `express_state`, for the config as it was.
+        read: converts the fields, and the tensors by our names, to our config. Raises `CheckpointError`, or the errors of
+            invalid values.
+        write: the inverse; returns their class, the fields, and notes on differences. Raises `CheckpointError` for configs
+            that transformers does not support.
+        express, express_state: convert a config and its tensors to an equivalent that transformers supports, with the same
+            outputs, and with notes on differences.
+        restore_state: the inverse of `express_state`, for the original config.
     """
 
     model_type: str
@@ -71,7 +73,7 @@ class Family:
     restore_state: Callable[[Any, State], State] = lambda config, state: state
 
     def to_own_names(self, tensors: State) -> tuple[State, tuple[str, ...]]:
-        """Their tensors by our names, and the names of those without a place; what is not known keeps its name."""
+        """Renames their tensors to our names, and lists those without a counterpart. Unknown names are kept."""
         has_body = any(name.startswith(f"{self.body}.") for name in tensors)
         inside = f"{self.body}." if has_body else ""
         idle = (*(inside + name for name in self.unused), *self.unused_heads)
@@ -87,7 +89,7 @@ class Family:
         return rename(split_parts(state, self.parts), self.table(has_body))
 
     def set_size(self, config: Config, preprocessing: Preprocessing) -> Config:
-        """At the size of the preprocessing, where config.json states none."""
+        """Returns the config at the size of the preprocessing, if config.json does not state one."""
         return config if "image_size" in self.defaults else replace(config, image_size=preprocessing.size)
 
     def table(self, has_body: bool) -> dict[str, str]:
@@ -96,7 +98,7 @@ class Family:
 
 
 def rename(tensors: State, names: Names) -> State:
-    """The tensors by other names; those that the table does not know, or whose new name is taken, keep theirs."""
+    """Renames tensors by a table. Names that are not in the table, or whose new name is taken, are kept."""
     patterns = [(re.compile(_pattern(old) + r"(\.weight|\.bias)?"), new) for old, new in names.items()]
     renamed: State = {}
     for name, tensor in tensors.items():
@@ -114,22 +116,22 @@ def _pattern(name: str) -> str:
 
 
 def check_expressible(model_type: str, wrong: Mapping[str, bool], remedy: str = "keep it in vitrail's format") -> None:
-    """Raises `CheckpointError` for the first part of a model that is there and has no counterpart in transformers."""
+    """Raises `CheckpointError` for the first part of a model that has no counterpart in transformers."""
     for part, there in wrong.items():
         if there:
             raise CheckpointError(f"transformers' {model_type!r} has no counterpart of {part}", remedy)
 
 
 def count_outputs(state: State) -> int:
-    """Rows of the head, by our names; 0 without one."""
+    """Returns the number of outputs of the head; 0 without a head."""
     head = state.get("head.weight", state.get("head.cls.weight"))
     return len(head) if head is not None and head.ndim else 0
 
 
 def gelu_of(act: Any) -> str:
-    """Our word for ``hidden_act``. Raises `CheckpointError` for what is no GELU."""
+    """Converts ``hidden_act`` to our type of GELU. Raises `CheckpointError` for other activations."""
     if not isinstance(act, str) or act not in GELUS:
-        raise CheckpointError(f"it has hidden_act {printable(repr(act))}", f"{', '.join(GELUS)} are known here")
+        raise CheckpointError(f"it has hidden_act {printable(repr(act))}", f"supported: {', '.join(GELUS)}")
     return GELUS[act]
 
 
@@ -139,5 +141,5 @@ def act_of(gelu: str) -> str:
 
 
 def side_or_pair(size: tuple[int, int]) -> int | list[int]:
-    """A size as config.json has it: one number where it is square."""
+    """Returns a size as in config.json: one number for a square."""
     return size[0] if size[0] == size[1] else list(size)

@@ -1,8 +1,8 @@
-"""What vitrail itself says of a model in a folder of transformers: the key "vitrail" of its config.json.
+"""vitrail's description of a model in a folder of transformers: the key "vitrail" of config.json.
 
-Transformers cannot express some of what a model of ours is: how positions follow another size, the temperature. The key
-holds our whole description beside the digest of the tensors that it describes. It is believed where the tensors are still
-those, and only as far as it does not contradict what transformers reads.
+transformers cannot express everything, such as the resizing of positions and the temperature. The key contains vitrail's
+description and a digest of the tensors. It is used if the tensors are unchanged, and as far as it does not contradict what
+transformers reads.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from vitrail.weights.huggingface.family import Family, State
 from vitrail.weights.huggingface.processor import from_processor, to_processor
 from vitrail.weights.layout import Weights
 
-OTHERWISE = "what vitrail once said of it (its config.json) is of other weights or settings, and was left out"
+OTHERWISE = "vitrail's description in config.json does not match the weights or settings and was ignored"
 
 
 def describe_with_digest(classifier: Classifier, tensors: State) -> dict[str, Any]:
-    """What the key holds for a model whose tensors are these by their names."""
+    """Returns the value of the key for a model with these tensors, by transformers' names."""
     return {**describe(classifier), "digest": digest(tensors)}
 
 
 def digest(tensors: State) -> str:
-    """SHA-256 of names, types, shapes and values, whatever the order and the files they lie in."""
+    """Returns the SHA-256 of names, types, shapes and values, independent of order and sharding."""
     sha256 = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         sha256.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -45,12 +45,12 @@ def digest(tensors: State) -> str:
 def merge_description(
     description: Any, tensors: State, weights: Weights, family: Family, *, processed: bool, path: Path
 ) -> Weights:
-    """``weights``, as transformers' own files describe them, completed by what our description states in more detail.
+    """Completes ``weights``, as described by transformers' files, with the details of vitrail's description.
 
     Args:
-        description: the value of the key, from anyone.
-        tensors: all of the file, by their names.
-        processed: there is a preprocessor_config.json, which counts where it says otherwise.
+        description: the value of the key; untrusted.
+        tensors: all tensors of the file, by transformers' names.
+        processed: whether there is a preprocessor_config.json, which takes precedence.
     """
     try:
         known = _apply_description(description, weights, family, path)
@@ -64,7 +64,7 @@ def merge_description(
 
 
 def _apply_description(description: Any, weights: Weights, family: Family, path: Path) -> Weights | None:
-    """``weights`` as the description has them; None where transformers would read another model from it."""
+    """Returns ``weights`` as described, or None if transformers would read a different model from it."""
     check_version(description, path)
     config = ARCHITECTURES[description["architecture"]].from_dict(description["config"])
     _, fields, _ = family.write(family.express(config)[0])
@@ -85,7 +85,7 @@ def _apply_description(description: Any, weights: Weights, family: Family, path:
 
 
 def _round_trip(preprocessing: Preprocessing, config: Config, path: Path) -> Preprocessing | None:
-    """What transformers makes of it; None where it cannot express it."""
+    """Returns what transformers reads from a description, or None if it cannot express it."""
     try:
         return from_processor(to_processor(preprocessing)[0], "ViT", config, path)[0]
     except CheckpointError:

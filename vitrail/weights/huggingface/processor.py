@@ -1,6 +1,6 @@
-"""preprocessor_config.json of transformers to our `Preprocessing`, and back.
+"""Conversion between preprocessor_config.json of transformers and `Preprocessing`.
 
-Their image processors resize, crop, rescale and normalise; they differ in what they do where the file is silent.
+Image processors resize, crop, rescale and normalise. They differ in their defaults.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _silent(
     return {**ALWAYS, **normal, "size": size, "do_center_crop": crop, "crop_size": SQUARE}
 
 
-# what each does where nothing is said; with Bit, one number as the size is the shorter side
+# the defaults of each; a single number as the size of Bit's is the shorter side
 PROCESSORS = {
     "ViT": _silent(SQUARE, 2, HALF, HALF),
     "DeiT": _silent({"height": 256, "width": 256}, 3, HALF, HALF, crop=True),
@@ -39,22 +39,22 @@ PROCESSORS = {
 }
 MOST_CHANNELS = 10_000
 ENDS = ("FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessorPil")
-# Pillow's numbers
+# by Pillow's constants
 FILTERS: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}
 
 
 def from_processor(
     stated: Mapping[str, Any], kind: str, config: Config, where: Path
 ) -> tuple[Preprocessing, list[str]]:
-    """The preprocessing that the file states, with what was assumed.
+    """Returns the preprocessing of a file, and what was assumed.
 
     Args:
-        stated: preprocessor_config.json; ``{}`` where there is none: the processor's own values at the size of the model.
+        stated: preprocessor_config.json; ``{}`` for the processor's defaults at the size of the model.
         kind: one of `PROCESSORS`, for a file that does not name its processor.
         where: for messages.
 
     Raises:
-        CheckpointError: it asks for something that cannot be done here, or cannot be meant.
+        CheckpointError: a value is unsupported or invalid.
     """
     kind = _kind(stated, where) or kind
     silent = PROCESSORS[kind] if config.in_channels == 3 else {**PROCESSORS[kind], "image_mean": 0.5, "image_std": 0.5}
@@ -71,7 +71,9 @@ def from_processor(
         raise CheckpointError(what, remedy) from error
     if stated:
         return preprocessing, assumed
-    if preprocessing.resize == "short" and config.image_size[0] != config.image_size[1]:  # which they cannot say
+    if (
+        preprocessing.resize == "short" and config.image_size[0] != config.image_size[1]
+    ):  # not supported by transformers
         preprocessing = replace(preprocessing, resize="squash", resize_to=None)
     to = "x".join(map(str, preprocessing.size))
     way = preprocessing.resize + ("" if preprocessing.resize_to is None else f" {preprocessing.resize_to}")
@@ -80,10 +82,10 @@ def from_processor(
 
 
 def to_processor(preprocessing: Preprocessing) -> tuple[dict[str, Any], list[str]]:
-    """The inverse of `from_processor`: what preprocessor_config.json states, and notes on what it cannot.
+    """The inverse of `from_processor`: returns the content of preprocessor_config.json, and notes on differences.
 
     Raises:
-        CheckpointError: no image processor makes such a picture.
+        CheckpointError: no image processor of transformers supports the preprocessing.
     """
     size, way, to = preprocessing.size, preprocessing.resize, preprocessing.resize_to
     if way == "short" and size[0] != size[1]:
@@ -91,7 +93,7 @@ def to_processor(preprocessing: Preprocessing) -> tuple[dict[str, Any], list[str
         raise CheckpointError(what, "squash instead, with `stated(resize='squash')`, or take a square image size")
     crop = {"height": size[0], "width": size[1]}
     crops = way != "squash" or to is not None
-    # older versions of transformers crop in these two only; DeiT's takes no shorter side there
+    # in older versions of transformers only these two crop, and DeiT's does not support a shorter side
     kind = "ViT" if not crops else "DeiT" if way == "squash" else "Bit"
     larger = dict(zip(crop, preprocessing.resized(*size))) if way == "squash" else {"shortest_edge": to or min(size)}
     fields = {
@@ -110,24 +112,24 @@ def to_processor(preprocessing: Preprocessing) -> tuple[dict[str, Any], list[str
     }
     notes = []
     if way == "short" and preprocessing.rounding != "floor":
-        notes.append("the longer side is rounded down there, and to the nearest here")
+        notes.append("the longer side is rounded down by transformers, and to nearest by vitrail")
     if crops and preprocessing.crop_rounding != "floor":
-        notes.append("where half a pixel is left beside the centre crop, it is rounded down there, and to even here")
+        notes.append("a centre crop at half a pixel is rounded down by transformers, and to even by vitrail")
     return fields, notes
 
 
 def _kind(stated: Mapping[str, Any], where: Path) -> str:
-    """Which of `PROCESSORS` a file names; "" where it names none."""
+    """Returns the entry of `PROCESSORS` that a file names, or "" if it names none."""
     name = stated.get("image_processor_type") or stated.get("feature_extractor_type") or ""
     known = {f"{kind}{end}": kind for kind in PROCESSORS for end in ENDS}
     if name and (not isinstance(name, str) or name not in known):
-        what = f"the preprocessing in {where} is that of {printable(repr(name))}"
-        raise CheckpointError(what, f"the image processors of {', '.join(PROCESSORS)} are known here")
+        what = f"the preprocessing in {where} has the unsupported image processor {printable(repr(name))}"
+        raise CheckpointError(what, f"supported are those of {', '.join(PROCESSORS)}")
     return known[name] if name else ""
 
 
 def _framing(value: Mapping[str, Any], config: Config, *, square: bool) -> tuple[Preprocessing, list[str]]:
-    """Resize and crop, with a crop that was assumed where the processor would give pictures of any size."""
+    """Returns resize and crop. A centre crop is assumed if the processor would return images of varying size."""
     crop = _size(value["crop_size"], square=True) if value["do_center_crop"] else None
     size = _size(value["size"], square=square) if value["do_resize"] else None
     assumed = []
@@ -147,12 +149,12 @@ def _framing(value: Mapping[str, Any], config: Config, *, square: bool) -> tuple
         return Preprocessing(size=crop, resize="short", resize_to=size, crop_rounding="floor"), assumed
     squashed = Preprocessing(size=crop, resize="squash", resize_to=min(size), crop_rounding="floor")
     if squashed.resized(*size) != size:
-        raise ValueError(f"the size {size} has not the shape of the crop {crop}")
+        raise ValueError(f"the size {size} has another aspect ratio than the crop {crop}")
     return squashed, assumed
 
 
 def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
-    """(height, width), or the shorter side alone."""
+    """Returns (height, width), or the shorter side."""
     stated = (
         {name: length for name, length in size.items() if length is not None} if isinstance(size, Mapping) else size
     )
@@ -171,7 +173,7 @@ def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
 
 
 def _normal(value: Mapping[str, Any], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of values in [0, 1], for a processor that multiplies those in [0, 255] by some factor first."""
+    """Returns mean and std for values in [0, 1], for a processor that first rescales values in [0, 255]."""
     scale = 255 * float(value["rescale_factor"] if value["do_rescale"] else 1)
     mean, std = (value["image_mean"], value["image_std"]) if value["do_normalize"] else (0.0, 1.0)
     if channels > MOST_CHANNELS:

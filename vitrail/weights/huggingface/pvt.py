@@ -1,4 +1,4 @@
-"""Both Pyramid Vision Transformers in transformers: names, and config.json. They have one eps there, and v1 four stages."""
+"""PVT and PVT v2 in transformers: names and config.json. Both have a single eps, and v1 has four stages."""
 
 from __future__ import annotations
 
@@ -88,27 +88,27 @@ DEFAULTS_V2 = {
 
 
 def read(fields: Mapping[str, Any], state: State) -> PVTConfig:
-    """The config of a PVT whose tensors are ``state`` and whose config.json states ``fields``."""
+    """Returns the config of a PVT with the tensors ``state`` and the ``fields`` of config.json."""
     strides, common = fields["strides"], _read(fields, state)
     if len(strides) != STAGES or fields["patch_sizes"] != strides:
         what = f"it has patches of {str(fields['patch_sizes'])[:80]} every {str(strides)[:80]}"
-        raise CheckpointError(what, f"those of {STAGES} stages that do not overlap are read")
+        raise CheckpointError(what, f"supported: {STAGES} stages without overlap")
     return PVTConfig(**common, reductions=fields["sequence_reduction_ratios"])
 
 
 def read_v2(fields: Mapping[str, Any], state: State) -> PVTv2Config:
-    """The same of a PVT v2."""
+    """Returns the config of a PVT v2."""
     strides, common = fields["strides"], _read(fields, state)
     if fields["patch_sizes"] != [2 * stride - 1 for stride in strides]:
         what = f"it has patches of {str(fields['patch_sizes'])[:80]} every {str(strides)[:80]}"
-        raise CheckpointError(what, "those of twice the stride less one are read")
+        raise CheckpointError(what, "supported: patches of 2 * stride - 1")
     return PVTv2Config(**common, reductions=fields["sr_ratios"], linear=fields["linear_attention"])
 
 
 def _read(fields: Mapping[str, Any], state: State) -> dict[str, Any]:
     strides = fields["strides"]
     if not isinstance(strides, Sequence) or not strides or list(strides[1:]) != [2] * len(strides[1:]):
-        raise CheckpointError(f"it has the strides {str(strides)[:80]}", "those that halve each map are read")
+        raise CheckpointError(f"it has the strides {str(strides)[:80]}", "all strides after the first must be 2")
     return {
         "image_size": fields["image_size"],
         "patch_size": strides[0],
@@ -129,7 +129,7 @@ def _read(fields: Mapping[str, Any], state: State) -> dict[str, Any]:
 
 
 def write(config: PVTConfig) -> tuple[str, dict[str, Any], list[str]]:
-    """The class, the fields of config.json and notes for a config of a PVT."""
+    """Returns the class, the fields of config.json and notes for a config of a PVT."""
     whole = [length * 2 ** (STAGES - 1) for length in config.patch_size]
     wrong = {
         f"{len(config.depths)} stages, it has {STAGES},": len(config.depths) != STAGES,
@@ -139,18 +139,18 @@ def write(config: PVTConfig) -> tuple[str, dict[str, Any], list[str]]:
     }
     check_expressible("pvt", wrong)
     fields = _write("pvt", config)
-    # without num_labels it has 1,000, whatever the names of the classes
+    # without num_labels transformers assumes 1,000 classes, independent of their names
     sizes = {
         "patch_sizes": fields["strides"],
         "sequence_reduction_ratios": list(config.reductions),
         "num_labels": config.classes,
     }
-    notes = ["images of other sizes fail there"]
+    notes = ["transformers does not support other image sizes"]
     return "PvtForImageClassification" if config.classes else "PvtModel", {**fields, **sizes}, notes
 
 
 def write_v2(config: PVTv2Config) -> tuple[str, dict[str, Any], list[str]]:
-    """The same of a PVT v2."""
+    """Returns the class, the fields of config.json and notes for a config of a PVT v2."""
     fields = _write("pvt_v2", config)
     sizes = {
         "patch_sizes": [2 * stride - 1 for stride in fields["strides"]],
@@ -181,10 +181,10 @@ def _write(model_type: str, config: PVTConfig | PVTv2Config) -> dict[str, Any]:
 
 
 def express_config(config: Any) -> tuple[Any, list[str]]:
-    """The same with one eps in all norms, as they have it; and a note."""
+    """Returns the config with one eps in all norms, as in transformers, and a note."""
     if config.conv_norm_eps == config.norm_eps:
         return config, []
-    note = f"norms after convolutions have the eps {config.norm_eps:g} there, not {config.conv_norm_eps:g}"
+    note = f"norms after convolutions have the eps {config.norm_eps:g} in transformers, not {config.conv_norm_eps:g}"
     return replace(config, conv_norm_eps=config.norm_eps), [note]
 
 

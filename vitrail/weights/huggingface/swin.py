@@ -1,4 +1,4 @@
-"""The Swin Transformer in transformers: names, and config.json."""
+"""The Swin Transformer in transformers: names and config.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitrail.weights.huggingface.family import (
 from vitrail.weights.tensors import printable
 
 MOST_STAGES = 16
-EPS = 1e-5  # of the norms after patches and before merging, whatever layer_norm_eps is
+EPS = 1e-5  # of the norms after patch embedding and before merging, independent of layer_norm_eps
 NAMES = {
     "patch_embed.proj": "embeddings.patch_embeddings.projection",
     "patch_embed.norm": "embeddings.norm",
@@ -35,7 +35,7 @@ NAMES = {
     "stages.{}.blocks.{}.norm2": "encoder.layers.{}.blocks.{}.layernorm_after",
     "stages.{}.blocks.{}.mlp.fc1": "encoder.layers.{}.blocks.{}.intermediate.dense",
     "stages.{}.blocks.{}.mlp.fc2": "encoder.layers.{}.blocks.{}.output.dense",
-    # theirs merges patches at the end of a stage, ours at the start of the next
+    # transformers merges patches at the end of a stage, vitrail at the start of the next
     **{
         f"stages.{stage}.downsample.{part}": f"encoder.layers.{stage - 1}.downsample.{part}"
         for stage in range(1, MOST_STAGES)
@@ -63,12 +63,12 @@ DEFAULTS = {
 
 
 def read(fields: Mapping[str, Any], state: State) -> SwinConfig:
-    """The config of a model whose tensors are ``state`` and whose config.json states ``fields``."""
+    """Returns the config of a model with the tensors ``state`` and the ``fields`` of config.json."""
     if fields["use_absolute_embeddings"]:
-        raise CheckpointError("it has learned positions (use_absolute_embeddings)", "Swins without them are read")
+        raise CheckpointError("it has learned positions (use_absolute_embeddings)", "they are not supported")
     if fields["layer_norm_eps"] != EPS:
         what = f"it has layer_norm_eps {printable(fields['layer_norm_eps'])} in its blocks and {EPS:g} between them"
-        raise CheckpointError(what, "Swins with one value of eps are read")
+        raise CheckpointError(what, "both must be equal")
     return SwinConfig(
         image_size=fields["image_size"],
         patch_size=fields["patch_size"],
@@ -89,13 +89,13 @@ def read(fields: Mapping[str, Any], state: State) -> SwinConfig:
 
 
 def write(config: SwinConfig) -> tuple[str, dict[str, Any], list[str]]:
-    """The class, the fields of config.json and notes for a config."""
+    """Returns the class, the fields of config.json and notes for a config."""
     smallest = config.grid
     for _ in config.depths[1:]:
         smallest = grid_of(smallest, (2, 2))
     rows, columns = smallest
     wrong = {
-        f"windows of {config.window} in a map of {rows}x{columns} (it fails there)": min(smallest) < config.window,
+        f"windows of {config.window} in a map of {rows}x{columns} (unsupported)": min(smallest) < config.window,
         f"{len(config.depths)} stages": len(config.depths) > MOST_STAGES,
         f"norm_eps={config.norm_eps:g} in all its norms": config.norm_eps != EPS,
     }
@@ -117,7 +117,7 @@ def write(config: SwinConfig) -> tuple[str, dict[str, Any], list[str]]:
         "use_absolute_embeddings": False,
         "layer_norm_eps": EPS,
     }
-    notes = ["at sizes where a map is smaller than a window it fails there"]
+    notes = ["transformers does not support image sizes with maps smaller than a window"]
     return "SwinForImageClassification" if config.classes else "SwinModel", fields, notes
 
 

@@ -1,4 +1,4 @@
-"""ViT, DeiT, ViT-MAE and DINOv2 in transformers: names, config.json, and what of a ViT of ours can be said there.
+"""ViT, DeiT, ViT-MAE and DINOv2 in transformers: names, config.json, and conversion to what transformers supports.
 
 D width, N patches, P prefix tokens.
 """
@@ -76,17 +76,19 @@ DEFAULTS_OF_DINOV2 = {
     "drop_path_rate": 0.0,
     "use_swiglu_ffn": False,
 }
-RULES = {"dinov2_with_registers": "bicubic-antialias"}  # how positions are resized; the others do without antialiasing
+RULES = {"dinov2_with_registers": "bicubic-antialias"}  # interpolation of positions; the others have no antialiasing
 POOLS = {"vit": ("cls",), "deit": ("cls", "cls-only"), "dinov2": ("cls+gap",), "dinov2_with_registers": ("cls+gap",)}
 
 
 def read(model_type: str, fields: Mapping[str, Any], state: State) -> ViTConfig:
-    """The config of a model whose tensors are ``state`` and whose config.json states ``fields``.
+    """Returns the config of a model with the tensors ``state`` and the ``fields`` of config.json.
 
-    Bare models of transformers have no head, and what they pool is the class token; of DeiT's both tokens.
+    Bare models of transformers have no head and pool the class token, or both tokens in DeiT.
     """
     if fields.get("use_swiglu_ffn"):
-        raise CheckpointError("it has SwiGLU layers (use_swiglu_ffn), as DINOv2's giant", "models with an MLP are read")
+        raise CheckpointError(
+            "it has SwiGLU layers (use_swiglu_ffn), as DINOv2's giant", "only MLP layers are supported"
+        )
     of_dino = model_type.startswith("dinov2")
     classes = count_outputs(state)
     pool = "cls-only" if model_type == "deit" and "head.weight" in state else "cls"
@@ -114,7 +116,7 @@ def read(model_type: str, fields: Mapping[str, Any], state: State) -> ViTConfig:
 
 
 def model_type_of(config: ViTConfig) -> str:
-    """The model type that comes nearest."""
+    """Returns the closest model type."""
     if "dist" in config.prefix:
         return "deit"
     if config.registers:
@@ -123,7 +125,7 @@ def model_type_of(config: ViTConfig) -> str:
 
 
 def write(model_type: str, config: ViTConfig) -> tuple[str, dict[str, Any], list[str]]:
-    """The class, the fields of config.json and notes for a config whose positions are `express_config`."""
+    """Returns the class, the fields of config.json and notes for a config of `express_config`."""
     _check_writable(model_type, config)
     fields = {
         "hidden_size": config.width,
@@ -182,27 +184,29 @@ def _notes(model_type: str, config: ViTConfig) -> list[str]:
     rule = RULES.get(model_type, "bicubic")
     if config.position_resize != rule:
         notes.append(
-            f"at other image sizes positions are resized by {rule!r} there, by {config.position_resize!r} here"
+            f"at other image sizes positions are resized by {rule!r} in transformers, by {config.position_resize!r} in vitrail"
         )
     if config.pad:
-        notes.append("of an image that is not whole patches the rest is left out there, and filled up with zeros here")
+        notes.append("partial patches at the border are cropped by transformers, and padded with zeros by vitrail")
     if not config.classes and model_type in ("vit", "deit"):
-        notes.append("the pooler of the bare model has no weights: take last_hidden_state, not pooler_output")
+        notes.append("the pooler of the bare model has no weights: use last_hidden_state, not pooler_output")
     return notes
 
 
 def express_config(config: ViTConfig) -> tuple[ViTConfig, list[str]]:
-    """The same with positions at the stem as one learned table, where they can be said so; and a note."""
+    """Returns the config with positions as one learned table at the stem, if that is equivalent, and a note."""
     at_stem = config.positions in ("learned", "sincos2d") and config.positions_at == "stem"
     if not at_stem and config.positions != "none":
         return config, []
-    note = "positions are written as a table: at other image sizes it is resized there, and here they are computed"
+    note = (
+        "positions are written as a table: for other image sizes transformers resizes it, and vitrail recomputes them"
+    )
     learned = replace(config, positions="learned", positions_at="stem", prefix_positions=True)
     return learned, [note] if config.positions == "sincos2d" else []
 
 
 def express_state(config: ViTConfig, state: State) -> State:
-    """The tensors for what `express_config` gives: a table (1, P + N, D), with zeros where a prefix token has no position."""
+    """Returns the tensors for a config of `express_config`: a table (1, P + N, D), zero for prefix tokens without position."""
     patches = math.prod(config.grid)
     if config.positions == "sincos2d":
         table = positions.sincos2d(config.grid, config.width)[None]

@@ -1,4 +1,4 @@
-"""timm's ``config.json`` both ways: which model it is, its arguments, its preprocessing."""
+"""Reading and writing timm's ``config.json``: architecture, arguments and preprocessing."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from vitrail.weights.timm.resnet import BIT
 from vitrail.weights.timm.swin import SWIN
 from vitrail.weights.timm.vit import ACTIVATIONS, VIT
 
-# what the names of some of timm's models say and no tensor shows, as arguments of `from_timm`
+# arguments of `from_timm` that follow from the names of some of timm's models and not from tensors
 SAID_BY_NAME: dict[str, dict[str, Any]] = {
     r"vit_base_patch16_gap_": {"num_heads": 16},
     r"vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip_": {"act_layer": "gelu_tanh"},
     r"vit_large_patch16_siglip_(gap_)?512": {"act_layer": "gelu_tanh"},
     r"beit3_|vit_.*_clip_": {"norm_eps": 1e-5},
 }
-# tensors of the same names and shapes, of blocks that compute something else: their norms come after attention and MLP
+# models with tensors of the same names and shapes but different blocks: norms after attention and MLP
 OTHER_BLOCKS = re.compile(r"_rpn_")
-# told apart by their marks, in this order: a ViT has the fewest names of its own
+# distinguished by their marks, in this order; a ViT has the fewest unique names
 FAMILIES = (SWIN, CAIT, PVT_V2, BEIT, BIT, VIT)
 
 
 def read_timm(
     tensors: dict[str, Tensor], described: Mapping[str, Any], path: Path, description: Mapping[str, Any] | None = None
 ) -> Weights:
-    """What tensors in timm's layout hold.
+    """Converts tensors in timm's layout.
 
     Args:
         described: timm's ``config.json`` beside them, ``{}`` for a bare file.
-        description: vitrail's own, which then holds.
+        description: vitrail's description, which takes precedence.
 
     Raises:
-        CheckpointError: as `from_timm` and `parse_preprocessing`; a model or arguments of timm's that are not known here.
+        CheckpointError: as `from_timm` and `parse_preprocessing`, or an unsupported model or argument.
     """
     family = next((member for member in FAMILIES if member.mark in tensors), VIT)
     if description is None:
@@ -63,11 +63,11 @@ def read_timm(
         config, state = family.read(tensors, path, arguments)
     except (ConfigError, KeyError, ValueError, IndexError, TypeError, ArithmeticError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else printable(error, 300)
-        what = f"{path} is of no {family.config.about.partition(' ')[2]} that can be built: {reason}"
+        what = f"the {family.config.about.partition(' ')[2]} of {path} cannot be built: {reason}"
         raise CheckpointError(what, AGAIN) from error
     preprocessing, assumed = parse_preprocessing(described, config, path)
     stated = described.get("pretrained_cfg")
-    # a model that timm loaded and saved again has them in the second place
+    # the second key is used if timm loaded and saved the model again
     names = described.get("label_names") or (stated.get("label_names") if isinstance(stated, Mapping) else None)
     return Weights(
         layout="timm",
@@ -81,7 +81,7 @@ def read_timm(
 
 
 def _numerics(config: Any, arguments: Mapping[str, Any]) -> list[str]:
-    """Those that no tensor shows."""
+    """Returns the numerics that cannot be inferred from tensors."""
     said: list[str] = []
     if not isinstance(config, ResNetConfig):
         said += [] if "act_layer" in arguments else ["exact GELU"]
@@ -93,27 +93,27 @@ def _numerics(config: Any, arguments: Mapping[str, Any]) -> list[str]:
 
 
 def read_arguments(described: Mapping[str, Any], family: Family, path: Path) -> dict[str, Any]:
-    """What a ``config.json`` says that no tensor shows, by the words of timm's class.
+    """Returns the arguments in ``config.json`` that cannot be inferred from tensors, by the names of timm's class.
 
     Raises:
-        CheckpointError: a model or an argument that is not known here.
+        CheckpointError: a model or an argument is unsupported.
     """
     arguments, name = described.get("model_args") or {}, str(described.get("architecture", ""))
     if OTHER_BLOCKS.search(name):
-        what = f"{path} is {printable(name)}, whose blocks compute something else than those of a ViT"
-        raise CheckpointError(what, "such models cannot be built here")
+        what = f"{path} is {printable(name)}, whose blocks differ from those of a ViT"
+        raise CheckpointError(what, "such models are not supported")
     known = family.needed | family.derived | {"norm_layer", "global_pool"}
     unknown = sorted(set(arguments) - known) if isinstance(arguments, Mapping) else ["no object"]
     if unknown or arguments.get("norm_layer") not in (None, "layernorm"):
-        what = f"{path} has model_args that are not known here: {printable(arguments, 200)}"
-        raise CheckpointError(what, "LayerNorm is known, and " + ", ".join(sorted(family.needed)))
+        what = f"{path} has unsupported model_args: {printable(arguments, 200)}"
+        raise CheckpointError(what, "supported: LayerNorm, " + ", ".join(sorted(family.needed)))
     if str(arguments.get("act_layer") or "gelu") not in ACTIVATIONS:
         what = f"{path} has the act_layer {printable(arguments['act_layer'])}"
-        raise CheckpointError(what, f"act_layer may be {' or '.join(ACTIVATIONS)}")
+        raise CheckpointError(what, f"act_layer must be {' or '.join(ACTIVATIONS)}")
     pool = arguments.get("global_pool") or described.get("global_pool")
     if family.pool is not None and pool not in (None, family.pool):
         what = f"{path} pools by {printable(pool)!r}"
-        raise CheckpointError(what, f"{family.config.about} pools by {family.pool} here")
+        raise CheckpointError(what, f"{family.config.about} supports only {family.pool}")
     known_arguments: dict[str, Any] = {"global_pool": pool}
     for pattern, said in SAID_BY_NAME.items():
         known_arguments |= said if re.match(pattern, name) else {}
@@ -124,7 +124,7 @@ def read_arguments(described: Mapping[str, Any], family: Family, path: Path) -> 
 
 
 def _sized(arguments: Mapping[str, Any], size: Any, path: Path) -> dict[str, Any]:
-    """With (height, width) of images as the model is made for them, and as its pictures are cropped to."""
+    """Returns (height, width) of the image size in the arguments and in the preprocessing."""
     return {**arguments, "img_size": _pair(arguments.get("img_size"), path), "input_size": _pair(size, path)}
 
 
@@ -136,10 +136,10 @@ def _pair(size: Any, path: Path) -> tuple[int, int] | None:
 
 
 def parse_preprocessing(described: Mapping[str, Any], config: Config, where: Path) -> tuple[Preprocessing, list[str]]:
-    """The preprocessing that timm's ``config.json`` states, with what of it was assumed; ``{}`` for a bare file.
+    """Returns the preprocessing in timm's ``config.json``, and what was assumed; ``{}`` for a bare file.
 
     Raises:
-        CheckpointError: it states something that is not known here.
+        CheckpointError: a value is unsupported.
     """
     stated = described.get("pretrained_cfg", described)
     defaults: dict[str, Any] = {
@@ -170,32 +170,32 @@ def parse_preprocessing(described: Mapping[str, Any], config: Config, where: Pat
         what = f"the preprocessing in {where} cannot be used: {printable(error, 300)}"
         raise CheckpointError(what, AGAIN) from error
     if value["crop_mode"] == "squash":
-        # what is not stated is no crop: timm's models for 384 pixels see the whole picture
+        # no crop unless stated: timm's models for 384 pixels use the whole picture
         cropped = stated.get("crop_pct") is not None and fraction < 1
         preprocessing = replace(preprocessing, resize="squash", resize_to=preprocessing.resize_to if cropped else None)
     elif value["crop_mode"] != "center":
-        what = f"{where} asks for the crop mode {printable(value['crop_mode'])!r}"
-        raise CheckpointError(what, "center and squash are known here; set crop_mode to one of them")
+        what = f"{where} has the unsupported crop_mode {printable(value['crop_mode'])!r}"
+        raise CheckpointError(what, "set crop_mode to center or squash")
     return preprocessing, assumed
 
 
 def _names(names: object, classes: int) -> tuple[str, ...] | None:
-    """The names, where they can be those of so many classes: words that stand once each."""
+    """Returns the names if they are valid: unique strings, as many as classes."""
     words = tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
     return words if len(words) == len(set(words)) == classes else None
 
 
 def family_of(config: Config) -> Family:
-    """Raises `CheckpointError` for an architecture that timm has not, or that is not known here."""
+    """Returns the family of a config. Raises `CheckpointError` for an unsupported architecture."""
     for family in FAMILIES:
         if isinstance(config, family.config):
             return family
-    raise CheckpointError(f"timm's layout of {config.about} is not known here", KEEP)
+    raise CheckpointError(f"timm's layout of {config.about} is not supported", KEEP)
 
 
 def as_timm(classifier: Classifier) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors by timm's names, and the ``config.json`` from which timm makes the model (``timm.create_model`` with
-    ``local-dir:FOLDER`` or ``hf-hub:owner/name``). Raises `CheckpointError` as `to_timm`.
+    """Returns the tensors by timm's names, and a ``config.json`` for ``timm.create_model`` with ``local-dir:FOLDER`` or
+    ``hf-hub:owner/name``. Raises `CheckpointError` as `to_timm`.
     """
     config, family = classifier.config, family_of(classifier.config)
     family.check(config)
@@ -222,7 +222,7 @@ def as_timm(classifier: Classifier) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _stated(preprocessing: Preprocessing) -> dict[str, Any]:
-    """What `parse_preprocessing` reads; timm has no word for another rounding, nor for pictures that are not resized."""
+    """The inverse of `parse_preprocessing`. timm supports neither other rounding nor pictures without resizing."""
     side, fraction = min(preprocessing.size), 1.0
     if preprocessing.resize_to is not None:
         fraction = side / preprocessing.resize_to

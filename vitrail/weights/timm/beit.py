@@ -1,4 +1,4 @@
-"""timm's layout of BEiT, whose names are those of `vitrail.models.beit`."""
+"""timm's layout of BEiT. The names are those of `vitrail.models.beit`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARED = f"rel_pos_bias.{TABLE}"
 
 
 def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any]) -> tuple[BEiTConfig, State]:
-    """The config; the image is a square unless the arguments say otherwise."""
+    """Infers the config. Images are square unless the arguments state otherwise."""
     width, channels, *patch = state["patch_embed.proj.weight"].shape  # (D, C, P, Q)
     own, shared = state.get(f"blocks.0.attn.{TABLE}"), state.get(SHARED)
     table = own if own is not None else shared
@@ -40,13 +40,13 @@ def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any])
 
 
 def _square(table: Tensor | None, places: Tensor | None, patch: list[int]) -> tuple[int, int]:
-    """The image of as many patches as positions, or as offsets: (2 h - 1)^2, and three of the class token."""
+    """Returns the image size from the number of positions, or of relative offsets: (2 h - 1)^2, plus 3 of the class token."""
     if places is not None:
         side = math.isqrt(places.shape[1] - 1)
     elif table is not None:
         side = (math.isqrt(len(table) - 3) + 1) // 2
     else:
-        raise ValueError("neither positions nor their bias show the size of its images")
+        raise ValueError("its image size cannot be inferred from positions or relative positions")
     return side * patch[0], side * patch[1]
 
 

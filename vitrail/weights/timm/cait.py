@@ -1,4 +1,4 @@
-"""timm's layout of CaiT, whose names are those of `vitrail.models.cait`."""
+"""timm's layout of CaiT. The names are those of `vitrail.models.cait`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SIZES = {
     (768, 36): "m36",
     (768, 48): "m48",
 }
-AT = {"xxs24": 224, "xxs36": 224, "s24": 224, "m48": 448}  # the others are of 384 pixels
+AT = {"xxs24": 224, "xxs36": 224, "s24": 224, "m48": 448}  # the others have 384 pixels
 
 
 def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any]) -> tuple[CaiTConfig, State]:
-    """The config; the image is a square unless the arguments say otherwise."""
+    """Infers the config. Images are square unless the arguments state otherwise."""
     width, channels, *patch = state["patch_embed.proj.weight"].shape  # (D, C, P, Q)
     side = math.isqrt(state["pos_embed"].shape[1])
     config = CaiTConfig(

@@ -1,4 +1,4 @@
-"""What is known of one of timm's architectures, and what reading them has in common."""
+"""The description of one of timm's architectures, and shared functions for reading them."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ KEEP = "keep it in vitrail's format: --to native"
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One architecture of timm's in our terms.
+    """The mapping between one of timm's architectures and vitrail.
 
     Args:
-        config: the type of its configs here.
-        mark: a tensor that only this architecture has.
-        needed: arguments of timm's class that no tensor shows.
-        derived: arguments that tensors show, and those that only training uses.
-        pool: the only ``global_pool`` that is known here; None where there are several.
-        head: names of the layers that timm makes anew for other classes.
-        read: a state dict, the file for messages, and the `needed` arguments, to our config and the tensors by our names. Raises
-            `CheckpointError`, or what a value that cannot be meant raises.
-        check: raises `CheckpointError` for a config that timm's class cannot be.
-        write: the tensors of such a config by timm's names.
-        arguments: the arguments with which timm's class is such a model.
-        architecture: the name of one of its models, of this size or of one from which the arguments make it.
+        config: the type of its configs in vitrail.
+        mark: name of a tensor that only this architecture has.
+        needed: arguments of timm's class that cannot be inferred from tensors.
+        derived: arguments that can be inferred from tensors, and those that are used in training only.
+        pool: the only supported ``global_pool``; None if there are several.
+        head: names of the layers that timm replaces for other classes.
+        read: converts a state dict to our config and tensors, given the file for messages and the `needed` arguments.
+            Raises `CheckpointError`, or the errors of invalid values.
+        check: raises `CheckpointError` for a config that timm's class does not support.
+        write: returns the tensors by timm's names.
+        arguments: returns the arguments of timm's class for a config.
+        architecture: returns the name of a timm model of this size, or of one that the arguments change to this size.
     """
 
     config: type[Config]
@@ -54,7 +54,7 @@ class Family:
     architecture: Callable[[Any], str]
 
 
-# arguments that are tensors' shapes in all of them, or that only training heeds
+# arguments that follow from shapes in all architectures, or that are used in training only
 COMMON = frozenset(
     {"num_classes", "in_chans", "patch_size", "embed_dim", "depth", "mlp_ratio", "qkv_bias", "weight_init", "drop_rate"}
     | {"pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"}
@@ -62,7 +62,7 @@ COMMON = frozenset(
 
 
 def count_modules(state: Mapping[str, Tensor], before: str) -> int:
-    """How many modules there are whose names are ``before`` and a number. Raises `ValueError` where some cannot be there."""
+    """Returns the number of modules named ``before`` plus a number. Raises `ValueError` for an impossible number."""
     count = 1 + max((int(name[len(before) :].split(".")[0]) for name in state if name.startswith(before)), default=-1)
     if count > len(state):
         raise ValueError(f"it has {len(state)} tensors for {count} modules {before}0, {before}1, ...")
@@ -74,7 +74,7 @@ def count_outputs(state: Mapping[str, Tensor], head: str) -> int:
 
 
 def refuse(about: str, wrong: Mapping[str, bool]) -> None:
-    """Raises `CheckpointError` for the first part of a model that is there and has no counterpart."""
+    """Raises `CheckpointError` for the first part of a model that has no counterpart in timm."""
     for part, there in wrong.items():
         if there:
             raise CheckpointError(f"timm's {about} has no counterpart of {part}", KEEP)
@@ -83,16 +83,16 @@ def refuse(about: str, wrong: Mapping[str, bool]) -> None:
 def heads_of(width: int, where: Path) -> int:
     if width not in HEADS:
         known = ", ".join(f"{width} ({heads})" for width, heads in HEADS.items())
-        what = f"{where} is {width} wide, and no shape shows its number of attention heads"
+        what = f"{where} has width {width}, and its number of attention heads cannot be inferred"
         raise CheckpointError(
             what,
-            'put it in a folder with a config.json that has "model_args": {"num_heads": ...}',
-            value=f"the widths (heads) that are known: {known}",
+            'put it into a folder with a config.json with "model_args": {"num_heads": ...}',
+            value=f"known widths (heads): {known}",
         )
     return HEADS[width]
 
 
 def ratio_of(mlp_width: int, width: int) -> float:
-    """What timm multiplies the width with, and cuts, to get the width of the MLP."""
+    """Returns timm's MLP ratio: the width times this ratio, truncated, is the width of the MLP."""
     ratio = mlp_width / width
     return ratio if int(width * ratio) == mlp_width else math.nextafter(ratio, math.inf)

@@ -1,5 +1,5 @@
-"""What a hybrid's stem adds to timm's layout of a ViT: its names are those of `vitrail.models.hybrid`, and its patches are
-counted in cells of the stem's map.
+"""The stem of a hybrid in timm's layout. The names are those of `vitrail.models.hybrid`, and patch sizes are in cells of
+the stem's map.
 
 D channels of the root, C of the image.
 """
@@ -19,8 +19,8 @@ from vitrail.weights.tensors import printable
 from vitrail.weights.timm.resnet import NUMERICS, depths_of
 
 STEM = "patch_embed.backbone."
-ROOTS = (f"{STEM}stem.conv.weight", f"{STEM}conv.weight")  # before stages, and alone
-# blocks of each stage, which timm's models have no argument for -> sizes of the ViT behind it, and timm's word for the stem
+ROOTS = (f"{STEM}stem.conv.weight", f"{STEM}conv.weight")  # before stages, and without stages
+# blocks per stage, for which timm has no argument -> sizes of the ViT, and timm's name of the stem
 MODELS: dict[tuple[int, ...], tuple[tuple[str, ...], str]] = {
     (): (("tiny",), "r_s16_p8"),
     (2, 2, 2, 2): (("small", "base"), "r26_s32"),
@@ -30,21 +30,21 @@ MODELS: dict[tuple[int, ...], tuple[tuple[str, ...], str]] = {
 
 
 def stem_fields(state: Mapping[str, Tensor], cells: Sequence[int], where: Path) -> dict[str, Any]:
-    """The fields of a hybrid's config that its stem decides; none for a plain ViT.
+    """Returns the fields of a hybrid's config that its stem determines; none for a plain ViT.
 
     Args:
-        cells: rows and columns of the stem's map in one patch.
+        cells: rows and columns of the stem's map per patch.
 
     Raises:
-        CheckpointError: there is another stem than the ViT paper's.
+        CheckpointError: the stem is not that of the ViT paper.
     """
     names = [name for name in state if name.startswith(STEM)]
     if not names:
         return {}
     root = next((name for name in ROOTS if name in state), None)
     if root is None:
-        what = f"{where} has a stem that is not the ViT paper's ResNet: it holds {printable(', '.join(names[:3]), 200)}, ..."
-        raise CheckpointError(what, "such models cannot be built here")
+        what = f"the stem of {where} is not the ViT paper's ResNet: it contains {printable(', '.join(names[:3]), 200)}, ..."
+        raise CheckpointError(what, "such models are not supported")
     width, channels, *_ = state[root].shape  # (D, C, 7, 7)
     stem = depths_of(state, STEM)
     stride = 4 * 2 ** max(len(stem) - 1, 0)
@@ -58,11 +58,11 @@ def stem_fields(state: Mapping[str, Tensor], cells: Sequence[int], where: Path) 
 
 
 def is_timms_stem(config: ViTConfig) -> bool:
-    """Whether one of timm's models has the stem of such a config."""
+    """Whether one of timm's models has the stem of a config."""
     return config.stem in MODELS and config.stem_width == STEM_WIDTH
 
 
 def hybrid_architecture(config: ViTConfig, size: str) -> str:
-    """The name of timm's model that has the stem, of this ``size`` where there is one."""
+    """Returns the name of a timm model with the stem, of this ``size`` if there is one."""
     sizes, stem = MODELS[config.stem or ()]
     return f"vit_{size if size in sizes else sizes[0]}_{stem}_224"

@@ -1,4 +1,4 @@
-"""timm's layout of PVT v2, whose names are those of `vitrail.models.pvt_v2`."""
+"""timm's layout of PVT v2. The names are those of `vitrail.models.pvt_v2`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.weights.timm.family import COMMON, Family, State, count_modules, count_outputs, refuse
 
-HEADS = (1, 2, 5, 8)  # of the published sizes; no tensor shows them
+HEADS = (1, 2, 5, 8)  # of the published sizes; they cannot be inferred from tensors
 SIZES: dict[tuple[int, ...], str] = {
     (32, 2, 2, 2, 2): "b0",
     (64, 2, 2, 2, 2): "b1",
@@ -23,7 +23,7 @@ SIZES: dict[tuple[int, ...], str] = {
 
 
 def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any]) -> tuple[PVTv2Config, State]:
-    """The config, of images of 224 pixels unless the arguments say otherwise."""
+    """Infers the config, with images of 224 pixels unless the arguments state otherwise."""
     stages = range(count_modules(state, "stages."))
     first = [f"stages.{stage}.blocks.0." for stage in stages]
     widths = tuple(len(state[f"{block}attn.q.weight"]) for block in first)

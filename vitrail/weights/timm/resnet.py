@@ -1,4 +1,4 @@
-"""timm's layout of BiT's ResNet, whose names are those of `vitrail.models.resnet`; its head is a convolution, one name deeper.
+"""timm's layout of BiT's ResNet. The names are those of `vitrail.models.resnet`, except for the head, a convolution.
 
 F channels of the last map, K classes.
 """
@@ -17,9 +17,9 @@ from vitrail.models.resnet import STEM_WIDTH, ResNetConfig
 from vitrail.weights.timm.family import COMMON, Family, State, count_outputs, refuse
 
 BLOCK = re.compile(r"stages\.(\d+)\.blocks\.(\d+)\.")
-# how timm standardises kernels and norms maps, in BiT and in hybrids
+# timm's kernel standardisation and norms, in BiT and in hybrids
 NUMERICS: dict[str, Any] = {"standardise": "timm", "group_norm_eps": 1e-5}
-# timm's word for the blocks of each stage, which its models have no argument for, and the width factors that they come in
+# blocks per stage, for which timm has no argument -> timm's name, and the available width factors
 LAYERS = {
     "50": ((3, 4, 6, 3), (1, 3)),
     "101": ((3, 4, 23, 3), (1, 3)),
@@ -28,10 +28,10 @@ LAYERS = {
 
 
 def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any]) -> tuple[ResNetConfig, State]:
-    """The config, whose image size no tensor shows: 224 pixels, unless the arguments say otherwise."""
+    """Infers the config. The image size is not in the tensors: 224 pixels unless the arguments state otherwise."""
     width, channels, *_ = state["stem.conv.weight"].shape  # (D, C, 7, 7)
     if width % STEM_WIDTH:
-        raise ValueError(f"its root makes {width} channels, which is no multiple of {STEM_WIDTH}")
+        raise ValueError(f"its root has {width} channels, which is not a multiple of {STEM_WIDTH}")
     config = ResNetConfig(
         image_size=arguments.get("input_size") or (224, 224),
         in_channels=channels,
@@ -48,8 +48,8 @@ def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any])
 
 
 def depths_of(state: Mapping[str, Tensor], before: str = "") -> tuple[int, ...]:
-    """Blocks of each stage whose names begin with ``before``. They are counted, so that no number in a name asks for more
-    than there is. Raises `ValueError` where a stage is missing.
+    """Returns the blocks of each stage whose names begin with ``before``. They are counted, so that large numbers in names
+    have no effect. Raises `ValueError` if a stage is missing.
     """
     blocks: dict[str, set[str]] = defaultdict(set)
     for name in state:
@@ -73,7 +73,7 @@ def write(config: ResNetConfig, state: Mapping[str, Tensor]) -> State:
 
 
 def arguments(config: ResNetConfig) -> dict[str, Any]:
-    """timm multiplies widths with the factor of the model it is asked for, and makes as many stages as it is given widths."""
+    """Returns timm's arguments. timm multiplies widths by the factor of the named model, with one stage per width."""
     width = config.stem_width // _factor(config)
     return {
         "in_chans": config.in_channels,
@@ -83,12 +83,12 @@ def arguments(config: ResNetConfig) -> dict[str, Any]:
 
 
 def architecture(config: ResNetConfig) -> str:
-    """A name of timm's for a model of this size, or one from which its arguments make one."""
+    """Returns the name of a timm model of this size, or of one that the arguments change to this size."""
     return f"resnetv2_{_layers(config)}x{_factor(config)}_bit"
 
 
 def _layers(config: ResNetConfig) -> str | None:
-    """Of the model whose first stages have those blocks; None where there is none."""
+    """Returns the name of the model whose first stages have those blocks, or None."""
     return next((word for word, (depths, _) in LAYERS.items() if depths[: len(config.depths)] == config.depths), None)
 
 

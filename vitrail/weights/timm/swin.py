@@ -1,4 +1,4 @@
-"""timm's layout of Swin Transformers: its stages are called layers, and its last layer head.fc."""
+"""timm's layout of Swin Transformers, where stages are called layers and the head head.fc."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = {(96, 6): "tiny", (96, 18): "small", (128, 18): "base", (192, 18): "larg
 
 
 def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any]) -> tuple[SwinConfig, State]:
-    """The config, whose image size no tensor shows: 32 windows in a row, unless the arguments say otherwise."""
+    """Infers the config. The image size is not in the tensors: 32 windows per side unless the arguments state otherwise."""
     stages = range(count_modules(state, "layers."))
     width, channels, *patch = state["patch_embed.proj.weight"].shape  # (D, C, P, Q)
     window = (math.isqrt(len(state[TABLE])) + 1) // 2  # of (2 w - 1)^2 rows
@@ -43,14 +43,16 @@ def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any])
 
 
 def check(config: SwinConfig) -> None:
-    """timm shrinks and shifts windows along each axis for itself, and rolls a map before it is filled up: the two agree
-    where every map is whole windows, and is larger than one along both axes or along neither.
+    """Raises `CheckpointError` for configs that timm computes differently.
+
+    timm shrinks and shifts windows for each axis separately, and rolls a map before padding. Both implementations agree if
+    every map consists of whole windows and is larger than a window along both axes or along neither.
     """
     grid = grid_of(config.image_size, config.patch_size)
     for depth in config.depths:
         whole = not any(length % config.window for length in grid)
         if not whole or (len({length == config.window for length in grid}) > 1 and depth > 1):
-            what = f"timm's Swin shifts other windows on maps of {grid[0]}x{grid[1]} places, where windows are {config.window}"
+            what = f"timm's Swin shifts windows of {config.window} differently on maps of {grid[0]}x{grid[1]}"
             raise CheckpointError(what, KEEP)
         grid = grid_of(grid, (2, 2))
 

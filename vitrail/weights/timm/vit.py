@@ -1,5 +1,5 @@
-"""timm's layout of a ViT, plain or hybrid: its names are those of `vitrail.models.vit` but for a few, and what no tensor
-shows is given as arguments of timm's ``VisionTransformer``.
+"""timm's layout of a ViT, plain or hybrid. Most names are those of `vitrail.models.vit`. What cannot be inferred from tensors
+is given as arguments of timm's ``VisionTransformer``.
 
 D width, N patches, P prefix tokens, R registers, S slots of the position table, K classes.
 """
@@ -20,7 +20,7 @@ from vitrail.weights.tensors import AGAIN, printable
 from vitrail.weights.timm.family import COMMON, Family, heads_of, ratio_of, refuse
 from vitrail.weights.timm.hybrid import hybrid_architecture, is_timms_stem, stem_fields
 
-# timm's name -> ours, where there is a head for each of two tokens
+# timm's name -> ours, for models with a head for each of two tokens
 TWO_HEADS = {
     f"head{end}.{part}": f"head.{token}.{part}"
     for end, token in (("", "cls"), ("_dist", "dist"))
@@ -28,7 +28,7 @@ TWO_HEADS = {
 }
 POOLS = {"token": "cls", "avg": "gap", "map": "map"}
 ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}
-# (width, depth) -> timm's word for the size, and the patches of which it has such a model
+# (width, depth) -> timm's name of the size, and the available patch sizes
 SIZES = {
     (192, 12): ("tiny", (16,)),
     (384, 12): ("small", (8, 16, 32)),
@@ -44,16 +44,16 @@ DISTILLED = {192: "tiny", 384: "small", 768: "base"}
 def from_timm(
     state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any] | None = None
 ) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """The config of a timm state dict, and its tensors by our names.
+    """Returns the config of a timm state dict, and its tensors by our names.
 
     Args:
         where: the file, for messages.
-        arguments: what no tensor shows, as timm's ``VisionTransformer`` takes it: ``num_heads``, by default those of the
-            published model of that width; ``act_layer``; ``global_pool``, by default the class token where there is one,
-            else the mean; ``img_size``, by default a square; ``no_embed_class``; and ``norm_eps``.
+        arguments: arguments of timm's ``VisionTransformer`` that cannot be inferred from tensors: ``num_heads``, by default
+            that of the published model of that width; ``act_layer``; ``global_pool``, by default the class token if there
+            is one, otherwise the mean; ``img_size``, by default a square; ``no_embed_class``; and ``norm_eps``.
 
     Raises:
-        CheckpointError: it is no such ViT, or something in it has no counterpart here.
+        CheckpointError: it is not such a ViT, or has unsupported parts.
     """
     arguments = dict(arguments or {})
     _check_plain(state, where)
@@ -87,22 +87,22 @@ def from_timm(
             **cut,
         )
     except (ConfigError, ValueError, TypeError, IndexError) as error:
-        what = f"the tensors of {where} are of no ViT that can be built: {printable(error, 300)}"
+        what = f"the ViT of {where} cannot be built: {printable(error, 300)}"
         raise CheckpointError(what, AGAIN) from error
     return config, renamed
 
 
 def to_timm(config: ViTConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `from_timm`: tensors by timm's names, for the model that `arguments_of` makes.
+    """The inverse of `from_timm`: returns tensors by timm's names, for a model with the arguments of `arguments_of`.
 
     Raises:
-        CheckpointError: the model has a part that timm's ViT has not.
+        CheckpointError: the model has a part without a counterpart in timm's ViT.
     """
     check(config)
     names = {ours: theirs for theirs, ours in TWO_HEADS.items()}
     renamed = {names.get(name, name): tensor for name, tensor in state.items()}
     if config.registers and config.prefix_slots:
-        # where timm's prefix tokens have slots, registers have too
+        # if timm's prefix tokens have slots, so have registers
         table, prefix = renamed["pos_embed"], config.prefix_slots
         none = table.new_zeros(1, config.registers, config.width)
         renamed["pos_embed"] = torch.cat([table[:, :prefix], none, table[:, prefix:]], 1)
@@ -110,7 +110,7 @@ def to_timm(config: ViTConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def arguments_of(config: ViTConfig) -> dict[str, Any]:
-    """The arguments with which timm's ``VisionTransformer`` is the model of ``config``. Raises as `to_timm`."""
+    """Returns the arguments of timm's ``VisionTransformer`` for ``config``. Raises as `to_timm`."""
     check(config)
     arguments = {
         "img_size": list(config.image_size),
@@ -133,7 +133,7 @@ def arguments_of(config: ViTConfig) -> dict[str, Any]:
 
 
 def architecture_of(config: ViTConfig) -> str:
-    """A name of timm's for a model of this size, or the name from which its arguments make one."""
+    """Returns the name of a timm model of this size, or of one that the arguments change to this size."""
     if "dist" in config.prefix:
         return f"deit_{DISTILLED.get(config.width, 'base')}_distilled_patch16_224"
     size, patches = SIZES.get((config.width, config.depth), ("base", ()))
@@ -144,7 +144,7 @@ def architecture_of(config: ViTConfig) -> str:
 
 
 def check(config: ViTConfig) -> None:
-    """Raises `CheckpointError` for a part that timm's ViT has not."""
+    """Raises `CheckpointError` for a part without a counterpart in timm's ViT."""
     alone = config.pool == "cls" and not config.registers and config.prefix_positions
     whole = all(side % patch == 0 for side, patch in zip(config.image_size, config.patch_size))
     learned = (config.positions, config.positions_at) == ("learned", "stem")
@@ -164,7 +164,7 @@ def check(config: ViTConfig) -> None:
 
 
 def _by_our_names(state: Mapping[str, Tensor], *, prefix: int, registers: int) -> dict[str, Tensor]:
-    """The tensors, without the slots of ``registers``: what they add to a register goes into the register itself."""
+    """Returns the tensors without position slots of ``registers``, which are added to the registers themselves."""
     renamed = dict(state)
     if "head_dist.weight" in state:
         renamed = {TWO_HEADS.get(name, name): tensor for name, tensor in state.items()}
@@ -186,38 +186,42 @@ def _grid(
     registers: int,
     where: Path,
 ) -> tuple[tuple[int, int], bool]:
-    """Rows and columns of patches, and whether the ``before`` tokens before them have slots in timm's table (1, S, D)."""
+    """Returns rows and columns of patches, and whether the ``before`` prefix tokens have slots in timm's table (1, S, D)."""
     if "pos_embed" not in state:
-        raise CheckpointError(f"{where} has no 'pos_embed', from which its image size follows", "it cannot be read")
+        raise CheckpointError(
+            f"{where} has no 'pos_embed', so its image size is unknown", "such models are not supported"
+        )
     slots, size = state["pos_embed"].shape[1], arguments.get("img_size")
     if size is not None:
         rows, columns = (max(side // length, 1) for side, length in zip(size, patch))
         if slots in (rows * columns, rows * columns + before):
             return (rows, columns), slots > rows * columns
-        what = f"{where} has {slots} positions, images of {size[0]}x{size[1]} have {rows * columns} patches"
-        raise CheckpointError(what, f"they have as many positions, or {before} more for other tokens")
+        what = f"{where} has {slots} positions, but images of {size[0]}x{size[1]} have {rows * columns} patches"
+        raise CheckpointError(
+            what, f"the number of positions must be that of patches, or {before} more for other tokens"
+        )
     bare, slotted = _side(slots), _side(slots - before)
-    # where both would be squares: published models with registers have slots for patches only
+    # if both are squares: published models with registers have slots for patches only
     if bare is not None and (registers or slotted is None or arguments.get("no_embed_class")):
         return (bare, bare), False
     if slotted is not None:
         return (slotted, slotted), before > 0
-    what = f"{where} has {slots} positions, which is no square grid beside {before} other tokens"
-    raise CheckpointError(what, "models for other images are read from a folder whose config.json gives img_size")
+    what = f"{where} has {slots} positions, which is not a square grid plus {before} other tokens"
+    raise CheckpointError(what, "for other images, give a folder with a config.json that states img_size")
 
 
 def _pool(
     state: Mapping[str, Tensor], arguments: Mapping[str, Any], prefix: tuple[str, ...], registers: int, where: Path
 ) -> str:
-    """Our word for how it pools. Raises `CheckpointError` for a way that is not known here."""
+    """Returns our type of pooling. Raises `CheckpointError` for an unsupported one."""
     averaged = not prefix or "fc_norm.weight" in state
     pool = arguments.get("global_pool") or ("map" if "attn_pool.latent" in state else "avg" if averaged else "token")
     if not isinstance(pool, str) or pool not in POOLS:
-        raise CheckpointError(f"{where} pools by {printable(pool)!r}", f"{', '.join(POOLS)} are known here")
+        raise CheckpointError(f"{where} pools by {printable(pool)!r}", f"supported: {', '.join(POOLS)}")
     if (prefix or registers) and pool != "token" and bool(arguments.get("pool_include_prefix")) != (pool == "map"):
         tokens = "with" if pool == "avg" else "without"
         what = f"{where} pools by {pool} {tokens} the tokens before the patches"
-        raise CheckpointError(what, "avg without and map with them are known here (pool_include_prefix)")
+        raise CheckpointError(what, "supported: avg without and map with them (pool_include_prefix)")
     return POOLS[pool]
 
 
@@ -226,10 +230,10 @@ def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
     for name, axes in needed.items():
         if name not in state or state[name].ndim != axes:
             names = printable(", ".join(list(state)[:3]), 200) or "nothing"
-            what = f"{where} is no plain ViT in timm's layout: it has no {name!r} of {axes} axes; it holds {names}, ..."
+            what = f"{where} is not a plain ViT in timm's layout: it has no {name!r} of {axes} axes; it contains {names}, ..."
             raise CheckpointError(
                 what,
-                "ViT, DeiT, R+ViT, Swin, CaiT, PVT v2, BEiT and BiT by timm's names are read, and vitrail's own files",
+                "supported: ViT, DeiT, R+ViT, Swin, CaiT, PVT v2, BEiT and BiT in timm's layout, and vitrail's own files",
             )
     width = len(state["patch_embed.proj.weight"])
     for name in ("cls_token", "dist_token", "reg_token", "pos_embed"):
@@ -238,10 +242,10 @@ def _check_plain(state: Mapping[str, Tensor], where: Path) -> None:
             continue
         if tensor.ndim != 3 or tensor.shape[::2] != (1, width) or not tensor.is_floating_point():
             what = f"{where} has {name!r} of shape {tuple(tensor.shape)}, {tensor.dtype}"
-            raise CheckpointError(what, f"in a model {width} wide it is (1, n, {width}), of floats")
+            raise CheckpointError(what, f"in a model of width {width} it is (1, n, {width}), of floats")
     if "norm_pre.weight" in state:
         what = f"{where} has 'norm_pre': it normalises before the first block, as CLIP's models do"
-        raise CheckpointError(what, "such models cannot be built here")
+        raise CheckpointError(what, "such models are not supported")
 
 
 def _side(patches: int) -> int | None:
