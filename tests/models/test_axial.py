@@ -167,7 +167,7 @@ def test_a_subset_of_the_patches_is_refused_with_the_architectures_that_take_one
     patches = model.patchify(draw(2, 3, 24, 40))
     kept = Patches(patches.x[:, :4], patches.grid, torch.arange(4).expand(2, -1))
     for verb in (model.place, model.encode):
-        with pytest.raises(ConfigError, match=r"an axial ViT works on the whole grid .* 4 of them.*\n.*vit"):
+        with pytest.raises(ConfigError, match=r"an axial ViT requires the whole grid .* 4.*\n.*vit"):
             verb(kept)
 
 

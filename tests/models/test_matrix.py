@@ -238,7 +238,7 @@ def test_a_subset_of_the_patches_is_encoded_or_refused(model):
         assert whole.x.shape[1] - half.x.shape[1] == count - ids[:, 1::2].shape[1]
         return
     for verb in (model.place, model.encode):
-        with pytest.raises(ConfigError, match=rf"{config.about} works on the whole grid .*\n.*{TAKE_SUBSETS[0]}"):
+        with pytest.raises(ConfigError, match=rf"{config.about} requires the whole grid .*\n.*{TAKE_SUBSETS[0]}"):
             verb(Patches(patches.x[:, 1::2], patches.grid, ids[:, 1::2]))
 
 

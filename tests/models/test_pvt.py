@@ -311,7 +311,7 @@ def test_an_image_is_judged_as_the_size_of_a_config():
     model = make()
     with pytest.raises(ConfigError, match="80x64 pixels"):
         model(pictures(80, 64))
-    with pytest.raises(ConfigError, match="2x5 places in stage 2"):
+    with pytest.raises(ConfigError, match="2x5 cells in stage 2"):
         make(pad=True)(pictures(16, 40))
     with pytest.raises(ConfigError, match="in_channels"):
         model(pictures(64, 64, channels=1))

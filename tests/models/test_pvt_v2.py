@@ -256,7 +256,7 @@ def test_first_values_are_the_authors():
 
 
 def test_an_image_is_judged_as_the_size_of_a_config():
-    with pytest.raises(ConfigError, match="2x5 places in stage 2"):
+    with pytest.raises(ConfigError, match="2x5 cells in stage 2"):
         make()(pictures(16, 40))
     with pytest.raises(ConfigError, match="in_channels"):
         make()(pictures(64, 64, channels=1))

@@ -192,7 +192,7 @@ def test_a_subset_of_the_cells_is_refused():
     x, grid, _ = model.patchify(pictures(32, 32))
     subset = Patches(x[:, :5], grid, torch.arange(5).expand(2, -1))
     for verb in (model.place, model.encode):
-        with pytest.raises(ConfigError, match=r"whole grid.*5 of them\b.*\n.*vit"):
+        with pytest.raises(ConfigError, match=r"whole grid.*got 5\b.*\n.*vit"):
             verb(subset)
 
 

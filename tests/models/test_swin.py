@@ -68,7 +68,7 @@ def test_a_subset_of_the_patches_is_refused():
     model = make()
     kept = Patches(torch.zeros(1, 3, 8).double(), (12, 12), torch.tensor([[0, 1, 2]]))
     for verb in (model.place, model.encode):
-        with pytest.raises(ConfigError, match=r"a Swin Transformer works on the whole grid .* 3 .*\n.*vit"):
+        with pytest.raises(ConfigError, match=r"a Swin Transformer requires the whole grid .* 3.*\n.*vit"):
             verb(kept)
 
 

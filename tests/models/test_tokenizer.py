@@ -134,11 +134,11 @@ def test_a_new_tokenizer_uses_several_levels_of_each_number():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"levels": (8, 1)}, "whole numbers from 2"),
-        ({"levels": ()}, "one whole number from 1 for each"),
+        ({"levels": (8, 1)}, "integers of at least 2"),
+        ({"levels": ()}, "one positive integer for each"),
         ({"levels": (256, 256, 2)}, "product is 65,536 or less"),
         ({"patch_size": 0}, "patch_size = pixels"),
-        ({"depth": -1}, "a whole number from 0"),
+        ({"depth": -1}, "an integer of at least 0"),
         ({"norm_eps": 0}, "a number above 0"),
     ],
 )
@@ -163,7 +163,7 @@ def test_images_and_codes_that_cannot_be_are_refused():
         model.encode(pictures(size=(16, 25)))
     with pytest.raises(ConfigError, match="codes from 0 to 24 for a tokenizer of 24"):
         model.decode(torch.tensor([[[0, 24]]]))
-    with pytest.raises(ConfigError, match=r"give \(B, h, w\) whole numbers"):
+    with pytest.raises(ConfigError, match=r"give \(B, h, w\) integers"):
         model.decode(torch.zeros(2, 3))
-    with pytest.raises(ConfigError, match=r"give \(B, h, w\) whole numbers"):
+    with pytest.raises(ConfigError, match=r"give \(B, h, w\) integers"):
         model.decode(torch.zeros(1, 2, 3))

@@ -1,4 +1,4 @@
-"""Architectures: a name gives a frozen config, a config gives a backbone."""
+"""Model architectures. A name refers to a frozen config, and a backbone is built from a config."""
 
 from vitrail.models.attention import AttentionGrid as AttentionGrid
 from vitrail.models.attention import AttentionRecord as AttentionRecord

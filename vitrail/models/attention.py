@@ -1,4 +1,4 @@
-"""Attention: the definition, the fused kernel, and records of attention weights.
+"""Attention: plain and fused implementations, and records of attention weights.
 
 B images, T tokens, D width, H heads, E = D / H, Q queries, K keys, R rows of a record; G groups of S queries.
 """
@@ -23,10 +23,10 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tenso
         return (logits if bias is None else logits + bias).softmax(-1)
 
 
-# Tokens from and up to which plain attention is the faster one, by device, type and training; what is not named here is
-# fused. Measured by benchmarks/attention.py. In bf16 on a CPU the fused backward pass makes training up to 6 times slower with
-# few tokens, 1.3 to 2.3 times with 197 or 257 and up to 2.6 times with 577; with 1,025 it wins. In inference it wins where
-# the processor has AMX; without, plain attention is 1.0 to 1.9 times faster with 197 or 257 tokens.
+# Range of token counts in which plain attention is faster, by device, type and training; fused attention is used otherwise.
+# Measured by benchmarks/attention.py. In bf16 training on a CPU, fused attention is up to 6 times slower with few tokens, 1.3
+# to 2.3 times with 197 or 257, up to 2.6 times with 577, and faster with 1,025. In inference it is faster on CPUs with AMX;
+# without AMX, plain attention is 1.0 to 1.9 times faster with 197 or 257 tokens.
 PLAIN = {
     ("cpu", torch.bfloat16, True): (0, 577),
     ("cpu without AMX", torch.bfloat16, True): (0, 577),
@@ -38,19 +38,19 @@ _processors: list[str] = []
 
 
 def processor() -> str:
-    """The CPU's name in `PLAIN`, asked for once: by the first network that is made, as a compiler could not trace it."""
+    """Returns the CPU's key in `PLAIN`. Cached when the first model is built, because a compiler could not trace it."""
     if not _processors:
         _processors.append("cpu" if torch.cpu.get_capabilities().get("amx_tile") else "cpu without AMX")
     return _processors[0]
 
 
 def attention_path(device: str, dtype: torch.dtype, *, training: bool, tokens: int, learned_bias: bool = False) -> str:
-    """ "plain" or "fused": the faster way to compute attention here, from what benchmarks/attention.py measured.
+    """Returns "plain" or "fused", whichever was faster in benchmarks/attention.py.
 
-    On the meta device it is the definition, whose costs can be counted. ``learned_bias`` says that the logits have a bias
-    which needs a gradient.
+    On the meta device it is "plain", whose cost can be counted. ``learned_bias``: the logits have a bias that requires a
+    gradient.
     """
-    # on a CPU torch's kernel has no gradient for a bias: it would be the definition, and slower than this one
+    # torch's fused kernel has no gradient for a bias on the CPU; its fallback is slower than plain attention
     if device == "meta" or (device == "cpu" and learned_bias and torch.is_grad_enabled()):
         return "plain"
     least, most = PLAIN.get((processor() if device == "cpu" else device, dtype, training), (1, 0))
@@ -58,11 +58,11 @@ def attention_path(device: str, dtype: torch.dtype, *, training: bool, tokens: i
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, dropout: float = 0.0, path: str) -> Tensor:
-    """Equation (7) for all heads: (B, H, Q, E) queries on (B, H, K, E) keys and values to (B, H, Q, E).
+    """Multi-head attention, equation (7): queries (B, H, Q, E), keys and values (B, H, K, E) to (B, H, Q, E).
 
     Args:
         bias: (B or 1, H, Q, K), added to the scaled logits.
-        path: "plain" is the definition, "fused" torch's kernel; equal up to rounding.
+        path: "plain" or "fused" (torch's kernel); equal up to rounding.
     """
     if path == "plain":
         weights = attention_weights(q, k, bias)
@@ -70,17 +70,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, dropo
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
 
 
-AT_ONCE = 1 << 21  # numbers of a matrix that `AttentionRecord.slices` asks for at one time, unless one row has more
+AT_ONCE = 1 << 21  # maximum number of matrix elements per slice of `AttentionRecord.slices`, unless one row has more
 ALL = slice(None)
 
 
 class AttentionRecord:
-    """The attention of one layer for the images that went through it, computed when it is asked for, any rows of it.
+    """The attention of one layer for a batch. Any rows of the matrix can be computed on demand.
 
     Args:
-        split: gives q (B, H, Q, E), k and v (B, H, K, E) once more from the input of the layer, which is all that is kept.
-        output: of the layer, (B, H, Q', E), with its place in the graph; fewer than Q where only the first are needed.
-        bias: of queries (B, H, R, E), which are the given rows: (B or 1, H, R, K), added to the scaled logits.
+        split: recomputes q (B, H, Q, E), k and v (B, H, K, E) from the input of the layer, the only stored tensor.
+        output: output of the attention, (B, H, Q', E), in the autograd graph; Q' < Q if only the first queries are needed.
+        bias: returns the bias of queries (B, H, R, E), given their row indices: (B or 1, H, R, K), added to the scaled
+            logits.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class AttentionRecord:
 
     @cached_property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v in fp32."""
+        """Returns q, k and v in fp32."""
         q, k, v = self.split()
         return q.float(), k.float(), v.float()
 
@@ -105,21 +106,21 @@ class AttentionRecord:
         return q.shape[0], q.shape[1], q.shape[2], k.shape[2]
 
     def slices(self) -> Iterator[slice]:
-        """All rows, in pieces that are small enough to need no more memory than the model itself."""
+        """Yields slices of rows that need no more memory than the model itself."""
         batch, heads, queries, keys = self.shape
         step = max(AT_ONCE // (batch * heads * keys), 1)
         return (slice(start, min(start + step, queries)) for start in range(0, queries, step))
 
     def weights(self, rows: slice = ALL) -> Tensor:
-        """What the queries ``rows`` attend to, in fp32: (B, H, R, K), rows that sum to one."""
+        """Returns the attention weights of the queries ``rows`` in fp32: (B, H, R, K), rows that sum to one."""
         q, k, _ = self.parts
         q = q[:, :, rows]
         return attention_weights(q, k, None if self.bias is None else self.bias(q, rows).float())
 
     def gradient(self, of_output: Tensor, rows: slice = ALL) -> Tensor:
-        """The gradient of `weights`, (B, H, R, K) in fp32, from that of ``output``: the matrix itself need be in no graph.
+        """Returns the gradient of `weights`, (B, H, R, K) in fp32, given that of ``output``.
 
-        Zero for queries whose answer was not needed.
+        The matrix need not be in an autograd graph. The gradient is zero for queries without an output.
         """
         q, _, v = self.parts
         with by_hand(v):
@@ -127,9 +128,9 @@ class AttentionRecord:
 
 
 class GroupedAttentionRecord(AttentionRecord):
-    """The same where queries attend inside of windows or lines: q (B, G, H, S, E), k and v (B, G, H, K, E).
+    """Attention within groups, such as windows or lines: q (B, G, H, S, E), k and v (B, G, H, K, E).
 
-    The rows are the queries of one group after another, K the keys of one. ``bias`` gives those of groups: (1 or G, H, S, K).
+    Rows are the queries group by group, K the keys of a group. ``bias`` returns that of groups: (1 or G, H, S, K).
     """
 
     @property
@@ -151,7 +152,7 @@ class GroupedAttentionRecord(AttentionRecord):
         return _concatenate_groups(gradient)[:, :, inside]
 
     def _groups(self, rows: slice) -> tuple[slice, slice]:
-        """The groups in which ``rows`` lie, and where in these."""
+        """Returns the groups of ``rows`` and their indices within the groups."""
         side = self.parts[0].shape[3]
         start, stop, _ = rows.indices(self.shape[2])
         first = start // side
@@ -164,16 +165,15 @@ def _concatenate_groups(groups: Tensor) -> Tensor:
 
 
 class AttentionGrid(NamedTuple):
-    """How the rows (queries) and columns (keys) of an attention matrix lie in the image.
+    """The mapping between rows (queries) and columns (keys) of an attention matrix and the cells of the image.
 
-    The first ``prefix`` of both are tokens without a place; the rest are places of the grids, in row-major order, unless
-    ``rows`` (Q,) and ``columns`` (Q, K) say which place each of them is; there -1 is a place outside of the image, or one
-    that the query cannot see.
-    A grid of (0, 0) has no places: the prefix tokens are the only queries.
+    The first ``prefix`` rows and columns are tokens without a cell. The others are the cells of the grids in row-major order,
+    unless ``rows`` (Q,) and ``columns`` (Q, K) give the index of the cell; -1 is a cell outside of the image, or one that
+    the query cannot attend to. A grid of (0, 0) has no cells: the prefix tokens are the only queries.
 
-    ``cell`` is how many pixels, (height, width), a place of the map is large: of the queries, or of the keys where no place
-    asks. Where there are fewer keys than places, a key stands for several places: with k keys along an axis for n places
-    that are ``covered``, all of them unless it says otherwise, key i for those from floor(i n / k) to ceil((i + 1) n / k) - 1.
+    ``cell`` is the size (height, width) of a cell in pixels: of the queries, or of the keys if there are no query cells. If
+    there are fewer keys than cells, a key covers several cells. With k keys along an axis for n ``covered`` cells (by default
+    all), key i covers the cells floor(i n / k) to ceil((i + 1) n / k) - 1.
     """
 
     prefix: int
@@ -185,17 +185,17 @@ class AttentionGrid(NamedTuple):
     covered: tuple[int, int] | None = None
 
 
-OnAttention = Callable[[AttentionRecord], None]  # is given each layer's attention as the images go through
+OnAttention = Callable[[AttentionRecord], None]  # called with the attention of each layer during the forward pass
 
 
 class Relative(NamedTuple):
-    """Relative positions for one layer: ``table`` (R, E) of offsets, ``index`` (T, K) or (B, T, K) into it."""
+    """Relative positions of one layer: a ``table`` (R, E) of offsets, and an ``index`` (T, K) or (B, T, K) into it."""
 
     table: Tensor
     index: Tensor
 
     def bias(self, q: Tensor, rows: slice) -> Tensor:
-        """The extra logits q.r of the queries ``rows``, scaled as the others are (paper, appendix D.4): (B, H, Q, K)."""
+        """Returns the scaled relative logits q.r of the queries ``rows`` (paper, appendix D.4): (B, H, Q, K)."""
         logits = q * q.shape[-1] ** -0.5 @ self.table.to(q.dtype).mT  # (B, H, Q, R)
         index = self.index if self.index.ndim == 3 else self.index[None]
         return logits.gather(-1, index[:, None, rows].expand(*q.shape[:3], -1))
@@ -212,7 +212,7 @@ class Attention(nn.Module):
         self.proj = Dense(width, width)
 
     def split(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """q of the first ``queries`` tokens (by default of all), k, v: (B, T, D) to (B, H, Q or T, E) each."""
+        """Projects (B, T, D) to q of the first ``queries`` tokens (default: all), k and v: (B, H, Q or T, E) each."""
         if queries is None:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
         else:
@@ -229,7 +229,7 @@ class Attention(nn.Module):
         queries: int | None = None,
         on_attention: OnAttention | None = None,
     ) -> Tensor:
-        """(B, T, D) to (B, T, D), or to (B, Q, D) with only the first Q tokens asking."""
+        """(B, T, D) to (B, T, D), or to (B, Q, D) with only the first Q tokens as queries."""
         q, k, v = self.split(x, queries)
         bias = relative.bias(q, slice(queries)) if relative else None
         learned = bias is not None and bias.requires_grad
@@ -240,5 +240,5 @@ class Attention(nn.Module):
         return self.proj(output.transpose(1, 2).flatten(2))
 
     def record(self, x: Tensor, relative: Relative | None = None, output: Tensor | None = None) -> AttentionRecord:
-        """What every token attends to, of (B, T, D)."""
+        """Returns the attention record for an input (B, T, D)."""
         return AttentionRecord(partial(self.split, x), output, relative.bias if relative else None)

@@ -1,8 +1,8 @@
 """The axial ViT (Dosovitskiy et al. 2021, appendix D.6), whose attention along rows, then columns, is that of Ho et al. 2019
-("Axial Attention in Multidimensional Transformers") and Wang et al. 2020 ("Axial-DeepLab"); in the order an image travels.
+("Axial Attention in Multidimensional Transformers") and Wang et al. 2020 ("Axial-DeepLab").
 
-The paper does not say how a class token would lie on the grid, so there is none: the head reads the mean of the patches.
-Its attention layers also see no relative positions, which Wang et al. add to theirs: all else is the ViT's.
+The paper does not define a class token on the grid, so the features are the mean of the patches. There are no relative
+positions, unlike in Wang et al. Everything else is as in the ViT.
 
 B images, C channels, H x W pixels, h x w = N patches, L lines (rows or columns) of T tokens, D width, A heads, E = D / A.
 """
@@ -29,14 +29,14 @@ class AxialConfig(Config):
     """The fields of an axial ViT; the defaults are Axial-ViT-B/16.
 
     Args:
-        patch_size: (height, width) in pixels; one number stands for a square.
-        depth: global blocks, each of two layers: attention along the rows and an MLP, attention along the columns and an MLP.
-        positions: "learned", one vector a patch as the ViT's; "sincos2d", fixed sines and cosines; or "none".
-        position_resize: how the learned table follows another image size; one of `positions.RESIZES`.
-        gelu: "tanh", the approximation of the paper's code, or "exact".
-        dropout: after every dense layer but q, k, v, and after adding positions.
-        drop_path: of both layers of the last block; it grows linearly from 0 at the first block.
-        pad: images need not be whole patches; they are filled up with zeros at the bottom and on the right.
+        patch_size: (height, width) in pixels, or one number for a square.
+        depth: number of blocks, each of two layers: row attention and an MLP, column attention and an MLP.
+        positions: "learned", one vector per patch as in the ViT; "sincos2d", fixed sines and cosines; or "none".
+        position_resize: interpolation of the learned table for other image sizes; one of `positions.RESIZES`.
+        gelu: "tanh", the approximation in the paper's code, or "exact".
+        dropout: rate after every dense layer except q, k, v, and after adding positions.
+        drop_path: rate of both layers of the last block; increases linearly from 0 at the first block.
+        pad: pad images to whole patches with zeros at the bottom and on the right.
     """
 
     architecture: ClassVar[str] = "axial"
@@ -77,7 +77,7 @@ class AxialConfig(Config):
 
 
 class Layer(nn.Module):
-    """Equations (2) and (3) of the ViT on lines of tokens: each attends to those of its own line."""
+    """Equations (2) and (3) of the ViT with attention within lines of tokens."""
 
     def __init__(self, config: AxialConfig, drop_path: float) -> None:
         super().__init__()
@@ -99,12 +99,12 @@ class Layer(nn.Module):
             return self.mlp(self.norm2(x))
 
         drop = self.drop_path if self.training else 0.0
-        skip = None if on_attention is None else False  # attention is recorded of all images
+        skip = None if on_attention is None else False  # attention is recorded for all images
         return add_branch(add_branch(x, attention, drop=drop, skip=skip), mlp, drop=drop)
 
 
 def _group_lines(record: AttentionRecord, batch: int) -> AttentionRecord:
-    """The attention of lines that went through as (B L, T, D), as that of B images."""
+    """Converts the attention of lines (B L, T, D) to that of B images."""
 
     def split() -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (part.unflatten(0, (batch, -1)) for part in record.split())  # (B, L, A, T, E) each
@@ -114,7 +114,7 @@ def _group_lines(record: AttentionRecord, batch: int) -> AttentionRecord:
 
 
 class Block(nn.Module):
-    """A global block of the ViT, made axial: a layer on the rows of the grid, then one on its columns (appendix D.6)."""
+    """An axial block: a layer on the rows of the grid, then one on its columns (appendix D.6)."""
 
     def __init__(self, config: AxialConfig, drop_path: float) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
         """(B, h, w, D) to (B, h, w, D)."""
-        # no copy: columns are a view of the rows' memory, which norms read and sums write in the order they find
+        # no copy: columns are a strided view of the rows
         return self.column(self.row(x, on_attention).transpose(1, 2), on_attention).transpose(1, 2)
 
 
@@ -146,7 +146,7 @@ class AxialViT(Backbone):
         fill_as_paper(self, head_bias=config.head_bias)
 
     def place(self, patches: Patches) -> Patches:
-        """Adds E_pos, or sines and cosines, if asked to. Raises `ConfigError` for a subset of the patches."""
+        """Adds learned or fixed positions, if any. Raises `ConfigError` for a subset of the patches."""
         self._check_subset(patches)
         config, (x, grid, _) = self.config, patches
         if config.positions == "none":
@@ -165,16 +165,16 @@ class AxialViT(Backbone):
         return Tokens(self.norm(x).flatten(1, 2), patches.grid)
 
     def _begin(self, patches: Patches) -> Tensor:
-        """z_0 of equation (1), without a class token, on the grid, after dropout: (B, N, D) to (B, h, w, D)."""
+        """Returns z_0 of equation (1) without a class token, on the grid, after dropout: (B, N, D) to (B, h, w, D)."""
         self._check_subset(patches)
         return self.dropout(residual_stream(patches.x)).unflatten(1, patches.grid)
 
     def pool(self, tokens: Tokens) -> Tensor:
-        """The mean of the patches: (B, N, D) to (B, D)."""
+        """Averages the patches: (B, N, D) to (B, D)."""
         return tokens.x.mean(1)
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
-        """The patches after each global block, before the last norm, as images: depth times (B, D, h, w)."""
+        """Returns the patches after each block, before the last norm, as images: depth times (B, D, h, w)."""
         x, maps = self._begin(self.place(self.patchify(images))), []
         for block in self.blocks:
             x = block(x)
@@ -182,8 +182,8 @@ class AxialViT(Backbone):
         return maps
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        """For the two matrices of each global block what their rows and columns are: (B, A, N, w) of patches in row-major
-        order and those of their row; (B, A, N, h) of patches column by column and those of their column.
+        """Returns the grids of the two matrices of each block: (B, A, N, w), patches in row-major order and those of their
+        row; (B, A, N, h), patches in column-major order and those of their column.
         """
         rows, columns = grid = grid_of(size, self.config.patch_size)
         places = torch.arange(rows * columns).unflatten(0, grid)  # (h, w)
@@ -196,5 +196,5 @@ class AxialViT(Backbone):
         return resize_tables(tensors, old.grid, new.grid, prefix=0, rule=new.position_resize)
 
 
-# the paper's two, with its table 1's ViT-B
+# the two models of the paper, based on ViT-B of table 1
 AXIALS: dict[str, Config] = {"axial-b32": AxialConfig(patch_size=(32, 32)), "axial-b16": AxialConfig()}

@@ -41,17 +41,17 @@ class BEiTConfig(Config):
     """The fields of a BEiT; the defaults are BEiT-B/16 as it is fine-tuned.
 
     Args:
-        patch_size: (height, width) in pixels; one number stands for a square.
-        pool: what the head reads: "gap", the mean of the patches and then a norm, or "cls", a norm and then the class token.
-        relative_bias: a table for "every" block, as in fine-tuning, one "shared" by all, as in pre-training, or "none".
-        bias_resize: how these tables follow another image size; one of `beit_bias.BIAS_RESIZES`.
-        positions: learned positions are added at the stem too; BEiT has none.
-        position_resize: how they follow another image size; one of `positions.RESIZES`.
+        patch_size: (height, width) in pixels, or one number for a square.
+        pool: "gap", the mean of the patches followed by a norm, or "cls", a norm followed by the class token.
+        relative_bias: a table for "every" block, as in fine-tuning, one "shared" by all, as in pretraining, or "none".
+        bias_resize: interpolation of these tables for other image sizes; one of `beit_bias.BIAS_RESIZES`.
+        positions: whether learned positions are added at the stem; BEiT has none.
+        position_resize: interpolation of positions for other image sizes; one of `positions.RESIZES`.
         gelu: "exact", or "tanh" for the approximation.
-        layer_scale: first value of LayerScale's factors; None is none.
-        drop_path: of the last block; it grows linearly from 0 at the first.
-        patch_dropout: share of patches left out in training, the same number for each image.
-        pad: images need not be whole patches; they are filled up with zeros at the bottom and on the right.
+        layer_scale: initial value of LayerScale; None disables it.
+        drop_path: rate of the last block; increases linearly from 0 at the first.
+        patch_dropout: fraction of patches dropped in training, the same number for each image.
+        pad: pad images to whole patches with zeros at the bottom and on the right.
     """
 
     architecture: ClassVar[str] = "beit"
@@ -110,7 +110,7 @@ class RelativeBias(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with learned biases of q and v, and a bias of the logits instead of one of k."""
+    """Multi-head self-attention with biases of q and v, no bias of k, and a bias of the logits."""
 
     def __init__(self, config: BEiTConfig) -> None:
         super().__init__()
@@ -134,13 +134,13 @@ class Attention(nn.Module):
         return self.proj(output.transpose(1, 2).flatten(2))
 
     def record(self, x: Tensor, bias: Tensor | None, output: Tensor | None = None) -> AttentionRecord:
-        """What every token attends to, of (B, T, D)."""
+        """Returns the attention record for an input (B, T, D)."""
         return AttentionRecord(
             partial(self._split, x), output, None if bias is None else lambda q, rows: bias[:, :, rows]
         )
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v: (B, T, D) to (B, A, T, E) each."""
+        """Projects (B, T, D) to q, k and v: (B, A, T, E) each."""
         bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
         q, k, v = dense(x, self.qkv.weight, bias).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return q, k, v
@@ -170,7 +170,7 @@ class Block(nn.Module):
             return _scale(self.mlp(self.norm2(x)), self.gamma_2)
 
         drop = self.drop_path if self.training else 0.0
-        # attention is recorded of all images, and where each has its own bias, a subset of them would need it too
+        # attention is recorded for all images, and a subset of images would need a subset of their biases
         skip = False if on_attention is not None or (bias is not None and bias.shape[0] > 1) else None
         x = add_branch(x, attention, drop=drop, skip=skip)
         return add_branch(x, mlp, drop=drop, skip=skip)
@@ -181,7 +181,7 @@ def _scale(x: Tensor, gamma: Tensor | None) -> Tensor:
 
 
 class BEiT(Backbone):
-    """A ViT whose positions are biases of attention. With ``pool="gap"`` its tokens have no last norm, their mean has."""
+    """A ViT with relative position bias. With ``pool="gap"`` the last norm is applied to the mean of the tokens."""
 
     config: BEiTConfig
     blocks: Any  # a list of `Block`
@@ -201,7 +201,7 @@ class BEiT(Backbone):
         _initialise(self)
 
     def place(self, patches: Patches) -> Patches:
-        """Adds learned positions where there are any; in training drops patches if asked to."""
+        """Adds learned positions, if any, and applies patch dropout in training."""
         return drop_patches(self._place_all(patches), self.config.patch_dropout if self.training else 0.0)
 
     def _place_all(self, patches: Patches) -> Patches:
@@ -212,20 +212,20 @@ class BEiT(Backbone):
         return Patches(x + positions.take(places.to(x), ids), grid, ids)
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
-        """The class token, all blocks and, with ``pool="cls"``, the norm: (B, K, D) to (B, 1 + K, D)."""
+        """Applies class token, blocks and, with ``pool="cls"``, the norm: (B, K, D) to (B, 1 + K, D)."""
         x = self._begin(patches)
         for block, bias in self._layers(patches):
             x = self._run(block, x, bias, on_attention=on_attention)
         return Tokens(self.norm(x), patches.grid, patches.ids)
 
     def _begin(self, patches: Patches) -> Tensor:
-        """The class token, with its position, and the patches: (B, T, D)."""
+        """Concatenates the class token, with its position, and the patches: (B, T, D)."""
         token = self.cls_token if self.pos_embed is None else self.cls_token + self.pos_embed[:, :1]
         x = patches.x
         return residual_stream(torch.cat([token.to(x.dtype).expand(x.shape[0], -1, -1), x], 1))
 
     def _layers(self, patches: Patches) -> Iterable[tuple[Any, Tensor | None]]:
-        """Each block with the bias of its logits, (B or 1, A, T, T), which is made when the block's turn comes."""
+        """Yields each block with the bias of its logits, (B or 1, A, T, T), computed lazily."""
         x, grid, ids = patches
         if self.config.relative_bias == "none":
             return [(block, None) for block in self.blocks]
@@ -239,7 +239,7 @@ class BEiT(Backbone):
         return zip(self.blocks, (gather_bias(table, index) for table in tables))
 
     def pool(self, tokens: Tokens) -> Tensor:
-        """The mean of the patches after a norm of its own, or the class token: (B, T, D) to (B, D)."""
+        """Returns the mean of the patches after its norm, or the class token: (B, T, D) to (B, D)."""
         x = tokens.x
         return self.fc_norm(x[:, 1:].mean(1) if self.config.pool == "gap" else x[:, 0])
 
@@ -250,7 +250,7 @@ class BEiT(Backbone):
         return {self.config.pool: self.head(features)}
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
-        """The patches after each block as images: depth times (B, D, h, w)."""
+        """Returns the patches after each block as images: depth times (B, D, h, w)."""
         patches = self._place_all(self.patchify(images))
         x, maps = self._begin(patches), []
         for block, bias in self._layers(patches):
@@ -259,7 +259,7 @@ class BEiT(Backbone):
         return maps
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are."""
+        """Returns the grid of each matrix of `forward_with_attention` for images of ``size`` (height, width)."""
         grid = grid_of(size, self.config.patch_size)
         return [AttentionGrid(1, grid, grid, self.config.patch_size)] * self.config.depth
 
@@ -276,12 +276,12 @@ class BEiT(Backbone):
 
 @fills
 def _initialise(model: BEiT) -> None:
-    """Fills every parameter in place, as the authors' code does.
+    """Initialises every parameter in place, as in the authors' code.
 
-    | parameter | first value |
+    | parameter | initial value |
     |-|-|
-    | dense layers, patch projection, class token, positions | normal, 0.02, cut at +-0.02 |
-    | attention's output and the MLP's in block l, from 1 | the same over sqrt(2 l) |
+    | dense layers, patch projection, class token, positions | normal, std 0.02, truncated at +-0.02 |
+    | output layers of attention and MLP in block l, from 1 | the same divided by sqrt(2 l) |
     | head | the same times 0.001, bias ``head_bias`` |
     | relative bias | 0 |
     | layer norm | 1 and 0 |
@@ -305,7 +305,7 @@ def _initialise(model: BEiT) -> None:
                 parameter.mul_(0.001)
 
 
-# the authors' table of fine-tuning on ImageNet
+# fine-tuning on ImageNet, from the authors' table
 BEITS: dict[str, Config] = {
     "beit-b16": BEiTConfig(),
     "beit-l16": BEiTConfig(width=1024, depth=24, heads=16, mlp_width=4096, layer_scale=1e-5),

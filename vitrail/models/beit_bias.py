@@ -1,4 +1,4 @@
-"""BEiT's relative positions: a number for each head and each offset between two tokens, added to attention's logits.
+"""BEiT's relative position bias: one value per head and offset between two tokens, added to the attention logits.
 
 h x w patches, T = 1 + h w tokens with the class token first, L tables, R = (2 h - 1)(2 w - 1) + 3 rows, A heads.
 """
@@ -16,26 +16,26 @@ from vitrail.models.positions import Grid, is_kept, resample, resize
 
 CLASS_ROWS = 3  # class token to patch, patch to class token, class token to itself
 
-# how a table follows another grid: along a geometric progression of offsets, straight between them (as timm) or with a
-# cubic spline through them (as the authors), or evenly, by any rule for positions (transformers: "bilinear")
+# interpolation of a table for another grid: at offsets in a geometric progression, linear (timm) or with a cubic spline
+# (the authors), or at uniform offsets by any rule for positions (transformers: "bilinear")
 BIAS_RESIZES = ("geometric", "geometric-cubic", *RESIZES)
 
 
 def count_rows(grid: Grid) -> int:
-    """R, the rows of a table for ``grid``."""
+    """Returns R, the number of rows of a table for ``grid``."""
     return (2 * grid[0] - 1) * (2 * grid[1] - 1) + CLASS_ROWS
 
 
 def bias_index(grid: Grid, ids: Tensor | None, device: torch.device) -> Tensor:
-    """Which row of a table each pair of tokens reads: (T, T), or (B, T, T) where patches are kept by ``ids`` (B, K).
+    """Returns the table row of each pair of tokens: (T, T), or (B, T, T) for a subset of patches with ``ids`` (B, K).
 
-    The query at row y, column x reads for the key at y', x' row (y - y' + h - 1)(2 w - 1) + x - x' + w - 1.
+    The row of a query at (y, x) and a key at (y', x') is (y - y' + h - 1)(2 w - 1) + x - x' + w - 1.
     """
     (rows, columns), last = grid, count_rows(grid) - 1
     ids = torch.arange(rows * columns, device=device) if ids is None else ids
-    places = F.pad(ids, (1, 0), value=-1)  # (T,) or (B, T), the class token is nowhere
+    places = F.pad(ids, (1, 0), value=-1)  # (T,) or (B, T), without the class token
     y = places // columns
-    x = places - y * columns  # the remainder, which the ONNX exporter cannot write for an open number of columns
+    x = places - y * columns  # the remainder; the ONNX exporter does not support it for a dynamic number of columns
     down, right = (axis.unsqueeze(-1) - axis.unsqueeze(-2) for axis in (y, x))
     index = (down + rows - 1) * (2 * columns - 1) + right + columns - 1
     is_class = places < 0
@@ -45,16 +45,16 @@ def bias_index(grid: Grid, ids: Tensor | None, device: torch.device) -> Tensor:
 
 
 def gather_bias(table: Tensor, index: Tensor) -> Tensor:
-    """The extra logits: a table (R, A) and `bias_index` to (1, A, T, T), or (B, A, T, T) where each image has its own."""
+    """Returns the bias of the logits from a table (R, A) and `bias_index`: (1, A, T, T), or (B, A, T, T) per image."""
     taken = table.mT.contiguous().index_select(1, index.flatten())  # (A, T T) or (A, B T T)
     return taken.unflatten(1, (-1, *index.shape[-2:])).transpose(0, 1)
 
 
 def resize_bias(tables: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
-    """Tables for another grid: (L, R, A) to (L, R', A), by one of `BIAS_RESIZES`; the rows of the class token stay.
+    """Resizes tables (L, R, A) to another grid, (L, R', A), by one of `BIAS_RESIZES`. Rows of the class token are kept.
 
-    The progression (BEiT's code) keeps near offsets apart by a patch whatever the size, and lets far ones mean more and
-    more patches: 0, 1, 1 + q, 1 + q + q^2, ..., with the q between 1.01 and 1.5 whose last offset is the last of ``new``.
+    The geometric progression (BEiT's code) keeps the spacing of near offsets at one patch and increases that of far ones: 0,
+    1, 1 + q, 1 + q + q^2, ..., with q between 1.01 and 1.5 such that the last offset is the last of ``new``.
     """
     if is_kept(old, new):
         return tables
@@ -70,7 +70,7 @@ def resize_bias(tables: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
 
 
 def _resample_progression(old: int, new: int, draw: Callable[[Tensor, Tensor], Tensor], device: torch.device) -> Tensor:
-    """The matrix (new, old) that resamples a line of offsets; an axis that keeps its length keeps its numbers."""
+    """Returns the matrix (new, old) that resamples a line of offsets; the identity if the length is unchanged."""
     where = torch.device("cpu") if device.type == "mps" else device  # which has no fp64
     length = torch.full((), new, dtype=torch.float64, device=where)
     steps = torch.arange(-(old // 2), old // 2 + 1, dtype=torch.float64, device=where)  # (old,)
@@ -82,7 +82,7 @@ def _resample_progression(old: int, new: int, draw: Callable[[Tensor, Tensor], T
 
 
 def solve_progression(terms: int, last: Tensor) -> Tensor:
-    """The q, by halving [1.01, 1.5] to 1e-6, whose first ``terms`` powers sum to ``last``."""
+    """Finds q by bisection of [1.01, 1.5] to 1e-6, such that its first ``terms`` powers sum to ``last``."""
     low, high = torch.full_like(last, 1.01), torch.full_like(last, 1.5)
     q = low
     for _ in range(19):
@@ -98,7 +98,7 @@ def _sum(q: Tensor, terms: Tensor | int) -> Tensor:
 
 
 def interpolate_linearly(places: Tensor, wanted: Tensor) -> Tensor:
-    """The matrix (new, old) that draws straight lines between values at ``places`` (old,), read at ``wanted`` (new,)."""
+    """Returns the matrix (new, old) of linear interpolation from ``places`` (old,) to ``wanted`` (new,)."""
     gaps = places.diff()
     distance = wanted[:, None] - places
     before, after = F.pad(gaps, (1, 0), value=1.0), F.pad(gaps, (0, 1), value=1.0)
@@ -106,7 +106,7 @@ def interpolate_linearly(places: Tensor, wanted: Tensor) -> Tensor:
 
 
 def interpolate_cubic(places: Tensor, wanted: Tensor) -> Tensor:
-    """The same with a cubic spline: one cubic whose third derivative jumps at all places but the two at each end."""
+    """Returns the matrix of a not-a-knot cubic spline: its third derivative is continuous at the second place from each end."""
 
     def basis(x: Tensor) -> Tensor:  # (X, old)
         x = x[:, None] / places[-1].clamp(min=1)

@@ -39,15 +39,15 @@ class CaiTConfig(Config):
     """The fields of a CaiT; the defaults are CaiT-XXS24.
 
     Args:
-        patch_size: (height, width) in pixels; one number stands for a square.
-        depth: blocks in which patches attend to patches.
-        class_depth: blocks after them in which the class token attends to itself and the patches.
-        position_resize: how the table of positions follows another image size; one of `positions.RESIZES`.
+        patch_size: (height, width) in pixels, or one number for a square.
+        depth: number of blocks of self-attention between patches.
+        class_depth: number of subsequent blocks of class attention.
+        position_resize: interpolation of positions for other image sizes; one of `positions.RESIZES`.
         gelu: "exact", or "tanh" for the approximation.
-        layer_scale: first value of LayerScale's factors, the smaller the deeper (paper, section 2).
-        drop_path: of each block in which patches attend; the class token's drop nothing.
-        patch_dropout: share of patches left out in training, the same number for each image.
-        pad: images need not be whole patches; they are filled up with zeros at the bottom and on the right.
+        layer_scale: initial value of LayerScale, smaller for deeper models (paper, section 2).
+        drop_path: rate of each self-attention block; class attention has none.
+        patch_dropout: fraction of patches dropped in training, the same number for each image.
+        pad: pad images to whole patches with zeros at the bottom and on the right.
     """
 
     architecture: ClassVar[str] = "cait"
@@ -91,8 +91,8 @@ class CaiTConfig(Config):
 class TalkingHeads(nn.Module):
     """Self-attention whose heads are mixed before and after the softmax (Shazeer et al. 2020; paper, section 4).
 
-    No fused kernel does this. The mixing is a product from the left, (A, A) times (A, N N): a dense layer over heads as the
-    last axis would copy all matrices twice, and measured 2 to 7 times slower on a CPU, 1.5 to 2.3 times with its gradient.
+    There is no fused kernel for it. The mixing is a product (A, A) times (A, N N). A dense layer over heads as the last axis
+    would copy all matrices twice, and is 2 to 7 times slower on a CPU, 1.5 to 2.3 times with its gradient.
     """
 
     def __init__(self, width: int, heads: int, *, qkv_bias: bool) -> None:
@@ -114,23 +114,23 @@ class TalkingHeads(nn.Module):
         return self.proj(output.transpose(1, 2).flatten(2))
 
     def record(self, x: Tensor, output: Tensor | None = None) -> AttentionRecord:
-        """What every patch attends to, of (B, N, D)."""
+        """Returns the attention record for an input (B, N, D)."""
         return TalkingRecord(self, partial(self._split, x), output)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v: (B, N, D) to (B, A, N, E) each."""
+        """Projects (B, N, D) to q, k and v: (B, A, N, E) each."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return q, k, v
 
     def softmax(self, q: Tensor, k: Tensor) -> Tensor:
-        """The weights before ``proj_w`` mixes their heads: (B, A, Q, E), (B, A, N, E) to (B, A, Q, N), rows that sum to one."""
+        """Returns the weights before mixing by ``proj_w``: (B, A, Q, E), (B, A, N, E) to (B, A, Q, N), rows that sum to one."""
         with by_hand(q):
             return mix_heads(q * q.shape[-1] ** -0.5 @ k.mT, self.proj_l).softmax(-1)
 
 
 class TalkingRecord(AttentionRecord):
-    """The softmax of talking heads. What multiplies v are its heads after ``proj_w`` has mixed them, numbers of either sign
-    that sum to nothing in particular: ``mix_heads(record.weights(), block.attn.proj_w)``.
+    """The softmax of talking heads, before ``proj_w``. The factors of v are ``mix_heads(record.weights(),
+    block.attn.proj_w)``, which may be negative and do not sum to one.
     """
 
     def __init__(
@@ -150,14 +150,14 @@ class TalkingRecord(AttentionRecord):
 
 
 def mix_heads(matrices: Tensor, layer: nn.Linear) -> Tensor:
-    """A dense layer over heads: (B, A, N, N) to (B, A, N, N), in the type of ``matrices``."""
+    """Applies a dense layer over heads: (B, A, N, N) to (B, A, N, N), in the type of ``matrices``."""
     weight, bias = layer.weight.to(matrices.dtype), layer.bias.to(matrices.dtype)
     weight = weight.expand(matrices.shape[0], -1, -1)  # (B, A, A), without a copy
     return torch.baddbmm(bias[:, None], weight, matrices.flatten(2)).view_as(matrices)
 
 
 class ClassAttention(nn.Module):
-    """The class token attends to itself and the patches (paper, section 3, equations 3 to 6)."""
+    """Class attention: from the class token to itself and the patches (paper, section 3, equations 3 to 6)."""
 
     def __init__(self, width: int, heads: int, *, qkv_bias: bool) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class ClassAttention(nn.Module):
         return self.proj(output.transpose(1, 2).flatten(2))
 
     def record(self, x: Tensor, output: Tensor | None = None) -> AttentionRecord:
-        """What the token attends to, of (B, 1 + N, D)."""
+        """Returns the attention record for an input (B, 1 + N, D)."""
         return AttentionRecord(partial(self._split, x), output)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -202,10 +202,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, patches: Tensor | None = None, on_attention: OnAttention | None = None) -> Tensor:
         """Patches (B, N, D), or the class token (B, 1, D) with fixed ``patches`` (B, N, D); of the shape of ``x``."""
-        asked = x if patches is None else torch.cat([x, patches], 1)
+        tokens = x if patches is None else torch.cat([x, patches], 1)
 
-        def attention(asked: Tensor) -> Tensor:
-            y = self.attn(self.norm1(asked), on_attention)
+        def attention(tokens: Tensor) -> Tensor:
+            y = self.attn(self.norm1(tokens), on_attention)
             return y * self.gamma_1.to(y.dtype)
 
         def mlp(x: Tensor) -> Tensor:
@@ -213,13 +213,13 @@ class Block(nn.Module):
             return y * self.gamma_2.to(y.dtype)
 
         drop = self.drop_path if self.training else 0.0
-        skip = None if on_attention is None else False  # attention is recorded of all images
-        x = add_branch(asked, attention, drop=drop, skip=skip, queries=x.shape[1])
+        skip = None if on_attention is None else False  # attention is recorded for all images
+        x = add_branch(tokens, attention, drop=drop, skip=skip, queries=x.shape[1])
         return add_branch(x, mlp, drop=drop)
 
 
 class CaiT(Backbone):
-    """Patches through ``blocks``, then the class token through ``blocks_token_only``."""
+    """CaiT: ``blocks`` on the patches, then ``blocks_token_only`` on the class token."""
 
     config: CaiTConfig
     blocks: Any  # a list of `Block`, as the other
@@ -238,7 +238,7 @@ class CaiT(Backbone):
         _initialise(self)
 
     def place(self, patches: Patches) -> Patches:
-        """Adds positions, those of the kept patches where ``ids`` says which; in training drops patches if asked to."""
+        """Adds the positions of the patches (those of ``ids`` for a subset), and applies patch dropout in training."""
         return drop_patches(self._place_all(patches), self.config.patch_dropout if self.training else 0.0)
 
     def _place_all(self, patches: Patches) -> Patches:
@@ -247,7 +247,7 @@ class CaiT(Backbone):
         return Patches(x + positions.take(places.to(x), ids), grid, ids)
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
-        """All blocks and the norm: (B, K, D) to (B, 1 + K, D), the class token first."""
+        """Applies all blocks and the norm: (B, K, D) to (B, 1 + K, D), the class token first."""
         x = residual_stream(patches.x)
         for block in self.blocks:
             x = self._run(block, x, on_attention=on_attention)
@@ -257,7 +257,7 @@ class CaiT(Backbone):
         return Tokens(self.norm(torch.cat([token, x], 1)), patches.grid, patches.ids)
 
     def pool(self, tokens: Tokens) -> Tensor:
-        """The class token: (B, T, D) to (B, D)."""
+        """Returns the class token: (B, T, D) to (B, D)."""
         return tokens.x[:, 0]
 
     def pooling_shares(self, tokens: int) -> Tensor:
@@ -267,7 +267,7 @@ class CaiT(Backbone):
         return {"cls": self.head(features)}
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
-        """The patches after each block that changes them, before the last norm, as images: depth times (B, D, h, w)."""
+        """Returns the patches after each self-attention block, before the last norm, as images: depth times (B, D, h, w)."""
         patches = self._place_all(self.patchify(images))
         x, maps = residual_stream(patches.x), []
         for block in self.blocks:
@@ -276,8 +276,8 @@ class CaiT(Backbone):
         return maps
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        """For each matrix of `forward_with_attention` what its rows and columns are: of each block (B, A, N, N), the softmax of
-        its talking heads; then of each block of the class token (B, A, 1, 1 + N).
+        """Returns the grids of the matrices of `forward_with_attention`: for each self-attention block (B, A, N, N), the softmax
+        of its talking heads; then for each class attention block (B, A, 1, 1 + N).
         """
         grid, cell = grid_of(size, self.config.patch_size), self.config.patch_size
         of_patches = [AttentionGrid(0, grid, grid, cell)] * self.config.depth
@@ -297,11 +297,11 @@ class CaiT(Backbone):
 
 @fills
 def _initialise(model: CaiT) -> None:
-    """Fills every parameter in place, as the authors' code does.
+    """Initialises every parameter in place, as in the authors' code.
 
-    | parameter | first value |
+    | parameter | initial value |
     |-|-|
-    | dense layers, those over heads too; class token, positions | normal, 0.02 |
+    | dense layers, including those over heads; class token, positions | normal, std 0.02 |
     | patch projection, its bias | uniform, +-sqrt(1 / inputs) |
     | layer norm | 1 and 0 |
     | LayerScale | ``layer_scale`` |
@@ -322,7 +322,7 @@ def _cait(width: int, depth: int, layer_scale: float, image: int) -> CaiTConfig:
     return CaiTConfig(**sizes, layer_scale=layer_scale, image_size=(image, image))
 
 
-# the paper's table 3; first values of LayerScale and image sizes as the authors' code has them
+# the paper's table 3; initial values of LayerScale and image sizes from the authors' code
 CAITS: dict[str, Config] = {
     "cait-xxs24": _cait(192, 24, 1e-5, 224),
     "cait-xxs36": _cait(192, 36, 1e-5, 224),

@@ -1,4 +1,4 @@
-"""What the configs of all architectures share: one frozen value for one network, checked when it is made."""
+"""The base classes of model configs: frozen values that are validated on creation."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from vitrail.errors import ConfigError, nearest
 
-# Fields that leave what given weights compute as it is: some are read when weights are initialised, the others while they train.
+# Fields that do not affect the outputs of given weights: they are used for initialisation or in training only.
 INITIALISATION_FIELDS = frozenset({"initial", "head_bias", "layer_scale"})
 TRAINING_FIELDS = frozenset({"drop_path", "dropout", "attention_dropout", "patch_dropout", "checkpoint"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedConfig:
-    """Named values that are checked when they are made. A subclass says in the tables below what its fields may be.
+    """Dataclass whose fields are validated on creation, by the tables below.
 
     Raises:
-        ConfigError: names the field, its value and what to write instead.
+        ConfigError: names the invalid field, its value and the valid values.
     """
 
-    about: ClassVar[str]  # for a person: "a ViT", "a Swin Transformer"
+    about: ClassVar[str]  # for messages: "a ViT", "a Swin Transformer"
     PAIRS: ClassVar[tuple[str, ...]] = ()  # (height, width) in pixels
-    LEAST: ClassVar[Mapping[str, int]] = {}  # whole numbers from here on
-    STAGES: ClassVar[tuple[str, ...]] = ()  # one whole number from 1 a stage, as many in each field
+    LEAST: ClassVar[Mapping[str, int]] = {}  # integers with this minimum
+    STAGES: ClassVar[tuple[str, ...]] = ()  # one positive integer per stage, the same number of stages in each field
     SHARES: ClassVar[tuple[str, ...]] = ()  # in [0, 1)
     NUMBERS: ClassVar[tuple[str, ...]] = ()
     POSITIVE: ClassVar[tuple[str, ...]] = ()
@@ -37,9 +37,9 @@ class CheckedConfig:
         for name in self.STAGES:
             object.__setattr__(self, name, _stages(name, getattr(self, name)))
         for name, least in self.LEAST.items():
-            self._check(name, is_whole(getattr(self, name), least), f"a whole number from {least}")
+            self._check(name, is_whole(getattr(self, name), least), f"an integer of at least {least}")
         for name in self.SHARES:
-            self._check(name, is_number(getattr(self, name)) and 0 <= getattr(self, name) < 1, "a share in [0, 1)")
+            self._check(name, is_number(getattr(self, name)) and 0 <= getattr(self, name) < 1, "a fraction in [0, 1)")
         for name in self.NUMBERS:
             self._check(name, is_number(getattr(self, name)), "a number, such as 0.0")
         for name in self.POSITIVE:
@@ -55,14 +55,14 @@ class CheckedConfig:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Checks combinations of fields; for subclasses."""
+        """Checks combinations of fields; overridden by subclasses."""
 
     def _check(self, name: str, good: bool, remedy: str) -> None:
         if not good:
             raise ConfigError(f"{name} is {getattr(self, name)!r}", f"{name} = {remedy}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; `from_dict` takes them back."""
+        """Returns JSON values, the inverse of `from_dict`."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
@@ -73,18 +73,18 @@ class CheckedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(CheckedConfig):
-    """The fields that every architecture has; a subclass adds its own.
+    """The common fields of all architectures.
 
     Args:
-        image_size: (height, width) in pixels; one number stands for a square. Images of other sizes are taken as well.
-        classes: outputs of the head; 0 is no head.
-        head_bias: first value of the head's bias.
-        drop_path: stochastic depth of the last block (Huang et al. 2016).
-        checkpoint: recompute blocks in the backward pass instead of keeping their activations.
+        image_size: (height, width) in pixels, or one number for a square. Images of other sizes are supported.
+        classes: number of outputs; 0 for no head.
+        head_bias: initial value of the head's bias.
+        drop_path: stochastic depth rate of the last block (Huang et al. 2016).
+        checkpoint: recompute blocks in the backward pass instead of storing their activations.
     """
 
     architecture: ClassVar[str]
-    attention: ClassVar[str]  # how the cost of attention grows with N patches, "N^2" in a ViT
+    attention: ClassVar[str]  # complexity of attention in the number of patches N, "N^2" in a ViT
     PAIRS: ClassVar[tuple[str, ...]] = ("image_size",)
     LEAST: ClassVar[Mapping[str, int]] = {"in_channels": 1, "classes": 0}
     SHARES: ClassVar[tuple[str, ...]] = ("drop_path",)
@@ -99,27 +99,27 @@ class Config(CheckedConfig):
 
     @property
     def patch_size(self) -> tuple[int, int]:
-        """Pixels, (height, width), of one token that `patchify` makes; a field where it can be chosen."""
+        """Size (height, width) in pixels of a token of `patchify`; a field in some architectures."""
         raise NotImplementedError
 
     @property
     def cell(self) -> tuple[int, int]:
-        """Pixels, (height, width), of one place of what `encode` gives: a patch, unless stages halve the map."""
+        """Size (height, width) in pixels of a token of `encode`: a patch, unless stages downsample."""
         return self.patch_size
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are, in all stages."""
+        """Number of blocks in all stages."""
         raise NotImplementedError
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of the tokens that `patchify` makes at ``image_size``."""
+        """Rows and columns of the tokens of `patchify` at ``image_size``."""
         return grid_of(self.image_size, self.patch_size)
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """Learned tokens that come before the patches; a field where they can be chosen."""
+        """Learned tokens before the patches; a field in some architectures."""
         return ()
 
 
@@ -127,7 +127,7 @@ C = TypeVar("C", bound="CheckedConfig")
 
 
 def changed(config: C, **changes: Any) -> C:
-    """``config`` with other values. Raises `ConfigError` for an unknown field, with the nearest names."""
+    """Returns ``config`` with changed fields. Raises `ConfigError` for an unknown field, with the nearest names."""
     known = [field.name for field in fields(config)]
     for name in changes:
         if name not in known:
@@ -136,14 +136,14 @@ def changed(config: C, **changes: Any) -> C:
 
 
 def grid_of(size: Sequence[int], patch_size: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of patches that cover an image of (height, width)."""
-    # not by negative numbers, of which the ONNX exporter rounds the quotient upwards
+    """Returns the rows and columns of patches that cover an image of (height, width)."""
+    # without negative numbers, whose quotient the ONNX exporter rounds up
     rows, columns = ((length + patch - 1) // patch for length, patch in zip(size, patch_size))
     return rows, columns
 
 
 def check_divides(size: Sequence[int], patch_size: Sequence[int]) -> None:
-    """Raises `ConfigError` for an image that is not whole patches, with the nearest sizes that are."""
+    """Raises `ConfigError` for an image that is not divisible into patches, with the nearest valid sizes."""
     if all(length % patch == 0 for length, patch in zip(size, patch_size)):
         return
     below = [max(length // patch, 1) * patch for length, patch in zip(size, patch_size)]
@@ -151,7 +151,7 @@ def check_divides(size: Sequence[int], patch_size: Sequence[int]) -> None:
     written, patches, *near = ["x".join(map(str, sides)) for sides in (size, patch_size, below, above)]
     raise ConfigError(
         f"an image of {written} pixels does not divide into patches of {patches}",
-        f"resize to {' or '.join(dict.fromkeys(near))}, or set pad=True to fill up with zeros",
+        f"resize to {' or '.join(dict.fromkeys(near))}, or set pad=True to pad with zeros",
     )
 
 
@@ -165,7 +165,7 @@ def _pair(name: str, value: Any) -> tuple[int, int]:
 def _stages(name: str, value: Any) -> tuple[int, ...]:
     stages = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
     if not stages or not all(is_whole(value, 1) for value in stages):
-        raise ConfigError(f"{name} is {value!r}", f"{name} = one whole number from 1 for each stage")
+        raise ConfigError(f"{name} is {value!r}", f"{name} = one positive integer for each stage")
     return stages
 
 
@@ -177,24 +177,24 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-# What fields may be, and the numerics that a word stands for.
+# Valid values of fields, and the numerics that they stand for.
 
-GELUS = ("tanh", "exact")  # the approximation of the paper's code, and the definition
+GELUS = ("tanh", "exact")  # the approximation in the paper's code, and the exact function
 
-# what keeps the division by a kernel's deviation finite, and what it is added to: the variance or the deviation itself
+# eps of kernel standardisation, and whether it is added to the variance or to the standard deviation
 STANDARDISATIONS = {
     "bit": (1e-10, "variance"),  # BiT's code
     "timm": (1e-8, "variance"),  # timm and transformers, for BiT and for hybrids
     "vit": (1e-5, "deviation"),  # the ViT paper's code, for hybrids
 }
-GROUPS = 32  # of channels in a group norm, whatever their number (BiT, Kolesnikov et al. 2020, section 2)
+GROUPS = 32  # number of groups in all group norms (BiT, Kolesnikov et al. 2020, section 2)
 
 KINDS = ("learned", "learned2d", "sincos2d", "relative", "none")
 PLACES = ("stem", "every", "shared")
 
-# how a table is resized: the kernel's half width, its sharpness (of a cubic one), aligned corners, antialiasing
+# interpolation of tables: half width of the kernel, parameter of a cubic one, aligned corners, antialiasing
 RESIZES = {
-    "paper": (1, 0.0, True, False),  # scipy.ndimage.zoom(order=1), as the paper's code; corners stay corners
+    "paper": (1, 0.0, True, False),  # scipy.ndimage.zoom(order=1), as in the paper's code, with aligned corners
     "bilinear": (1, 0.0, False, False),
     "bicubic": (2, -0.75, False, False),  # DeiT, which found that bilinear shortens the vectors
     "bicubic-antialias": (2, -0.5, False, True),  # timm

@@ -1,4 +1,4 @@
-"""What a network costs before it is built, counted while it runs on the meta device: no memory is taken."""
+"""Counting the cost of a network on the meta device, without allocating memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vitrail.models.backbone import Backbone
 
 
 class Cost(NamedTuple):
-    """The parameters of a network, and for one image of its size: ``multiply_adds`` of all matrix products and
-    convolutions, ``attention`` those of them that make, mix or use attention matrices, ``tokens`` after the last block.
+    """The number of parameters, and for one image: ``multiply_adds`` of all matrix products and convolutions, the part of
+    ``attention`` matrices in them, and ``tokens`` after the last block.
 
-    Norms, GELU, softmax and biases are not counted. It is the network as it is defined: `ViT.forward` does less where the
-    last block need only answer for one token.
+    Norms, GELU, softmax and biases are not counted. `ViT.forward` needs fewer operations if only one token of the last block
+    is used.
     """
 
     parameters: int
@@ -26,8 +26,8 @@ class Cost(NamedTuple):
 
 
 def count_cost(backbone: Backbone) -> Cost:
-    """What a network on the meta device costs."""
-    # a view of a parameter, such as a repeated class token, counts as one that needs a gradient even without a graph
+    """Counts the cost of a network on the meta device."""
+    # views of parameters, such as a repeated class token, require a gradient even without a graph
     backbone = backbone.requires_grad_(False)
     parameters = sum(parameter.numel() for parameter in backbone.parameters())
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -43,7 +43,7 @@ def count_cost(backbone: Backbone) -> Cost:
 
 
 def saved_bytes(module: nn.Module, images: Tensor) -> int:
-    """Bytes that a module on the meta device keeps of what it does with ``images``, for the backward pass."""
+    """Returns the bytes that a module on the meta device stores for the backward pass of ``images``."""
     parameters = {id(parameter.untyped_storage()) for parameter in module.parameters()}
     kept: dict[int, int] = {}
 
@@ -55,10 +55,10 @@ def saved_bytes(module: nn.Module, images: Tensor) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         answer = module(images)
-    assert answer is not None  # the graph keeps the storages, and so what identifies them, apart until here
+    assert answer is not None  # the graph keeps the storages alive until here, so their ids are unique
     return sum(kept.values())
 
 
 def image_for(backbone: Backbone) -> Tensor:
-    """An image of its size, on the meta device."""
+    """Returns an image of the config's size on the meta device."""
     return torch.empty(1, backbone.config.in_channels, *backbone.config.image_size, device="meta")

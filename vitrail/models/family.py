@@ -1,4 +1,4 @@
-"""All architectures by name: a name gives a frozen config, a config gives a backbone."""
+"""All architectures and models by name."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config
 
 
 def configure(model: str | Config, **changes: Any) -> Config:
-    """The config of a name, or a config, with some fields changed.
+    """Returns the config of a model name, or a given config, with changed fields.
 
     Args:
         changes: fields of the architecture's config, such as ``image_size=384``, ``in_channels=5`` or ``drop_path=0.1``.
 
     Raises:
-        ConfigError: an unknown model or field, with the nearest names; an invalid value.
+        ConfigError: the model or field is unknown (lists the nearest names), or a value is invalid.
     """
     if isinstance(model, str) and model not in MODELS:
         raise ConfigError(f"there is no model {model!r}", nearest(model, MODELS))
@@ -60,23 +60,23 @@ def configure(model: str | Config, **changes: Any) -> Config:
 
 
 def create_backbone(model: str | Config, **changes: Any) -> Backbone:
-    """A freshly initialised network, of what `configure` takes; inside ``torch.device("meta")`` it takes no memory."""
+    """Builds an initialised network. Takes the arguments of `configure`; allocates nothing within ``torch.device("meta")``."""
     config = configure(model, **changes)
     return BACKBONES[type(config)](config)
 
 
 def sketch(model: str | Config, **changes: Any) -> Backbone:
-    """The same on the meta device: shapes without numbers, for `cost_of` and its like."""
+    """Builds a network on the meta device, which has shapes but no values."""
     with torch.device("meta"):
         return create_backbone(model, **changes)
 
 
 def cost_of(config: Config) -> Cost:
-    """What a network of ``config`` costs."""
+    """Returns the cost of a network of ``config``."""
     return count_cost(sketch(config))
 
 
 def activation_bytes(config: Config) -> int:
-    """Bytes that one image keeps for the backward pass in fp32; parameters are not among them."""
+    """Returns the bytes stored for the backward pass of one image in fp32, without parameters."""
     backbone = sketch(config)
     return saved_bytes(backbone.train(), image_for(backbone))

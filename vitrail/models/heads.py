@@ -1,4 +1,4 @@
-"""What stands after the blocks: the linear head, several of them, and attention pooling.
+"""Heads after the blocks: linear heads and attention pooling.
 
 B images, T tokens, D width, H heads, E = D / H, K classes.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AttentionPool(nn.Module):
-    """One learned query attends to all tokens, then an MLP: the MAP head of Zhai et al. 2022 (big_vision)."""
+    """Attention pooling with one learned query, followed by an MLP: the MAP head of Zhai et al. 2022 (big_vision)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -42,9 +42,9 @@ class AttentionPool(nn.Module):
 
 
 class Head(Dense):
-    """Features to logits, in the type of its weights under autocast too: logits of bf16 have two digits.
+    """Linear head. It computes in the type of its weights even under autocast, because bf16 logits have only two digits.
 
-    In pre-training a hidden layer with tanh comes before (paper, section 3.1); fine-tuning has one linear layer.
+    In pretraining, a hidden layer with tanh precedes it (paper, section 3.1).
     """
 
     def __init__(self, width: int, classes: int, *, pre_logits: bool = False) -> None:
@@ -64,7 +64,7 @@ class Heads(nn.ModuleDict):
     """A head for each prefix token, averaged (DeiT, Touvron et al. 2021a)."""
 
     def compute_logits(self, features: Tensor) -> dict[str, Tensor]:
-        """The logits of every head, by the name of its token."""
+        """Returns the logits of every head by the name of its token."""
         parts = features.chunk(len(self), -1)
         return {name: head(part) for (name, head), part in zip(self.items(), parts)}
 

@@ -1,8 +1,7 @@
-"""The stem of a hybrid (ViT paper, section 3.1): patches are cut from the map of a ResNet instead of from the image.
+"""The stem of a hybrid (ViT paper, section 3.1): patches are cells of a ResNet's feature map instead of pixels of the image.
 
-The ResNet is the original one (He et al. 2015; the stride is that of the 3 x 3 convolution), with group norm and standardised
-kernels. Padding is TensorFlow's SAME: all maps have even sides, as images are whole patches, and where the stride is 2 the
-odd row and column of zeros come last.
+The ResNet is that of He et al. 2015 (with the stride in the 3 x 3 convolution), with group norm and standardised kernels.
+Padding is TensorFlow's SAME: all maps have even sides, and with stride 2 the extra row and column of zeros come last.
 
 B images, C channels, H x W pixels, h x w cells of a map, D its channels, N patches.
 """
@@ -21,10 +20,10 @@ from vitrail.models.vit_config import ViTConfig
 
 
 class SameConv(StdConv):
-    """A standardised convolution that makes of a side of length n, which its stride divides, one of n / stride."""
+    """A standardised convolution with SAME padding, from length n, a multiple of the stride, to n / stride."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, *, rule: str, stride: int = 1) -> None:
-        zeros = max(kernel - stride, 0)  # on both ends together
+        zeros = max(kernel - stride, 0)  # total of both ends
         super().__init__(inputs, outputs, kernel, rule=rule, stride=stride, padding=zeros // 2)
         self.is_odd = zeros % 2 == 1
 
@@ -33,7 +32,7 @@ class SameConv(StdConv):
 
 
 class Root(nn.Module):
-    """A convolution, group norm, ReLU and a maximum: (B, C, H, W) to (B, D, H / 4, W / 4)."""
+    """A convolution, group norm, ReLU and max pooling: (B, C, H, W) to (B, D, H / 4, W / 4)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -41,12 +40,12 @@ class Root(nn.Module):
         self.norm = GroupNorm(config.stem_width, eps=config.group_norm_eps)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = F.pad(self.norm(self.conv(images)), (0, 1, 0, 1))  # after ReLU a zero is no maximum
+        x = F.pad(self.norm(self.conv(images)), (0, 1, 0, 1))  # zero padding does not affect the maximum after ReLU
         return F.max_pool2d(x, 3, stride=2)
 
 
 class Bottleneck(nn.Module):
-    """Norms after convolutions (He et al. 2015, figure 5); where the width changes the shortcut has both of its own."""
+    """Bottleneck with norms after convolutions (He et al. 2015, figure 5). If the width changes, the shortcut has both."""
 
     def __init__(self, config: ViTConfig, shape: Shape) -> None:
         super().__init__()
@@ -81,7 +80,7 @@ class ResNetStem(nn.Module):
         self.stages = nn.ModuleList(Stage(Bottleneck(config, shape) for shape in stage) for stage in stages)
 
     def forward(self, images: Tensor, run: Callable[..., Tensor] = call) -> Tensor:
-        """``run`` calls a block, as `Backbone._run` does."""
+        """Applies root and stages. ``run`` calls a block, as `Backbone._run` does."""
         x = self.stem(images)
         for stage in self.stages:
             x = stage(x, run)
@@ -95,7 +94,7 @@ class HybridEmbed(PatchEmbed):
         channels = config.stem_width * (2 ** (len(config.stem) + 1) if config.stem else 1)
         rows, columns = (length // config.stem_stride for length in config.patch_size)
         super().__init__(channels, config.width, (rows, columns))
-        # timm names the root alone as if it were the whole
+        # timm's names for a root without stages
         self.backbone = ResNetStem(config) if config.stem else Root(config)
 
     def forward(self, images: Tensor, run: Callable[..., Tensor] = call) -> Tensor:

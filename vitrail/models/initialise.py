@@ -1,34 +1,34 @@
-"""The first value of every parameter, as in the paper's code and big_vision; nothing is left to torch's defaults.
+"""Initialisation of every parameter, as in the paper's code and big_vision, without torch's defaults.
 
-| parameter | first value |
+| parameter | initial value |
 |-|-|
-| q, k, v, each of its own | Xavier uniform, +-sqrt(3 / D) |
-| attention's output | the same |
+| q, k, v, each separately | Xavier uniform, +-sqrt(3 / D) |
+| output layer of attention | the same |
 | MLP | Xavier uniform, +-sqrt(6 / (D + M)); biases normal, 1e-6 |
-| patch projection, hidden layer of the head | LeCun normal, sqrt(1 / inputs), cut at 2 sigma before the correction for the cut |
+| patch projection, hidden layer of the head | LeCun normal, std sqrt(1 / inputs), corrected for truncation at 2 sigma |
 | class and distillation token | 0 |
-| registers, positions | normal, 0.02 |
+| registers, positions | normal, std 0.02 |
 | layer norm | 1 and 0 |
 | kernels of a stem | LeCun normal |
-| group norm of a stem | 1 and 0, the last one of each branch 0 and 0 |
+| group norm of a stem | 1 and 0, the last of each branch 0 and 0 |
 | LayerScale | ``layer_scale`` |
 | query of attention pooling | Xavier uniform of a (1, D) matrix |
 | head | weight 0, bias ``head_bias`` |
 | other biases | 0 |
 
-With ``initial="truncated"``, as DeiT, every matrix but the patch projection, every token and every position is normal, 0.02,
-the head among them, and biases are 0.
+With ``initial="truncated"``, as in DeiT, all matrices except the patch projection, all tokens, all positions and the head are
+normal with std 0.02, and biases are 0.
 
-With ``initial="mimetic"`` attention begins as it ends up in trained models (Trockman & Kolter 2023, section 3): tokens attend
-to those alike, above all to their neighbours, and take away from themselves what they find. For matrices Z of normal
-numbers of deviation sqrt(1 / D), W_q^T W_k of every head is the best approximation of 0.7 Z + 0.7 I of the head's rank,
-W_o W_v of all heads together is 0.4 Z - 0.4 I, and learned positions begin as `positions.sincos2d`.
+With ``initial="mimetic"``, attention is initialised to the structure found in trained models (Trockman & Kolter 2023, section
+3): tokens attend to similar tokens, especially neighbours, and the output is subtracted. For matrices Z of normal values with
+std sqrt(1 / D), W_q^T W_k of every head is the best approximation of 0.7 Z + 0.7 I of the head's rank, W_o W_v of all heads
+together is 0.4 Z - 0.4 I, and learned positions are `positions.sincos2d`.
 
-With ``initial="identity"``, meant for a network without skips, each branch begins as the skip that is not there. W_q = W_k is
-orthonormal in each head, scaled so that a token of unit variance asks for itself with a logit of `SELF`, and W_o W_v = I
-(compare He et al. 2023, "Deep Transformers without Shortcuts"). Since GELU(u) - GELU(-u) = u, a hidden layer of [W; -W] and
-an output layer of [W^T, -W^T] with orthonormal W pass on what they read ("looks linear", Balduzzi et al. 2017). Learned
-positions begin as `positions.sincos2d`.
+With ``initial="identity"``, for networks without skip connections, each branch is the identity. W_q = W_k is orthonormal in
+each head, scaled so that the logit of a token of unit variance with itself is `SELF`, and W_o W_v = I (compare He et al. 2023,
+"Deep Transformers without Shortcuts"). Since GELU(u) - GELU(-u) = u, a hidden layer of [W; -W] and an output layer of
+[W^T, -W^T] with orthonormal W are the identity ("looks linear", Balduzzi et al. 2017). Learned positions are
+`positions.sincos2d`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from vitrail.models.positions import sincos2d
 if TYPE_CHECKING:
     from vitrail.models.vit_config import ViTConfig
 
-# standard deviation of a standard normal variable cut at +-2, by which LeCun's is corrected
+# standard deviation of a standard normal variable truncated at +-2, to correct LeCun's
 CUT = 0.87962566103423978
 SELF = 8.0
 
@@ -55,8 +55,8 @@ P = ParamSpec("P")
 
 
 def fills(fill: Callable[Concatenate[M, P], None]) -> Callable[Concatenate[M, P], None]:
-    """Decorates a function that fills the parameters of a network: it runs without gradients, and not on the meta device,
-    where there is nothing to fill and drawing numbers would take most of the time.
+    """Decorates a function that initialises a network: it runs without gradients, and is skipped on the meta device, where
+    there are no values and drawing numbers would take most of the time.
     """
 
     @wraps(fill)
@@ -70,7 +70,7 @@ def fills(fill: Callable[Concatenate[M, P], None]) -> Callable[Concatenate[M, P]
 
 @fills
 def initialise(model: nn.Module, config: ViTConfig) -> None:
-    """Fills every parameter of a ViT in place, from torch's default generator."""
+    """Initialises every parameter of a ViT in place, with torch's default generator."""
     fill_as_paper(model, head_bias=config.head_bias, layer_scale=config.layer_scale)
     named = dict(model.named_parameters())
     if config.initial == "truncated":
@@ -86,7 +86,7 @@ def initialise(model: nn.Module, config: ViTConfig) -> None:
 
 @fills
 def fill_as_paper(model: nn.Module, *, head_bias: float, layer_scale: float | None = None) -> None:
-    """The table, for every parameter of a network whose parts have the names of the ViT's."""
+    """Applies the table of this module to a network whose parts have the names of the ViT's."""
     for name, parameter in model.named_parameters():
         owner, _, last = name.rpartition(".")
         if last == "gamma":
@@ -137,7 +137,7 @@ def _truncate(named: dict[str, nn.Parameter]) -> None:
 
 
 def _factors(noise: float, diagonal: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Two (D, D) matrices whose product is noise Z + diagonal I, the best of each rank first."""
+    """Factorises noise * Z + diagonal * I into two (D, D) matrices by SVD, largest singular values first."""
     width = like.shape[1]
     target = noise * torch.randn(width, width) / math.sqrt(width) + diagonal * torch.eye(width)
     left, values, right = torch.linalg.svd(target)
@@ -156,20 +156,20 @@ def _fill_weight(owner: str, weight: Tensor) -> None:
 
 
 def fill_lecun_normal(weight: Tensor) -> None:
-    """The default of flax, whose first axis is here that of the outputs."""
+    """Flax's default initialisation; the first axis is that of the outputs."""
     sigma = math.sqrt(1 / weight[0].numel()) / CUT
     nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)
 
 
 def fill_uniform(model: nn.Module, name: str, parameter: Tensor) -> None:
-    """Weight or bias of a convolution, the parameter of this name: uniform, +-sqrt(1 / inputs)."""
+    """Initialises a weight or bias of a convolution by name: uniform, +-sqrt(1 / inputs)."""
     weight = model.get_parameter(f"{name.rpartition('.')[0]}.weight")
     bound = math.sqrt(1 / weight[0].numel())
     parameter.uniform_(-bound, bound)
 
 
 def fill_truncated(name: str, parameter: Tensor, head_bias: float) -> None:
-    """Matrices, tokens and tables normal, 0.02, cut at +-2; norms 1 and 0, other biases 0, the head's ``head_bias``."""
+    """Initialises matrices, tokens and tables normal, std 0.02, truncated at +-2; norms 1 and 0; biases 0 or ``head_bias``."""
     if name.endswith(".bias"):
         parameter.fill_(head_bias if name == "head.bias" else 0)
     elif parameter.ndim == 1:
@@ -197,5 +197,5 @@ def _fill_token(name: str, token: Tensor) -> None:
 
 
 def is_head(owner: str) -> bool:
-    """Whether the module of this name is a head's last layer."""
+    """Whether the module with this name is the last layer of a head."""
     return owner.startswith("head") and not owner.endswith("pre_logits")

@@ -1,4 +1,4 @@
-"""What architectures share unchanged: patches and tokens, dense layers, MLP, dropped branches. Attention has its own file.
+"""Layers shared by the architectures: patches and tokens, dense layers, MLP, stochastic depth.
 
 B images, C channels, P x Q pixels a patch, N patches, T tokens, D width, M MLP width.
 """
@@ -21,7 +21,7 @@ from vitrail.models.config import check_divides, grid_of
 class Patches(NamedTuple):
     """Projected patches ``x`` (B, K, D) of a ``grid`` (rows, columns), in row-major order.
 
-    ``ids`` (B, K) names those that were kept, each image's own; None where all N = rows x columns are there.
+    ``ids`` (B, K) are the indices of the kept patches of each image; None if all N = rows x columns are kept.
     """
 
     x: Tensor
@@ -30,7 +30,7 @@ class Patches(NamedTuple):
 
 
 def drop_patches(patches: Patches, share: float) -> Patches:
-    """Leaves out a ``share`` of the patches, the same number for each image; what was chosen before is not thinned again."""
+    """Drops a fraction ``share`` of the patches, the same number for each image. A subset of patches is not changed."""
     x, grid, ids = patches
     if not share or ids is not None:
         return patches
@@ -40,7 +40,7 @@ def drop_patches(patches: Patches, share: float) -> Patches:
 
 
 class Tokens(NamedTuple):
-    """What an encoder gives: ``x`` (B, T, D), prefix tokens first, then the patches as in `Patches`."""
+    """The output of an encoder: ``x`` (B, T, D), prefix tokens first, then the patches as in `Patches`."""
 
     x: Tensor
     grid: tuple[int, int]
@@ -52,31 +52,31 @@ def is_autocast(x: Tensor) -> bool:
 
 
 def working_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    """What dense layers compute in: autocast's type where that is on, else the weights'."""
+    """Returns the type of computation: that of autocast if enabled, otherwise that of the weights."""
     return torch.get_autocast_dtype(x.device.type) if is_autocast(x) else weight.dtype
 
 
 def by_hand(x: Tensor) -> AbstractContextManager:
-    """Autocast off: what follows says itself which type it computes in."""
+    """Disables autocast within the block."""
     return torch.autocast(x.device.type, enabled=False) if is_autocast(x) else nullcontext()
 
 
 class Dense(nn.Linear):
-    """``x @ weight.T + bias`` in the type of ``x``, then GELU where ``gelu`` names one ("tanh" or "exact").
+    """``x @ weight.T + bias`` in the type of ``x``, followed by GELU if ``gelu`` is "tanh" or "exact".
 
-    On a CPU, where nothing needs a gradient, all of it is one call of oneDNN, which makes a whole ViT-Ti in bf16 1.2 to 1.4
-    times faster with exact GELU and 1.5 to 2.6 with tanh (benchmarks/paths.py). Parameters are filled by `initialise`.
+    On a CPU without gradients, this is one call of oneDNN, which makes a whole ViT-Ti in bf16 1.2 to 1.4 times faster with
+    exact GELU and 1.5 to 2.6 with tanh (benchmarks/paths.py). Parameters are initialised by `initialise`.
     """
 
     def reset_parameters(self) -> None:
-        """Leaves the memory as it is: the paper's table of initial values is one function of the whole model."""
+        """Does nothing: parameters are initialised by one function for the whole model."""
 
     def forward(self, input: Tensor, gelu: str | None = None) -> Tensor:
         return dense(input, self.weight, self.bias, gelu)
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: str | None = None) -> Tensor:
-    """`Dense` as a function: (..., D) to (..., D')."""
+    """Functional form of `Dense`: (..., D) to (..., D')."""
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if can_fuse_dense(x, weight):
         return torch_private.linear(x, weight, bias, gelu)
@@ -95,7 +95,7 @@ def activate(x: Tensor, gelu: str) -> Tensor:
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer normalisation in the type of ``x`` with fp32 statistics, where autocast would make fp32 tensors of it."""
+    """Layer normalisation with fp32 statistics and an output in the type of ``x``; autocast would return fp32."""
 
     def forward(self, input: Tensor) -> Tensor:
         x = input
@@ -105,20 +105,20 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Conv(nn.Conv2d):
-    """A convolution in autocast's type where that is on, else in that of its kernel; then GELU where ``gelu`` names one.
+    """A convolution in the type of autocast if enabled, otherwise that of its kernel, followed by optional GELU.
 
-    As in `Dense` both are one call where nothing needs a gradient. Parameters are filled by the model.
+    As in `Dense`, both are one call without gradients. Parameters are initialised by the model.
     """
 
     def reset_parameters(self) -> None:
-        """Leaves the memory as it is, as `Dense` does."""
+        """Does nothing, as in `Dense`."""
 
     def forward(self, input: Tensor, gelu: str | None = None) -> Tensor:
         """(B, C, H, W) to (B, D, h, w)."""
         return self.apply_kernel(input, self.weight, gelu)
 
     def apply_kernel(self, x: Tensor, weight: Tensor, gelu: str | None = None) -> Tensor:
-        """The same with another kernel of the same shape."""
+        """Convolves with another kernel of the same shape."""
         dtype = working_dtype(x, self.weight)
         window: dict[str, Any] = {
             "stride": self.stride,
@@ -133,39 +133,39 @@ class Conv(nn.Conv2d):
             if gelu and can_fuse_dense(x, weight):
                 return torch_private.convolution(x, weight, bias, gelu, **window)
             y = F.conv2d(x, weight, bias, **window)
-            # with the channels last, as maps of tokens lie in memory: there GELU and its gradient take a fifth less time
+            # channels last, the memory format of token maps, in which GELU and its gradient are 20 % faster
             return activate(y.movedim(1, -1), gelu).movedim(-1, 1) if gelu else y
 
 
 def whole_patches(images: Tensor, patch_size: tuple[int, int], *, pad: bool) -> Tensor:
-    """Images (B, C, H, W) that divide into patches, with ``pad`` filled up with zeros at the bottom and on the right.
+    """Checks that images (B, C, H, W) are divisible into patches, or with ``pad``, pads with zeros at the bottom and right.
 
-    Raises `ConfigError` for others, with the nearest sizes.
+    Raises `ConfigError` for other sizes, with the nearest valid ones.
     """
     if not pad:
         check_divides(images.shape[2:], patch_size)
         if not torch.compiler.is_exporting():
             return images
-        # a graph without Python has no other door: it cannot reshape what does not divide
+        # exported graphs cannot raise; they fail to reshape other sizes
         return images.reshape(
             *images.shape[:2], *(length // patch * patch for length, patch in zip(images.shape[2:], patch_size))
         )
     whole = (count * patch for count, patch in zip(grid_of(images.shape[2:], patch_size), patch_size))
     below, right = (full - length for full, length in zip(whole, images.shape[2:]))
-    fills = torch.compiler.is_compiling() or below or right  # one graph for all sizes
+    fills = torch.compiler.is_compiling() or below or right  # the same graph for all sizes
     return F.pad(images, (0, right, 0, below)) if fills else images
 
 
 def residual_stream(x: Tensor) -> Tensor:
-    """What branches are added to: fp32 instead of fp16, which its massive activations (Sun et al. 2024) overflow; not bf16."""
+    """Converts an fp16 residual stream to fp32, because massive activations (Sun et al. 2024) overflow fp16, but not bf16."""
     return x.float() if x.dtype == torch.float16 else x
 
 
 class PatchEmbed(nn.Module):
-    """E of equation (1): each patch of P x Q pixels and C channels times one matrix.
+    """Linear projection of patches of P x Q pixels and C channels, E of equation (1).
 
-    The parameter has the shape of a convolution, (D, C, P, Q); the product is a dense layer on unfolded patches, which
-    with its gradient is 3.5 times faster in bf16 on a CPU (benchmarks/paths.py).
+    The parameter has the shape of a convolution kernel, (D, C, P, Q). It is applied as a dense layer to unfolded patches,
+    which is 3.5 times faster in bf16 on a CPU, gradient included (benchmarks/paths.py).
     """
 
     def __init__(self, in_channels: int, width: int, patch_size: tuple[int, int]) -> None:
@@ -182,7 +182,7 @@ class PatchEmbed(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """One learned factor a channel, small at first (CaiT, Touvron et al. 2021, section 2)."""
+    """One learned factor per channel with a small initial value (CaiT, Touvron et al. 2021, section 2)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class LayerScale(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two dense layers with GELU between; dropout after each (paper, section 3.1 and appendix B.1)."""
+    """Two dense layers with GELU in between and dropout after each (paper, section 3.1 and appendix B.1)."""
 
     def __init__(self, width: int, hidden: int, *, gelu: str = "tanh", dropout: float = 0.0) -> None:
         super().__init__()
@@ -214,15 +214,15 @@ def add_branch(
     skip: bool | None = None,
     queries: int | None = None,
 ) -> Tensor:
-    """``x + branch(x)``, the branch dropped with probability ``drop`` for each sample (stochastic depth, Huang et al.
-    2016) and scaled by 1 / (1 - drop) where it is not.
+    """Returns ``x + branch(x)`` with stochastic depth (Huang et al. 2016): the branch is dropped with probability ``drop`` for
+    each sample, and otherwise scaled by 1 / (1 - drop).
 
     Args:
         x: (B, T, D), or (B, ..., D) without ``queries``.
-        skip: do no work for the dropped samples: the branch runs on a subset whose size is fixed up to the rounding
-            of B drop, which is drawn, so that each sample is dropped with probability ``drop`` exactly. Otherwise the
-            branch runs on all and is masked. By default `skips_work` decides.
-        queries: the branch answers for the first Q tokens only, and so does this: (B, Q, D).
+        skip: run the branch on the kept samples only, instead of masking its output. The number of dropped samples is B drop,
+            rounded up or down at random, so that each sample is dropped with probability ``drop`` exactly. The default is
+            `skips_work`.
+        queries: number Q of tokens that the branch returns; the result is then (B, Q, D).
     """
     if drop == 0:
         return x[:, :queries] + branch(x)
@@ -237,25 +237,25 @@ def add_branch(
 
 
 def drop_rates(last: float, depth: int) -> list[float]:
-    """Stochastic depth of each of ``depth`` blocks, linear from 0 to ``last`` (Huang et al. 2016)."""
+    """Returns the drop rate of each of ``depth`` blocks, linear from 0 to ``last`` (Huang et al. 2016)."""
     return [last * block / max(depth - 1, 1) for block in range(depth)]
 
 
 def stage_drop_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
-    """The same of each block of each stage, linear over all stages."""
+    """Returns the drop rates of the blocks of each stage, linear over all stages."""
     rates = iter(drop_rates(last, sum(depths)))
     return [list(islice(rates, depth)) for depth in depths]
 
 
-# Samples from which leaving out the dropped ones measures faster than masking them, and the least share to drop.
+# Minimum batch size and drop rate from which skipping samples is faster than masking them.
 SKIPS_FROM = {"cpu": (8, 0.1)}
 
 
 def skips_work(samples: int, drop: float, device: str) -> bool:
-    """Whether `add_branch` should leave out the work of dropped samples, from what benchmarks/paths.py measured.
+    """Whether `add_branch` should skip dropped samples, from measurements of benchmarks/paths.py.
 
-    A compiled model masks: its graph has one shape.
+    Compiled models use masks, because their graphs have static shapes.
     """
     least_samples, least_drop = SKIPS_FROM.get(device, (0, 1.0))
-    # the samples last: a graph that looked at them would hold for some batches only
+    # the batch size last: a graph that depends on it would be valid for some batch sizes only
     return drop >= least_drop and not torch.compiler.is_compiling() and samples >= least_samples

@@ -1,6 +1,6 @@
-"""Position embeddings as functions of tables: which parameters there are, and what they say for a grid of any size.
+"""Position embeddings: their parameters, and the values for a grid of any size.
 
-L tables, P prefix tokens that have slots, h x w patches, S = P + h w slots, D width, E width of a head.
+L tables, P prefix tokens with a slot, h x w patches, S = P + h w slots, D width, E width of a head.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Grid = tuple[int, int]  # rows, columns
 
 
 def table_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the parameters that the positions of ``config`` need (paper, appendix D.4).
+    """Returns names and shapes of the position parameters of ``config`` (paper, appendix D.4).
 
-    ``learned`` is one vector a slot; ``learned2d`` half a vector for the column and half for the row; ``relative`` one
-    vector for each offset between two slots; ``sincos2d`` and ``none`` need no parameter.
+    ``learned`` has one vector per slot; ``learned2d`` half a vector per column and half per row; ``relative`` one vector
+    per offset between two slots; ``sincos2d`` and ``none`` have no parameters.
     """
     (rows, columns), prefix, width = config.grid, config.prefix_slots, config.width
     tables = config.depth if config.positions_at == "every" else 1
@@ -42,12 +42,12 @@ def table_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
 def embeddings(
     config: ViTConfig, parameters: Mapping[str, Tensor], table: int, grid: Grid, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """What is added to the prefix tokens, (1, P, D), and to the patches of ``grid``, (1, h w, D).
+    """Returns the positions of the prefix tokens, (1, P, D), and of the patches of ``grid``, (1, h w, D).
 
     Args:
-        parameters: those of `table_shapes`, and any others.
-        table: which of the L.
-        device: where sines are computed, each time anew: no verb keeps a size.
+        parameters: those of `table_shapes`; others are ignored.
+        table: index of the table, below L.
+        device: device for sines, which are not cached.
     """
     prefix = config.prefix_slots
     nowhere = torch.zeros(1, len(config.prefix), config.width, device=device)
@@ -63,7 +63,7 @@ def embeddings(
 
 
 def sincos2d(grid: Grid, width: int, device: torch.device | None = None) -> Tensor:
-    """Fixed sines and cosines of column and row, (h w, D) in fp32 (Beyer et al. 2022; MoCo v3).
+    """Returns fixed sines and cosines of column and row, (h w, D) in fp32 (Beyer et al. 2022; MoCo v3).
 
     With x the column, y the row and w_i = 10000^(-i / (D/4 - 1)) for i < D/4: [sin x w, cos x w, sin y w, cos y w].
     """
@@ -76,10 +76,10 @@ def sincos2d(grid: Grid, width: int, device: torch.device | None = None) -> Tens
 
 
 def resize(table: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
-    """A table of patch embeddings for another grid: (L, h w, D) to (L, h' w', D), by one of `RESIZES`.
+    """Resizes a table of patch positions to another grid, (L, h w, D) to (L, h' w', D), by one of `RESIZES`.
 
-    Two matrix products, one along each axis, whatever the rule: a compiled model keeps one graph for all sizes, where
-    ``F.interpolate`` with aligned corners would be traced again for each.
+    Every rule is two matrix products, one along each axis, so that a compiled model has one graph for all sizes.
+    ``F.interpolate`` with aligned corners would be traced again for each size.
     """
     if is_kept(old, new):
         return table
@@ -87,14 +87,14 @@ def resize(table: Tensor, old: Grid, new: Grid, rule: str) -> Tensor:
 
 
 def is_kept(old: Grid, new: Grid) -> bool:
-    """Whether a table needs no resizing; a graph for all sizes does not ask, and resizes to the same size too."""
+    """Whether a table needs no resizing. A graph with dynamic size always resizes."""
     if torch.compiler.is_exporting():
         return all(isinstance(length, int) for length in new) and old == new
     return not torch.compiler.is_compiling() and old == new
 
 
 def resample(table: Tensor, old: Grid, of_rows: Tensor, of_columns: Tensor) -> Tensor:
-    """A table times one matrix along each axis, (h', h) and (w', w): (L, h w, D) to (L, h' w', D)."""
+    """Multiplies a table by a matrix along each axis, (h', h) and (w', w): (L, h w, D) to (L, h' w', D)."""
     image = table.unflatten(1, old).float()  # (L, h, w, D)
     image = torch.einsum("yh,lhwd->lywd", of_rows, image)
     image = torch.einsum("xw,lywd->lyxd", of_columns, image)
@@ -102,7 +102,7 @@ def resample(table: Tensor, old: Grid, of_rows: Tensor, of_columns: Tensor) -> T
 
 
 def make_resampling(old: int, new: int, rule: str, device: torch.device) -> Tensor:
-    """The matrix (new, old) that resamples a line of ``old`` values to ``new`` ones by one of `RESIZES`; rows sum to one."""
+    """Returns the matrix (new, old) that resamples ``old`` values to ``new`` ones by one of `RESIZES`; rows sum to one."""
     half_width, sharpness, aligned, antialias = RESIZES[rule]
     places = torch.arange(new, device=device, dtype=torch.float32)
     if aligned:
@@ -110,7 +110,7 @@ def make_resampling(old: int, new: int, rule: str, device: torch.device) -> Tens
     else:
         centres = (places + 0.5) * old / new - 0.5
     stretch = max(old, new) / new if antialias else 1.0
-    border = 0 if antialias else half_width  # beyond the ends their values go on, or nothing counts
+    border = 0 if antialias else half_width  # beyond the ends, values are replicated or have no weight
     reach = torch.arange(-border, old + border, device=device)
     weights = _kernel((reach - centres[:, None]) / stretch, half_width, sharpness)  # (new, old + 2 border)
     ends = reach.clamp(0, old - 1)[:, None] == torch.arange(old, device=device)  # (old + 2 border, old)
@@ -119,7 +119,7 @@ def make_resampling(old: int, new: int, rule: str, device: torch.device) -> Tens
 
 
 def _kernel(distance: Tensor, half_width: int, sharpness: float) -> Tensor:
-    """A triangle, or the cubic convolution kernel of Keys 1981."""
+    """Evaluates a triangle, or the cubic convolution kernel of Keys 1981."""
     d = distance.abs()
     if half_width == 1:
         return (1 - d).clamp(min=0)
@@ -129,17 +129,17 @@ def _kernel(distance: Tensor, half_width: int, sharpness: float) -> Tensor:
 
 
 def take(places: Tensor, ids: Tensor | None) -> Tensor:
-    """(1, N, D) as it is, or of each image the rows ``ids`` (B, K): (B, K, D)."""
+    """Returns (1, N, D) unchanged, or the rows ``ids`` (B, K) for each image: (B, K, D)."""
     return places if ids is None else places[0][ids]
 
 
 def resize_tables(tables: Mapping[str, Tensor], old: Grid, new: Grid, *, prefix: int, rule: str) -> dict[str, Tensor]:
-    """The named parameters of `table_shapes` for another grid, and all others as they are.
+    """Resizes the parameters of `table_shapes` to another grid; other parameters are not changed.
 
-    Prefix slots stay untouched (paper, section 3.2). Offsets of relative positions are resized linearly along their line.
+    Prefix slots are not changed (paper, section 3.2). Tables of relative offsets are resized linearly.
 
     Args:
-        prefix: how many slots come before the patches.
+        prefix: number of slots before the patches.
         rule: one of `RESIZES`.
     """
 
@@ -151,22 +151,22 @@ def resize_tables(tables: Mapping[str, Tensor], old: Grid, new: Grid, *, prefix:
         length = {"pos_embed_x": new[1], "pos_embed_y": new[0]}.get(name)
         return table if length is None else resize(table, (1, table.shape[1]), (1, length), rule)
 
-    # a compiled ViT has a graph of its own for the size of its tables
+    # a compiled ViT has a separate graph for the size of its tables
     kept = is_kept(old, new) if torch.compiler.is_exporting() else old == new
     return dict(tables) if kept else {name: fit(name, table) for name, table in tables.items()}
 
 
 def relative_tables(config: ViTConfig, tables: Tensor, grid: Grid) -> Tensor:
-    """The embeddings of offsets on ``grid``, and a last row of zeros for pairs without one: (L, 2 S, E)."""
+    """Returns the embeddings of offsets on ``grid``, with a last row of zeros for pairs without an offset: (L, 2 S, E)."""
     name, prefix = "pos_embed_relative", config.prefix_slots
     resized = resize_tables({name: tables}, config.grid, grid, prefix=prefix, rule=config.position_resize)[name]
     return F.pad(resized, (0, 0, 0, 1))
 
 
 def relative_index(config: ViTConfig, grid: Grid, ids: Tensor | None, device: torch.device) -> Tensor:
-    """Which row of `relative_tables` each pair of tokens reads: (T, T), or (B, T, T) where patches are kept by ``ids``.
+    """Returns the row of `relative_tables` for each pair of tokens: (T, T), or (B, T, T) for a subset with ``ids``.
 
-    The offset of slots p and q is row p - q + S - 1; pairs with a token that has no slot read the last row.
+    The offset of slots p and q is row p - q + S - 1. Pairs with a token without a slot use the last row.
     """
     prefix, slots = config.prefix_slots, config.prefix_slots + grid[0] * grid[1]
     without = len(config.prefix) - prefix + config.registers
@@ -179,5 +179,5 @@ def relative_index(config: ViTConfig, grid: Grid, ids: Tensor | None, device: to
 
 
 def _offsets(prefix: int, grid: Grid) -> int:
-    """How many offsets there are between S = P + h w slots."""
+    """Returns the number of offsets between S = P + h w slots."""
     return 2 * (prefix + grid[0] * grid[1]) - 1

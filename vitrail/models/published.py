@@ -1,4 +1,4 @@
-"""Where each model comes from, and what its authors (or who is named) measured: top-1 on ImageNet-1k's validation images."""
+"""The papers of the models and their published top-1 accuracy on the ImageNet-1k validation set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Published:
-    """The paper of a model; ``top1`` in percent and its ``setting``, where there is a figure for just this model."""
+    """The paper of a model, and ``top1`` in percent with its ``setting``, if published for exactly this model."""
 
     paper: str
     top1: float | None = None

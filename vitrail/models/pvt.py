@@ -1,6 +1,6 @@
 """The Pyramid Vision Transformer (Wang et al. 2021, "A Versatile Backbone for Dense Prediction without Convolutions").
 
-B images, C channels, H x W pixels, h x w = N places of a stage's map, T tokens, D width of a stage, K classes.
+B images, C channels, H x W pixels, h x w = N cells of a stage's map, T tokens, D width of a stage, K classes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from vitrail.models.spatial_reduction import Grid, PyramidConfig, SpatialReducti
 
 @dataclass(frozen=True, kw_only=True)
 class PVTConfig(PyramidConfig):
-    """The fields of a PVT beside those of `PyramidConfig`; the defaults are PVT-Tiny.
+    """The fields of a PVT in addition to those of `PyramidConfig`; the defaults are PVT-Tiny.
 
     Args:
-        position_resize: how tables follow another image size; one of `positions.RESIZES`.
-        pad: images need not be whole patches in every stage; images and maps are filled up with zeros at the bottom and on
-            the right.
+        position_resize: interpolation of tables for other image sizes; one of `positions.RESIZES`.
+        pad: pad images and maps to whole patches in every stage, with zeros at the bottom and on the right.
     """
 
     architecture: ClassVar[str] = "pvt"
@@ -50,7 +49,7 @@ class PVTConfig(PyramidConfig):
 
     def _check_together(self) -> None:
         super()._check_together()
-        remedy = "1 in the last stage, where the class token is no part of the map"
+        remedy = "1 in the last stage, where the class token is not part of the map"
         self._check("reductions", self.reductions[-1] == 1, remedy)
         self.check_size(self.image_size)
 
@@ -59,18 +58,18 @@ class PVTConfig(PyramidConfig):
         return ("cls",)
 
     def prefixes(self, stage: int) -> int:
-        """How many tokens without a place stage 0, 1, ... has."""
+        """Returns the number of tokens without a cell in stage 0, 1, ..."""
         return len(self.prefix) if stage == len(self.depths) - 1 else 0
 
     def check_size(self, size: Sequence[int]) -> None:
-        """Raises `ConfigError` for images of (height, width) pixels that some stage cannot work on."""
+        """Raises `ConfigError` for an image size (height, width) that is invalid in some stage."""
         if not self.pad:
             check_divides(size, [length * 2 ** (len(self.depths) - 1) for length in self.patch_size])
         self.check_reduces(size)
 
 
 class StageEmbed(PatchEmbed):
-    """Each patch of a map times one matrix, then a norm (section 3.2)."""
+    """Linear projection of the patches of a map, followed by a norm (section 3.2)."""
 
     def __init__(self, config: PVTConfig, stage: int) -> None:
         before = config.widths[stage - 1] if stage else config.in_channels
@@ -84,7 +83,7 @@ class StageEmbed(PatchEmbed):
         return self.norm(super().forward(images))
 
     def cut(self, images: Tensor, *, pad: bool) -> Patches:
-        """The same for images of any size, where they are whole patches or may be filled up."""
+        """Embeds images of any size that is divisible into patches or padded."""
         images = whole_patches(images, self.size, pad=pad)
         return Patches(self(images), (images.shape[2] // self.size[0], images.shape[3] // self.size[1]))
 
@@ -106,13 +105,13 @@ class Block(nn.Module):
     def forward(self, x: Tensor, grid: Grid, on_attention: OnAttention | None = None) -> Tensor:
         """(B, T, D) to (B, T, D)."""
         drop = self.drop_path if self.training else 0.0
-        skip = None if on_attention is None else False  # attention is recorded of all images
+        skip = None if on_attention is None else False  # attention is recorded for all images
         x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, on_attention)), drop=drop, skip=skip)
         return add_branch(x, lambda x: self.mlp(self.norm2(x)), drop=drop)
 
 
 class Stage(nn.Module):
-    """The parameters of one stage; the patches of the first are those of the whole model."""
+    """The parameters of one stage; the patch embedding of the first is that of the model."""
 
     def __init__(self, config: PVTConfig, stage: int, drops: list[float]) -> None:
         super().__init__()
@@ -123,7 +122,7 @@ class Stage(nn.Module):
 
 
 class PVT(Backbone):
-    """Four stages, each on a map half as high and wide as the one before; the class token joins in the last."""
+    """PVT: four stages, each of which halves the map. The class token is added in the last stage."""
 
     config: PVTConfig
     stages: Any  # each a Stage
@@ -148,29 +147,29 @@ class PVT(Backbone):
         return self.config.widths[0]
 
     def patchify(self, images: Tensor) -> Patches:
-        """Cuts, projects and normalises the patches of stage 1: (B, C, H, W) to (B, N, D)."""
+        """Projects and normalises the patches of stage 1: (B, C, H, W) to (B, N, D)."""
         self._check(images)
         self.config.check_size(images.shape[2:])
         return self.patch_embed.cut(images, pad=self.config.pad)
 
     def place(self, patches: Patches) -> Patches:
-        """Adds the positions of stage 1; those of the others are added where their maps are made."""
+        """Adds the positions of stage 1; those of later stages are added in `encode`."""
         self._check_subset(patches)
         return patches._replace(x=patches.x + self._positions(0, patches.grid)[1].to(patches.x))
 
     def _positions(self, stage: int, grid: Grid) -> tuple[Tensor, Tensor]:
-        """What is added to the class token, (1, 1, D) in the last stage and else empty, and to the map, (1, N, D)."""
+        """Returns the positions of the class token, (1, 1, D) or empty before the last stage, and of the map, (1, N, D)."""
         config, table = self.config, self.stages[stage].pos_embed
         prefix, old = config.prefixes(stage), config.grids(config.image_size)[stage]
         return table[:, :prefix], positions.resize(table[:, prefix:], old, grid, config.position_resize)
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
-        """All stages and the last norm: (B, N, D) of stage 1 to (B, 1 + N, D) of the last."""
+        """Applies all stages and the last norm: (B, N, D) of stage 1 to (B, 1 + N, D) of the last."""
         x, grid = self._stages(patches, on_attention)[-1]
         return Tokens(self.norm(x), grid)
 
     def _stages(self, patches: Patches, on_attention: OnAttention | None = None) -> list[tuple[Tensor, Grid]]:
-        """The tokens after each stage, with the grid of its map."""
+        """Yields the tokens after each stage and the grid of its map."""
         self._check_subset(patches)
         x, grid, _ = patches
         passed: list[tuple[Tensor, Grid]] = []
@@ -188,7 +187,7 @@ class PVT(Backbone):
         return passed
 
     def pool(self, tokens: Tokens) -> Tensor:
-        """The class token: (B, T, D) to (B, D)."""
+        """Returns the class token: (B, T, D) to (B, D)."""
         return tokens.x[:, 0]
 
     def pooling_shares(self, tokens: int) -> Tensor:
@@ -198,14 +197,14 @@ class PVT(Backbone):
         return {"cls": self.head(features)}
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
-        """The maps after each stage, before the last norm and without the class token: (B, D, h, w) of each stage."""
+        """Returns the map of each stage, before the last norm and without the class token: (B, D, h, w)."""
         passed = self._stages(self.place(self.patchify(images)))
         return [as_map(x[:, x.shape[1] - grid[0] * grid[1] :], grid) for x, grid in passed]
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are.
+        """Returns the grid of each matrix of `forward_with_attention` for images of ``size`` (height, width).
 
-        A key of a stage with reduction R stands for the R x R places of the map from row R r and column R c on.
+        With reduction R, the key (r, c) covers the R x R cells of the map from row R r and column R c.
         """
         return [
             block.attn.attention_grid(grid, cell)._replace(prefix=self.config.prefixes(number))
@@ -235,13 +234,13 @@ class PVT(Backbone):
 
 @fills
 def initialise(model: nn.Module, config: PVTConfig) -> None:
-    """Fills every parameter in place, from torch's default generator, as the authors' code.
+    """Initialises every parameter in place with torch's default generator, as in the authors' code.
 
-    | parameter | first value |
+    | parameter | initial value |
     |-|-|
-    | dense layers, head | normal, 0.02; biases 0, of the head ``head_bias`` |
+    | dense layers, head | normal, std 0.02; biases 0, ``head_bias`` for the head |
     | patch projections, reductions | weight and bias uniform, +-sqrt(1 / inputs) |
-    | class token, positions | normal, 0.02 |
+    | class token, positions | normal, std 0.02 |
     | layer norm | 1 and 0 |
     """
     for name, parameter in model.named_parameters():
@@ -256,7 +255,7 @@ def _pvt(*depths: int) -> PVTConfig:
     return PVTConfig(depths=depths)
 
 
-# Table 1 of the paper; Large's depths are those of the authors' code
+# Table 1 of the paper; the depths of Large are those in the authors' code
 PVTS: dict[str, Config] = {
     "pvt-tiny": _pvt(2, 2, 2, 2),
     "pvt-small": _pvt(3, 4, 6, 3),

@@ -1,6 +1,6 @@
 """The Pyramid Vision Transformer v2 (Wang et al. 2022, "Improved Baselines with Pyramid Vision Transformer").
 
-B images, C channels, H x W pixels, h x w = N places of a stage's map, D width of a stage, M width of an MLP, K classes.
+B images, C channels, H x W pixels, h x w = N cells of a stage's map, D width of a stage, M width of an MLP, K classes.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from vitrail.models.spatial_reduction import (
     as_tokens,
 )
 
-POOLED = (7, 7)  # rows and columns of the keys of linear attention, whatever the image (section 3.2)
+POOLED = (7, 7)  # rows and columns of the keys of linear attention, for any image size (section 3.2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PVTv2Config(PyramidConfig):
-    """The fields of a PVT v2 beside those of `PyramidConfig`; the defaults are PVTv2-B1. Images may have any size.
+    """The fields of a PVT v2 in addition to those of `PyramidConfig`; the defaults are PVTv2-B1. Images may have any size.
 
     Args:
-        linear: keys and values are made of the map averaged to 7 x 7 places, and ReLU comes before the depth-wise
-            convolution; ``reductions`` are not read then.
+        linear: compute keys and values from the map averaged to 7 x 7 cells, with ReLU before the depthwise convolution.
+            ``reductions`` are then not used.
     """
 
     architecture: ClassVar[str] = "pvt-v2"
@@ -60,13 +60,13 @@ class PVTv2Config(PyramidConfig):
         self.check_size(self.image_size)
 
     def check_size(self, size: Sequence[int]) -> None:
-        """Raises `ConfigError` for images of (height, width) pixels that some stage cannot work on."""
+        """Raises `ConfigError` for an image size (height, width) that is invalid in some stage."""
         if not self.linear:
             self.check_reduces(size)
 
 
 class OverlapPatchEmbed(nn.Module):
-    """Windows twice as large as the stride less one, padded with zeros, times one matrix; then a norm (section 3.3)."""
+    """Overlapping patch embedding: a convolution with kernel 2 * stride - 1 and zero padding, then a norm (section 3.3)."""
 
     def __init__(self, config: PVTv2Config, stage: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class OverlapPatchEmbed(nn.Module):
 
 
 class PooledAttention(ReducedAttention):
-    """Linear SRA (section 3.2): keys and values are made of the map averaged to 7 x 7 places, a matrix, a norm and GELU."""
+    """Linear SRA (section 3.2): keys and values are the map averaged to 7 x 7 cells, after a projection, norm and GELU."""
 
     def __init__(self, config: PVTv2Config, stage: int) -> None:
         super().__init__(config, stage)
@@ -99,9 +99,9 @@ class PooledAttention(ReducedAttention):
 
 
 def average(image: Tensor, size: Grid) -> Tensor:
-    """A map (B, D, h, w) averaged to ``size``: row r of h' is the mean of rows floor(r h / h') to ceil((r + 1) h / h') - 1.
+    """Averages a map (B, D, h, w) to ``size``: row r of h' is the mean of rows floor(r h / h') to ceil((r + 1) h / h') - 1.
 
-    In a compiled model two matrix products, one along each axis, which keep one graph for all sizes.
+    In a compiled model it is two matrix products, one along each axis, so that one graph is valid for all sizes.
     """
     if not torch.compiler.is_compiling():
         return F.adaptive_avg_pool2d(image, size)
@@ -110,14 +110,14 @@ def average(image: Tensor, size: Grid) -> Tensor:
 
 
 def make_averaging(old: int, new: int, like: Tensor) -> Tensor:
-    """The matrix (new, old) that averages a line of ``old`` values to ``new`` ones."""
+    """Returns the matrix (new, old) that averages ``old`` values to ``new`` ones."""
     cells, places = torch.arange(new, device=like.device)[:, None], torch.arange(old, device=like.device)
     inside = (places >= cells * old // new) & (places < ((cells + 1) * old + new - 1) // new)  # (new, old)
     return (inside / inside.sum(1, keepdim=True)).to(like.dtype)
 
 
 class ConvMlp(nn.Module):
-    """Two dense layers, and before the GELU between them a depth-wise 3 x 3 convolution of the map (section 3.4)."""
+    """Two dense layers with a depthwise 3 x 3 convolution of the map and GELU in between (section 3.4)."""
 
     def __init__(self, config: PVTv2Config, stage: int) -> None:
         super().__init__()
@@ -153,13 +153,13 @@ class Block(nn.Module):
     def forward(self, x: Tensor, grid: Grid, on_attention: OnAttention | None = None) -> Tensor:
         """(B, N, D) to (B, N, D)."""
         drop = self.drop_path if self.training else 0.0
-        skip = None if on_attention is None else False  # attention is recorded of all images
+        skip = None if on_attention is None else False  # attention is recorded for all images
         x = add_branch(x, lambda x: self.dropout(self.attn(self.norm1(x), grid, on_attention)), drop=drop, skip=skip)
         return add_branch(x, lambda x: self.mlp(self.norm2(x), grid), drop=drop)
 
 
 class Stage(nn.Module):
-    """The parameters of one stage; the patches of the first are those of the whole model."""
+    """The parameters of one stage; the patch embedding of the first is that of the model."""
 
     def __init__(self, config: PVTv2Config, stage: int, drops: list[float]) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Stage(nn.Module):
 
 
 class PVTv2(Backbone):
-    """Four stages, each on a map half as high and wide as the one before; no positions and no class token."""
+    """PVT v2: four stages, each of which halves the map, without positions and class token."""
 
     config: PVTv2Config
     stages: Any  # each a Stage
@@ -197,11 +197,11 @@ class PVTv2(Backbone):
         return Patches(*self.patch_embed(images))
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
-        """All stages, each with a norm of its own: (B, N, D) of stage 1 to (B, N, D) of the last."""
+        """Applies all stages, each with its norm: (B, N, D) of stage 1 to (B, N, D) of the last."""
         return Tokens(*self._stages(patches, on_attention)[-1])
 
     def _stages(self, patches: Patches, on_attention: OnAttention | None = None) -> list[tuple[Tensor, Grid]]:
-        """The tokens after each stage, with the grid of its map."""
+        """Yields the tokens after each stage and the grid of its map."""
         self._check_subset(patches)
         x, grid, _ = patches
         passed: list[tuple[Tensor, Grid]] = []
@@ -216,18 +216,18 @@ class PVTv2(Backbone):
         return passed
 
     def pool(self, tokens: Tokens) -> Tensor:
-        """The mean of all places: (B, N, D) to (B, D)."""
+        """Averages all cells: (B, N, D) to (B, D)."""
         return tokens.x.mean(1)
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
-        """The maps after each stage and its norm, of which the next stage is made: (B, D, h, w) of each stage."""
+        """Returns the map of each stage after its norm, the input of the next stage: (B, D, h, w)."""
         return [as_map(x, grid) for x, grid in self._stages(self.place(self.patchify(images)))]
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are.
+        """Returns the grid of each matrix of `forward_with_attention` for images of ``size`` (height, width).
 
-        A key of a stage with reduction R stands for the R x R places of the map from row R r and column R c on; one of
-        linear attention for those that `average` averages.
+        With reduction R, the key (r, c) covers the R x R cells of the map from row R r and column R c; in linear attention, the
+        cells averaged by `average`.
         """
         maps = zip(self.stages, self.config.grids(size), self.config.cells)
         return [block.attn.attention_grid(grid, cell) for stage, grid, cell in maps for block in stage.blocks]
@@ -245,12 +245,12 @@ class PVTv2(Backbone):
 
 @fills
 def initialise(model: nn.Module, config: PVTv2Config) -> None:
-    """Fills every parameter in place, from torch's default generator, as the authors' code.
+    """Initialises every parameter in place with torch's default generator, as in the authors' code.
 
-    | parameter | first value |
+    | parameter | initial value |
     |-|-|
-    | dense layers, head | normal, 0.02; biases 0, of the head ``head_bias`` |
-    | convolutions | normal, sqrt(2 / outputs that one input reaches); biases 0 |
+    | dense layers, head | normal, std 0.02; biases 0, ``head_bias`` for the head |
+    | convolutions | normal, std sqrt(2 / fan_out); biases 0 |
     | layer norm | 1 and 0 |
     """
     for name, parameter in model.named_parameters():

@@ -1,7 +1,7 @@
 """Big Transfer's ResNet (BiT, Kolesnikov et al. 2020), the ViT paper's baseline: ResNet-v2 (He et al. 2016) with group norm
-for batch norm and standardised kernels, in the order an image travels.
+instead of batch norm, and standardised kernels.
 
-B images, C channels, H x W pixels, h x w = N cells of a map, D its channels, M = D / 4 those inside a bottleneck.
+B images, C channels, H x W pixels, h x w = N cells of a map, D its channels, M = D / 4 channels inside a bottleneck.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class ResNetConfig(Config):
     """The fields of a BiT ResNet; the defaults are R50x1.
 
     Args:
-        depths: blocks of each stage; each stage but the first halves the map, and doubles the width.
-        width_factor: all widths times this, the "x3" of R50x3.
-        standardise: how kernels are standardised, one of `config.STANDARDISATIONS`.
+        depths: number of blocks per stage; each stage except the first halves the map and doubles the width.
+        width_factor: factor of all widths, the "x3" of R50x3.
+        standardise: rule of kernel standardisation, one of `config.STANDARDISATIONS`.
         group_norm_eps: added to the variance in each group norm.
-        drop_path: of the last block; it grows linearly from 0 at the first. BiT itself drops none.
+        drop_path: rate of the last block; increases linearly from 0 at the first. BiT uses 0.
     """
 
     architecture: ClassVar[str] = "bit"
@@ -51,7 +51,7 @@ class ResNetConfig(Config):
 
     @property
     def patch_size(self) -> tuple[int, int]:
-        """The stride of the stem's map."""
+        """Stride of the stem's map."""
         return 4, 4
 
     @property
@@ -69,14 +69,14 @@ class ResNetConfig(Config):
 
     @property
     def width(self) -> int:
-        """Of the last map."""
+        """Width of the last map."""
         return 4 * self.stem_width * 2 ** (len(self.depths) - 1)
 
 
 class Stem(nn.Module):
-    """A convolution and a maximum: (B, C, H, W) to (B, D, H / 4, W / 4), rounded up.
+    """A convolution and max pooling: (B, C, H, W) to (B, D, H / 4, W / 4), rounded up.
 
-    The padding of the maximum is of zeros, which a maximum of negative numbers sees.
+    The pooling is padded with zeros, which are the maximum among negative numbers.
     """
 
     def __init__(self, config: ResNetConfig) -> None:
@@ -89,10 +89,10 @@ class Stem(nn.Module):
 
 
 def _pad_with_zeros(x: Tensor) -> Tensor:
-    """Zeros on all sides: (B, D, h, w) to (B, D, h + 2, w + 2)."""
+    """Pads with zeros on all sides: (B, D, h, w) to (B, D, h + 2, w + 2)."""
     if not torch.compiler.is_exporting():
         return F.pad(x, (1, 1, 1, 1))
-    # onnxruntime's Pad_Fusion takes zeros padded before a maximum for the maximum's own padding, which is below all numbers
+    # onnxruntime's Pad_Fusion would replace zero padding by the padding of max pooling, which is minus infinity
     for axis in (2, 3):
         zeros = torch.zeros_like(x.narrow(axis, 0, 1))
         x = torch.cat([zeros, x, zeros], axis)
@@ -100,9 +100,9 @@ def _pad_with_zeros(x: Tensor) -> Tensor:
 
 
 class Bottleneck(nn.Module):
-    """Norms before convolutions (He et al. 2016, figure 4e); the stride is that of the 3 x 3 convolution.
+    """Bottleneck with norms before convolutions (He et al. 2016, figure 4e), and the stride in the 3 x 3 convolution.
 
-    Where the width changes the shortcut is a convolution of what the branch reads, the normalised map.
+    If the width changes, the shortcut is a convolution of the normalised map, the input of the branch.
     """
 
     def __init__(self, config: ResNetConfig, shape: Shape, drop_path: float) -> None:
@@ -129,12 +129,12 @@ class Bottleneck(nn.Module):
         def branch(_: Tensor) -> Tensor:
             return self.conv3(self.norm3(self.conv2(self.norm2(self.conv1(y)))))
 
-        # the branch reads the normalised map, not what it is given: it cannot run on a subset
+        # the branch uses the normalised map instead of its argument, so it cannot run on a subset
         return add_branch(shortcut, branch, drop=self.drop_path if self.training else 0.0, skip=False)
 
 
 class ResNet(Backbone):
-    """BiT's network. Its tokens are the cells of a map: `patchify` makes those of the stem, `encode` those of the last stage."""
+    """BiT. Its tokens are the cells of a map: `patchify` returns those of the stem, `encode` those of the last stage."""
 
     config: ResNetConfig
 
@@ -158,25 +158,25 @@ class ResNet(Backbone):
         return self.config.stem_width
 
     def patchify(self, images: Tensor) -> Patches:
-        """The stem: (B, C, H, W) to the cells of its map, (B, H / 4 x W / 4, D), for images of any size."""
+        """Applies the stem: (B, C, H, W) to the cells of its map, (B, H / 4 x W / 4, D), for images of any size."""
         self._check(images)
         x = self.stem(images)
         return Patches(x.flatten(2).mT, (x.shape[2], x.shape[3]))
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
-        """The stages, the last norm and ReLU: (B, N, D) to the cells of the last map, (B, T, F).
+        """Applies the stages, the last norm and ReLU: (B, N, D) to the cells of the last map, (B, T, F).
 
-        Raises `ConfigError` where attention is to be recorded: there is none.
+        Raises `ConfigError` if ``on_attention`` is given: there is no attention.
         """
         if on_attention is not None:
-            remedy = "look at feature_maps(images), or take an architecture with attention, such as vit-b16"
+            remedy = "use feature_maps(images), or choose an architecture with attention, such as vit-b16"
             raise ConfigError(f"{self.config.about} has no attention", remedy)
         self._check_subset(patches)
         x = self.norm(self._maps(patches)[-1])
         return Tokens(x.flatten(2).mT, (x.shape[2], x.shape[3]))
 
     def _maps(self, patches: Patches) -> list[Tensor]:
-        """After each stage: (B, D, h, w)."""
+        """Yields the map after each stage: (B, D, h, w)."""
         x, maps = residual_stream(patches.x.mT.unflatten(2, patches.grid)), []
         for stage in self.stages:
             x = stage(x, self._run)
@@ -184,15 +184,15 @@ class ResNet(Backbone):
         return maps
 
     def pool(self, tokens: Tokens) -> Tensor:
-        """The mean of all cells: (B, T, F) to (B, F)."""
+        """Averages all cells: (B, T, F) to (B, F)."""
         return tokens.x.mean(1)
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
-        """After each stage, before the last norm: (B, D, h, w), each with half the rows and columns of the one before."""
+        """Returns the map after each stage, before the last norm: (B, D, h, w)."""
         return self._maps(self.place(self.patchify(images)))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        """None, as there is no attention."""
+        """Returns an empty list, because there is no attention."""
         return []
 
     def _layer(self, name: str) -> int:
@@ -204,11 +204,11 @@ class ResNet(Backbone):
 
 @fills
 def initialise(model: ResNet, config: ResNetConfig) -> None:
-    """The first value of every parameter, as in BiT's code of big_vision, from torch's default generator.
+    """Initialises every parameter with torch's default generator, as BiT in big_vision.
 
-    | parameter | first value |
+    | parameter | initial value |
     |-|-|
-    | kernels | LeCun normal, sqrt(1 / inputs), cut at 2 sigma before the correction for the cut |
+    | kernels | LeCun normal, std sqrt(1 / inputs), corrected for truncation at 2 sigma |
     | group norm | 1 and 0 |
     | head | weight 0, bias ``head_bias`` |
     """
@@ -226,7 +226,7 @@ def _bit(layers: str, width_factor: int) -> ResNetConfig:
     return ResNetConfig(depths=depths[layers], width_factor=width_factor)
 
 
-# those whose weights the authors published (Kolesnikov et al. 2020, section 3.1)
+# models with published weights (Kolesnikov et al. 2020, section 3.1)
 RESNETS: dict[str, Config] = {
     "bit-r50x1": _bit("r50", 1),
     "bit-r50x3": _bit("r50", 3),

@@ -1,6 +1,6 @@
-"""What both Pyramid Vision Transformers share: the sizes of their stages, and attention to a map made smaller.
+"""Shared parts of PVT and PVT v2: the config of stages, and spatial-reduction attention.
 
-B images, h x w = N places of a map, T tokens, R reduction, K keys, D width, H heads, E = D / H.
+B images, h x w = N cells of a map, T tokens, R reduction, K keys, D width, H heads, E = D / H.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ Grid = tuple[int, int]  # rows, columns
 
 @dataclass(frozen=True, kw_only=True)
 class PyramidConfig(Config):
-    """The fields of both Pyramid Vision Transformers; the defaults are those of their second smallest.
+    """The shared fields of PVT and PVT v2; the defaults are those of their second smallest models.
 
     Args:
         patch_size: (height, width) in pixels of the patches of stage 1; each later stage halves the map.
-        widths, depths, heads, mlp_ratios: of each stage its width, its blocks, their heads, and how many times wider the
-            hidden layer of their MLP is.
-        reductions: R of each stage: keys and values are made of squares of R x R places. What is left over at the bottom
-            and on the right is in no square, as in the authors' code.
-        norm_eps: of the norms in and after the blocks; ``conv_norm_eps`` is that of the norms which follow a convolution,
-            in patch embeddings and reductions.
-        dropout: after every dense layer but q, k, v, and after adding positions; ``attention_dropout`` is that of the
-            attention matrices.
-        drop_path: of the last block; it grows linearly from 0 at the first.
+        widths, depths, heads, mlp_ratios: width, number of blocks, number of heads and MLP expansion ratio of each stage.
+        reductions: R of each stage: keys and values are computed from squares of R x R cells. Remaining cells at the bottom
+            and on the right are not used, as in the authors' code.
+        norm_eps: eps of the norms in and after the blocks; ``conv_norm_eps`` is that of the norms after convolutions, in
+            patch embeddings and reductions.
+        dropout: rate after every dense layer except q, k, v, and after adding positions; ``attention_dropout`` is that of
+            the attention matrices.
+        drop_path: rate of the last block; increases linearly from 0 at the first.
     """
 
     attention: ClassVar[str] = "N^2/R^2"
@@ -71,7 +70,7 @@ class PyramidConfig(Config):
         return sum(self.depths)
 
     def grids(self, size: Sequence[int]) -> list[Grid]:
-        """Rows and columns of the map of each stage for an image of ``size`` (height, width) pixels."""
+        """Returns rows and columns of the map of each stage for an image of ``size`` (height, width) in pixels."""
         grids = [grid_of(size, self.patch_size)]
         for _ in self.depths[1:]:
             grids.append(grid_of(grids[-1], (2, 2)))
@@ -79,33 +78,33 @@ class PyramidConfig(Config):
 
     @property
     def cells(self) -> list[Grid]:
-        """Pixels, (height, width), of a place of the map of each stage."""
+        """Returns the size (height, width) in pixels of a cell of the map of each stage."""
         return [(self.patch_size[0] << stage, self.patch_size[1] << stage) for stage in range(len(self.depths))]
 
     def check_reduces(self, size: Sequence[int]) -> None:
-        """Raises `ConfigError` for an image that leaves a stage without a single square of R x R places to attend to."""
+        """Raises `ConfigError` for an image whose map in some stage is smaller than one square of R x R cells."""
         for stage, ((rows, columns), reduction) in enumerate(zip(self.grids(size), self.reductions)):
             if rows < reduction or columns < reduction:
                 height, width = (length * 2**stage * reduction for length in self.patch_size)
                 raise ConfigError(
-                    f"an image of {size[0]}x{size[1]} pixels has {rows}x{columns} places in stage {stage + 1}, "
+                    f"an image of {size[0]}x{size[1]} pixels has {rows}x{columns} cells in stage {stage + 1}, "
                     f"fewer than its reduction of {reduction}x{reduction}",
                     f"resize to {height}x{width} or more, or set smaller reductions",
                 )
 
 
 def as_map(x: Tensor, grid: Grid) -> Tensor:
-    """Tokens (B, N, D) seen as a map (B, D, h, w) whose channels lie last in memory: convolutions are fastest so."""
+    """Views tokens (B, N, D) as a map (B, D, h, w) in channels-last memory format, the fastest for convolutions."""
     return x.mT.unflatten(2, grid)
 
 
 def as_tokens(image: Tensor) -> Tensor:
-    """A map (B, D, h, w) as tokens (B, N, D); a view where its channels lie last."""
+    """Converts a map (B, D, h, w) to tokens (B, N, D); a view for channels-last memory format."""
     return image.flatten(2).mT
 
 
 class ReducedAttention(nn.Module):
-    """Multi-head attention of all tokens to keys and values from fewer; a subclass says how they are made."""
+    """Multi-head attention with a reduced number of keys and values, which subclasses define."""
 
     def __init__(self, config: PyramidConfig, stage: int) -> None:
         super().__init__()
@@ -118,11 +117,11 @@ class ReducedAttention(nn.Module):
 
     @abstractmethod
     def reduce(self, x: Tensor, grid: Grid) -> Tensor:
-        """What keys and values are made of: (B, T, D) to (B, K, D)."""
+        """Returns the input of keys and values: (B, T, D) to (B, K, D)."""
 
     @abstractmethod
     def attention_grid(self, grid: Grid, cell: Grid) -> AttentionGrid:
-        """What the rows and columns of its matrix are on a map of ``grid`` places of ``cell`` pixels."""
+        """Returns the attention grid on a map of ``grid`` cells of ``cell`` pixels."""
 
     def split(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, T, E), k and v (B, H, K, E)."""
@@ -131,7 +130,7 @@ class ReducedAttention(nn.Module):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def forward(self, x: Tensor, grid: Grid, on_attention: OnAttention | None = None) -> Tensor:
-        """(B, T, D) to (B, T, D); the last N of the T tokens are the places of ``grid``."""
+        """(B, T, D) to (B, T, D); the last N of the T tokens are the cells of ``grid``."""
         q, k, v = self.split(x, grid)
         path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2])
         output = attend(q, k, v, dropout=self.dropout if self.training else 0.0, path=path)
@@ -141,9 +140,9 @@ class ReducedAttention(nn.Module):
 
 
 class SpatialReductionAttention(ReducedAttention):
-    """SRA (Wang et al. 2021, section 3.3): each key stands for a square of R x R places, through one matrix and a norm.
+    """SRA (Wang et al. 2021, section 3.3): each key is a projection of a square of R x R cells, followed by a norm.
 
-    With R = 1 it is plain attention, and there may be other tokens before the places.
+    With R = 1 it is plain attention, and other tokens may precede the cells.
     """
 
     def __init__(self, config: PyramidConfig, stage: int) -> None:

@@ -1,4 +1,4 @@
-"""Convolutions with standardised kernels, group norm, stages of blocks: what BiT's ResNets and the stems of hybrids share.
+"""Shared parts of BiT's ResNets and hybrid stems: convolutions with standardised kernels, group norm, and stages.
 
 B images, C channels in, D out, P x Q the kernel, h x w cells.
 """
@@ -18,9 +18,9 @@ from vitrail.models.layers import Conv, by_hand, working_dtype
 
 
 def standardise(weight: Tensor, rule: str) -> Tensor:
-    """Each output's kernel with mean 0 and deviation 1, in fp32 at least: (D, C, P, Q) to the same (Qiao et al. 2019).
+    """Standardises the kernel (D, C, P, Q) of each output to mean 0 and std 1, in at least fp32 (Qiao et al. 2019).
 
-    Layer norm is this over a kernel's numbers, and on a CPU several times faster than mean and variance one by one.
+    It is computed as a layer norm over each kernel, which is several times faster on a CPU than separate mean and variance.
 
     Args:
         rule: one of `STANDARDISATIONS`.
@@ -36,7 +36,7 @@ def standardise(weight: Tensor, rule: str) -> Tensor:
 
 
 class StdConv(Conv):
-    """A convolution without bias whose kernel is standardised each time, by one of `STANDARDISATIONS`."""
+    """A convolution without bias whose kernel is standardised in every forward pass, by one of `STANDARDISATIONS`."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, *, rule: str, stride: int = 1, padding: int = 0) -> None:
         super().__init__(inputs, outputs, kernel, stride, padding, bias=False)
@@ -47,14 +47,14 @@ class StdConv(Conv):
 
 
 class GroupNorm(nn.GroupNorm):
-    """Group norm with fp32 statistics in the type of `LayerNorm`, then ReLU unless ``relu`` is off."""
+    """Group norm with fp32 statistics and the output type of `LayerNorm`, followed by ReLU unless ``relu`` is False."""
 
     def __init__(self, channels: int, *, eps: float, relu: bool = True) -> None:
         super().__init__(GROUPS, channels, eps=eps)
         self.relu = relu
 
     def reset_parameters(self) -> None:
-        """Leaves the memory as it is, as `Dense` does."""
+        """Does nothing, as in `Dense`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, D, h, w) to the same."""
@@ -66,7 +66,7 @@ class GroupNorm(nn.GroupNorm):
 
 
 class Shape(NamedTuple):
-    """What one bottleneck makes of a map: ``outputs`` channels of ``inputs``, every ``stride``-th row and column."""
+    """The input and output channels and the stride of a bottleneck."""
 
     inputs: int
     outputs: int
@@ -74,7 +74,9 @@ class Shape(NamedTuple):
 
 
 def shapes(depths: Sequence[int], stem_width: int) -> Iterator[list[Shape]]:
-    """Of the blocks of each stage: the first block of a stage changes the width, and halves all maps but the stem's."""
+    """Returns the shapes of the blocks of each stage. The first block of a stage changes the width, and halves all maps but
+    that of the stem.
+    """
     inputs = stem_width
     for stage, depth in enumerate(depths):
         outputs = 4 * stem_width * 2**stage
@@ -83,14 +85,14 @@ def shapes(depths: Sequence[int], stem_width: int) -> Iterator[list[Shape]]:
 
 
 class Stage(nn.Module):
-    """Blocks whose maps have one size."""
+    """Blocks with maps of one size."""
 
     def __init__(self, blocks: Iterable[nn.Module]) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor, run: Callable[..., Tensor]) -> Tensor:
-        """``run`` calls a block, as `Backbone._run` does: (B, D, h, w) to (B, D', h', w')."""
+        """(B, D, h, w) to (B, D', h', w'). ``run`` calls a block, as `Backbone._run` does."""
         for block in self.blocks:
             x = run(block, x)
         return x

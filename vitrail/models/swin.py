@@ -1,7 +1,6 @@
-"""The Swin Transformer (Liu et al. 2021, "Hierarchical Vision Transformer using Shifted Windows"), in the order an image
-travels.
+"""The Swin Transformer (Liu et al. 2021, "Hierarchical Vision Transformer using Shifted Windows").
 
-B images, C channels, h x w places of a map, D width of a stage, H heads, E = D / H, n windows of s x s = S places.
+B images, C channels, h x w cells of a map, D width of a stage, H heads, E = D / H, n windows of s x s = S cells.
 """
 
 from __future__ import annotations
@@ -46,20 +45,20 @@ BIAS_TABLE = "relative_position_bias_table"
 
 @dataclass(frozen=True, kw_only=True)
 class SwinConfig(Config):
-    """The fields of a Swin Transformer; the defaults are Swin-T as in the paper. Images of any size are taken.
+    """The fields of a Swin Transformer; the defaults are Swin-T as in the paper. Images may have any size.
 
     Args:
-        patch_size: (height, width) in pixels; one number stands for a square.
-        width: of the first stage; each stage doubles it and halves the map.
-        depths: blocks of each stage; every second one shifts its windows.
-        heads: of each stage.
-        window: places along the side of a window, and what the bias tables are made for. A map whose smaller side is not
-            larger is one row of windows of that side, without shift, and reads the middle of the tables.
-        mlp_ratio: width of the MLP by that of its stage.
-        gelu: "exact", as the authors', or "tanh".
-        dropout: after every dense layer but q, k, v, and after the patches; ``attention_dropout`` is that of the
-            attention matrices.
-        drop_path: of the last block; it grows linearly from 0 at the first, over all stages.
+        patch_size: (height, width) in pixels, or one number for a square.
+        width: width of the first stage; each stage doubles it and halves the map.
+        depths: number of blocks per stage; every second block shifts its windows.
+        heads: number of heads per stage.
+        window: side of a window in cells, the size of the bias tables. A map whose smaller side is not larger is split into
+            windows of that side without shift, and uses the centre of the tables.
+        mlp_ratio: ratio of the MLP's width to that of its stage.
+        gelu: "exact", as in the authors' code, or "tanh".
+        dropout: rate after every dense layer except q, k, v, and after the patch embedding; ``attention_dropout`` is that of
+            the attention matrices.
+        drop_path: rate of the last block; increases linearly from 0 at the first, over all stages.
     """
 
     architecture: ClassVar[str] = "swin"
@@ -100,17 +99,17 @@ class SwinConfig(Config):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of the stages."""
+        """Widths of the stages."""
         return tuple(self.width * 2**stage for stage in range(len(self.depths)))
 
 
 def _swin(width: int, third: int, heads: int, size: int = 224, window: int = 7) -> SwinConfig:
-    """Depth of the third stage, heads of the first."""
+    """Returns the depth of the third stage and the heads of the first."""
     by_stage = (heads, 2 * heads, 4 * heads, 8 * heads)
     return SwinConfig(width=width, depths=(2, 2, third, 2), heads=by_stage, image_size=(size, size), window=window)
 
 
-# T, S, B, L of the paper's section 3.3; 384 pixels with larger windows: its section 4.1.
+# T, S, B, L of section 3.3 of the paper; 384 pixels with larger windows: section 4.1.
 SWINS: dict[str, SwinConfig] = {
     "swin-t": _swin(96, 6, 3),
     "swin-s": _swin(96, 18, 3),
@@ -134,7 +133,7 @@ class WindowAttention(nn.Module):
         self.relative_position_bias_table = nn.Parameter(torch.empty((2 * config.window - 1) ** 2, heads))
 
     def split(self, x: Tensor, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v of every window: (B, h, w, D) to (B, n, H, S, E) each."""
+        """Projects (B, h, w, D) to q, k and v of every window: (B, n, H, S, E) each."""
         (batch, _, _, width), (rows, columns, side, _) = x.shape, windows
         qkv = self.qkv(windows.lay(x))  # (B, rows s, columns s, 3 D)
         qkv = qkv.reshape(batch, rows, side, columns, side, 3, self.heads, width // self.heads)
@@ -143,14 +142,14 @@ class WindowAttention(nn.Module):
         return q, k, v
 
     def bias(self, windows: Windows) -> Tensor:
-        """B, with pairs of other regions shut out where windows are shifted: (1 or n, H, S, S)."""
+        """Returns the bias B, with pairs of different regions masked in shifted windows: (1 or n, H, S, S)."""
         side, table = windows.side, self.relative_position_bias_table
         if torch.compiler.is_exporting():
             bias = table[windows.offsets(self.window, table.device)].permute(2, 0, 1)[None]
         else:
             reach = slice(self.window - side, self.window + side - 1)
             offsets = table.unflatten(0, (2 * self.window - 1, -1))[reach, reach]  # (2 s - 1, 2 s - 1, H)
-            # query (y, x) sees key (s - 1 - y', s - 1 - x') at offset (y + y', x + x'), counted from the least
+            # the offset of query (y, x) and key (s - 1 - y', s - 1 - x') is (y + y', x + x'), counted from the smallest
             pairs = offsets.unfold(0, side, 1).unfold(1, side, 1).flip(-2, -1)  # (s, s, H, s, s)
             bias = pairs.permute(2, 0, 1, 3, 4).reshape(1, self.heads, side**2, side**2)
         return bias.masked_fill(windows.strangers(table.device)[:, None], -math.inf) if windows.shifts else bias
@@ -160,10 +159,10 @@ class WindowAttention(nn.Module):
         (batch, height, width, channels), (rows, columns, side, _) = x.shape, windows
         q, k, v = self.split(x, windows)
         bias = self.bias(windows).to(q.dtype).flatten(0, 1)  # (H or n H, S, S)
-        # windows that share their bias count as images, others as heads
+        # windows are merged with the batch if they share their bias, otherwise with the heads
         merged = (1, 2) if windows.shifts else (0, 1)
         q, k, v = (part.flatten(*merged) for part in (q, k, v))
-        # With 7 x 7 places and a bias, plain attention measures 1.1 times faster in bf16 on a CPU without AMX.
+        # With 7 x 7 cells and a bias, plain attention is 1.1 times faster in bf16 on a CPU without AMX.
         rough = x.device.type == "cpu" and q.dtype == torch.bfloat16
         path = attention_path(
             x.device.type, q.dtype, training=q.requires_grad, tokens=side**2, learned_bias=bias.requires_grad
@@ -177,7 +176,7 @@ class WindowAttention(nn.Module):
         return windows.lift(self.proj(x), height, width)
 
     def record(self, x: Tensor, windows: Windows, output: Tensor | None = None) -> AttentionRecord:
-        """What every place attends to, of (B, h, w, D)."""
+        """Returns the attention record for an input (B, h, w, D)."""
 
         def bias(q: Tensor, groups: slice) -> Tensor:
             return self.bias(windows)[groups if windows.shifts else slice(None)]
@@ -199,7 +198,7 @@ class Block(nn.Module):
         self.mlp = Mlp(width, int(width * config.mlp_ratio), gelu=config.gelu, dropout=config.dropout)
 
     def windows(self, height: int, width: int) -> Windows:
-        """Those of a map of (height, width) places."""
+        """Returns the windows of a map of (height, width) cells."""
         return Windows.over(height, width, self.attn.window, shifted=self.shifted)
 
     def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
@@ -213,13 +212,13 @@ class Block(nn.Module):
             return self.mlp(self.norm2(x))
 
         drop = self.drop_path if self.training else 0.0
-        skip = None if on_attention is None else False  # attention is recorded of all images
+        skip = None if on_attention is None else False  # attention is recorded for all images
         x = add_branch(x, attention, drop=drop, skip=skip)
         return add_branch(x, mlp, drop=drop)
 
 
 class PatchMerging(nn.Module):
-    """Four neighbours become one place: LN and a linear layer from 4 D to 2 D (paper, section 3.1)."""
+    """Patch merging: four neighbouring cells are concatenated, normalised and projected from 4 D to 2 D (section 3.1)."""
 
     def __init__(self, config: SwinConfig, width: int) -> None:
         super().__init__()
@@ -227,7 +226,7 @@ class PatchMerging(nn.Module):
         self.reduction = Dense(4 * width, 2 * width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, h, w, D) to (B, h / 2, w / 2, 2 D), odd maps filled up with zeros at the bottom and on the right."""
+        """(B, h, w, D) to (B, h / 2, w / 2, 2 D); odd maps are padded with zeros at the bottom and on the right."""
         height, width = grid_of(x.shape[1:3], (2, 2))
         below, right = 2 * height - x.shape[1], 2 * width - x.shape[2]
         if torch.compiler.is_compiling() or below or right:
@@ -239,7 +238,7 @@ class PatchMerging(nn.Module):
 
 
 class Stage(nn.Module):
-    """Patch merging, but before the first stage, and blocks on maps of one size."""
+    """Patch merging, except in the first stage, and blocks on maps of one size."""
 
     def __init__(self, config: SwinConfig, stage: int, drops: list[float]) -> None:
         super().__init__()
@@ -250,7 +249,7 @@ class Stage(nn.Module):
 
 
 class Stem(PatchEmbed):
-    """Patches, projected and normalised."""
+    """Projection of patches, followed by a norm."""
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__(config.in_channels, config.width, config.patch_size)
@@ -263,12 +262,12 @@ class Stem(PatchEmbed):
 
 @fills
 def initialise(model: Swin) -> None:
-    """Fills every parameter in place as the authors' code does.
+    """Initialises every parameter in place, as in the authors' code.
 
-    | parameter | first value |
+    | parameter | initial value |
     |-|-|
     | patch projection and its bias | uniform, +-sqrt(1 / inputs) |
-    | other matrices, the head's too, and bias tables | normal, 0.02, cut at +-2 |
+    | other matrices, including the head, and bias tables | normal, std 0.02, truncated at +-2 |
     | layer norm | 1 and 0 |
     | other biases | 0, the head's ``head_bias`` |
     """
@@ -280,16 +279,16 @@ def initialise(model: Swin) -> None:
 
 
 class Swin(Backbone):
-    """The paper's backbone. It works on the whole grid, and has no positions but the bias tables of attention.
+    """The paper's backbone. It requires the whole grid, and its only positions are the bias tables of attention.
 
-    A map is filled up to whole windows, an image to whole patches, whatever its size: the filling is zeros after the norm and
-    takes part in attention, as in the authors' code for detection. On maps smaller than a window the authors' rule holds
-    (`Windows.over`); timm clamps and shifts each axis of its own and rolls before it fills up, and transformers
-    fails there.
+    Images of any size are padded to whole patches, and maps to whole windows. Maps are padded with zeros after the norm, and
+    the padding takes part in attention, as in the authors' code for detection. Maps smaller than a window are handled as in
+    the authors' code (`Windows.over`). timm clamps and shifts each axis separately and rolls before padding; transformers does
+    not support such maps.
     """
 
     config: SwinConfig
-    stages: Any  # of `Stage`; "layers" in timm, which is a verb here
+    stages: Any  # of `Stage`; called "layers" in timm, which is a method here
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__(config)
@@ -306,12 +305,12 @@ class Swin(Backbone):
         return self.config.widths[-1]
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
-        """All stages and the norm: (B, N, D) to (B, N', D'), the places of the last map."""
+        """Applies all stages and the norm: (B, N, D) to (B, N', D'), the cells of the last map."""
         *_, x = self._maps(patches, on_attention)
         return Tokens(self.norm(x).flatten(1, 2), (x.shape[1], x.shape[2]))
 
     def _maps(self, patches: Patches, on_attention: OnAttention | None = None) -> Iterator[Tensor]:
-        """What each stage gives, (B, h, w, D)."""
+        """Yields the output of each stage, (B, h, w, D)."""
         self._check_subset(patches)
         x = self.dropout(residual_stream(patches.x)).unflatten(1, patches.grid)
         for stage in self.stages:
@@ -321,16 +320,16 @@ class Swin(Backbone):
             yield x
 
     def pool(self, tokens: Tokens) -> Tensor:
-        """The mean of all places: (B, N', D') to (B, D')."""
+        """Averages all cells: (B, N', D') to (B, D')."""
         return tokens.x.mean(1)
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
-        """After each stage, before the last norm, as images: (B, D, h, w) each."""
+        """Returns the output of each stage, before the last norm, as images: (B, D, h, w) each."""
         return [x.permute(0, 3, 1, 2) for x in self._maps(self.place(self.patchify(images)))]
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        """For each matrix of `forward_with_attention`, (B, H, n S, S): its rows are the windows one after another, the places
-        of each in row-major order; its columns are the places of the same window.
+        """Returns the grid of each matrix of `forward_with_attention`, (B, H, n S, S): rows are the cells of all windows, window
+        by window and in row-major order; columns are the cells of the same window.
         """
         grids, (places, cell) = [], (grid_of(size, self.config.patch_size), self.config.patch_size)
         for number, stage in enumerate(self.stages):
@@ -342,14 +341,14 @@ class Swin(Backbone):
     def _layer(self, name: str) -> int:
         part, *rest = name.split(".")
         if part == "stages":
-            # merging belongs to the stage before it, at whose end the authors have it
+            # patch merging belongs to the previous stage, as in the authors' code
             stage, block = int(rest[0]), int(rest[2]) if rest[1] == "blocks" else -1
             return block_number(stage, block, self.config.depths)
         return 0 if part == "patch_embed" else -1
 
     @classmethod
     def resize_tensors(cls, tensors: Mapping[str, Tensor], old: SwinConfig, new: SwinConfig) -> dict[str, Tensor]:
-        """Bias tables follow another ``window``, as images, by the bicubic rule of the authors' code."""
+        """Resizes bias tables to another ``window`` by bicubic interpolation, as in the authors' code."""
         before, after = 2 * old.window - 1, 2 * new.window - 1
 
         def fit(table: Tensor) -> Tensor:

@@ -1,10 +1,9 @@
-"""A visual tokenizer: an image to one discrete code a patch, and back; a small convolutional autoencoder around rounding.
+"""A visual tokenizer: a small convolutional autoencoder that maps an image to one discrete code per patch, and back.
 
-Codes are found by finite scalar quantisation, FSQ (Mentzer et al. 2024, "Finite Scalar Quantization: VQ-VAE Made Simple"): a
-few numbers a patch are each bounded and rounded to one of some levels, and a code is which levels these are. BEiT's targets
-came from a discrete VAE with a Gumbel softmax (Ramesh et al. 2021), which needs a schedule of temperatures and a weight for its
-divergence, and whose codes can die, as those of any learned codebook can where nothing comes near them. Rounding has neither a
-schedule nor a codebook: one loss is all there is to set.
+The bottleneck is finite scalar quantisation, FSQ (Mentzer et al. 2024, "Finite Scalar Quantization: VQ-VAE Made Simple"): a
+few values per patch are bounded and rounded to a fixed number of levels, and the combination of levels is the code. BEiT's
+targets are from a discrete VAE with a Gumbel softmax (Ramesh et al. 2021), which needs a temperature schedule and a weight of
+the KL divergence, and whose codebook can collapse. FSQ has no schedule, no codebook and a single loss.
 
 B images, C channels, P x Q pixels a patch, h x w patches, D width, S levels.
 """
@@ -31,11 +30,11 @@ class TokenizerConfig(CheckedConfig):
     """The fields of a tokenizer.
 
     Args:
-        in_channels: of the images.
-        patch_size: (height, width) in pixels that one code stands for; one number stands for a square.
-        width: channels inside.
-        depth: blocks before the codes, and as many after them; with each a code sees one patch further in every direction.
-        levels: of each number that is rounded, from 2; their product is the number of codes.
+        in_channels: number of image channels.
+        patch_size: (height, width) in pixels of a code, or one number for a square.
+        width: number of hidden channels.
+        depth: number of blocks in the encoder and in the decoder; each extends the receptive field by one patch.
+        levels: number of levels of each quantised value, at least 2; their product is the number of codes.
         norm_eps: added to the variance in each norm.
     """
 
@@ -54,12 +53,12 @@ class TokenizerConfig(CheckedConfig):
     norm_eps: float = 1e-6
 
     def _check_together(self) -> None:
-        self._check("levels", min(self.levels) > 1, "whole numbers from 2, such as (8, 8, 8)")
+        self._check("levels", min(self.levels) > 1, "integers of at least 2, such as (8, 8, 8)")
         self._check("levels", self.vocabulary <= MOST_CODES, f"numbers whose product is {MOST_CODES:,} or less")
 
     @property
     def vocabulary(self) -> int:
-        """How many codes there are."""
+        """Number of codes."""
         return math.prod(self.levels)
 
     @property
@@ -83,14 +82,14 @@ class Block(nn.Module):
 
 
 class Tokenizer(nn.Module):
-    """An image to codes, `encode`, and codes to an image, `decode`; any size of whole patches.
+    """Maps images to codes with `encode`, and codes to images with `decode`, for any size of whole patches.
 
     Raises:
-        ConfigError: from every method that takes images, for an unsupported size or number of channels; from `decode` for
+        ConfigError: by every method with images as input, for an unsupported size or number of channels; by `decode` for
             invalid codes.
     """
 
-    blocks: Any  # a list of `Block`, those before the codes first
+    blocks: Any  # a list of `Block`, those of the encoder first
 
     def __init__(self, config: TokenizerConfig) -> None:
         super().__init__()
@@ -98,16 +97,16 @@ class Tokenizer(nn.Module):
         width, (rows, columns) = config.width, config.patch_size
         self.patch_embed = PatchEmbed(config.in_channels, width, config.patch_size)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
-        # no norm before these or before the pixels: it would take away how bright a patch is, which is most of what there is
+        # no norm before the codes or the pixels: it would remove the brightness of a patch, most of the information
         self.to_levels = Dense(width, len(config.levels))
         self.from_levels = Dense(len(config.levels), width)
         self.pixels = Dense(width, rows * columns * config.in_channels)
         _initialise(self)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised images (B, C, H, W) to what is left of them after rounding, (B, C, H, W), and their codes (B, h, w).
+        """Returns the reconstructions (B, C, H, W) of normalised images, and their codes (B, h, w).
 
-        Gradients pass through the rounding as if it were not there.
+        The gradient of the rounding is the straight-through estimator.
         """
         bounded = self._compute_bounded(images)
         rounded = bounded + (bounded.round() - bounded).detach()
@@ -115,26 +114,26 @@ class Tokenizer(nn.Module):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Normalised images (B, C, H, W) to codes (B, h, w), int64 from 0 on and below `TokenizerConfig.vocabulary`."""
+        """Encodes normalised images (B, C, H, W) to codes (B, h, w), int64 in [0, `TokenizerConfig.vocabulary`)."""
         return self._compute_codes(self._compute_bounded(images).round())
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes (B, h, w) to images (B, C, H, W), normalised as those that were encoded."""
+        """Decodes codes (B, h, w) to normalised images (B, C, H, W)."""
         if codes.ndim != 3 or codes.is_floating_point():
-            raise ConfigError(f"codes of shape {tuple(codes.shape)} and {codes.dtype}", "give (B, h, w) whole numbers")
+            raise ConfigError(f"codes of shape {tuple(codes.shape)} and {codes.dtype}", "give (B, h, w) integers")
         if codes.numel() and not 0 <= codes.min() <= codes.max() < self.config.vocabulary:
-            what = f"codes from {codes.min()} to {codes.max()} for a tokenizer of {self.config.vocabulary:,}"
-            raise ConfigError(what, "give those that this tokenizer made")
+            what = f"codes from {codes.min()} to {codes.max()} for a tokenizer of {self.config.vocabulary:,} codes"
+            raise ConfigError(what, "give codes of this tokenizer")
         levels = self._levels(codes.device)
         rounded = codes[..., None] // self._steps(codes.device) % levels  # (B, h, w, S)
         return self._draw(rounded.to(self.pixels.weight.dtype))
 
     def _compute_bounded(self, images: Tensor) -> Tensor:
-        """What is rounded, in fp32 or more: (B, h, w, S), number i from 0 to levels[i] - 1."""
+        """Returns the values to be rounded, in at least fp32: (B, h, w, S), value i from 0 to levels[i] - 1."""
         config = self.config
         if images.ndim != 4 or images.shape[1] != config.in_channels:
             what = f"images of shape {tuple(images.shape)} for a tokenizer of {config.in_channels} channels"
-            raise ConfigError(what, "give (B, C, H, W), or make a tokenizer with in_channels=C")
+            raise ConfigError(what, "give (B, C, H, W), or create a tokenizer with in_channels=C")
         images = whole_patches(images, config.patch_size, pad=False)
         rows = images.shape[2] // config.patch_size[0]
         x = residual_stream(self.patch_embed(images)).unflatten(1, (rows, -1))  # (B, h, w, D)
@@ -145,7 +144,7 @@ class Tokenizer(nn.Module):
         return (self._levels(images.device) - 1) * levels.sigmoid()
 
     def _draw(self, rounded: Tensor) -> Tensor:
-        """Images (B, C, H, W) of the levels (B, h, w, S)."""
+        """Decodes levels (B, h, w, S) to images (B, C, H, W)."""
         x = residual_stream(self.from_levels(2 * rounded / (self._levels(rounded.device) - 1) - 1))  # (B, h, w, D)
         for block in self.blocks[self.config.depth :]:
             x = block(x)
@@ -159,12 +158,12 @@ class Tokenizer(nn.Module):
         return torch.tensor(self.config.levels, device=device)
 
     def _steps(self, device: torch.device) -> Tensor:
-        """How much one level of each number counts in the code: (S,)."""
+        """Returns the place value of each quantised value in the code: (S,)."""
         levels = self.config.levels
         return torch.tensor([math.prod(levels[:place]) for place in range(len(levels))], device=device)
 
     def layers(self) -> list[dict[str, nn.Parameter]]:
-        """All parameters by depth: projection; each block, the codes with the last one before them; pixels."""
+        """Groups all parameters by depth: projection; each block, with the codes in the last of the encoder; pixels."""
         depth = self.config.depth
         around = {"patch_embed": 0, "to_levels": depth, "from_levels": depth}
         groups: list[dict[str, nn.Parameter]] = [{} for _ in range(self.config.blocks + 2)]
@@ -174,15 +173,15 @@ class Tokenizer(nn.Module):
         return groups
 
     def no_decay(self) -> set[str]:
-        """Names of all that is no kernel: biases and norms."""
+        """Returns the names of parameters without weight decay: biases and norms."""
         return {name for name, parameter in self.named_parameters() if parameter.ndim == 1}
 
 
 @fills
 def _initialise(model: Tokenizer) -> None:
-    """Fills every parameter in place.
+    """Initialises every parameter in place.
 
-    | parameter | first value |
+    | parameter | initial value |
     |-|-|
     | last layer of each block | 0 |
     | kernels, other dense layers, patch projection | LeCun normal |
@@ -190,7 +189,7 @@ def _initialise(model: Tokenizer) -> None:
     | other biases | 0 |
     """
     for name, parameter in model.named_parameters():
-        # a code begins as a projection of its patch alone: with blocks of random numbers fewer codes come into use
+        # initially, a code is a projection of its patch only; with random blocks fewer codes are used
         if name.endswith(".proj.weight") and name.startswith("blocks."):
             parameter.zero_()
         elif parameter.ndim > 1:

@@ -1,4 +1,4 @@
-"""The Vision Transformer (Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words"), in the order an image travels.
+"""The Vision Transformer (Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words").
 
 B images, C channels, H x W pixels, h x w = N patches, P prefix tokens, R registers, T = P + R + N tokens, D width.
 """
@@ -37,7 +37,7 @@ from vitrail.models.vit_config import ViTConfig
 
 
 class Block(nn.Module):
-    """Equations (2) and (3): z' = MSA(LN(z)) + z, z = MLP(LN(z')) + z'; as an ablation without the skips "+ z"."""
+    """Equations (2) and (3): z' = MSA(LN(z)) + z, z = MLP(LN(z')) + z'; optionally without the skips "+ z"."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
@@ -70,14 +70,14 @@ class Block(nn.Module):
         if not self.skips:
             return mlp(attention(x))
         drop = self.drop_path if self.training else 0.0
-        # attention is recorded of all images, and where each has an index of its own, a subset of them needs a subset of it
+        # attention is recorded for all images, and a subset of images would need a subset of their indices
         skip = False if on_attention is not None or (relative is not None and relative.index.ndim == 3) else None
         x = add_branch(x, attention, drop=drop, skip=skip, queries=queries)
         return add_branch(x, mlp, drop=drop, skip=skip)
 
 
 class ViT(Backbone):
-    """The paper's backbone; with DeiT's distillation token, or registers, where the config asks for them."""
+    """The paper's backbone, optionally with DeiT's distillation token or registers."""
 
     config: ViTConfig
 
@@ -118,16 +118,16 @@ class ViT(Backbone):
         return "patch_embed.backbone.stem.conv.weight" if self.config.stem else "patch_embed.backbone.conv.weight"
 
     def features(self, images: Tensor) -> Tensor:
-        """What the head reads, (B, F). The last block answers only for the tokens of which that is made."""
+        """Returns features (B, F). The last block is computed only for the tokens that pooling uses."""
         return self.pool(self._encode(self.place(self.patchify(images)), self._reads))
 
     @property
     def _reads(self) -> int | None:
-        """How many of the first tokens pooling reads; None is all."""
+        """Number of leading tokens that pooling uses; None for all."""
         return {"cls": len(self.prefix), "cls-only": 1}.get(self.config.pool)
 
     def patchify(self, images: Tensor) -> Patches:
-        """Cuts and projects, x_p E of equation (1): (B, C, H, W) to (B, N, D)."""
+        """Splits images into patches and projects them, x_p E of equation (1): (B, C, H, W) to (B, N, D)."""
         self._check(images)
         images = whole_patches(images, self.config.patch_size, pad=self.config.pad)
         hybrid = isinstance(self.patch_embed, HybridEmbed)
@@ -135,7 +135,7 @@ class ViT(Backbone):
         return Patches(x, grid_of(images.shape[2:], self.config.patch_size))
 
     def place(self, patches: Patches) -> Patches:
-        """Adds E_pos, those of the kept patches where ``ids`` says which; in training drops patches if asked to."""
+        """Adds E_pos of the patches (those of ``ids`` for a subset), and applies patch dropout in training."""
         return drop_patches(self._place_all(patches), self.config.patch_dropout if self.training else 0.0)
 
     def _place_all(self, patches: Patches) -> Patches:
@@ -150,17 +150,17 @@ class ViT(Backbone):
         return self.config.positions not in ("none", "relative") and self.config.positions_at == "stem"
 
     def _embeddings(self, table: int, grid: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor]:
-        """What is added to the prefix tokens (1, P, D) and to the patches (1, N, D), from one of the tables."""
+        """Returns the positions of the prefix tokens (1, P, D) and of the patches (1, N, D), from one of the tables."""
         named = dict(self.named_parameters(recurse=False))
         prefix, places = positions.embeddings(self.config, named, table, grid, like.device)
         return prefix.to(like), places.to(like)
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
-        """Prefix tokens, blocks and norm, equations (1) to (4): (B, K, D) to (B, P + R + K, D)."""
+        """Applies prefix tokens, blocks and norm, equations (1) to (4): (B, K, D) to (B, P + R + K, D)."""
         return self._encode(patches, on_attention=on_attention)
 
     def _encode(self, patches: Patches, reads: int | None = None, on_attention: OnAttention | None = None) -> Tokens:
-        """`encode`; the last block answers only for the first ``reads`` tokens."""
+        """Same as `encode`, but the last block computes only the first ``reads`` tokens."""
         x, layers = self._begin(patches), self._layers(patches)
         for block, added, relative in layers:
             x = x if added is None else x + added
@@ -169,7 +169,7 @@ class ViT(Backbone):
         return Tokens(self.norm(x), patches.grid, patches.ids)
 
     def _begin(self, patches: Patches) -> Tensor:
-        """z_0: the prefix tokens with their positions, the registers, the patches; then dropout: (B, T, D)."""
+        """Returns z_0: prefix tokens with positions, registers and patches, after dropout: (B, T, D)."""
         x = patches.x
         before = [getattr(self, f"{name}_token").to(x.dtype) for name in self.prefix]
         if before and self._is_placed_at_stem:
@@ -180,7 +180,7 @@ class ViT(Backbone):
         return self.dropout(residual_stream(x))
 
     def _layers(self, patches: Patches) -> list[tuple[Any, Tensor | None, Relative | None]]:
-        """Each block with what is added to its input (B or 1, T, D) and its relative positions, where it has them."""
+        """Yields each block with the positions added to its input (B or 1, T, D) and its relative positions, if any."""
         config, (x, grid, ids), depth = self.config, patches, self.config.depth
         added: list[Tensor | None] = [None]
         relative: list[Relative | None] = [None]
@@ -191,19 +191,19 @@ class ViT(Backbone):
         elif config.positions != "none" and config.positions_at != "stem":
             tables = range(depth if config.positions_at == "every" else 1)
             added = [self._slots(patches, table) for table in tables]
-        # one for all layers, or one each
+        # one for all layers, or one per layer
         return list(zip(self.blocks, (added * depth)[:depth], (relative * depth)[:depth]))
 
     def _slots(self, patches: Patches, table: int) -> Tensor:
-        """The embeddings of a table for the whole sequence, zero for registers: (B or 1, T, D)."""
+        """Returns the positions of a table for the whole sequence, zero for registers: (B or 1, T, D)."""
         prefix, places = self._embeddings(table, patches.grid, patches.x)
         places = positions.take(places, patches.ids)
         prefix = F.pad(prefix, (0, 0, 0, self.config.registers)).expand(places.shape[0], -1, -1)
         return torch.cat([prefix, places], 1)
 
     def pool(self, tokens: Tokens) -> Tensor:
-        """What the head reads: (B, T, D) to (B, D), y of equation (4); (B, P D) where each prefix token has a head, (B, 2 D)
-        for the class token beside the mean.
+        """Pools tokens (B, T, D) to (B, D), y of equation (4); to (B, P D) if each prefix token has a head, or (B, 2 D) for the
+        class token and the mean.
         """
         x, pool = tokens.x, self.config.pool
         if self.attn_pool is not None:
@@ -214,8 +214,8 @@ class ViT(Backbone):
         return self.fc_norm(mean) if pool == "gap" else torch.cat([x[:, 0], mean], 1)
 
     def pooling_shares(self, tokens: int) -> Tensor:
-        """How much each token counts in what `pool` gives, (T,); the mean of the patches where attention pools, whose shares
-        are each image's own.
+        """Returns the weights of the tokens in `pool`, (T,). For attention pooling, whose weights depend on the image, the mean
+        of the patches.
         """
         before = len(self.prefix) + self.config.registers
         shares = torch.zeros(tokens)
@@ -233,7 +233,7 @@ class ViT(Backbone):
         return {"cls" if self.config.pool == "cls-only" else self.config.pool: self.head(features)}
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
-        """The patches after each block, before the last norm, as images: depth times (B, D, h, w)."""
+        """Returns the patches after each block, before the last norm, as images: depth times (B, D, h, w)."""
         patches = self._place_all(self.patchify(images))
         x, maps = self._begin(patches), []
         for block, added, relative in self._layers(patches):
@@ -246,13 +246,13 @@ class ViT(Backbone):
         return self.head(self.pool(self._encode(patches, self._reads, on_attention)))
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        """For each matrix of `forward_with_attention` on images of ``size`` (height, width): what its rows and columns are."""
+        """Returns the grid of each matrix of `forward_with_attention` for images of ``size`` (height, width)."""
         grid = grid_of(size, self.config.patch_size)
         prefix = len(self.prefix) + self.config.registers
         return [AttentionGrid(prefix, grid, grid, self.config.patch_size)] * self.config.depth
 
     def new_head(self, classes: int) -> None:
-        """A linear head of zeros for other classes; the hidden layer goes with the old one (paper, appendix B.1.1)."""
+        """Returns a linear head of zeros for other classes, without the hidden layer (paper, appendix B.1.1)."""
         self.config = changed(self.config, pre_logits=False)
         super().new_head(classes)
 

@@ -1,4 +1,4 @@
-"""All that makes one ViT, as one frozen value that is checked when it is made."""
+"""The config of ViTs, and the published ViTs as configs."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ class ViTConfig(Config):
     """The fields of a ViT; the defaults are ViT-B/16 as in the paper.
 
     Args:
-        patch_size: (height, width) in pixels of the image; one number stands for a square.
-        stem: blocks of each stage of a ResNet whose map the patches are cut from, see `vitrail.models.hybrid`. The map has
-            a stride of 4 with (), the root alone, or with one stage, and twice that with each further stage. None: no stem.
-        stem_width: channels of the root; a stage's are 4, 8, 16 ... times as many.
-        standardise: how the stem's kernels are standardised, one of `config.STANDARDISATIONS`.
+        patch_size: (height, width) in pixels of the image, or one number for a square.
+        stem: number of blocks per stage of a ResNet whose map is split into patches, see `vitrail.models.hybrid`. The map has
+            stride 4 with (), i.e. only the root, or with one stage; each further stage doubles it. None for no stem.
+        stem_width: number of channels of the root; those of the stages are 4, 8, 16 ... times as many.
+        standardise: rule of kernel standardisation in the stem, one of `config.STANDARDISATIONS`.
         group_norm_eps: added to the variance in each group norm of the stem.
         prefix: learned tokens before the patches: none, the class token, or also DeiT's distillation token.
-        registers: further learned tokens, without position and never read (Darcet et al. 2024).
-        pool: what the head reads: the prefix tokens ("cls"), of two the class token alone ("cls-only"), the mean of the
-            patches, the class token beside that mean (DINOv2), or attention with a learned query.
-        pool_norm: the last norm comes after the mean of the patches, not before (MAE's fine-tuning).
+        registers: number of additional learned tokens without position, which pooling ignores (Darcet et al. 2024).
+        pool: the prefix tokens ("cls"), only the class token of two ("cls-only"), the mean of the patches, the class token
+            concatenated with that mean (DINOv2), or attention with a learned query.
+        pool_norm: apply the last norm after the mean of the patches, not before (MAE's fine-tuning).
         positions: see `vitrail.models.positions`.
-        positions_at: added at the stem, at every layer from a table of its own, or at every layer from one table
+        positions_at: added at the stem, at every layer from separate tables, or at every layer from one shared table
             (appendix D.4). Relative positions are part of attention: "shared" is one table, otherwise each layer has its own.
-        prefix_positions: prefix tokens have positions too; without, patches alone (DeiT III).
-        position_resize: how tables follow another image size; one of `config.RESIZES`.
-        pre_logits: the head of pre-training, with a hidden layer and tanh.
-        gelu: "tanh", the approximation of the paper's code, or "exact".
-        initial: first values of the weights, see `vitrail.models.initialise`: as in the paper; "truncated", as DeiT;
-            "mimetic", which learns faster from little; or "identity", which a network without skips needs.
-        skips: without them each branch replaces what it reads, where it otherwise adds to it: an ablation.
-        layer_scale: first value of LayerScale's factors; None is none.
-        dropout: after every dense layer but q, k, v, and after adding positions; ``attention_dropout`` is that of the
+        prefix_positions: whether prefix tokens have positions, too; DeiT III has none.
+        position_resize: interpolation of tables for other image sizes; one of `config.RESIZES`.
+        pre_logits: the head of pretraining, with a hidden layer and tanh.
+        gelu: "tanh", the approximation in the paper's code, or "exact".
+        initial: initialisation, see `vitrail.models.initialise`: as in the paper; "truncated", as in DeiT; "mimetic", which
+            learns faster from little data; or "identity", which networks without skips need.
+        skips: whether branches are added to their input; without skips they replace it (an ablation).
+        layer_scale: initial value of LayerScale; None disables it.
+        dropout: rate after every dense layer except q, k, v, and after adding positions; ``attention_dropout`` is that of the
             attention matrices.
-        drop_path: of the last block; it grows linearly from 0 at the first.
-        patch_dropout: share of patches left out in training, the same number for each image.
-        pad: images need not be whole patches; they are filled up with zeros at the bottom and on the right.
+        drop_path: rate of the last block; increases linearly from 0 at the first.
+        patch_dropout: fraction of patches dropped in training, the same number for each image.
+        pad: pad images to whole patches with zeros at the bottom and on the right.
     """
 
     architecture: ClassVar[str] = "vit"
@@ -127,15 +127,15 @@ class ViTConfig(Config):
         what = f"a multiple of {parts}, for positions={self.positions!r} and initial={self.initial!r}"
         self._check("width", self.width % parts == 0, what)
         self._check("prefix", self.prefix in PREFIXES, "one of " + ", ".join(map(str, PREFIXES)))
-        what = "('cls',), which pool='cls' reads; or take pool='gap'"
+        what = "('cls',), as required by pool='cls'; or set pool='gap'"
         self._check("prefix", self.prefix != () or self.pool not in ("cls", "cls+gap"), what)
-        what = "'cls', unless there is a second token, which the head leaves unread"
+        what = "'cls', unless there is a second token that the head ignores"
         self._check("pool", self.pool != "cls-only" or len(self.prefix) > 1, what)
-        what = "False, or pool = 'gap': it is the norm of the patches' mean"
+        what = "False, or pool = 'gap': it normalises the mean of the patches"
         self._check("pool_norm", not self.pool_norm or self.pool == "gap", what)
-        what = "0 without skips: a dropped branch would leave nothing"
+        what = "0 without skips, because a dropped branch would have no output"
         self._check("drop_path", self.skips or self.drop_path == 0, what)
-        what = "False: with classes=0 there is no head for a hidden layer"
+        what = "False, because with classes=0 there is no head"
         self._check("pre_logits", not self.pre_logits or self.classes > 0, what)
         if self.stem is not None:
             self._check("stem_width", self.stem_width % GROUPS == 0, f"a multiple of {GROUPS}, the groups of its norms")
@@ -146,7 +146,7 @@ class ViTConfig(Config):
 
     @property
     def prefix_slots(self) -> int:
-        """How many prefix tokens have a position."""
+        """Number of prefix tokens with a position."""
         return len(self.prefix) if self.prefix_positions else 0
 
     @property
@@ -155,7 +155,7 @@ class ViTConfig(Config):
 
     @property
     def stem_stride(self) -> int:
-        """Pixels of the image from one cell of the map that patches are cut from to the next."""
+        """Stride in pixels of the map that is split into patches."""
         return 1 if self.stem is None else 4 * 2 ** max(len(self.stem) - 1, 0)
 
     @property
@@ -198,7 +198,7 @@ def _deit(like: str, **changes: Any) -> ViTConfig:
     return replace(VITS[like], **{**numerics, **changes})
 
 
-# Touvron et al. 2021a, DeiT; its distilled forms have a second token with a head of its own
+# Touvron et al. 2021a, DeiT; the distilled models have a second token with a separate head
 DEITS: dict[str, ViTConfig] = {
     "deit-ti16": _deit("vit-ti16"),
     "deit-s16": _deit("vit-s16"),
@@ -214,8 +214,8 @@ DEITS: dict[str, ViTConfig] = {
     "deit3-h14": _deit("vit-h14", layer_scale=1e-4, prefix_positions=False),
 }
 
-# R50 (3, 4, 9) has its fourth stage's blocks in the third (paper, section 4.1); R26, and R, the root alone, are AugReg's
-# (Steiner et al. 2022), whose R+Ti/16 has patches of 32 pixels all the same: the root has a stride of 4, not of 2.
+# R50 (3, 4, 9) has the blocks of its fourth stage in the third (paper, section 4.1). R26, and R with only the root, are from
+# AugReg (Steiner et al. 2022); their R+Ti/16 has patches of 32 pixels, because the root has stride 4 instead of 2.
 HYBRIDS: dict[str, Config] = {
     "r-vit-ti16": replace(VITS["vit-ti16"], stem=(), patch_size=(32, 32)),
     "r26-vit-s32": replace(VITS["vit-s32"], stem=(2, 2, 2, 2)),

@@ -1,6 +1,6 @@
-"""Windows over a map, shifted or not: how it is cut, which pairs may see each other, and where each place lies.
+"""Windows of a map, shifted or not: partitioning, masks and the cells of each window.
 
-B images, h x w places of a map, D width, n windows of s x s = S places.
+B images, h x w cells of a map, D width, n windows of s x s = S cells.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from vitrail.torch_private import check
 
 
 class Windows(NamedTuple):
-    """``rows`` x ``columns`` windows of ``side`` x ``side`` places over a map, which is filled up with zeros at the bottom
-    and on the right, then rolled by ``shift`` places upwards and to the left (paper, section 3.2).
+    """``rows`` x ``columns`` windows of ``side`` x ``side`` cells of a map, which is padded with zeros at the bottom and on
+    the right, then rolled by ``shift`` cells upwards and to the left (paper, section 3.2).
     """
 
     rows: int
@@ -28,10 +28,10 @@ class Windows(NamedTuple):
 
     @classmethod
     def over(cls, height: int, width: int, window: int, *, shifted: bool) -> Windows:
-        """The windows of a map of (height, width) places. One whose smaller side is no larger than ``window`` is cut
-        into windows of that side and never shifted, as the authors' code has it.
+        """Returns the windows of a map of (height, width) cells. If its smaller side is at most ``window``, the windows have
+        that side and are not shifted, as in the authors' code.
         """
-        if torch.compiler.is_exporting():  # the same without asking, so that there is one graph for all sizes
+        if torch.compiler.is_exporting():  # the same without branches, so that one graph is valid for all sizes
             least = torch.sym_min(height, width)
             side = _opaque(torch.sym_min(least, window), 1)
             shift = _opaque(torch.sym_ite(least > window, window // 2, 0), 0) if shifted else 0
@@ -43,11 +43,11 @@ class Windows(NamedTuple):
 
     @property
     def shifts(self) -> bool:
-        """Whether maps are shifted, or may be: a graph for all sizes does not know by how much."""
+        """Whether maps are or may be shifted; in a graph with dynamic size the shift is unknown."""
         return isinstance(self.shift, torch.SymInt) or self.shift > 0
 
     def lay(self, x: Tensor, fill: int = 0) -> Tensor:
-        """The map filled up and rolled: (B, h, w, D) to (B, rows s, columns s, D)."""
+        """Pads and rolls the map: (B, h, w, D) to (B, rows s, columns s, D)."""
         below, right = self.rows * self.side - x.shape[1], self.columns * self.side - x.shape[2]
         if torch.compiler.is_compiling() or below or right:
             x = F.pad(x, (0, 0, 0, right, 0, below), value=fill)
@@ -58,26 +58,26 @@ class Windows(NamedTuple):
         return x.roll((-self.shift, -self.shift), (1, 2))
 
     def _roll(self, x: Tensor, height: int, width: int, by: int) -> Tensor:
-        """The map, (B, h, w, D), rolled upwards and to the left, and of it the first rows and columns: by indices."""
+        """Rolls the map (B, h, w, D) upwards and to the left and crops it to the first rows and columns, by indices."""
         for axis, length in ((1, height), (2, width)):
             places = _modulo(torch.arange(length, device=x.device) + by, x.shape[axis])
             x = x.index_select(axis, places)
         return x
 
     def lift(self, x: Tensor, height: int, width: int) -> Tensor:
-        """Back from `lay`: (B, rows s, columns s, D) to (B, h, w, D)."""
+        """The inverse of `lay`: (B, rows s, columns s, D) to (B, h, w, D)."""
         if torch.compiler.is_compiling():
-            # of a view it would ask whether anything was cut off, and need a graph for either answer
+            # a view would branch on whether anything was cropped, which needs two graphs
             return self._roll(x, height, width, -self.shift)
         return (x.roll((self.shift, self.shift), (1, 2)) if self.shift else x)[:, :height, :width]
 
     def cut(self, places: Tensor) -> Tensor:
-        """What each window holds of a map that was laid: (rows s, columns s) to (n, S)."""
+        """Partitions a result of `lay` into windows: (rows s, columns s) to (n, S)."""
         cut = places.reshape(self.rows, self.side, self.columns, self.side).transpose(1, 2)
         return cut.flatten(2).flatten(0, 1)
 
     def grid(self, height: int, width: int, cell: tuple[int, int]) -> AttentionGrid:
-        """Which places, of ``cell`` pixels, of a map of (height, width) are the queries and keys, window by window."""
+        """Returns the attention grid of a map of (height, width) with cells of ``cell`` pixels, window by window."""
         places = torch.arange(height * width).reshape(1, height, width, 1)
         held = self.cut(self.lay(places, fill=-1).flatten(0, 1)[..., 0])  # (n, S)
         columns = held[:, None].expand(-1, self.side**2, -1)  # (n, S, S)
@@ -86,13 +86,13 @@ class Windows(NamedTuple):
         return AttentionGrid(0, (height, width), (height, width), cell, held.flatten(), columns.flatten(0, 1))
 
     def offsets(self, window: int, device: torch.device) -> Tensor:
-        """The row of a bias table for ``window`` that each pair of places in a window reads: (S, S)."""
+        """Returns the row of a bias table for ``window`` for each pair of cells in a window: (S, S)."""
         places = torch.arange(self.side**2, device=device)
         down, right = (axis[:, None] - axis + window - 1 for axis in (places // self.side, _modulo(places, self.side)))
         return down * (2 * window - 1) + right
 
     def strangers(self, device: torch.device) -> Tensor:
-        """Pairs that only rolling brought into one window: (n, S, S)."""
+        """Returns a mask of pairs that are in the same window only because of the roll: (n, S, S)."""
         below, right = (
             torch.arange(count * self.side, device=device) >= count * self.side - self.shift
             for count in (self.rows, self.columns)
@@ -102,13 +102,13 @@ class Windows(NamedTuple):
 
 
 def _modulo(numbers: Tensor, length: int) -> Tensor:
-    """``numbers % length`` of whole numbers, which the ONNX exporter cannot write where a graph leaves the length open."""
+    """Returns ``numbers % length`` of integers, which the ONNX exporter does not support for a dynamic length."""
     return numbers - numbers // length * length
 
 
 def _opaque(length: Any, least: int) -> Any:
-    """A length as a graph for all sizes knows it: a number of its own, from ``least`` on. Written as expressions of the
-    image's size the lengths of windows grow with each stage, and tracing takes several times as long.
+    """Returns a length as an independent symbol of at least ``least`` in a graph with dynamic size. As expressions of the image
+    size, the lengths of windows would grow with each stage, and tracing would take several times as long.
     """
     if isinstance(length, int):
         return length
