@@ -231,7 +231,7 @@ def test_arrays_of_another_size_are_preprocessed_for_evaluation():
 
 
 def test_arrays_of_another_number_of_channels_are_refused():
-    with pytest.raises(DataError, match="5 channels, the model takes 3"):
+    with pytest.raises(DataError, match="5 channels, but the model requires 3"):
         next(train_batches(arrays(channels=5), **PLAIN))
 
 
@@ -285,9 +285,9 @@ def test_a_module_may_be_the_transform_and_arrays_go_through_it():
 def test_a_transform_that_fails_or_gives_another_size_is_named_with_its_image(user_code):
     with pytest.raises(DataError, match=r"the transform failed on array#.: KeyError"):
         next(train_batches(arrays(), **PLAIN, transform=user_code.failing))
-    with pytest.raises(ConfigError, match=r"\(3, 4, 4\) of array#., the model takes \(3, 24, 16\)"):
+    with pytest.raises(ConfigError, match=r"\(3, 4, 4\) for array#., but the model requires \(3, 24, 16\)"):
         next(train_batches(arrays(), **PLAIN, transform=user_code.narrow))
-    with pytest.raises(ConfigError, match=r"values from -1 to 1 of array#.[^$]*leave normalising out"):
+    with pytest.raises(ConfigError, match=r"values from -1 to 1 for array#.[^$]*without normalisation"):
         next(train_batches(arrays(), **PLAIN, transform=user_code.normalised))
 
 

@@ -123,7 +123,7 @@ def test_an_error_in_a_worker_is_raised_here_in_its_own_kind_or_with_the_traceba
     contents = UserDataset(user_code.Shades(20), np.arange(20), Strings(KEYS), 3)
     with pytest.raises(DataError, match="the transform failed on picture 3: KeyError: 'a mistake in the transform'"):
         pool_of(Transformed(contents, user_code.failing, (6, 8), 0, 3))(rows(3))
-    with pytest.raises(ConfigError, match=r"\(3, 4, 4\) of picture 3"):
+    with pytest.raises(ConfigError, match=r"\(3, 4, 4\) for picture 3"):
         pool_of(Transformed(contents, user_code.narrow, (6, 8), 0, 3))(rows(3))
     with pytest.raises(RuntimeError, match=r"(?s)user_code.py.*LookupError: a mistake"):
         pool_of(user_code.broken)(rows(3))

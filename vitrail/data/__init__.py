@@ -1,1 +1,1 @@
-"""Data: from whatever a user has to batches of pictures and targets. Nothing here knows a parameter of a model."""
+"""Data: sources, augmentation, preprocessing and batches. Independent of models."""

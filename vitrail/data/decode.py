@@ -1,4 +1,4 @@
-"""Decoding: from the bytes of an image file to upright pixels in 8 bits with the requested number of channels.
+"""Decoding the bytes of an image file to upright 8-bit pixels with the requested number of channels.
 
 Axes: C channels, H and W. Sizes are (height, width).
 """
@@ -93,7 +93,7 @@ def header_size(content: bytes) -> tuple[int, int] | None:
 
 
 def convert_image(image: Image.Image, channels: int = 3) -> Image.Image | np.ndarray:
-    """A Pillow image, upright and with that many channels: the second half of `decode`, by the same rules."""
+    """Converts a Pillow image to upright pixels with the requested number of channels, by the rules of `decode`."""
     if channels not in MODES:
         raise BadImage(f"images cannot have {channels} channels; use arrays")
     image = _apply_orientation(image)
@@ -143,7 +143,7 @@ def _draft(image: Image.Image, at_least: tuple[int, int]) -> None:
 def _read_orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # with broken EXIF the image itself may still be good
+    except Exception:  # an image with broken EXIF may still be valid
         return 1
 
 

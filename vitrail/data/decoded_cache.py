@@ -1,5 +1,5 @@
-"""Small images are decoded once and kept in memory: 50,000 images of 32 x 32 are 150 MB, and decoding them again in every
-epoch would take longer than training on them.
+"""Caching decoded small images in memory. 50,000 images of 32 x 32 are 150 MB, and decoding them in every epoch would take
+longer than training on them.
 
 Axes: n items, H, W, C.
 """
@@ -17,8 +17,8 @@ from vitrail.data.sources.contents import Arrays, UserDataset
 from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
 
-SMALL = 64  # pixels of a side, at most
-PROBES = 65  # images whose headers are read
+SMALL = 64  # maximum pixels per side
+PROBES = 65  # number of images whose headers are read
 KEPT_BYTES = 2**32
 
 

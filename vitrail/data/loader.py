@@ -1,6 +1,6 @@
-"""Batches: from a source to tensors, for training in the order of a stream and for evaluation in the source's own.
+"""Loading batches from a source: in the order of a `TrainStream` for training, in the source's order for evaluation.
 
-A batch is a function of the source, the policy, the seed and the step; how many workers make it changes nothing in it.
+A batch is a function of the source, the policy, the seed and the step, independent of the number of workers.
 
 Axes: B images, C channels, H and W, K classes.
 """
@@ -28,8 +28,8 @@ from vitrail.data.workers import Made, Make, Workers, in_order, make_all
 from vitrail.errors import DataError
 
 DEVICE_BYTES = 2**32  # arrays up to this size are kept on the device
-Bad = Callable[[str, str], None]  # key, reason; raises to stop
-Collate = Callable[[Any], Any]  # the rows of a source's targets as those of a batch: `Task.collate`
+Bad = Callable[[str, str], None]  # (key, reason); may raise to stop
+Collate = Callable[[Any], Any]  # collates targets of a source to those of a batch, as `Task.collate`
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +38,11 @@ class Batch:
 
     Args:
         images: (B, C, H, W) uint8, or float32 in [0, 1].
-        targets: what is known of each, as `Task.collate` made it: (B,) int64 of a class, -1 where unlabelled, or (B, K) float32
-            of zeros and ones; of other tasks any tensor, or tuple of tensors, with the images first.
-        keys: their names.
-        ids: (B, 3) int64: epoch, sample and view of each.
-        frames: what each shows of its picture.
+        targets: as returned by `Task.collate`: (B,) int64 class indices, -1 for unlabelled images, or (B, K) float32 zeros
+            and ones; for other tasks any tensor or tuple of tensors, with the images on the first axis.
+        keys: names of the samples.
+        ids: (B, 3) int64: epoch, sample and view of each image.
+        frames: the region of its picture that each image shows.
     """
 
     images: Tensor
@@ -55,7 +55,7 @@ class Batch:
         return len(self.keys)
 
     def to(self, device: torch.device | str) -> Batch:
-        """The batch on a device; to a GPU the copy runs beside what the processor does next."""
+        """Copies the batch to a device; copies to a GPU are asynchronous."""
         device = torch.device(device)
 
         def move(tensor: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class Batch:
 
 
 def collate_labels(rows: np.ndarray) -> Tensor:
-    """Numbers of classes (B,), or rows of zeros and ones (B, K), as they are."""
+    """Stacks class indices (B,), or rows of zeros and ones (B, K)."""
     return torch.from_numpy(rows)
 
 
@@ -96,21 +96,21 @@ def train_batches(
     bad: Bad = stop_at_bad,
     device: torch.device | None = None,
 ) -> Generator[Batch, None, None]:
-    """The batches of the steps from ``start`` up to and without ``stop``; see `TrainStream` for their order.
+    """Yields the batches of the steps in [``start``, ``stop``), in the order of `TrainStream`.
 
-    Images of files are cropped by ``policy`` and scaled to ``size``; arrays come as they are, for augmentation to crop.
-    With ``transform`` each image is what that makes of it. The generators it draws from are seeded for each image.
+    Images of files are cropped by ``policy`` and resized to ``size``; arrays are returned unchanged and cropped in
+    augmentation. With ``transform``, each image is its result; the random generators are seeded for each image.
 
     Args:
-        workers: processes that make the pictures; 0 makes them here: one batch ahead in a thread, or, with a
-            ``transform`` or a user's Dataset, whose code no thread may run beside the training, when it is asked for.
-        views: how often each sample of a step comes, next to one another, every time as another view: B V images, of B
-            ``batch`` and V ``views``. With ``repeats`` the views of one that comes again go on counting.
-        transform: a callable or module from a Pillow image (or an array (H, W, C), where Pillow has no mode for it) to
+        workers: number of worker processes. With 0, images are prepared in this process: one batch ahead in a thread, or
+            synchronously with a ``transform`` or a user's Dataset, whose code may not be thread-safe.
+        views: number V of consecutive views of each sample of a step, so that a batch has B V images, B ``batch``. With
+            ``repeats``, the numbering of the views of a repeated sample continues.
+        transform: a callable or module from a Pillow image (or an array (H, W, C), if Pillow has no mode for it) to
             (channels, *size), uint8 or float in [0, 1].
-        collate: makes the batch's targets of the source's.
+        collate: converts the targets of the source to those of a batch.
         bad: called for each bad image, in order; if it does not raise, all views of the image are left out of the batch.
-        device: where arrays are kept, if they fit in 4 GiB, and their batches come from.
+        device: device on which arrays are stored, if they fit in 4 GiB.
 
     Raises:
         DataError: arrays with another number of channels; no image of a step is good; a worker died.
@@ -147,11 +147,11 @@ def eval_batches(
     fast: bool = False,
     collate: Collate = collate_labels,
 ) -> Generator[Batch, None, None]:
-    """Every item once, in order, as ``preprocessing`` has it before normalisation; epoch and view are 0.
+    """Yields every item once, in order, preprocessed but not normalised; epoch and view are 0.
 
     Args:
         workers, bad, collate: as for `train_batches`.
-        fast: JPEG files are decoded at a half or less where that leaves the size that preprocessing scales them to.
+        fast: decode JPEG files at a reduced size, if it is at least the size to which preprocessing scales them.
 
     Raises:
         DataError: arrays with another number of channels; a worker died.
@@ -176,7 +176,7 @@ def _number_samples(start: int, stop: int) -> np.ndarray:
 
 
 def _repeat_views(ids: np.ndarray, views: int) -> np.ndarray:
-    """Every row (B, 3) as so many views of its sample, next to one another: (B V, 3)."""
+    """Repeats every row (B, 3) for consecutive views of its sample: (B V, 3)."""
     if views == 1:
         return ids
     rows = ids.repeat(views, axis=0)
@@ -186,14 +186,14 @@ def _repeat_views(ids: np.ndarray, views: int) -> np.ndarray:
 
 def _check_channels(source: Source, channels: int) -> None:
     if source.images.shape[3] != channels:
-        fact = f"the images have {source.images.shape[3]} channels, the model takes {channels}"
-        raise DataError(fact, "give images of as many channels, or a model made for these")
+        fact = f"the images have {source.images.shape[3]} channels, but the model requires {channels}"
+        raise DataError(fact, f"give images with {channels} channels, or a model for these images")
 
 
 def _read_arrays(
     source: Source, jobs: Iterable[np.ndarray], device: torch.device | None, collate: Collate
 ) -> Generator[Batch, None, None]:
-    """Batches of a source of arrays, as they are."""
+    """Yields batches of a source of arrays, unchanged."""
     images, kept = source.images, None
     if device is not None and device.type != "cpu" and images.nbytes <= DEVICE_BYTES:
         kept = torch.tensor(images, device=device)  # (n, H, W, C)
@@ -216,7 +216,7 @@ def _read_pictures(
     views: int = 1,
     users: bool = False,
 ) -> Generator[Batch, None, None]:
-    """Batches of pictures that are made one by one, here or in workers, without the bad ones."""
+    """Yields batches of pictures that are prepared in this process or in workers, without bad images."""
     here = partial(make_all, make)
     if workers:
         pool = Workers(make, workers, source.keys)
@@ -237,8 +237,8 @@ def _read_pictures(
 def _stack_pictures(
     make: Callable[[np.ndarray], list[Made]], ids: np.ndarray, *, views: int
 ) -> tuple[np.ndarray, np.ndarray, Frames, dict[int, str]]:
-    """The ids of a job, its good pictures (B, C, H, W), what they show, and why the other samples are bad, by their place in
-    the job.
+    """Returns the ids of a job, its valid pictures (B, C, H, W), their frames, and the reasons of bad samples by index in the
+    job.
     """
     made = make(ids)
     reasons: dict[int, str] = {}
@@ -249,7 +249,7 @@ def _stack_pictures(
         picture for row, picture in enumerate(made) if row // views not in reasons and isinstance(picture, Picture)
     ]
     pixels = [picture.pixels for picture in pictures]
-    if len({image.dtype for image in pixels}) > 1:  # a user's Dataset may give either kind
+    if len({image.dtype for image in pixels}) > 1:  # a user's Dataset may return either type
         pixels = [image if image.dtype == np.float32 else image / np.float32(255) for image in pixels]
     images = np.stack(pixels) if pixels else np.zeros((0, 0, 0, 0), np.uint8)
     return ids, images, Frames.of(pictures), reasons

@@ -1,6 +1,6 @@
-"""One picture from one item of a source: a training crop, the user's transform, or the evaluation crop. No torch.
+"""Preparing one picture from an item of a source: a training crop, the user's transform, or the evaluation crop. No torch.
 
-Axes: H and W as the file has them, h and w as the model takes them, C channels. Sizes are (height, width).
+Axes: H and W of the file, h and w of the model's input, C channels. Sizes are (height, width).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from vitrail.data.rng import keys
 from vitrail.data.sources.contents import Contents, UserDataset
 from vitrail.errors import ConfigError, DataError
 
-JPEG = b"\xff\xd8\xff"  # the one format that can be decoded at a part of its size
-REDUCING_GAP = 3.0  # large pictures are first averaged in whole pixels, down to thrice the result at the least
+JPEG = b"\xff\xd8\xff"  # the only format with decoding at a reduced size
+REDUCING_GAP = 3.0  # large pictures are first reduced by an integer factor, to at least three times the result
 
 
 class Picture(NamedTuple):
-    """An image that was made of an item, (C, h, w) uint8 or float32 in [0, 1], and what it shows.
+    """An image, (C, h, w) uint8 or float32 in [0, 1], and the region of the picture that it shows.
 
-    ``crop`` is left, top, right, bottom of the part shown, in pixels of the upright picture, and ``full`` the picture's
-    (height, width); None where a transform of the user's own made the image.
+    ``crop`` is left, top, right, bottom of the region in pixels of the upright picture, and ``full`` the size (height, width)
+    of the picture; None for images of a user's transform.
     """
 
     pixels: np.ndarray
@@ -43,10 +43,10 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingCrop:
-    """A part of an item, chosen by the policy, scaled to ``size``: uint8 (C, h, w), or float32 where the item was.
+    """Crops an item by the policy and resizes it to ``size``: uint8 (C, h, w), or float32 for float arrays.
 
-    The crop is resampled once, from the pixels of the file itself, so a small part of a large
-    photograph keeps its detail; only where the crop is at least twice the result is a JPEG decoded at a half or less.
+    The crop is resampled once from the original pixels, so a small crop of a large photograph keeps its detail. A JPEG is
+    decoded at a reduced size only if the crop is at least twice the result.
     """
 
     contents: Contents
@@ -79,9 +79,9 @@ class TrainingCrop:
 
 @dataclass(frozen=True)
 class Transformed:
-    """What the user's own callable makes of a decoded item, in place of crop and augmentation.
+    """Applies the user's transform to a decoded item, instead of crop and augmentation.
 
-    It is given a Pillow image where Pillow has a mode for it (uint8 of 1 or 3 channels), else an array (H, W, C), and
+    Its argument is a Pillow image if Pillow has a mode for it (uint8 with 1 or 3 channels), otherwise an array (H, W, C). It
     returns a tensor, an array or a Pillow image.
     """
 
@@ -111,19 +111,19 @@ class Transformed:
         array = array.astype(np.float32) if array.dtype.kind == "f" else array
         expected = (self.channels, *self.size)
         if array.shape != expected or array.dtype not in (np.uint8, np.float32):
-            fact = f"the transform made {array.dtype} {array.shape} of {key}, the model takes {expected}"
+            fact = f"the transform returned {array.dtype} {array.shape} for {key}, but the model requires {expected}"
             raise ConfigError(fact, "return uint8, or floats in [0, 1], as (channels, height, width)")
         if array.dtype == np.float32 and not (array.min() >= -1e-3 and array.max() <= 1 + 1e-3):
-            fact = f"the transform made values from {array.min():.3g} to {array.max():.3g} of {key}"
+            fact = f"the transform returned values from {array.min():.3g} to {array.max():.3g} for {key}"
             raise ConfigError(
-                fact, "return [0, 1] and leave normalising out: the model does it, by model.preprocessing"
+                fact, "return values in [0, 1] without normalisation, which is part of model.preprocessing"
             )
         return np.ascontiguousarray(array)
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What the preprocessing of a model makes of an item; with ``fast``, by scaled decoding."""
+    """Applies the preprocessing of a model to an item; with ``fast``, decodes JPEG at a reduced size."""
 
     contents: Contents
     preprocessing: Preprocessing
@@ -144,7 +144,7 @@ class Evaluated:
 
 
 def read(contents: Contents, seed: int, epoch: int, sample: int, view: int) -> bytes | np.ndarray:
-    """The content of an item; a user's Dataset draws for it from generators of its own. Raises `BadImage`."""
+    """Reads the content of an item; a user's Dataset is called with seeded generators. Raises `BadImage`."""
     if not isinstance(contents, UserDataset):
         return contents[sample]
     with seeded("dataset", seed, epoch, sample, view):
@@ -153,9 +153,9 @@ def read(contents: Contents, seed: int, epoch: int, sample: int, view: int) -> b
 
 @contextmanager
 def seeded(stream: str, seed: int, epoch: int, sample: int, view: int) -> Iterator[None]:
-    """The generators of Python, numpy and torch begin with numbers of this sample, and are as before afterwards.
+    """Seeds the generators of Python, numpy and torch for this sample within the block, and restores them afterwards.
 
-    So what the user's own code draws is the same in any process and in any order. Not for threads beside the training.
+    Random numbers of the user's code are thus the same in any process and order. Not thread-safe.
     """
     generator = sys.modules["torch"].default_generator if "torch" in sys.modules else None
     before = random.getstate(), np.random.get_state(), generator and generator.get_state()
@@ -174,16 +174,16 @@ def seeded(stream: str, seed: int, epoch: int, sample: int, view: int) -> Iterat
 
 
 def jpeg_size(content: bytes) -> tuple[int, int] | None:
-    """(height, width) of a JPEG once it stands upright, from its header; None for what is no JPEG, or broken."""
+    """Returns the upright (height, width) of a JPEG from its header; None for other or broken files."""
     if not content.startswith(JPEG):
         return None
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"PIL\.")  # decoding has its own limit of pixels
+            warnings.filterwarnings("ignore", module=r"PIL\.")  # decoding checks the limit of pixels
             image = Image.open(BytesIO(content), formats=FORMATS)
             lies = image.getexif().get(ORIENTATION, 1) >= 5
             return (image.width, image.height) if lies else (image.height, image.width)
-    except Exception:  # decoding will say what is wrong with it
+    except Exception:  # decoding raises the error
         return None
 
 
@@ -193,7 +193,7 @@ def size_of(image: Image.Image | np.ndarray) -> tuple[int, int]:
 
 
 def as_image(array: np.ndarray) -> Image.Image | np.ndarray:
-    """An array (H, W, C) as a Pillow image, where Pillow has a mode for it."""
+    """Converts an array (H, W, C) to a Pillow image, if Pillow has a mode for it."""
     if array.dtype != np.uint8 or array.shape[2] not in (1, 3):
         return array
     return Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
@@ -202,10 +202,10 @@ def as_image(array: np.ndarray) -> Image.Image | np.ndarray:
 def crop(
     image: Image.Image | np.ndarray, box: tuple[float, float, float, float], size: tuple[int, int], channels: int
 ) -> np.ndarray:
-    """The part of an image within ``box`` (left, top, right, bottom), scaled to ``size``.  # -> (C, h, w)
+    """Crops an image to ``box`` (left, top, right, bottom) and resizes it to ``size``: (C, h, w).
 
     Raises:
-        BadImage: an array of another number of channels.
+        BadImage: an array has another number of channels.
     """
     if isinstance(image, np.ndarray):
         if image.shape[2] != channels:

@@ -35,7 +35,7 @@ from vitrail.errors import ConfigError, DataError, VitrailError
 
 Row = Sequence[int]  # epoch, sample, view
 Make = Callable[[int, int, int], Picture]  # raises BadImage
-Made = Picture | str  # a picture, or the reason why there is none
+Made = Picture | str  # a picture, or the reason of the failure
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -266,7 +266,7 @@ def _send(answer: Made | Exception, replies: BinaryIO) -> None:
 
 
 def _receive(replies: BufferedReader) -> Made | Exception:
-    """What `_send` sent. Raises `EOFError` or `ValueError` where the worker could not finish it."""
+    """Receives what `_send` has sent. Raises `EOFError` or `ValueError` if it is incomplete."""
     head = json.loads(replies.readline())
     if "reason" in head:
         return head["reason"]

@@ -18,7 +18,7 @@ Kind = TypeVar("Kind", bound="Objective")
 
 
 def configure_objective(kind: type[Kind], encoder: Any, changes: Mapping[str, Any], **given: Any) -> Kind:
-    """The objective with arguments that a person chose. Raises `ConfigError` for one that it does not have."""
+    """Creates the objective with the user's arguments. Raises `ConfigError` for an unknown one."""
     known = [name for name in list(signature(kind).parameters)[1:] if name not in given]
     for name in changes:
         if name not in known:

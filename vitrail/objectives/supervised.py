@@ -1,6 +1,6 @@
-"""Supervised learning: images with targets in, the loss to minimise out.
+"""Supervised learning.
 
-B images, C channels, H and W their size.
+B images, C channels, H x W image size.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ class Supervised(Objective):
     """The loss of a task's outputs; its forward is the training step.
 
     Args:
-        task: what is trained, and saved for use.
-        loss, binarise: which of the task's losses, as `Task.loss_options` takes them.
+        task: the task to train; it contains the model to save.
+        loss, binarise: the loss of the task, as accepted by `Task.loss_options`.
 
     Raises:
-        ConfigError: a loss that the task does not have.
+        ConfigError: the task does not have the loss.
     """
 
     def __init__(self, task: Task, loss: str | None = None, *, binarise: bool = False) -> None:
         super().__init__(task.backbone)
         self.own = task.own
         self.options = task.loss_options(loss, binarise=binarise)
-        # in a tuple, so that its parameters keep the names that checkpoints know: encoder.* and own.*
+        # in a tuple, so that its parameters keep their names in checkpoints: encoder.* and own.*
         self._task = (task,)
 
     def forward(self, images: Tensor, *targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of the batch in fp32, and what the task measured on the way, detached.
+        """Returns the mean loss of the batch in fp32, and detached measurements of the task.
 
         Args:
             images: normalised (B, C, H, W).
-            targets: as `Task.mix` gives them, the parts of a tuple one after the other.
+            targets: as returned by `Task.mix`, with the parts of a tuple as separate arguments.
         """
         (task,) = self._task
         outputs, given = task(images), targets[0] if len(targets) == 1 else targets

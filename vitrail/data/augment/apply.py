@@ -1,20 +1,20 @@
-"""Augmentation of whole batches on their device: tables and passes, one affine resampling, erasing.
+"""Augmentation of whole batches on their device: tone tables and passes, one affine resampling, erasing.
 
-The composed order, for each picture:
+The order of operations for each picture:
 
-1. What was drawn before its first geometric operation acts on the picture as it came, so that the grey which geometry
-   uncovers stays grey, and an equalised picture was equalised before it turned.
-2. Crop (arrays only; workers crop files), shift, flip, and all its geometric operations, are multiplied to one matrix and
-   read in one bilinear resampling. So with two layers or fewer, on pictures of files, the result is that of Pillow's
-   operations one after the other; with more, what stands between two geometric operations acts after both, and
-   what one moves out of sight another may bring back.
-3. What was drawn after its first geometric operation acts on the resampled picture; all of it where there is none.
+1. Operations before the first geometric operation are applied to the input, so that the fill colour of the geometric
+   operation is not changed, and equalisation uses the histogram of the input.
+2. Crop (arrays only; files are cropped by workers), shift, flip and all geometric operations are multiplied to one matrix and
+   applied in one bilinear resampling. With at most two layers, on pictures of files, the result equals that of Pillow's
+   sequential operations. With more layers, operations between two geometric operations are applied after both, and pixels
+   that one operation moves out of the picture may be moved back by another.
+3. Operations after the first geometric operation, or all if there is none, are applied to the resampled picture.
 4. Erasing.
 
-In 1 and 3 neighbouring tone operations are one table per channel; a picture's histogram is taken from its pixels and sent
-through the table so far. Mixing comes after normalisation (mixing.py).
+In 1 and 3, consecutive tone operations are merged into one table per channel; the histogram of a picture is computed from its
+pixels and mapped through the table so far. Mixing follows after normalisation (mixing.py).
 
-Axes: B pictures, C channels, H and W as they come, h and w as the model takes them; N layers.
+Axes: B pictures, C channels, H and W of the input, h and w of the output; N layers.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from vitrail.data.augment.sample import NOTHING, Layer, draw_erasing, draw_flips
 def augment(
     images: Tensor, ids: NDArray[np.int64], policy: Augment, *, size: tuple[int, int], seed: int, cropped: bool
 ) -> Tensor:
-    """The batch as ``policy`` has it: a function of each picture, its ids and the seed, whatever else is in the batch.
+    """Augments a batch by ``policy``. The result is a function of each picture, its ids and the seed, not of the batch.
 
     Args:
-        images: (B, C, H, W), uint8, or floats in [0, 1]; left as they are.
+        images: (B, C, H, W), uint8, or floats in [0, 1]; not modified.
         ids: (B, 3) epoch, sample, view.
         size: (h, w).
-        cropped: the pictures are already cropped and of ``size``, so that no crop is made here (a shift is). Otherwise the
-            crop is part of the resampling, and a picture that shrinks is first averaged over 2, 4, ... pixels, to the
-            power of two next to its scale.
+        cropped: whether the pictures are already cropped to ``size``, so that only shifts are applied. Otherwise the crop is
+            part of the resampling, and for downscaling the picture is first averaged over 2, 4, ... pixels, the power of two
+            closest to the scale.
 
     Returns:
-        (B, C, h, w) of the same kind. Tone operations round floats to 256 levels; nothing else does.
+        (B, C, h, w) of the same type. Only tone operations round floats to 256 levels.
     """
     return augment_and_place(images, ids, policy, size=size, seed=seed, cropped=cropped)[0]
 
@@ -57,7 +57,7 @@ def augment(
 def augment_and_place(
     images: Tensor, ids: NDArray[np.int64], policy: Augment, *, size: tuple[int, int], seed: int, cropped: bool
 ) -> tuple[Tensor, Numbers]:
-    """What `augment` gives, and matrices (B, 3, 3) that send (x, y, 1) of each image made to the pixel that was read there."""
+    """Returns the result of `augment`, and matrices (B, 3, 3) from (x, y, 1) of the output to the input pixel."""
     assert len(images) == len(ids), (len(images), len(ids))
     assert not cropped or tuple(images.shape[-2:]) == size, (images.shape, size)
     work = partial(_augment, policy=policy, size=size, seed=seed, cropped=cropped)
@@ -73,10 +73,10 @@ def _in_threads(
     ids: NDArray[np.int64],
     threads: int,
 ) -> tuple[Tensor, Numbers]:
-    """A share of the batch for each thread.
+    """Splits the batch between threads.
 
-    Left to torch, all threads would share every operation and wait for one another some hundred times a batch, which
-    beside data workers on the same cores takes ten times as long.
+    With torch's own parallelism, all threads would synchronise at every operation, hundreds of times per batch, which is ten
+    times slower if data workers use the same cores.
     """
     before = torch.get_num_threads()
     try:
@@ -85,7 +85,7 @@ def _in_threads(
             made, matrices = zip(*parts)
             return torch.cat(made), np.concatenate(matrices)
     finally:
-        torch.set_num_threads(before)  # a thread sets its own number, and that of threads which start later
+        torch.set_num_threads(before)  # the setting applies to this thread and to threads that it starts later
 
 
 def _augment(
@@ -105,7 +105,7 @@ def _augment(
 def _split(
     layers: Sequence[Layer], ids: NDArray[np.int64], size: tuple[int, int]
 ) -> tuple[list[Layer], list[Layer], Numbers]:
-    """What acts before and after the resampling, and the product (B, 3, 3) of the geometric operations in between."""
+    """Returns the operations before and after the resampling, and the product (B, 3, 3) of the geometric operations."""
     geometric = np.array([np.isin(layer.names, list(GEOMETRY)) for layer in layers]).reshape(-1, len(ids))  # (N, B)
     first = np.where(geometric.any(0), geometric.argmax(0), 0) if layers else np.zeros(len(ids))  # (B,)
     early = [layer.only((depth < first) & ~geometric[depth]) for depth, layer in enumerate(layers)]
@@ -119,7 +119,7 @@ def _split(
 
 
 def _list_groups(layer: Layer) -> list[tuple[str, NDArray[np.intp]]]:
-    """Every operation of a layer, and the rows that have it."""
+    """Yields every operation of a layer and the rows to which it applies."""
     return [(name, np.flatnonzero(layer.names == name)) for name in sorted(set(layer.names.tolist()) - {NOTHING})]
 
 
@@ -132,8 +132,8 @@ def _resample(
     cropped: bool,
     moved: Numbers,
 ) -> tuple[Tensor, Numbers]:
-    """Crop, shift, flip and the geometric operations ``moved``, in one resampling of the rows that need one; and their product
-    (B, 3, 3).
+    """Applies crop, shift, flip and the geometric operations ``moved`` in one resampling of the rows that need one. Returns the
+    result and their product (B, 3, 3).
     """
     height, width = levels.shape[-2:]
     window = np.tile(np.eye(3), (len(ids), 1, 1))
@@ -168,11 +168,11 @@ def _resample(
 
 
 def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> Tensor:
-    """The layers' tone operations, gathered into tables, and their passes; changes ``levels`` in place."""
+    """Applies the tone operations of the layers, merged into tables, and their passes; modifies ``levels`` in place."""
     if not any((layer.names != NOTHING).any() for layer in layers):
         return levels
     identity = torch.arange(256, dtype=torch.uint8, device=levels.device)
-    tables = identity.repeat(*levels.shape[:2], 1)  # (B, C, 256): what the rows' pixels must still go through
+    tables = identity.repeat(*levels.shape[:2], 1)  # (B, C, 256): the pending tables of the rows
     waiting = np.zeros(len(levels), dtype=bool)
 
     def settle(chosen: NDArray[np.bool_]) -> None:

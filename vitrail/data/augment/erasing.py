@@ -1,4 +1,4 @@
-"""Random erasing (Zhong et al. 2020): a box of each chosen image is filled with normal noise, on the device of the images.
+"""Random erasing (Zhong et al. 2020): a box of each selected image is filled with normal noise, on the device of the images.
 
 Axes: M erased images, C channels, P pixels in all the boxes together.
 """

@@ -1,9 +1,9 @@
-"""Mixing the images of a batch, and their targets with them: mixup, CutMix, label smoothing.
+"""Mixing the images of a batch and their targets: mixup, CutMix, label smoothing.
 
-An image's partner is the one before it in the batch. Both kinds are one formula: the partner has a share in each pixel,
-a constant for mixup, 0 or 1 for CutMix, and the mean share in the target.
+Each image is mixed with the previous image in the batch. The weight of the other image is constant for mixup, and 0 or 1 per
+pixel for CutMix. The weight in the target is the mean over pixels.
 
-Axes: B images, K classes, C channels, H, W; M is 1 where the batch shares one draw, else B.
+Axes: B images, K classes, C channels, H, W; M is 1 if the batch shares one draw, otherwise B.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from vitrail.data.rng import betas, uniforms
 
 
 def smooth(targets: Tensor, amount: float) -> Tensor:
-    """Label smoothing (Szegedy et al. 2016, section 7): ``amount`` of each target (B, K) is spread over all classes."""
+    """Label smoothing (Szegedy et al. 2016, section 7): distributes ``amount`` of each target (B, K) over all classes."""
     return targets * (1 - amount) + amount / targets.shape[1]
 
 
 def mix(
     images: Tensor, targets: Tensor, ids: NDArray[np.int64], policy: Augment, *, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019), as the policy draws them.
+    """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019), drawn by the policy.
 
     Args:
         images: (B, C, H, W) floats, normalised or not.
         targets: (B, K), floats.
-        ids: (B, 3) epoch, sample, view; where the batch shares one draw, the first image's decide.
+        ids: (B, 3) epoch, sample, view; if the batch shares one draw, those of the first image are used.
 
     Returns:
-        Images and targets of the same shapes; a batch that is not mixed comes back as it is.
+        Images and targets of the same shapes; unchanged if the batch is not mixed.
     """
     boxes, weights, cut = draw_mixing(policy, ids, seed, (images.shape[-2], images.shape[-1]))
     if not weights.any():
@@ -52,9 +52,9 @@ def mix(
 def draw_mixing(
     policy: Augment, ids: NDArray[np.int64], seed: int, size: tuple[int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
-    """The box (M, 4) of the partner, its share in the target (M,), and whether it is a box (M,) or everywhere.
+    """Returns the box (M, 4) of the other image, its weight in the target (M,), and whether it is a box or everywhere (M,).
 
-    A box has the drawn area until the picture's edge cuts it; the share is what is left of it.
+    A box is clipped to the image; the weight is the remaining area.
     """
     height, width = size
     keys = (ids[:1] if policy.mix_each == "batch" else ids).T

@@ -1,7 +1,7 @@
-"""Where the pixels of a batch come from: what crops, flips and geometric operations did, for targets that must follow.
+"""The geometric transforms of a batch (crop, flip, geometric operations), to apply them to targets such as points.
 
-B images, H and W of the picture an image was made from, upright, h and w of the image as the network takes it. Points are
-(x, y) in pixels from the upper left corner, so that a pixel's centre is at one half.
+B images, H and W of the upright picture, h and w of the model's input. Points are (x, y) in pixels from the upper left corner,
+so that a pixel's centre is at one half.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ UNKNOWN = (float("nan"),) * 4
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """What a batch that was read shows of its pictures, before any augmentation.
+    """The regions of the pictures that a batch shows before augmentation.
 
     Args:
-        crops: (B, 4) left, top, right, bottom of the part that is shown, in pixels of the picture; it may reach beyond it.
-            NaN where a transform of the user's own made the image.
-        pictures: (B, 2) height and width of each picture; NaN as well.
+        crops: (B, 4) left, top, right, bottom of the region in pixels of the picture, which it may exceed. NaN for images of
+            a user's transform.
+        pictures: (B, 2) height and width of each picture; NaN for images of a user's transform.
     """
 
     crops: NDArray[np.float64]
@@ -40,36 +40,36 @@ class Frames:
 
     @classmethod
     def whole(cls, images: int, size: tuple[int, int]) -> Frames:
-        """Of images that are their pictures, each (height, width)."""
+        """Returns the frames of images that show whole pictures of these sizes (height, width)."""
         height, width = size
         return cls(np.tile([0.0, 0.0, width, height], (images, 1)), np.tile([float(height), width], (images, 1)))
 
     @classmethod
     def of(cls, pictures: Sequence[Picture]) -> Frames:
-        """Of images that were made one by one."""
+        """Returns the frames of a list of pictures."""
         crops = np.array([picture.crop or UNKNOWN for picture in pictures], np.float64).reshape(-1, 4)
         return cls(crops, np.array([picture.full or UNKNOWN[:2] for picture in pictures], np.float64).reshape(-1, 2))
 
     @classmethod
     def seen(cls, preprocessing: Preprocessing, sizes: Sequence[tuple[int, int]]) -> Frames:
-        """Of pictures of these sizes (height, width) as ``preprocessing`` shows them to a model."""
+        """Returns the frames of pictures of these sizes (height, width) after ``preprocessing``."""
         corners = np.array([preprocessing.visible_box(*size) for size in sizes], np.float64).reshape(-1, 4)
         return cls(corners[:, [1, 0, 3, 2]], np.array(sizes, np.float64).reshape(-1, 2))
 
     def move(self, points: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
-        """Points (B, N, 2) of images of ``size`` (height, width), which no augmentation moved, as points of their pictures."""
+        """Maps points (B, N, 2) of images of ``size`` (height, width) without augmentation to points of their pictures."""
         corner, span = self.crops[:, None, :2], self.crops[:, None, 2:] - self.crops[:, None, :2]
         return corner + points / np.array([size[1], size[0]]) * span
 
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """What became of a batch's pictures.
+    """The mapping between the images of a batch and their pictures.
 
     Args:
-        matrices: (B, 3, 3) send (x, y, 1) of the image as the network takes it to the point of the picture shown there.
+        matrices: (B, 3, 3), from (x, y, 1) of the model's input to the point of the picture.
         size: (h, w).
-        frames: what was read of each picture: the crop box and the picture's size.
+        frames: the crop box and the size of each picture.
     """
 
     matrices: Numbers
@@ -77,15 +77,15 @@ class Placement:
     frames: Frames
 
     def move(self, points: NDArray[np.float64], rows: NDArray[np.intp] | slice = slice(None)) -> NDArray[np.float64]:
-        """Points (B, N, 2) of the pictures, or of those in ``rows``, as points of the images."""
+        """Maps points (B, N, 2) of the pictures, or of those in ``rows``, to points of the images."""
         inverse = np.linalg.inv(self.matrices[rows])  # (B, 3, 3)
         return points @ inverse[:, :2, :2].transpose(0, 2, 1) + inverse[:, None, :2, 2]
 
 
 def place(frames: Frames, read: tuple[int, int], matrices: Numbers, size: tuple[int, int]) -> Placement:
-    """The placement of images of ``size`` that ``matrices`` (B, 3, 3) made from images of ``read`` (height, width) pixels."""
+    """Returns the placement of images of ``size``, which ``matrices`` (B, 3, 3) map to images of ``read`` (height, width)."""
     left, top, right, bottom = frames.crops.T
-    scale = np.tile(np.eye(3), (len(frames), 1, 1))  # from pixels that were read to pixels of the picture
+    scale = np.tile(np.eye(3), (len(frames), 1, 1))  # from pixels of the read image to pixels of the picture
     scale[:, 0, 0], scale[:, 0, 2] = (right - left) / read[1], left
     scale[:, 1, 1], scale[:, 1, 2] = (bottom - top) / read[0], top
     return Placement(scale @ matrices, size, frames)

@@ -1,4 +1,4 @@
-"""The random choices of augmentation: for each image layers of named operations with their strengths. Uses numpy only.
+"""Sampling of augmentations: layers of named operations with strengths for each image. Uses numpy only.
 
 Axes: B images. Everything is a function of (seed, epoch, sample, view), never of the batch.
 """

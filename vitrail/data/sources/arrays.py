@@ -1,4 +1,4 @@
-"""Images as arrays: in memory, in .npy and .npz files, the built-in digits, and the user's own Dataset.
+"""Images as arrays: in memory, in .npy and .npz files, the built-in digits, and user-defined Datasets.
 
 Axes: n images, H, W, C, K classes.
 """
@@ -126,7 +126,7 @@ def is_dataset(data: Any) -> bool:
 
 
 def read_dataset(dataset: Any, *, channels: int, where: str) -> RawSplit:
-    """The user's own Dataset, whose items are (image, label), or images.
+    """Reads a user-defined Dataset, whose items are (image, label) or images.
 
     Labels come from its attribute `targets` if it has one, as torchvision's datasets do; otherwise every item is read once.
 

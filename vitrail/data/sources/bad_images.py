@@ -1,4 +1,4 @@
-"""What happens to bad images: each is recorded and counted; the policy says whether the run continues. None is replaced."""
+"""Recording of bad images. The policy decides whether the run continues. Bad images are never replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the content of an item comes from: files, an array in memory, or the user's own Dataset (for Parquet see parquet.py).
+"""Storage of images: files, an array in memory, or a user-defined Dataset (for Parquet see parquet.py).
 
 Each kind has the same methods (`Contents`), is small to pickle, and keeps its tables in a few flat buffers: a list of a
 million Python strings would be copied page by page into every worker as reference counts change.
@@ -26,7 +26,7 @@ ENDS = 4096  # bytes at each end of a file that are compared for files of equal 
 
 
 class Contents(Protocol):
-    """What a `Source` reads from."""
+    """The interface of the storage that a `Source` reads from."""
 
     @property
     def keys(self) -> Strings: ...
@@ -195,7 +195,7 @@ class Arrays:
 
 @dataclass(frozen=True, eq=False)
 class UserDataset:
-    """The user's own Dataset, never written to. Its items are (image, label) pairs or images."""
+    """A user-defined Dataset, which is never modified. Its items are (image, label) pairs or images."""
 
     dataset: Any
     rows: np.ndarray  # (n,) int64
