@@ -21,6 +21,7 @@ def test_so_it_does_for_every_architecture(name, tmp_path):
     assert_same_answers(model, program, is_dynamic=is_dynamic)
 
 
+@pytest.mark.slow
 def test_a_loaded_program_gives_what_the_model_gives_carries_the_metadata_and_refuses_what_the_model_refuses(tmp_path):
     model, found = classifier_of("vit, one block"), {"classes": ""}
     assert to_program(model, tmp_path / "model.pt2", metadata={"classes": '["a", "b"]'})

@@ -79,7 +79,7 @@ def concatenated(objective, inputs, micro):
 
 
 @KINDS
-@pytest.mark.parametrize("micro", [1, 5])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_what_is_dropped_is_the_same_both_times(kind, micro):
     objective, inputs = make(kind, depth=3, **CHANCE), views(12)
     loss, measured = concatenated(objective, inputs, micro)

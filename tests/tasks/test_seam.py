@@ -98,7 +98,7 @@ def test_it_is_predicted_with_in_the_pixels_of_each_picture(trained, tmp_path):
     assert [answer.key for answer in answers] == names
     assert np.abs([answer.x - 6 * x for answer, x in zip(answers, (4, 12))]).max() < 2 * SIDE
     table = vitrail.predict(trained.folder, names, out=tmp_path / "table.csv", quiet=True)
-    assert table.read_text().splitlines()[0] == "path,x"
+    assert table.read_text().splitlines()[0] == "path,x,error"
     in_memory = vitrail.load(trained.folder).predict([Image.open(name) for name in names])
     assert [answer.x for answer in in_memory] == pytest.approx([answer.x for answer in answers], abs=1e-3)
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.conftest import SMALL, shaken
 from tests.models.theirs import edited, pooled
+from tests.slow import slow_except
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import Config, ViTConfig, create_backbone
@@ -65,6 +66,7 @@ OURS: dict[str, tuple[Config | dict[str, Any], int]] = {
     "bare BiT": (replace(BIT, standardise="timm", classes=0, in_channels=1, width_factor=2, depths=(1,)), 0),
     "bare PVT v2": (replace(PVT_V2, classes=0, linear=True, image_size=(50, 40)), 0),
 }
+QUICK_KINDS = {"ViT", "paper's numerics", "oblong", "DeiT", "registers", "Swin", "BEiT", "PVT", "PVT v2", "BiT"}
 REFUSED: dict[str, Config | dict[str, Any]] = {
     "windows of 3 in a map of 2x3": replace(SWIN, image_size=(16, 24)),
     "norm_eps=1e-06": replace(SWIN, norm_eps=1e-6),
@@ -126,9 +128,10 @@ def assert_same(model: Classifier, other: Classifier) -> None:
     assert all(torch.equal(each, state[name]) for name, each in model.backbone.state_dict().items())
 
 
-@pytest.mark.parametrize(("config", "notes"), OURS.values(), ids=OURS)
-def test_transformers_reads_what_is_written(config, notes, tmp_path):
+@pytest.mark.parametrize("kind", slow_except(OURS, QUICK_KINDS))
+def test_transformers_reads_what_is_written(kind, tmp_path):
     transformers = pytest.importorskip("transformers")
+    config, notes = OURS[kind]
     model = a_classifier(config)
     folder = written(model, tmp_path)
     described = json.loads((folder / "config.json").read_text())

@@ -216,6 +216,7 @@ def test_heads_that_no_shape_shows_must_be_stated():
         from_timm(a_state(), WHERE, {"global_pool": "avgmax"})
 
 
+@pytest.mark.slow
 def test_no_broken_file_is_half_read(tmp_path):
     """Every tensor in turn is taken away, cut, made integer or added to: each is refused, by its name."""
     state = a_state(registers=1)

@@ -29,8 +29,7 @@ from vitrail.weights.timm.vit import architecture_of, arguments_of
 from vitrail.workflows.compare import compare, equal_bits
 from vitrail.workflows.convert import convert
 
-QUICK_KINDS = {"the paper's", "attention pooling", "DeiT III", "no square"}
-QUICK_KINDS |= {"Swin", "CaiT", "PVT v2", "BEiT", "BiT", "the root of a hybrid"}
+QUICK_KINDS = {"the paper's", "attention pooling", "DeiT III", "Swin", "BEiT", "BiT"}
 EACH_KIND = slow_except(KINDS, QUICK_KINDS)
 
 

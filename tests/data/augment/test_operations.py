@@ -126,7 +126,7 @@ def test_every_operation_is_compared():
     assert PILLOW.keys() == GEOMETRY.keys() | TABLES.keys() | PASSES.keys()
 
 
-@pytest.mark.parametrize("channels", [1, 3, 5])
+@pytest.mark.parametrize("channels", [pytest.param(1, marks=pytest.mark.slow), 3, 5])
 @pytest.mark.parametrize("name", PILLOW)
 def test_an_operation_alone_equals_pillows(name, channels):
     given, values = pictures()[..., :channels], values_of(name)
