@@ -37,7 +37,7 @@ class Flag:
 Pixels = int | str | Sequence[int]
 Classes = Annotated[
     str | Path | None,
-    Flag("A text file that names the outputs, one a line, for weights that carry no names.", word=Path),
+    Flag("A text file with the class names, one per line, for weights without class names.", word=Path),
 ]
 Device = Annotated[str | None, Flag("cuda, mps or cpu.", setting="compute.device")]
 ResizedTo = Annotated[
@@ -47,9 +47,7 @@ Neighbours = Annotated[int, Flag("Neighbours that vote.", 20)]
 Shots = Annotated[str | Sequence[int], Flag("Images per class, separated by commas.", "1,5,10,25", word=str)]
 Cache = Annotated[
     bool | str | Path,
-    Flag(
-        "Keep the features in VITRAIL_CACHE, or ~/.cache/vitrail/features, and take them from there.", True, word=bool
-    ),
+    Flag("Cache the features in VITRAIL_CACHE, or ~/.cache/vitrail/features.", True, word=bool),
 ]
 BadList = Annotated[str | Path | None, Flag("A CSV of the images that could not be read, with the reason.", word=Path)]
 Quiet = Annotated[bool, Flag("No progress.", False)]
@@ -72,7 +70,9 @@ class ModelFlags(TypedDict, total=False):
         str | Sequence[float] | None,
         Flag("Mean of the channels, of values in [0, 1]: 0.485,0.456,0.406.", word=str),
     ]
-    std: Annotated[str | Sequence[float] | None, Flag("Standard deviation of the channels, likewise.", word=str)]
+    std: Annotated[
+        str | Sequence[float] | None, Flag("Standard deviation of the channels, in the same form.", word=str)
+    ]
     device: Device
     precision: Annotated[Literal["fp32", "bf16"], Flag("fp32 or bf16.", "fp32")]
 
@@ -84,7 +84,10 @@ class ImageFlags(ModelFlags, total=False):
     workers: Annotated[int, Flag("Processes that read images.", 0)]
     max_bad: Annotated[
         str | float | None,
-        Flag("Stop when more of the images are bad than this; 1%, but 100% where images are only named.", word=str),
+        Flag(
+            "Largest share of bad images before the run stops; 1% by default, 100% for predict, embed and explain.",
+            word=str,
+        ),
     ]
     quiet: Quiet
 
@@ -94,10 +97,12 @@ class EvaluateFlags(ImageFlags, total=False):
 
     split: Annotated[
         Literal["train", "val", "test"] | None,
-        Flag("Which part; by default test, else val, else the part that was held out when the model was trained."),
+        Flag(
+            "The split to evaluate; by default test, else val, else the part that was held out when the model was trained."
+        ),
     ]
-    calibrate: Annotated[bool, Flag("Fit a temperature on this part and store it with the model.", False)]
-    corruptions: Annotated[bool, Flag("Evaluate on eight kinds of corruption at five levels, too.", False)]
+    calibrate: Annotated[bool, Flag("Fit a temperature on this split and store it with the model.", False)]
+    corruptions: Annotated[bool, Flag("Also evaluate on eight kinds of corruption at five levels.", False)]
 
 
 class ProtocolFlags(TypedDict, total=False):
@@ -115,7 +120,7 @@ class ProbeFlags(ImageFlags, total=False):
 
     k: Neighbours
     shots: Shots
-    seeds: Annotated[int, Flag("Random draws of the shots.", 5)]
+    seeds: Annotated[int, Flag("Number of random draws of the shots.", 5)]
     against: Annotated[Any, Flag("Another model to compare with on the same images.", word=str)]
     cache: Cache
 
@@ -125,7 +130,7 @@ class TransferFlags(ImageFlags, total=False):
 
     protocols: Annotated[
         str | Sequence[str],
-        Flag("Some of knn, linear, fewshot, finetune.", "knn,linear,fewshot,finetune", word=str),
+        Flag("Protocols, separated by commas.", "knn,linear,fewshot,finetune", word=str),
     ]
     k: Neighbours
     shots: Shots
@@ -155,12 +160,12 @@ class PredictFlags(ImageFlags, total=False):
 
     out: Annotated[
         str | Path | None,
-        Flag("The table; its ending chooses CSV, JSON lines or Parquet. Without it, CSV on stdout.", word=Path),
+        Flag("The table: .csv, .jsonl or .parquet. By default CSV on stdout.", word=Path),
     ]
     top: Annotated[int, Flag("Number of labels per image.", 5)]
     fast: Annotated[bool, Flag("Decode large JPEGs at a reduced scale.", False)]
     format: Annotated[
-        Literal["csv", "jsonl", "parquet"] | None, Flag("csv, jsonl or parquet, whatever the file is called.")
+        Literal["csv", "jsonl", "parquet"] | None, Flag("Format of the table; by default that of the file extension.")
     ]
     bad_list: BadList
 
@@ -168,7 +173,7 @@ class PredictFlags(ImageFlags, total=False):
 class EmbedFlags(ImageFlags, total=False):
     """`vitrail embed`."""
 
-    out: Annotated[str | Path | None, Flag("Where the features go; its ending chooses the format.", word=Path)]
+    out: Annotated[str | Path | None, Flag("Output file: .npy, .csv, .jsonl or .parquet.", word=Path)]
     bad_list: BadList
 
 
@@ -186,11 +191,11 @@ class ExplainFlags(ImageFlags, total=False):
     ]
     layer: Annotated[
         int,
-        Flag("Whose attention, from 0, or from the end: -1 is the last; of other methods only the sheet of heads.", -1),
+        Flag("Attention layer from 0, or from the end with -1; other methods use it for the sheet of heads only.", -1),
     ]
     head: Annotated[
         int | str,
-        Flag("With --method attention: a number from 0, mean, or all for an overlay of each.", "mean", word=str),
+        Flag("With --method attention: a head from 0, mean, or all for an overlay of each head.", "mean", word=str),
     ]
     target: Annotated[str | None, Flag("The class to explain, by name; by default the predicted class.")]
     faithfulness: Annotated[
@@ -206,8 +211,8 @@ class InspectFlags(ImageFlags, total=False):
         Any,
         Flag("Images to analyse, labelled or not: what `vitrail train` takes, or a folder of images.", word=str),
     ]
-    most: Annotated[int, Flag("Images at most, spread evenly over the data.", 512)]
-    cost: Annotated[bool, Flag("Measure time and memory at larger images too.", False)]
+    most: Annotated[int, Flag("Largest number of images, spread evenly over the data.", 512)]
+    cost: Annotated[bool, Flag("Also measure time and memory at larger image sizes.", False)]
 
 
 class LayoutFlags(TypedDict, total=False):
@@ -224,22 +229,26 @@ class ConvertFlags(TypedDict, total=False):
 
     diff: Annotated[
         bool,
-        Flag("Compare the two, tensor by tensor; the exit code is 0 where they are equal and 1 where not.", False),
+        Flag("Compare the two, tensor by tensor; the exit code is 0 if they are equal and 1 if not.", False),
     ]
-    force: Annotated[bool, Flag("Write it although the layout cannot express some numerics.", False)]
+    force: Annotated[bool, Flag("Convert even if the layout cannot express some numerics of the model.", False)]
     classes: Classes
     size: ResizedTo
-    channels: Annotated[int | None, Flag("Of the images; the first layer follows.")]
+    channels: Annotated[int | None, Flag("Number of input channels; the first layer is adapted.")]
     head: Annotated[
         str | Path | Sequence[str] | None,
-        Flag("A text file of other classes, one a line: the head becomes one of zeros for these.", word=Path),
+        Flag(
+            "A text file with new class names, one per line; the head is replaced by a zero-initialised one.", word=Path
+        ),
     ]
 
 
 class ExportToFlags(TypedDict, total=False):
     """Of `vitrail export`."""
 
-    out: Annotated[str | Path | None, Flag("The file; by default one in this folder with the model's name.", word=Path)]
+    out: Annotated[
+        str | Path | None, Flag("Output file; by default named after the model, in the current folder.", word=Path)
+    ]
     to: Annotated[
         Literal["onnx", "program", "huggingface", "timm", "google"],
         Flag("onnx; program (.pt2, of torch.export); or a layout of weights, as `vitrail convert` writes it.", "onnx"),
@@ -252,28 +261,25 @@ class ExportFlags(TypedDict, total=False):
     int8: Annotated[bool, Flag("8-bit weights: a third of the size, and faster on a CPU (ONNX).", False)]
     pictures: Annotated[
         bool,
-        Flag(
-            "The graph takes pictures of any size, uint8, and resizes, crops and normalises them itself (ONNX).", False
-        ),
+        Flag("Include the preprocessing: the graph takes uint8 images of any size (ONNX).", False),
     ]
     check: Annotated[
         Any,
-        Flag("Images to compare on, as `vitrail train` takes them; labelled ones tell the accuracy before and after. By "
-             "default some are generated.", word=str),
+        Flag("Images for the comparison, as `vitrail train` takes them; with labels, accuracies are compared too. By default "
+             "images are generated.", word=str),
     ]  # fmt: skip
-    images: Annotated[int | None, Flag("How many at most, spread evenly; 300 by default.")]
+    images: Annotated[int | None, Flag("Largest number of images for the comparison, spread evenly; 300 by default.")]
     tolerance: Annotated[
         float | None,
-        Flag("How far it may be off: the largest difference of an output as a share of the largest, 0.0001; with --int8 or "
-             "--pictures the accuracy that it loses, 0.02, or without labels the share of changed predictions, 0.05."),
+        Flag("Largest accepted difference: of an output relative to the largest output, 0.0001; with --int8 or --pictures of "
+             "the accuracy, 0.02, or without labels the share of changed predictions, 0.05."),
     ]  # fmt: skip
     size: ResizedTo
     classes: Classes
-    max_bad: Annotated[str | float, Flag("Stop when more of the images are bad than this.", "1%", word=str)]
+    max_bad: Annotated[str | float, Flag("Largest share of bad images.", "1%", word=str)]
     force: Annotated[
         bool,
-        Flag("Write over a file that is no export; to a layout of weights, although it cannot express some numerics.",
-             False),
+        Flag("Overwrite a file that is not an export; convert even if the layout cannot express some numerics.", False),
     ]  # fmt: skip
     quiet: Quiet
 
@@ -282,30 +288,34 @@ class ServeFlags(ModelFlags, total=False):
     """`vitrail serve`."""
 
     runs: Annotated[
-        str | Path | None, Flag("A folder of run directories that the page lists, with their curves.", word=Path)
+        str | Path | None, Flag("A folder of run directories, which the page lists with their curves.", word=Path)
     ]
-    host: Annotated[str, Flag("The address to listen at. Beyond this machine a token is required.", "127.0.0.1")]
-    port: Annotated[int, Flag("0 takes a free one; the address is printed.", 8000)]
-    name: Annotated[str | None, Flag("What clients call the model; by default the name of its run, folder or file.")]
+    host: Annotated[
+        str, Flag("Address to listen on. A token is required for addresses that other machines can reach.", "127.0.0.1")
+    ]
+    port: Annotated[int, Flag("Port to listen on; 0 chooses a free port. The address is printed.", 8000)]
+    name: Annotated[str | None, Flag("Name of the model for clients; by default that of its run, folder or file.")]
     token_file: Annotated[
         str | Path | None,
-        Flag("A file with the token that clients must show; or the environment's VITRAIL_TOKEN.", word=Path),
+        Flag(
+            "A file with the token that clients must send; by default the environment variable VITRAIL_TOKEN.",
+            word=Path,
+        ),
     ]
     allow_host: Annotated[
         Sequence[str] | None,
-        Flag("A name by which the server may be called, and no other; behind a proxy its public name. Repeat it for more.",
-             word=list[str]),
+        Flag("Accepted host name of requests, e.g. the public name behind a proxy. May be repeated.", word=list[str]),
     ]  # fmt: skip
-    max_batch: Annotated[int, Flag("Largest batch of the network.", 16)]
-    queue: Annotated[int, Flag("Images that may wait; one more request is answered with 503.", 64)]
-    deadline: Annotated[float, Flag("Seconds until a request is answered with 504.", 10.0)]
-    max_body: Annotated[int, Flag("MiB of one request.", 32)]
-    drain: Annotated[float, Flag("Seconds from the signal to stop until the process leaves at the latest.", 25.0)]
-    access_log: Annotated[bool, Flag("A line on stderr for every request.", False)]
+    max_batch: Annotated[int, Flag("Largest batch size.", 16)]
+    queue: Annotated[int, Flag("Images that may wait; further requests are answered with 503.", 64)]
+    deadline: Annotated[float, Flag("Seconds after which a request is answered with 504.", 10.0)]
+    max_body: Annotated[int, Flag("Largest size of a request in MiB.", 32)]
+    drain: Annotated[float, Flag("Seconds to finish open requests after the signal to stop.", 25.0)]
+    access_log: Annotated[bool, Flag("Log a line on stderr for every request.", False)]
 
 
 class ModelsFlags(TypedDict, total=False):
     """`vitrail models`."""
 
-    size: Annotated[int | None, Flag("Side of the image in pixels; by default each model's own.")]
-    classes: Annotated[int, Flag("Outputs of the head that is counted.", 1000)]
+    size: Annotated[int | None, Flag("Image size in pixels; by default that of each model.")]
+    classes: Annotated[int, Flag("Number of classes of the counted head.", 1000)]

@@ -47,10 +47,10 @@ class TrainingFlags(TypedDict, total=False):
     ]
     max_bad: Annotated[
         str | float | None,
-        Flag("Stop when more of the images are bad than this, e.g. 1%.", setting="data.max_bad", word=str),
+        Flag("Stop if a larger share of the images is bad, e.g. 1%.", setting="data.max_bad", word=str),
     ]
     dry_run: Annotated[
-        bool, Flag("Print the plan, and the time and memory that it needs, from a few measured steps.", False)
+        bool, Flag("Print the plan, and an estimate of time and memory from a few measured steps.", False)
     ]
     quiet: Quiet
 
@@ -61,10 +61,10 @@ class TrainFlags(TrainingFlags, total=False):
     recipe: Annotated[str | None, Flag("Default values of all settings; `finetune` with --init, else `small-data`.")]
     teacher: Annotated[
         str | Path | None,
-        Flag("A model with the same classes: its predictions are learnt beside the labels (DeiT).",
+        Flag("A model with the same classes, for distillation (DeiT).",
              setting="objective.teacher", word=str),
     ]  # fmt: skip
-    head_only: Annotated[bool, Flag("Freeze all but the classification head.", False, setting="model.head_only")]
+    head_only: Annotated[bool, Flag("Train the classification head only.", False, setting="model.head_only")]
 
 
 class PretrainFlags(TrainingFlags, total=False):

@@ -136,7 +136,7 @@ def find_damage(checkpoint: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"manifest.json cannot be read ({error})"
     if version != FORMAT_VERSION:
-        return f"its format version is {version}, this vitrail reads {FORMAT_VERSION}"
+        return f"its format version is {version}, this version of vitrail reads {FORMAT_VERSION}"
     for name, facts in stated.items():
         path = checkpoint / name
         size = path.stat().st_size if path.is_file() else 0
