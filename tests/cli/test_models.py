@@ -7,9 +7,11 @@ import json
 import pytest
 
 import vitrail.models
+from tests.slow import slow_except
 from vitrail.cli.models import models
 from vitrail.errors import ConfigError
-from vitrail.models import MODELS
+from vitrail.models import MODELS, configure, cost_of
+from vitrail.models.costs import COSTS
 from vitrail.models.published import PUBLISHED
 
 
@@ -19,6 +21,17 @@ def test_every_model_has_its_paper_and_a_figure_its_setting():
         assert any(year in known.paper for year in ("2020", "2021", "2022", "2023")), name
         assert (known.top1 is None) == (known.setting is None), name
         assert known.top1 is None or 65 < known.top1 < 91, name
+
+
+@pytest.mark.parametrize("name", slow_except(MODELS, {"vit-ti16", "deit-ti16-distilled", "swin-t", "bit-r50x1"}))
+def test_the_table_of_costs_is_what_is_counted(name):
+    assert COSTS[name] == cost_of(configure(name, classes=1000))
+
+
+def test_the_list_counts_nothing_and_has_every_model(capsys, monkeypatch):
+    monkeypatch.setattr("vitrail.workflows.models.cost_of", None)
+    models()
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == list(MODELS)
 
 
 def test_one_model_is_shown_at_any_size(capsys):
