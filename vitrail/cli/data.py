@@ -6,6 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitrail.errors import DataError
+
 
 def check(
     data: str,
@@ -16,6 +18,8 @@ def check(
     ] = False,
 ) -> None:
     """Read every image of a data set and report on it: layout, counts, sizes, bad files, duplicates, leaks.
+
+    The exit code is 3 if `vitrail train` would refuse the data.
 
     Parameters
     ----------
@@ -28,3 +32,5 @@ def check(
 
     result = check_data(data)
     print(dumps(result.to_dict()) if json else result.to_text())
+    if result.refused:
+        raise DataError(f"`vitrail train` refuses these data: {result.refused}", "see the report above")

@@ -9,6 +9,7 @@ import torch
 
 from vitrail.config.schema import Run
 from vitrail.data.loader import collate_labels
+from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.source import describe_data
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import find_device
@@ -50,6 +51,8 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     start = goal.start(run, say)
     run_data = goal.open(run, data, folder, transform, start)
     say(describe_data(run_data.splits))
+    for words in find_layout_warnings(run_data.splits, run.data.source):
+        say(f"warning  {words}")
     run = resolve(run, goal.plan(run, run_data.train, start, say), run_data.train, device, say)
     kept = goal.build(run, run_data, start, say)
     kept.model.to(device)

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitrail.cli import run
 from vitrail.data.sources.check import check
+from vitrail.data.sources.open import open_data
 
 
 def picture(seed, size=(10, 12)):
@@ -111,3 +113,55 @@ def test_real_photographs_are_sound(real_data):
     assert found.images == 398
     assert found.counts["val"] == {"ants": 70, "bees": 83}
     assert (found.bad, found.leaks) == ((), ())
+
+
+def write(folder, *names):
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(picture(number, (10 + number, 30)))
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        (["all/ant/1.png", "all/bee/2.png"], "all"),
+        (["fruit/apple/1.png", "fruit/pear/2.png", "milk/oat/3.png"], "*/*"),
+        (["train/fruit/apple/1.png", "train/milk/oat/2.png", "val/fruit/apple/3.png", "val/milk/oat/4.png"], "*/*/*"),
+    ],
+)
+def test_nested_class_folders_are_warned_of_with_what_reads_them(tmp_path, names, pattern):
+    write(tmp_path, *names)
+    (warning,) = check(tmp_path).warnings
+    assert f"give '{tmp_path}/{pattern}'" in warning
+    rightly = open_data(f"{tmp_path}/{pattern}", validation=0)
+    assert not check(f"{tmp_path}/{pattern}").warnings
+    assert set(rightly.classes) == {"all": {"ant", "bee"}}.get(pattern, {"fruit/apple", "fruit/pear", "milk/oat"} & {
+        name.removeprefix("train/").removeprefix("val/").rpartition("/")[0] for name in names
+    })  # fmt: skip
+
+
+def test_one_class_and_names_that_are_hard_to_tell_apart_are_warned_of(tmp_path):
+    write(tmp_path, "one/ant/1.png", "one/ant/2.png", "odd/Ferry/1.png", "odd/ferry/2.png", "odd/ bee/3.png")
+    assert check(tmp_path / "one").warnings == ("there is only one class, 'ant'; a classifier needs two or more",)
+    (tmp_path / "odd" / ("x" * 70)).mkdir()
+    write(tmp_path / "odd" / ("x" * 70), "1.png")
+    twins, spaces, long = check(tmp_path / "odd").warnings
+    assert twins.startswith("the classes 'Ferry', 'ferry' differ only in case")
+    assert spaces == "1 class names begin or end with a space, e.g. ' bee'"
+    assert long.startswith("1 class names have more than 64 characters")
+
+
+def test_what_training_refuses_is_said_with_exit_code_3(tmp_path, capsys):
+    write(
+        tmp_path,
+        *(f"photos/{number}.png" for number in range(3)),
+        *(f"good/{n}/{i}.png" for n in "ab" for i in range(12)),
+    )
+    assert run(["data", "check", str(tmp_path / "photos")]) == 3
+    said = capsys.readouterr()
+    assert "widths 30 to 30, heights 10 to 12" in said.out
+    assert "`vitrail train` refuses these data: the data have no labels" in said.err
+    assert run(["data", "check", str(tmp_path / "good")]) == 0
+    (tmp_path / "good" / "a" / "0.png").write_bytes(b"")
+    assert run(["data", "check", str(tmp_path / "good")]) == 3
+    assert "1 of 24 images are bad, more than 1%" in capsys.readouterr().err

@@ -222,3 +222,19 @@ def test_real_photographs(real_data):
     assert splits.train.counts().tolist() == [124, 121]
     assert splits.val.counts().tolist() == [70, 83]
     assert "train/ants/imageNotFound.gif" in splits.train.keys
+
+
+def test_a_pattern_gives_each_matching_folder_as_a_class(tmp_path):
+    make(tmp_path, "a/x/1.jpg", "a/y/deep/2.jpg", "b/x/3.jpg", "b/notes.txt", "c.jpg", "a/.hidden/4.jpg")
+    splits = open_data(f"{tmp_path}/*/*", validation=0)
+    assert splits.classes == ("a/x", "a/y", "b/x")
+    assert list(splits.train.keys) == ["a/x/1.jpg", "a/y/deep/2.jpg", "b/x/3.jpg"]
+    assert splits.train.targets.tolist() == [0, 1, 2]
+    assert open_data(f"{tmp_path}/a/[xy]", validation=0).classes == ("x", "y")
+    with pytest.raises(DataError, match=r"no folder that matches .* contains images"):
+        open_data(f"{tmp_path}/*/*/none*")
+    with pytest.raises(DataError, match="one '\\*' for each level"):
+        open_data(f"{tmp_path}/**")
+    make(tmp_path, "train/x/1.jpg")
+    with pytest.raises(DataError, match="only some are in train"):
+        open_data(f"{tmp_path}/*/*")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -15,10 +15,13 @@ import numpy as np
 
 from vitrail.data.decode import BadImage, decode
 from vitrail.data.sources.labels import ROWS_SHOWN, SPLIT_ORDER
+from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source
+from vitrail.errors import DataError
 
 BATCH = 256  # images in memory at a time
+MOST_BAD = 0.01  # share of bad images that training accepts by default, `data.max_bad`
 FEW = 10  # training images; classes with fewer are reported
 SIZE_STEPS = (32, 64, 128, 224, 384, 512, 1024, 2048, 4096)  # pixels of the shorter side
 
@@ -38,6 +41,10 @@ class CheckResult:
     leaks: tuple[tuple[str, ...], ...]  # images of equal content in more than one split
     conflicts: tuple[tuple[str, ...], ...]  # images of equal content with different labels
     few: tuple[str, ...]  # classes with fewer than FEW training images
+    warnings: tuple[str, ...] = ()  # signs that the layout is not read as it is meant
+    widths: tuple[int, int] | None = None  # (smallest, largest), of the good images
+    heights: tuple[int, int] | None = None
+    refused: str = ""  # why `vitrail train` refuses the data
 
     @property
     def images(self) -> int:
@@ -46,7 +53,7 @@ class CheckResult:
     @property
     def sound(self) -> bool:
         """Whether nothing was found that would harm a training or its metrics."""
-        return not (self.bad or self.leaks or self.conflicts or self.few)
+        return not (self.bad or self.leaks or self.conflicts or self.few or self.warnings or self.refused)
 
     def to_dict(self) -> dict[str, Any]:
         """The result in JSON types."""
@@ -64,13 +71,18 @@ class CheckResult:
         lines += _format_table(rows[: 10 * ROWS_SHOWN])
         if self.smallest and self.largest:
             across = [f"{width} x {height}" for height, width in (self.smallest, self.largest)]
-            lines.append(f"sizes    from {across[0]} to {across[1]} (width x height); by the shorter side:")
+            lines.append(f"sizes    from {across[0]} to {across[1]} (width x height)")
+        if self.widths and self.heights:
+            sides = "widths {:,} to {:,}, heights {:,} to {:,}".format(*self.widths, *self.heights)
+            lines.append(f"         {sides}; by the shorter side:")
             lines += _format_table([(name, f"{count:,}") for name, count in self.sizes.items()])
         lines += _format_list("bad images", [f"{key}: {reason}" for key, reason in self.bad])
         lines += _format_list("duplicates within a split", [" = ".join(group) for group in self.duplicates])
         lines += _format_list("images in more than one split", [" = ".join(group) for group in self.leaks])
         lines += _format_list("equal images with different labels", [" = ".join(group) for group in self.conflicts])
         lines += _format_list(f"classes with fewer than {FEW} training images", list(self.few))
+        lines += _format_list("warnings", list(self.warnings))
+        lines += [f"refused by `vitrail train`: {self.refused}"] if self.refused else []
         return "\n".join([*lines, "no problems found" if self.sound else "problems found, see above"])
 
 
@@ -126,7 +138,25 @@ def check(data: Any, *, channels: int = 3, progress: Callable[[int, int], None] 
         leaks=tuple(tuple(map(name, group)) for group in across),
         conflicts=tuple(tuple(map(name, group)) for group in unlike),
         few=tuple(name for name, count in counts.get("train", {}).items() if name and count < FEW),
+        warnings=tuple(find_layout_warnings(splits, data)),
+        widths=_find_range(width for _, width in sizes),
+        heights=_find_range(height for height, _ in sizes),
+        refused=_find_refusal(data, channels, bad=len(bad), images=len(images)),
     )
+
+
+def _find_range(sides: Iterable[int]) -> tuple[int, int] | None:
+    ordered = sorted(sides)
+    return (ordered[0], ordered[-1]) if ordered else None
+
+
+def _find_refusal(data: Any, channels: int, *, bad: int, images: int) -> str:
+    """Why `vitrail train` refuses the data with its default settings; empty if it does not."""
+    try:
+        open_data(data, validation=0, channels=channels)
+    except DataError as error:
+        return error.what
+    return f"{bad:,} of {images:,} images are bad, more than {MOST_BAD:.0%}" if bad > MOST_BAD * images else ""
 
 
 def _examine_all(

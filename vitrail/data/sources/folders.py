@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field
+from glob import glob
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +158,49 @@ def _read_classes(root: Path, inside: str, scan: Scan, labelled: bool) -> tuple[
         return RawSplit(Files(str(root), Strings.join(paths)), Labels(names, values)), note
     flat = Strings(sorted([*beside, *(path for class_paths in paths for path in class_paths)]))
     return (RawSplit(Files(str(root), flat)), "") if len(flat) else None
+
+
+def read_class_folders(pattern: str) -> tuple[str, dict[str, RawSplit]]:
+    """The images of all folders that match a glob pattern such as ``photos/*/*``: each folder is one class.
+
+    The name of a class is the path of its folder from the fixed part of the pattern on. If the first part of all paths names a
+    split, it gives the split.
+
+    Raises:
+        DataError: ``**``, no folder matches, or only some are in folders of splits.
+    """
+    parts = Path(pattern).parts
+    if "**" in parts:
+        raise DataError(
+            f"the pattern {pattern!r} has '**'", "give one '*' for each level of folders, e.g. 'photos/*/*'"
+        )
+    root = Path(*takewhile(lambda part: not any(mark in part for mark in "*?["), parts))
+    scan = Scan()
+    found = [Path(path) for path in glob(pattern) if os.path.isdir(path) and not Path(path).name.startswith(".")]
+    classes: dict[str, dict[str, Strings]] = {}  # split -> class -> images
+    for folder in sorted(found):
+        split, name = _split_and_name(folder.relative_to(root).parts)
+        classes.setdefault(split, {})[name] = Strings(scan.list_images(str(root), folder.relative_to(root).as_posix()))
+    if not any(len(images) for by_name in classes.values() for images in by_name.values()):
+        raise DataError(
+            f"no folder that matches {pattern!r} contains images", "quote the pattern, and check the folders"
+        )
+    if "" in classes and len(classes) > 1:
+        others = ", ".join(sorted(classes.keys() - {""}))
+        raise DataError(f"of the folders that match {pattern!r} only some are in {others}", "move the others elsewhere")
+    splits = {}
+    for split, by_name in sorted(classes.items(), key=lambda pair: SPLIT_ORDER.index(pair[0] or "train")):
+        names = sort_names(by_name)
+        values = np.repeat(np.arange(len(names)), [len(by_name[name]) for name in names])
+        paths = Strings.join([by_name[name] for name in names])
+        splits[split or "train"] = RawSplit(Files(str(root), paths), Labels(names, values))
+    within = "" if "" in classes else f" in {', '.join(splits)}"
+    return f"class folders that match a pattern{within}{scan.describe_others()}", splits
+
+
+def _split_and_name(parts: tuple[str, ...]) -> tuple[str, str]:
+    split = SPLITS.get(parts[0].lower(), "") if len(parts) > 1 else ""
+    return split, "/".join(parts[1:] if split else parts)
 
 
 def _list_folders(folder: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from vitrail.data.sources.arrays import (
     read_npz,
 )
 from vitrail.data.sources.contents import Files, Strings
-from vitrail.data.sources.folders import EXTENSIONS, find_data_files, read_folder
+from vitrail.data.sources.folders import EXTENSIONS, find_data_files, read_class_folders, read_folder
 from vitrail.data.sources.holdout import choose_held_out
 from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, RawSplit, check_no_class_is_empty, join_labels
 from vitrail.data.sources.manifests import read_manifest
@@ -48,9 +48,9 @@ def open_data(
 
     Args:
         data: a path to a folder (of class folders, optionally inside train / val / test; of Parquet, .npz or manifest
-            files by split; or of images alone), a manifest, Parquet, .npy, .npz or one image; or "digits"; a `Source`
-            or `Splits`; arrays (images, labels); a torch-style Dataset; a list of image files; or a dict of these by
-            split.
+            files by split; or of images alone), a pattern of class folders (``photos/*/*``), a manifest, Parquet, .npy,
+            .npz or one image; or "digits"; a `Source` or `Splits`; arrays (images, labels); a torch-style Dataset; a
+            list of image files; or a dict of these by split.
         seed: of the held-out validation split.
         validation: fraction of each class to hold out where there is no validation split; 0 holds out nothing.
         classes: class names in the order of their indices, e.g. a model's; None takes those of the training images.
@@ -121,6 +121,8 @@ def _find(data: Any, channels: int, labelled: bool, where: str = "") -> tuple[st
         return _find_by_split(data, channels, labelled)
     if isinstance(data, str) and data in BUILT_IN:
         return read_digits()
+    if isinstance(data, str) and any(mark in data for mark in "*?[") and not os.path.exists(data):
+        return read_class_folders(os.path.abspath(os.path.expanduser(data)))
     if isinstance(data, str | os.PathLike):
         return _find_at(Path(os.path.abspath(Path(data).expanduser())), labelled, given=str(data))
     if hasattr(data, "shape"):

@@ -1,0 +1,78 @@
+"""Signs that a data set is not read as its owner means it: one class, nested class folders, names that differ in case only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.sources.labels import SPLITS
+from vitrail.data.sources.source import Source, Splits, list_splits
+
+SAMPLED = 2_000  # keys, spread evenly, that decide whether class folders are nested
+LONG_NAME = 64  # characters
+
+
+def find_layout_warnings(splits: Splits, data: Any = None) -> list[str]:
+    """Returns a sentence for each sign; with the command that reads nested folders as classes, if ``data`` is a path."""
+    if not splits.classes:
+        return []
+    named = f"class {splits.classes[0]!r}" if len(splits.classes) == 1 else f"{len(splits.classes):,} classes"
+    words = []
+    by_folders = splits.layout.startswith("class folders") and not any("/" in name for name in splits.classes)
+    if by_folders and (pattern := _find_nested_pattern(splits, data)):
+        words.append(
+            f"the images are in subfolders of the class folders, but the first folder level gives the labels ({named}); "
+            f"if the subfolders are the classes, give '{pattern}'"
+        )
+    elif len(splits.classes) == 1:
+        words.append(f"there is only one class, {splits.classes[0]!r}; a classifier needs two or more")
+    return words + _find_odd_names(splits.classes)
+
+
+def _find_odd_names(classes: tuple[str, ...]) -> list[str]:
+    folded: dict[str, list[str]] = {}
+    for name in classes:
+        folded.setdefault(name.strip().casefold(), []).append(name)
+    words = [
+        f"the classes {', '.join(map(repr, names))} differ only in case or spaces; rename them if they are the same class"
+        for names in folded.values()
+        if len(names) > 1
+    ]
+    if spaced := [name for name in classes if name != name.strip()]:
+        words.append(f"{len(spaced):,} class names begin or end with a space, e.g. {spaced[0]!r}")
+    if long := [name for name in classes if len(name) > LONG_NAME]:
+        words.append(
+            f"{len(long):,} class names have more than {LONG_NAME} characters, e.g. {long[0][:LONG_NAME]!r}..."
+        )
+    return words
+
+
+def _find_nested_pattern(splits: Splits, data: Any) -> str:
+    """The pattern of the folders that contain the images if nearly all are deeper than the class folders; else empty."""
+    source = max(list_splits(splits).values(), key=len)
+    levels = Counter(_count_levels(source))
+    if not levels:
+        return ""
+    level, count = max(levels.items(), key=lambda pair: pair[1])
+    if level < 2 or count < 0.9 * levels.total():
+        return ""
+    first = source.keys[0].split("/")
+    in_splits = len(list_splits(splits)) > 1 and first[0].lower() in SPLITS
+    root = str(data) if isinstance(data, str | Path) else "DATA"
+    if len(splits.classes) == 1 and level == 2 and not in_splits:
+        return f"{root.rstrip('/')}/{splits.classes[0]}"
+    return root.rstrip("/") + "/*" * (level + in_splits)
+
+
+def _count_levels(source: Source) -> list[int]:
+    """Of sampled images, the number of folders from the class folder down to the image."""
+    levels = []
+    for row in np.unique(np.linspace(0, len(source) - 1, min(SAMPLED, len(source))).astype(int)).tolist():
+        folders = source.keys[row].split("/")[:-1]
+        if folders and folders[0].lower() in SPLITS and len(folders) > 1 and folders[1] in source.classes:
+            folders = folders[1:]
+        levels.append(len(folders))
+    return levels
