@@ -16,6 +16,11 @@ from PIL import Image
 from vitrail.errors import ConfigError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+# of image files; HEIC and AVIF, too, which `decode` refuses with the remedy
+EXTENSIONS = frozenset(
+    {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"}
+    | {"heic", "heif", "avif"}
+)
 ISO_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", **dict.fromkeys((b"heic", b"heix", b"hevc", b"mif1", b"msf1"), "HEIC")}
 MAX_PIXELS = 64_000_000
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}

@@ -126,6 +126,14 @@ def test_images_that_are_beside_the_table(tmp_path):
         source.read(2)
 
 
+def test_the_only_column_of_bytes_holds_the_images_whatever_its_name(tmp_path):
+    path = write(tmp_path / "x.parquet", {"photo": pa.array([b"a", b"b"]), "label": [0, 1]})
+    assert open_data(path, validation=0).train.read(1).content == b"b"
+    path = write(tmp_path / "y.parquet", {"photo": pa.array([b"a"]), "mask": pa.array([b"b"]), "label": [0]})
+    with pytest.raises(DataError, match="no path column; its columns are 'photo', 'mask', 'label'"):
+        open_data(path)
+
+
 def test_labels_that_are_all_minus_one_are_none(tmp_path):
     path = write(tmp_path / "x.parquet", {"image": numbered(2), "label": [-1, -1]})
     assert not open_data(path, validation=0, labelled=False).train.labelled

@@ -15,15 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.decode import looks_like_image
+from vitrail.data.decode import EXTENSIONS, looks_like_image
 from vitrail.data.sources.contents import Files, Strings, read_head
 from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, RawSplit, sort_names
 from vitrail.errors import DataError
 
-EXTENSIONS = frozenset(
-    {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"}
-)
-EXTENSIONS |= {"heic", "heif", "avif"}  # images, too, but `decode` refuses them with the remedy
 MANIFESTS = (".csv", ".tsv", ".jsonl", ".parquet")
 
 

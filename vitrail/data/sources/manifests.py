@@ -12,12 +12,26 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from vitrail.data.decode import EXTENSIONS
 from vitrail.data.sources.contents import Files, Strings, normalise_path
 from vitrail.data.sources.labels import BETWEEN, SPLIT_ORDER, SPLITS, RawSplit, format_label, from_texts
 from vitrail.errors import DataError
 
-PATHS = ("path", "file_name", "filename", "file", "image", "image_path")
-LABELS = ("label", "labels", "class", "class_name", "target")
+PATHS = (
+    "path",
+    "file_path",
+    "filepath",
+    "file_name",
+    "filename",
+    "file",
+    "image",
+    "image_path",
+    "img",
+    "img_path",
+    "jpeg",
+)
+LABELS = ("label", "labels", "class", "class_name", "classname", "category", "target")
+DELIMITERS = (",", ";", "\t")
 LINE_LIMIT = 2**20  # characters
 PROBES = 16  # rows whose files are looked up first: a wrong root folder is then one error, not one per image
 
@@ -40,7 +54,8 @@ def read_manifest(path: Path, *, labelled: bool) -> tuple[str, dict[str, RawSpli
     """Read a CSV, TSV or JSON-lines manifest.
 
     A row has a path (absolute, or relative to and inside the folder of the manifest), a label or several separated by
-    `;`, and optionally a split.
+    `;`, and optionally a split. A CSV may have `;` or tabs between its fields, and no header if it has a path, a label and
+    perhaps a split.
 
     Raises:
         DataError: with the line: a broken table, a missing column, a path outside the folder, a repeated path, an empty
@@ -173,25 +188,52 @@ def _read_lines(file: TextIO, path: Path) -> Iterator[str]:
 def _read_csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, column -> text) of each row. Blank lines are skipped."""
     with _open(path) as file:
-        table = csv.reader(
-            _read_lines(file, path), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True
-        )
+        delimiter = "\t" if path.suffix.lower() == ".tsv" else _detect_delimiter(file)
+        table = csv.reader(_read_lines(file, path), delimiter=delimiter, strict=True)
         header: list[str] | None = None
         try:
             for cells in table:
                 if not any(cells):
                     continue
                 if header is None:
-                    header = [name.strip() for name in cells]
+                    header = _name_columns([name.strip() for name in cells], path)
                     if repeated := {name for name in header if header.count(name) > 1}:
                         raise DataError(f"{path} has two columns {min(repeated)!r}", "rename one of them")
-                    continue
+                    if _is_header(cells):
+                        continue
                 if len(cells) != len(header):
                     fact = f"{path}, line {table.line_num}: {len(cells)} fields, but the header has {len(header)}"
                     raise DataError(fact, 'put fields that contain a comma in double quotes: "a,b.jpg"')
                 yield table.line_num, dict(zip(header, cells))
         except csv.Error as error:
             raise DataError(f"{path}, line {table.line_num}: broken CSV, {error}", "repair the line") from error
+
+
+def _detect_delimiter(file: TextIO) -> str:
+    """The delimiter that the first line contains."""
+    try:
+        line = next((line for line in iter(lambda: file.readline(LINE_LIMIT), "") if line.strip()), "")
+    except UnicodeDecodeError:
+        line = ""  # read again, this is reported with its line
+    file.seek(0)
+    return next((delimiter for delimiter in DELIMITERS if delimiter in line), DELIMITERS[0])
+
+
+def _is_header(cells: Sequence[str]) -> bool:
+    """Whether a first row has the names of columns, and no image file."""
+    return not any(Path(cell.strip()).suffix[1:].lower() in EXTENSIONS for cell in cells)
+
+
+def _name_columns(cells: list[str], path: Path) -> list[str]:
+    """The names of the columns: the first row, or for a row of a path, a label and perhaps a split, these words."""
+    if _is_header(cells):
+        return cells
+    names = ["path" if not _is_header([cell]) else "split" if cell.lower() in SPLITS else "label" for cell in cells]
+    if len(names) > 3 or len({*names}) < len(names):
+        raise DataError(
+            f"{path} has no header, and its columns are unclear: {cells}", "add a first line such as path,label"
+        )
+    return names
 
 
 def _read_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.data.decode import EXTENSIONS
 from vitrail.data.sources.arrays import (
     BUILT_IN,
     is_dataset,
@@ -21,7 +22,7 @@ from vitrail.data.sources.arrays import (
     read_npz,
 )
 from vitrail.data.sources.contents import Files, Strings
-from vitrail.data.sources.folders import EXTENSIONS, find_data_files, read_class_folders, read_folder
+from vitrail.data.sources.folders import find_data_files, read_class_folders, read_folder
 from vitrail.data.sources.holdout import choose_held_out
 from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, RawSplit, check_no_class_is_empty, join_labels
 from vitrail.data.sources.manifests import read_manifest

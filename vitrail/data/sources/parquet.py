@@ -183,8 +183,9 @@ def _read_features(schema: Any) -> dict[str | None, Any]:
 
 
 def _find_image_column(schema: Any, features: dict[str | None, Any]) -> str | None:
-    """The image column: declared as images, or structs with bytes, or bytes with a usual name."""
+    """The image column: declared as images, or structs with bytes, or bytes with a usual name, or the only one of bytes."""
     pyarrow = _import_pyarrow()
+    binaries = []
     for name in schema.names:
         kind = schema.field(name).type
         declared = isinstance(features.get(name), dict) and features[name].get("_type") == "Image"
@@ -192,7 +193,9 @@ def _find_image_column(schema: Any, features: dict[str | None, Any]) -> str | No
         binary = pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind)
         if struct or (binary and (declared or name.lower() in IMAGES)):
             return name
-    return None
+        if binary:
+            binaries.append(name)
+    return binaries[0] if len(binaries) == 1 else None
 
 
 def _find_label_column(features: dict[str | None, Any]) -> str | None:
