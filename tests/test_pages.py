@@ -18,6 +18,7 @@ from cyclopts import CycloptsError
 from PIL import Image
 
 from vitrail.cli import build_app
+from vitrail.config.settings import MEANINGS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -109,6 +110,14 @@ def test_the_python_of_a_page_runs(page, desk):
 def test_the_commands_of_a_page_parse(page):
     for words in commands(page.read_text()):
         parse(words)
+
+
+@each_page
+def test_the_settings_that_a_page_names_exist(page):
+    """Changes of a model or an objective are checked when these are built."""
+    for key in re.findall(r"--set [\"']?([\w.]+)=", page.read_text()):
+        known = key in MEANINGS or key.startswith(("model.changes.", "objective.changes."))
+        assert known or key == "group.key", key
 
 
 @each_page

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitrail.workflows.api import export as export
     from vitrail.workflows.api import inspect as inspect
     from vitrail.workflows.api import list_models as list_models
+    from vitrail.workflows.api import list_settings as list_settings
     from vitrail.workflows.api import predict as predict
     from vitrail.workflows.api import probe as probe
     from vitrail.workflows.api import serve as serve
@@ -44,6 +45,7 @@ _HOMES = {
     "export": "vitrail.workflows.api",
     "inspect": "vitrail.workflows.api",
     "list_models": "vitrail.workflows.api",
+    "list_settings": "vitrail.workflows.api",
     "load": "vitrail.weights",
     "predict": "vitrail.workflows.api",
     "pretrain": "vitrail.workflows.train",
@@ -67,6 +69,7 @@ __all__ = [
     "export",
     "inspect",
     "list_models",
+    "list_settings",
     "load",
     "predict",
     "pretrain",

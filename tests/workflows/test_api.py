@@ -20,7 +20,11 @@ from vitrail.config.keywords import fits, flags_of
 from vitrail.errors import ConfigError
 from vitrail.weights.native import save_model
 
-OTHER_NAMES = {"models": "list_models", "check": "check_data"}  # `vitrail.models` and `vitrail.data` are packages
+OTHER_NAMES = {
+    "models": "list_models",
+    "settings": "list_settings",
+    "check": "check_data",
+}
 OF_THE_TERMINAL = {"json", "per_class"}  # how results are printed
 OF_PYTHON = {"log", "transform", "command"}  # what no shell can say
 

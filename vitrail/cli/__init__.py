@@ -22,6 +22,7 @@ from vitrail.cli import (
     pretrain,
     probe,
     serve,
+    settings,
     train,
     transfer,
 )
@@ -50,6 +51,7 @@ def build_app() -> App:
     app.command(export.export)
     app.command(serve.serve)
     app.command(models.models)
+    app.command(settings.settings)
     group = App(name="data", help="Look at a data set before it is used.")
     group.command(data.check, name="check")
     app.command(group)

@@ -319,3 +319,9 @@ class ModelsFlags(TypedDict, total=False):
 
     size: Annotated[int | None, Flag("Image size in pixels; by default that of each model.")]
     classes: Annotated[int, Flag("Number of classes of the counted head.", 1000)]
+
+
+class SettingsFlags(TypedDict, total=False):
+    """`vitrail settings`."""
+
+    recipe: Annotated[str, Flag("The recipe whose values are shown.", "small-data")]

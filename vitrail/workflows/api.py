@@ -1,8 +1,8 @@
 """The verbs for Python: every verb of the command line is a function of `vitrail` with the same name and the same options.
 
 Those that train stand in `vitrail.workflows.train`.
-Two have another name, as `vitrail.models` and `vitrail.data` are packages: `list_models` is ``vitrail models``, and
-`check_data` is ``vitrail data check``. The options and their help texts stand in `vitrail.config.flags_inference`.
+Three have another name: `list_models` is ``vitrail models``, `list_settings` is ``vitrail settings``, and `check_data` is
+``vitrail data check``. The options and their help texts stand in `vitrail.config.flags_inference`.
 
 Each function imports what it needs when it is called, and raises the classes of `vitrail.errors`. A ``log`` is called with
 each line of what is assumed and found.
@@ -29,6 +29,7 @@ from vitrail.config.flags_inference import (
     ProbeFlags,
     ProtocolFlags,
     ServeFlags,
+    SettingsFlags,
     TransferFlags,
     TransferOutFlags,
 )
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from vitrail.analysis.explanation import Explanation
+    from vitrail.config.settings import Setting
     from vitrail.data.sources.check import CheckResult
     from vitrail.evaluation.judgement import Judgement
     from vitrail.inference.results import Results
@@ -352,6 +354,14 @@ def serve(model: str | Path | None = None, **flags: Unpack[ServeFlags]) -> None:
 def list_models(name: str | None = None, **flags: Unpack[ModelsFlags]) -> dict[str, ModelFacts]:
     """What is known of every model, or of one: its config, its cost, its paper and published accuracy."""
     from vitrail.workflows.models import list_models as describe
+
+    return describe(name, **flags)
+
+
+@takes(SettingsFlags)
+def list_settings(name: str | None = None, **flags: Unpack[SettingsFlags]) -> dict[str, Setting]:
+    """The settings of a training run by key, or those of one group: type, value in a recipe, flag and meaning."""
+    from vitrail.config.settings import list_settings as describe
 
     return describe(name, **flags)
 
