@@ -37,6 +37,7 @@ VERBS = [
     "convert",
     "export",
     "serve",
+    "settings",
 ]
 LIBRARIES = [
     name

@@ -7,6 +7,8 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from urllib.parse import quote
@@ -167,6 +169,23 @@ def test_a_broken_file_hides_no_other_run(place):
     assert runs.keys() == {"good", *(f"bad {number}" for number in range(len(broken)))}
     assert runs["good"]["state"] == "finished"
     assert {run["step"] for run in runs.values()} == {6}
+
+
+@pytest.mark.parametrize("state", ["running", None])
+def test_a_run_whose_process_was_killed_is_stopped(place, state):
+    script = (
+        "import os, signal, sys; from pathlib import Path; from vitrail.runs.folder import RunFolder;"
+        "folder = RunFolder(Path(sys.argv[1])); folder.open();"
+        + ("folder.write_status('running', steps=9);" if state else "(folder.path / 'config.yaml').write_text('{}');")
+        + "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(place / "killed")], check=False)
+    (run,) = (run for run in client_of(place).get("/v1/runs").json()["runs"] if run["name"] == "killed")
+    assert run["state"] == "stopped"
+    elsewhere = (place / "killed" / ".lock").read_text().rpartition(" ")[0] + " another-machine"
+    (place / "killed" / ".lock").write_text(elsewhere)
+    (run,) = (run for run in client_of(place).get("/v1/runs").json()["runs"] if run["name"] == "killed")
+    assert run["state"] == (state or "starting")
 
 
 def test_a_run_that_has_only_begun_is_starting(place):

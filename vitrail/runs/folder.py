@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -148,6 +149,25 @@ def _take_lock(file: TextIO) -> None:
         raise
     except OSError:
         return
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether the process that opened a run folder is gone; False if it ran on another machine, or where that is unknown.
+
+    The lock itself is not tried, because a training that starts at that moment would be refused.
+    """
+    if sys.platform == "win32":  # os.kill would end the process there
+        return False
+    try:
+        _, process, _, host = (folder / ".lock").read_text().split()
+        if host != socket.gethostname():
+            return False
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

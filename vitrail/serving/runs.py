@@ -23,6 +23,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
 from vitrail.reports.metric_names import SELECTED_BY, curve_of, metric_of
+from vitrail.runs.folder import is_abandoned
 from vitrail.serving.documents import errors
 from vitrail.serving.refusals import Refused
 from vitrail.serving.schemas import Schema
@@ -53,7 +54,9 @@ class RunState(Schema):
     """The progress of a run."""
 
     name: str
-    state: str = Field(examples=["running"], description="starting, running, or how the run ended")
+    state: str = Field(
+        examples=["running"], description="starting, running, stopped (its process was killed), or how the run ended"
+    )
     step: int
     steps: int | None = Field(description="total number of steps")
 
@@ -207,12 +210,13 @@ def read_rows(run: Path) -> tuple[list[Row], int]:
 
 
 def read_state(run: Path) -> dict[str, Any]:
-    """Returns ``state``, ``step`` and ``steps`` of a run."""
+    """Returns ``state``, ``step`` and ``steps`` of a run; its state is ``stopped`` if its process was killed."""
     file, (rows, _) = stamp(run / "status.json"), read_rows(run)
     status = _status(file) if file else {}
     state, steps = status.get("state"), status.get("steps")
+    state = state if isinstance(state, str) else "starting"
     return {
-        "state": state if isinstance(state, str) else "starting",
+        "state": "stopped" if state in GOING_ON and is_abandoned(run) else state,
         "step": rows[-1]["step"] if rows else 0,
         "steps": steps if type(steps) is int else None,
     }
