@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from vitrail.analysis.visualize import visualize_attention as visualize_attention
     from vitrail.models import MODELS as MODELS
     from vitrail.tasks.classification import Classifier as Classifier
@@ -83,6 +84,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     name = _ALIASES.get(name, name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("vitrail")
     if name not in _HOMES:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

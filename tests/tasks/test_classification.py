@@ -77,7 +77,9 @@ def test_an_image_has_no_five_channels():
 @pytest.mark.parametrize(
     ("picture", "reason"),
     [
-        ("cat.jpg", "it is a str"),
+        ("cat.jpg", "cat.jpg: No such file or directory"),
+        ("https://example.org/cat.jpg", "is a URL, which is not fetched"),
+        (3.5, "it is a float"),
         (np.zeros((5, 5, 3), np.int32), "it holds int32"),
         (np.full((5, 5, 3), 255.0), "values run from 0 to 255"),
         (np.full((5, 5, 3), np.nan), "values run from nan to nan"),
@@ -91,6 +93,22 @@ def test_what_is_no_picture_is_refused_by_its_place_and_reason(model, photograph
         model.preprocess([photograph, picture])
     with pytest.raises(DataError, match="picture 0"):
         model.predict(picture)
+
+
+def test_a_path_is_read_and_a_folder_is_all_of_its_images(model, photograph, tmp_path):
+    (tmp_path / "deep").mkdir()
+    photograph.save(tmp_path / "deep" / "a.png")
+    photograph.rotate(90).save(tmp_path / "b.png")
+    (tmp_path / "notes.txt").write_text("no image")
+    expected = model.predict([photograph.rotate(90), photograph])
+    names = [str(tmp_path / name) for name in ("b.png", "deep/a.png")]
+    assert [answer.key for answer in model.predict(tmp_path)] == names
+    assert [answer.top for answer in model.predict(str(tmp_path))] == [answer.top for answer in expected]
+    assert model.predict(tmp_path / "b.png")[0].score == pytest.approx(expected[0].score)
+    assert [answer.key for answer in model.predict([photograph, names[0]])] == ["", names[0]]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="contains no images"):
+        model.predict(tmp_path / "empty")
 
 
 def test_predictions_are_the_largest_probabilities_by_name(model, photograph):

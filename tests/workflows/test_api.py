@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from PIL import Image
 
 import vitrail
 from tests.looked_at import picture, shaken
-from vitrail.cli import build_app
+from vitrail.cli import build_app, run
 from vitrail.config.flags_training import TrainFlags
 from vitrail.config.keywords import fits, flags_of
 from vitrail.errors import ConfigError
@@ -56,6 +57,12 @@ def test_a_verb_of_the_command_line_is_a_public_function_with_the_same_options_a
     required = {"out"} if verb == "embed" else set()  # a program may take the features as they come
     for option, parameter in shell.items():
         assert option in required or parameter.default == ours[option].default, option
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert vitrail.__version__ == metadata.version("vitrail")
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == vitrail.__version__
 
 
 def test_nothing_of_a_help_text_stands_twice() -> None:

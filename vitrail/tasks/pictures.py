@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,16 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.decode import BadImage, decode
+from vitrail.data.sources.folders import Scan
+from vitrail.errors import DataError
 
-Picture = bytes | Image.Image | np.ndarray | Tensor
+Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray | Tensor
 
 
 def to_pixels(picture: Any, channels: int) -> Image.Image | np.ndarray:
     """A Pillow image or an array (H, W, C), uint8 or float32 in [0, 1]. Raises `BadImage` for anything else."""
+    if isinstance(picture, str | os.PathLike):
+        picture = _read(picture)
     if isinstance(picture, bytes):
         return decode(picture, channels=channels)
     if isinstance(picture, Tensor):
@@ -35,9 +41,27 @@ def to_pixels(picture: Any, channels: int) -> Image.Image | np.ndarray:
     return picture.astype(np.float32)
 
 
+def _read(path: str | os.PathLike[str]) -> bytes:
+    if "://" in str(path):
+        raise BadImage(f"{path} is a URL, which is not fetched; download the file and give its path")
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise BadImage(f"{path}: {error.strerror}") from error
+
+
 def list_pictures(pictures: Any) -> list[Any]:
-    """Several pictures as a list, one as a list of one; what is no picture is refused by name where it is looked at."""
+    """Several pictures as a list, one as a list of one, a folder as its images in sorted order. Nothing is read yet.
+
+    Raises `DataError` for a folder without images.
+    """
+    if isinstance(pictures, str | os.PathLike):
+        if not os.path.isdir(pictures):
+            return [pictures]
+        if not (names := Scan().list_images(str(pictures), "")):
+            raise DataError(f"the folder {pictures} contains no images", "give files, or a folder with images")
+        return [os.path.join(pictures, name) for name in names]
     if isinstance(pictures, np.ndarray | Tensor):
         return list(pictures) if pictures.ndim == 4 else [pictures]
-    several = isinstance(pictures, Iterable) and not isinstance(pictures, Image.Image | str | bytes)
+    several = isinstance(pictures, Iterable) and not isinstance(pictures, Image.Image | bytes)
     return list(pictures) if several else [pictures]

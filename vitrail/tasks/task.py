@@ -11,7 +11,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from os import PathLike
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
@@ -31,8 +32,8 @@ from vitrail.models import Backbone, Config, create_backbone, device_of
 from vitrail.tasks.pictures import Picture, list_pictures, to_pixels
 
 REMEDY = (
-    "give Pillow images, the bytes of image files, or arrays (H, W, C) or tensors (C, H, W) of uint8 or of floats in "
-    "[0, 1]; normalised images go to model(images), paths to `vitrail predict`"
+    "give paths, Pillow images, the bytes of image files, or arrays (H, W, C) or tensors (C, H, W) of uint8 or of floats "
+    "in [0, 1]; normalised images go to model(images)"
 )
 BATCH = 32  # pictures that `Task.predict` shows the network at one time
 # what a task answers by asking its backbone; see `vitrail.models`
@@ -285,8 +286,9 @@ class Task(nn.Module, ABC):
         """Pictures as the network takes them, on its device: (B, C, H, W) float32.
 
         Args:
-            pictures: one or several of: Pillow images of any mode and size; the bytes of image files; arrays (H, W, C)
-                or (H, W); tensors (C, H, W); uint8, or floats in [0, 1]. Four dimensions are several pictures.
+            pictures: one or several of: paths of image files; Pillow images of any mode and size; the bytes of image files;
+                arrays (H, W, C) or (H, W); tensors (C, H, W); uint8, or floats in [0, 1]. Four dimensions are several
+                pictures, and the path of a folder stands for all images in it.
 
         Raises:
             DataError: names the picture that cannot be used, and why.
@@ -318,7 +320,7 @@ class Task(nn.Module, ABC):
         return self.preprocessing.picture(to_pixels(picture, self.preprocessing.channels))
 
     def predict(self, pictures: Picture | Iterable[Picture], top: int = 5) -> list[Any]:
-        """The `Answer` for each picture.
+        """The `Answer` for each picture; its ``key`` is the path, if one was given.
 
         Args:
             pictures: what `preprocess` takes.
@@ -334,6 +336,8 @@ class Task(nn.Module, ABC):
                 for first in range(0, len(pictures), BATCH):
                     images, frames = self._read(pictures[first : first + BATCH])
                     answers += self.decode(self(images), frames, top=top)
+            paths = (str(picture) if isinstance(picture, str | PathLike) else "" for picture in pictures)
+            answers = [replace(answer, key=path) for answer, path in zip(answers, paths)]
         finally:
             self.train(was_training)
         return answers

@@ -97,8 +97,7 @@ def use(facts: ClassificationFacts) -> str:
     place = shlex.quote(facts.location)
     shell = f"vitrail predict {place} photograph.jpg\nvitrail evaluate {place} folder-of-images"
     python = f"""import vitrail
-from PIL import Image
 
 model = vitrail.load({facts.location!r})
-print(model.predict([Image.open("photograph.jpg")], top=5))"""
+print(model.predict("photograph.jpg", top=5))"""
     return f"{fence_code(shell, 'sh')}\n\n{fence_code(python, 'python')}"

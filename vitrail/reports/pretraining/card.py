@@ -114,9 +114,7 @@ def use(facts: PretrainingFacts) -> str:
         return f"{fence_code(shell, 'sh')}\n\n{fence_code(TOKENIZED.format(facts.location), 'python')}"
     shell = f"vitrail train labelled-images --init {place}\nvitrail probe {place} labelled-images --protocol knn"
     python = f"""import vitrail
-from PIL import Image
 
 model = vitrail.load({facts.location!r})
-images = model.preprocess([Image.open("photograph.jpg")])
-features = model.features(images)"""
+features = model.features(model.preprocess("photograph.jpg"))"""
     return f"{fence_code(shell, 'sh')}\n\n{fence_code(python, 'python')}"
