@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from vitrail.models.beit import BEITS, BEiT, BEiTConfig
 from vitrail.models.cait import CAITS, CaiT, CaiTConfig
 from vitrail.models.config import Config, changed
 from vitrail.models.cost import Cost, count_cost, image_for, saved_bytes
+from vitrail.models.foreign_names import explain_field, translate_model
 from vitrail.models.pvt import PVT, PVTS, PVTConfig
 from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config
 from vitrail.models.resnet import RESNETS, ResNet, ResNetConfig
@@ -55,8 +57,15 @@ def configure(model: str | Config, **changes: Any) -> Config:
         ConfigError: the model or field is unknown (lists the nearest names), or a value is invalid.
     """
     if isinstance(model, str) and model not in MODELS:
-        raise ConfigError(f"there is no model {model!r}", nearest(model, MODELS))
-    return changed(MODELS[model] if isinstance(model, str) else model, **changes)
+        ours = translate_model(model)
+        remedy = f"it is called {ours!r} here" if ours in MODELS else nearest(model, MODELS)
+        raise ConfigError(f"there is no model {model!r}", remedy)
+    config = MODELS[model] if isinstance(model, str) else model
+    known = [field.name for field in fields(config)]
+    for name in changes:
+        if name not in known and (remedy := explain_field(name, known)):
+            raise ConfigError(f"{config.about} has no field {name!r}", remedy)
+    return changed(config, **changes)
 
 
 def create_backbone(model: str | Config, **changes: Any) -> Backbone:
