@@ -270,6 +270,19 @@ def test_only_the_head_moves_when_the_rest_is_frozen(trained: Result, tmp_path: 
     assert all(name.startswith("head") for name in moved)
 
 
+def test_a_refused_request_leaves_no_new_folder_and_an_old_one_as_it_was(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "notes.txt").write_text("mine")
+    for name in ("new", "old"):
+        with pytest.raises(DataError, match="does not exist"):
+            train(tmp_path / "nosuch", tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old"]
+    assert (tmp_path / "old" / "notes.txt").read_text() == "mine"
+    with pytest.raises(DataError, match="images are bad"):
+        train(photos, tmp_path / "bad", "data.max_bad=0")
+    assert "broken.jpg" in (tmp_path / "bad" / "bad_images.csv").read_text()  # the message names this file
+
+
 def test_too_many_bad_images_stop_the_run_by_name(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"broken\.jpg"):
         train(photos, tmp_path / "run", "data.on_bad=stop", size=32, steps=12)

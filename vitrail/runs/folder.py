@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
 import time
@@ -39,6 +40,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._created = False
         self._lock: TextIO | None = None
         self._metrics: TextIO | None = None
         self._board: Board | None = None
@@ -62,6 +64,7 @@ class RunFolder:
     def open(self) -> None:
         """Makes the folder and takes its lock. Raises `DiskError` or, if another process trains there, `ConfigError`."""
         with disk_errors(self.path):
+            self._created = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
             self._lock = open(self.path / ".lock", "a+")
@@ -81,6 +84,16 @@ class RunFolder:
             if file is not None:
                 file.close()
         self._metrics = self._board = self._lock = None
+
+    def remove_if_unused(self) -> None:
+        """Removes a folder that this object created, if it holds the log of a refused request and nothing else."""
+        unused = {".lock", "log.txt", "status.json", "checkpoints"}
+        if (
+            self._created
+            and {path.name for path in self.path.iterdir()} <= unused
+            and not any(self.checkpoints.iterdir())
+        ):
+            shutil.rmtree(self.path)
 
     def write_config(self, run: Run) -> None:
         replace_file(self.config, yaml.safe_dump(plain(run), sort_keys=False, allow_unicode=True))

@@ -11,6 +11,7 @@ from typing import Any
 from vitrail.config.recipes import RECIPES
 from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import Run
+from vitrail.errors import VitrailError
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder, default_folder, why_stopped
 from vitrail.runtime import fault_injection
@@ -85,6 +86,8 @@ def train(
     except BaseException as error:
         if folder.path.is_dir() and folder.status().get("state") != "finished":
             folder.write_status(why_stopped(error), error=str(error))
+            if isinstance(error, VitrailError):
+                folder.remove_if_unused()
         raise
     finally:
         folder.close()
