@@ -84,6 +84,19 @@ def test_the_held_out_part_is_the_one_of_the_training(trained: Result, photos: P
     assert not any("warning" in line for line in lines)
 
 
+def test_bad_images_are_left_out_of_the_figures_aloud_and_listed(trained: Result, photos: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    for name in ("ant", "bee"):
+        (tmp_path / "data" / "test" / name).mkdir(parents=True)
+        (tmp_path / "data" / "test" / name / "good.png").write_bytes((photos / name / "07.png").read_bytes())
+    (tmp_path / "data" / "test" / "bee" / "bad.png").touch()
+    options, listed = InferenceOptions(quiet=True, max_bad=1), tmp_path / "bad.csv"
+    found = evaluate(trained.folder, tmp_path / "data", bad_list=listed, options=options, say=lines.append)
+    assert found.figures["images"] == 2
+    assert lines[-1] == f"warning  the figures leave out 1 image that could not be read; see {listed}"
+    assert "bee/bad.png,the file is empty" in listed.read_text()
+
+
 def test_other_data_than_those_of_the_training_are_named_as_such(trained: Result, tmp_path: Path) -> None:
     for name in ("ant", "bee"):
         (tmp_path / "more" / name).mkdir(parents=True)

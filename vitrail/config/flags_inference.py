@@ -102,6 +102,7 @@ class EvaluateFlags(ImageFlags, total=False):
         ),
     ]
     calibrate: Annotated[bool, Flag("Fit a temperature on this split and store it with the model.", False)]
+    bad_list: BadList
     corruptions: Annotated[bool, Flag("Also evaluate on eight kinds of corruption at five levels.", False)]
 
 

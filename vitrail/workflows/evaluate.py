@@ -20,6 +20,7 @@ from vitrail.evaluation.judgement import Judgement
 from vitrail.inference.inputs import split_to_judge
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
+from vitrail.reports.wording import plural
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks.task import Task
 from vitrail.weights.native import set_temperature
@@ -34,6 +35,7 @@ def evaluate(
     calibrate: bool = False,
     corruptions: bool = False,
     options: InferenceOptions = InferenceOptions(),
+    bad_list: Path | None = None,
     say: Say = to_stderr,
 ) -> Judgement:
     """Judges ``model`` on ``data``.
@@ -45,6 +47,7 @@ def evaluate(
         classes: a text file that names the outputs, one a line, for weights that carry no names.
         calibrate: fit a temperature on this split and store it with the model.
         corruptions: judge every corruption too; the figures gain one of each kind and their mean, ``corrupted_top1``.
+        bad_list: a CSV file for the images that could not be read; they do not count in the figures.
 
     Raises `ConfigError` for a model without a head, `DataError` for unknown classes or an unlabelled split, `CheckpointError`
     for the weights.
@@ -54,12 +57,15 @@ def evaluate(
     if calibrate and task.temperature is None:
         raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
     name, source = split_to_judge(task, data, split, say)
-    bad = BadImages(options.on_bad, options.max_bad, None, total=len(source))
+    bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(source))
     source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
     kept: list[tuple[Tensor, Any]] = []
     on_outputs = (lambda *batch: kept.append(batch)) if calibrate else None
     with ProgressBar("judging", len(source), quiet=options.quiet) as progress:
         judgement = judge(task, source, options, split=name, bad=bad, on_outputs=on_outputs, progress=progress)
+    if len(bad):
+        listed = f"; see {bad_list}" if bad_list else ""
+        say(f"warning  the figures leave out {plural(len(bad), 'image')} that could not be read{listed}")
     if calibrate:
         judgement, temperature = _calibrate(task, judgement, kept, say)
         if not isinstance(model, Task):
