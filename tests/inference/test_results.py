@@ -86,6 +86,17 @@ def test_in_python_the_failures_stand_beside_the_results(place):
     assert len(list(vitrail.embed("model", "photos", quiet=True))) == 4
 
 
+def test_a_list_of_another_time_counts_for_nothing(place, capsys):
+    Path("bad.csv").write_text(
+        "path,reason\n" + "".join(f"old/{number}.png,broken\n" for number in range(50)) + "photos/a.png,cut\n"
+    )
+    assert run(["predict", "model", "photos/a.png", "--bad-list", "bad.csv", "--quiet"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[1].startswith("photos/a.png,") and "unreadable" not in said.err
+    assert run(["predict", "model", "photos", "--bad-list", "bad.csv", "--quiet"]) == 0
+    assert "4 predicted, 3 unreadable" in capsys.readouterr().err
+
+
 def test_rows_and_failures_are_all_of_a_thousand_files(tmp_path, capsys):
     save_model(tmp_path / "model", shaken())
     (tmp_path / "many").mkdir()

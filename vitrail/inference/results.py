@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from vitrail.data.sources.bad_images import BadImages
@@ -38,13 +38,9 @@ class Results(Iterator[Result], Generic[Result]):
     ) -> None:
         self.images, self.done, self.say = images, done, say
         self.count = 0  # results so far
+        self.failed: dict[str, str] = {}  # the images that could not be read so far, and the reason for each
         self._bad = bad
         self._pairs = self._pair(batches)
-
-    @property
-    def failed(self) -> Mapping[str, str]:
-        """The images that could not be read so far, and the reason for each."""
-        return self._bad.reasons
 
     def __next__(self) -> Result:
         for _, result in self._pairs:
@@ -90,6 +86,10 @@ class Results(Iterator[Result], Generic[Result]):
                 "give complete image files",
             )
 
+    def _fail(self, key: str) -> str:
+        self.failed[key] = self._bad.reasons[key]
+        return key
+
     def _pair(self, batches: Iterable[tuple[Sequence[str], Sequence[Result]]]) -> Generator[tuple[str, Result | None]]:
         keys = iter(map(str, self.images.source.keys))
         for names, results in batches:
@@ -98,11 +98,11 @@ class Results(Iterator[Result], Generic[Result]):
                 for key in keys:
                     if key == name:
                         break
-                    yield key, None
+                    yield self._fail(key), None
                 self.count += 1
                 yield name, result
         for key in keys:
-            yield key, None
+            yield self._fail(key), None
         if self.failed or self.images.skipped:
             self.say(f"inputs   {self.summarize()}")
 

@@ -57,7 +57,8 @@ def evaluate(
     if calibrate and task.temperature is None:
         raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
     name, source = split_to_judge(task, data, split, say)
-    bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(source))
+    keys = frozenset(map(str, source.keys))
+    bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(source), keys=keys)
     source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
     kept: list[tuple[Tensor, Any]] = []
     on_outputs = (lambda *batch: kept.append(batch)) if calibrate else None

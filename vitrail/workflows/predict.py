@@ -39,7 +39,7 @@ def predict(
     task = options.load(model, classes, say)
     task.check_can_answer(top)
     images = find_inputs(inputs)
-    bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(images.source))
+    bad = _record_bad(images.source, options, bad_list)
     batches = (
         (batch.keys, [replace(answer, key=key) for key, answer in zip(batch.keys, answers)])
         for batch, answers in _decode(task, images.source, options, bad, top=top, fast=fast)
@@ -66,10 +66,16 @@ def embed(
     """(key, features (D,) float32) of every image: what the network's pooling gives to its head."""
     task = options.load(model, classes, say)
     images = find_inputs(inputs)
-    bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(images.source))
+    bad = _record_bad(images.source, options, bad_list)
     outputs = _compute_outputs(task, task.features, images.source, options, bad)
     batches = ((batch.keys, list(zip(batch.keys, features.cpu().numpy()))) for batch, features in outputs)
     return Results(batches, images, bad, done="embedded", say=say)
+
+
+def _record_bad(source: Source, options: InferenceOptions, bad_list: Path | None) -> BadImages:
+    """Of an existing list only the entries of these images count."""
+    keys = frozenset(map(str, source.keys))
+    return BadImages(options.on_bad, options.max_bad, bad_list, total=len(source), keys=keys)
 
 
 @torch.inference_mode()
