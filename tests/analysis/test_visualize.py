@@ -147,13 +147,13 @@ def test_an_equal_share_that_is_not_on_the_scale_has_no_mark():
     attention = np.array([[0.01, 0.02, 0.06], [0.03, 0.02, 0.04]], np.float32)  # the rest is the class token's own
     figure = figure_of(attention, tokens=7)
     assert not figure.axes[2].patches
-    assert "maximum 0.06, 0.4 times uniform (1/7); 18.0% on patches" in words(figure)
+    assert "maximum 0.06, 0.4 times uniform (1/7); 18.0 % on patches" in words(figure)
 
 
 def test_the_numbers_below_are_those_of_the_map():
     figure = visualize_attention(shaken(VIT), photo(), 1)
     highest, whole = figure.attention.max(), figure.attention.sum()
-    line = f"maximum {highest:.2g}, {highest * 16:.1f} times uniform (mark: 1/16); {whole:.1%} on patches"
+    line = f"maximum {highest:.2g}, {highest * 16:.1f} times uniform (mark: 1/16); {whole * 100:.1f} % on patches"
     assert line in words(figure) and "3 × 5 patches of 8 × 8 pixels" in words(figure)
 
 

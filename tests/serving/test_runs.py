@@ -19,6 +19,7 @@ from fastapi.responses import Response
 from starlette.testclient import TestClient
 
 from vitrail.config.schema import ModelSettings, ObjectiveSettings, Run, ScheduleSettings
+from vitrail.reports.metric_names import curve_of
 from vitrail.runs.folder import RunFolder
 from vitrail.serving import runs as serving
 from vitrail.serving.refusals import Refused
@@ -87,6 +88,14 @@ def test_pretraining_and_paths_are_told_without_the_paths(place):
     assert (reply.json()["runs"][0]["command"], reply.json()["runs"][0]["model"]) == ("pretrain", "weights.npz")
     assert "someone" not in reply.text
     assert str(place.parent) not in reply.text
+
+
+def test_a_column_has_the_heading_of_its_chart():
+    assert curve_of("val_top1") == ("Accuracy", "validation")
+    assert curve_of("effective_rank") == ("Effective rank", "Effective rank")
+    assert curve_of("target_entropy") == ("Target entropy", "Target entropy")
+    assert curve_of("val_brier") == ("Validation Brier score", "Validation Brier score")
+    assert curve_of("accuracy")[0] != curve_of("knn")[0]  # that of the objective is another one
 
 
 def test_curves_come_with_what_they_are_and_from_where_one_asks(place):

@@ -108,7 +108,9 @@ class AttentionFigure(Figure):
         """Returns a sentence that compares the maximum with uniform attention and gives the total attention on patches."""
         highest, whole = float(self.attention.max()), float(self.attention.sum())
         uniform = f"{'mark: ' if self._has_mark(1 / tokens) else ''}1/{tokens}"
-        return f"maximum {highest:.2g}, {highest * tokens:.1f} times uniform ({uniform}); {whole:.1%} on patches"
+        return (
+            f"maximum {highest:.2g}, {highest * tokens:.1f} times uniform ({uniform}); {whole * 100:.1f} % on patches"
+        )
 
     def _add_axes(self, left: float, bottom: float, width: float, height: float) -> Axes:
         across, down = self.get_size_inches()

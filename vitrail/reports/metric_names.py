@@ -70,12 +70,20 @@ METRICS: dict[str, Metric] = {
     # of objectives during training
     "loss": Metric("loss", "Loss", "on the training images", decimal, False, "Loss", "training"),
     "lr": Metric("learning rate", "Learning rate", chart="Learning rate", line="learning rate"),
-    "accuracy": Metric("accuracy", "Accuracy", "on the prediction task of the objective", short_percent, True),
+    "accuracy": Metric(
+        "accuracy",
+        "Accuracy",
+        "on the prediction task of the objective",
+        percent,
+        True,
+        "Accuracy of the objective",
+        "training",
+    ),
     "explained": Metric(
         "explained variance",
         "Explained variance",
         "within hidden patches; 0 corresponds to predicting their mean colour",
-        short_percent,
+        percent,
         True,
     ),
     "rmse": Metric(
@@ -117,7 +125,8 @@ def metric_of(column: str) -> Metric:
 
 def curve_of(column: str) -> tuple[str, str]:
     """Returns the title of the chart that shows a column, and the label of its line."""
-    metric = METRICS.get(column.removeprefix("val_"))
-    if metric is None or not metric.chart:
-        return column.replace("_", " "), column.replace("_", " ")
+    metric = metric_of(column.removeprefix("val_"))
+    if not metric.chart:
+        title = sentence(f"validation {metric.label}") if column.startswith("val_") else metric.heading
+        return title, title
     return metric.chart, "validation" if column.startswith("val_") else metric.line

@@ -21,6 +21,7 @@ from vitrail.reports.inspection.findings import (
     positions_know_neighbours,
     rank_correlation,
 )
+from vitrail.reports.wording import percent
 
 
 def layers(*distances: list[float], uniform: float = 100.0) -> list[HeadFigures]:
@@ -69,7 +70,8 @@ def test_layers_in_which_no_place_asks_are_left_out():
 
 def test_positions():
     assert positions_know_neighbours(POSITIONS).holds
-    assert positions_know_neighbours(replace(POSITIONS, neighbour_rate=0.949)).holds is False
+    far = positions_know_neighbours(replace(POSITIONS, neighbour_rate=0.949))
+    assert far.holds is False and far.words.startswith(f"For {percent(0.949)} of the patches")
     assert lines_are_alike(POSITIONS).holds
     assert lines_are_alike(replace(POSITIONS, lines=LineSimilarity(0.4, 0.1, 0.1))).holds is False
     assert lines_are_alike(replace(POSITIONS, lines=LineSimilarity(math.nan, math.nan, math.nan))).holds is None

@@ -199,6 +199,14 @@ def test_the_curve_of_a_rank_that_falls_is_drawn_on_a_linear_scale(tmp_path):
     assert [float(each) for each in re.findall(r'text-anchor="end">([\d.]+)</text>', drawing)] == [0, 50, 100, 150]
 
 
+def test_a_measured_share_has_the_digits_of_the_other_percentages(tmp_path):
+    records = [{"step": step, "loss": 1.0, "explained": share} for step, share in enumerate([-0.5, 0.1, 0.34982], 1)]
+    page = written(tmp_path, facts(records=records))
+    assert "Explained variance 35.0 %" in page.said
+    drawing = (tmp_path / "plots/measured-explained.svg").read_text("utf-8")
+    assert ">50 %</text>" in drawing and ">50.0" not in drawing
+
+
 def test_an_unknown_measurement_is_drawn_under_its_own_name(tmp_path):
     records = [*RECORDS, {"step": 3, "target_entropy": 4.5, "words": "none"}]
     page = written(tmp_path, facts(records=records))

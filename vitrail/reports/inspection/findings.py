@@ -12,6 +12,7 @@ import numpy as np
 
 from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.reports.inspection.facts import Finding, Positions
+from vitrail.reports.wording import percent
 
 # relative to the distance of uniform attention: heads below LOCAL are local, heads from GLOBAL on are global
 LOCAL, GLOBAL = 0.5, 0.75
@@ -68,9 +69,7 @@ def positions_know_neighbours(positions: Positions | None) -> Finding:
         words = "No position embeddings are added to the patches, or there is only one patch."
         return Finding(claim=claim, holds=None, words=words)
     rate = positions.neighbour_rate
-    words = (
-        f"For {rate:.1%} of the patches the most similar other position embedding is that of one of the 4 neighbours."
-    )
+    words = f"For {percent(rate)} of the patches the most similar other position embedding is that of one of the 4 neighbours."
     return Finding(claim=claim, holds=rate >= NEAREST, words=words)
 
 

@@ -15,6 +15,7 @@ from vitrail.reports.html import Markup, join
 from vitrail.reports.metric_names import METRICS, metric_of, short_percent
 from vitrail.reports.page import frame, write_page
 from vitrail.reports.pretraining import sections
+from vitrail.reports.wording import percent
 
 
 def write_pretrain_report(folder: Path, facts: PretrainingFacts) -> Path:
@@ -58,7 +59,8 @@ def measurement(facts: PretrainingFacts, column: str) -> Curve:
     """Returns the curve of a measurement of the objective."""
     metric = metric_of(column)
     line = curves.series(facts.records, column, metric.heading, "violet", smooth=True)
-    return metric.heading, line, {"words": metric.format}
+    words = short_percent if metric.format is percent else metric.format  # 25 % on the axis, not 25.0 %
+    return metric.heading, line, {"words": words}
 
 
 def file_name(column: str) -> str:

@@ -118,7 +118,7 @@ def draw_panels(
     names = ["images"] if views == 1 else [f"view {view + 1}" for view in range(views)]
     captions = {**CAPTIONS, **OWN_CAPTIONS.get(name, {})}
     if getattr(objective, "norm_pix", False):
-        captions["reconstructed"] += "; the mean and the contrast of each hidden patch are the image's own"
+        captions["reconstructed"] += ", each with the mean and the contrast of the original"
     pictures: dict[str, Tensor] = {**dict(zip(names, tensors[:views])), **predictions}
     return tuple(
         Panel(name=name, caption=captions.get(name, ""), pictures=to_numpy(kept.preprocessing.denormalise(images)))
@@ -127,20 +127,21 @@ def draw_panels(
 
 
 CAPTIONS = {
-    "images": "as the objective was given them, cropped and flipped",
-    "view 1": "one random crop of the image, its colours changed",
-    "view 2": "another one; the two are to have like features",
+    "images": "as the objective sees them, after augmentation",
+    "view 1": "a random crop of the image with changed colours",
+    "view 2": "another such crop; the two should have similar features",
     "masked": "what the encoder sees; grey is corrupted or hidden",
     "visible": "what the encoder sees; grey is hidden",
-    "predicted": "the corrupted patches in the colours that were predicted",
-    "reconstructed": "what was rebuilt",
+    "predicted": "the corrupted patches in their predicted colours",
+    "reconstructed": "the image with its hidden patches as predicted",
 }
 OWN_CAPTIONS = {
     "beit": {
         "masked": "what the encoder sees; grey is hidden",
         "codes": "the images as decoded from the tokenizer's codes",
         "predicted": "the same, with the predicted codes of the hidden patches",
-    }
+    },
+    "tokenizer": {"reconstructed": "the image decoded from its codes"},
 }
 
 
