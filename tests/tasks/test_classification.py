@@ -206,6 +206,7 @@ def test_a_model_by_name_takes_changes_and_a_number_or_names_of_classes():
     ("arguments", "words"),
     [
         ({"classes": ["a", "b", "a"]}, "class names repeat: a"),
+        ({"classes": "names.txt"}, "classes is the text 'names.txt'"),
         ({"classes": 2, "preprocessing": Preprocessing.paper(32, channels=1)}, "1 channels, the model 3"),
         ({"classes": 2, "widht": 64}, "widht"),
     ],

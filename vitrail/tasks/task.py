@@ -344,7 +344,11 @@ class Task(nn.Module, ABC):
 
 
 def check_classes(classes: Sequence[str], *, outputs: int | None = None) -> tuple[str, ...]:
-    """The names as a tuple. Raises `ConfigError` where they repeat or are not as many as the outputs."""
+    """The names as a tuple. Raises `ConfigError` for a text, names that repeat, or another number than there are outputs."""
+    if isinstance(classes, str):
+        raise ConfigError(
+            f"classes is the text {classes!r}", "give a list of names; for a file of names use classes_file"
+        )
     names = tuple(map(str, classes))
     if outputs is not None and len(names) != outputs:
         raise ConfigError(f"{len(names)} class names for {outputs} outputs", "give one name for each output, in order")
