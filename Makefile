@@ -13,7 +13,8 @@ export VITRAIL_TEST_DATA ?= $(wildcard $(abspath ../shared/data))
 export PYTHONDONTWRITEBYTECODE :=
 
 # a worker of pytest-xdist for every core; a file stays with one of them, since what a module shares is made once
-WORKERS := -n auto --dist loadfile
+# the files come in the order of collection, in which the longest are first (tests/conftest.py)
+WORKERS := -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test test-all check bench docs env env-peers test-peers clean
 .DELETE_ON_ERROR:

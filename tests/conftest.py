@@ -15,6 +15,13 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
 
 
+# files whose slow tests take minutes; at the end they would keep one worker busy while the other waits
+LONGEST = (
+    *("serving/test_overload.py", "serving/test_drain.py", "serving/test_reload_under_load.py", "serving/test_fuzz.py"),
+    *("serving/test_slow_clients.py", "training/test_resume.py", "exports/test_onnx.py", "cli/test_export.py"),
+)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Gives whoever runs tests, and what they start, one core: verbs take as many threads as there are cores."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
@@ -23,6 +30,10 @@ def pytest_configure(config: pytest.Config) -> None:
         cores = sorted(os.sched_getaffinity(0))
         number = os.getpid() if worker is None else int(worker.removeprefix("gw"))
         os.sched_setaffinity(0, {cores[number % len(cores)]})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
 
 
 def pytest_collection_finish() -> None:
