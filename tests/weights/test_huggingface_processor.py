@@ -64,7 +64,7 @@ def theirs(stated: dict[str, Any], pictures: list[Image.Image]) -> list[np.ndarr
 
 def model(preprocessing: Preprocessing) -> Classifier:
     return Classifier(
-        create_model("vit-ti16", classes=2, depth=1, width=12, mlp_width=12).backbone, "ab", preprocessing
+        create_model("vit-ti16", classes=2, depth=1, width=12, mlp_width=12).backbone, ["a", "b"], preprocessing
     )
 
 
