@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from vitrail.data.decode import BadImage, convert_image, decode, header_size, looks_like_image
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 
 
@@ -49,67 +48,6 @@ def tiff_by_hand(array: np.ndarray, *, bits: int, photometric: int, order: str, 
     entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in tags.items())
     head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, at)
     return head + data + struct.pack(f"{order}H", len(tags)) + entries + struct.pack(f"{order}I", 0)
-
-
-# where EXIF says the rows and columns of the stored picture lie -> what sets it upright
-UPRIGHT = {
-    1: lambda a: a,
-    2: lambda a: a[:, ::-1],
-    3: lambda a: a[::-1, ::-1],
-    4: lambda a: a[::-1],
-    5: lambda a: a.swapaxes(0, 1),
-    6: lambda a: np.rot90(a, -1),
-    7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
-    8: lambda a: np.rot90(a, 1),
-}
-
-
-@pytest.mark.parametrize("orientation", UPRIGHT)
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
-def test_exif_orientation_is_applied_once(kind, orientation):
-    stored = noise()
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    options = {"exif": exif, **({"lossless": True} if kind == "WEBP" else {})}
-    upright = np.asarray(decode(saved(Image.fromarray(stored), kind, **options)))
-    np.testing.assert_array_equal(upright, UPRIGHT[orientation](stored))
-
-
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
-def test_a_picture_that_was_turned_is_not_turned_again(kind):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    options = {"exif": exif, **({"lossless": True} if kind == "WEBP" else {})}
-    once = decode(saved(Image.fromarray(noise()), kind, **options))
-    np.testing.assert_array_equal(np.asarray(convert_image(once)), np.asarray(once))
-    np.testing.assert_array_equal(
-        Preprocessing(size=(7, 5), resize="none").picture(once), np.asarray(once).transpose(2, 0, 1)
-    )
-
-
-def test_orientation_in_xmp_is_applied_once():
-    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="3"/></x:xmpmeta>'
-    stored = noise(16, 16)
-    content = saved(Image.fromarray(stored), "WEBP", lossless=True, xmp=xmp)
-    upright = decode(content)
-    np.testing.assert_array_equal(np.asarray(upright), stored[::-1, ::-1])
-    np.testing.assert_array_equal(np.asarray(convert_image(upright)), stored[::-1, ::-1])
-
-
-def test_a_jpeg_is_turned_by_its_exif():
-    stored = np.zeros((16, 32, 3), np.uint8)
-    stored[:, :16] = 255  # left half white; turned clockwise, the upper half
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    upright = np.asarray(decode(saved(Image.fromarray(stored), "JPEG", exif=exif)))
-    assert upright.shape == (32, 16, 3)
-    assert upright[:16].min() > 250
-    assert upright[16:].max() < 5
-
-
-def test_broken_exif_does_not_spoil_a_picture():
-    array = noise()
-    np.testing.assert_array_equal(np.asarray(decode(png(array, exif=b"Exif\0\0MM\0*garbage"))), array)
 
 
 def test_cmyk_becomes_rgb_as_light_left_by_the_inks():
