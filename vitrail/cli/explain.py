@@ -28,18 +28,14 @@ def explain(model: str, /, *inputs: str, json: Json = False, **flags: Any) -> No
     inputs
         Files, folders, globs, a manifest, or - for paths on standard input.
     """
-    from vitrail.inference.results import build_rows
-    from vitrail.reports.tables import open_table
     from vitrail.workflows.api import explain as answer
+    from vitrail.workflows.predict import write_rows
 
     result: Any = answer(model, inputs or ("-",), **flags)
     if flags.get("faithfulness"):
         _print_scores(*result, json=json)
         return
-    with open_table(None, "jsonl" if json else "csv") as table:
-        for row in build_rows(result):
-            table.write(row)
-    result.check()
+    write_rows(result, kind="jsonl" if json else "csv")
 
 
 def _print_scores(images: int, scores: list[MethodScore], *, json: bool) -> None:

@@ -27,13 +27,8 @@ def predict(
     inputs
         Files, folders, globs, a manifest, or - for paths on standard input.
     """
-    from vitrail.inference.results import build_rows
-    from vitrail.reports.tables import open_table
     from vitrail.workflows.api import predict as answer
+    from vitrail.workflows.predict import write_rows
 
     kind, out = "jsonl" if json else flags.pop("format", None), flags.pop("out", None)
-    answers = answer(model, inputs or ("-",), **flags)
-    with open_table(out, kind) as table:
-        for row in build_rows(answers):
-            table.write(row)
-    answers.check()
+    write_rows(answer(model, inputs or ("-",), **flags), out, kind)

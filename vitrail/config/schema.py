@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from vitrail.config.parse import flatten, plain
 from vitrail.data.augment.policy import Augment
+from vitrail.data.sources.bad_images import MOST_BAD
 from vitrail.errors import ConfigError, nearest
 
 Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "tokenizer"]  # objectives that need no labels
@@ -60,7 +61,7 @@ class DataSettings:
     repeats: int = 1
     workers: int | None = None
     on_bad: Literal["skip", "stop"] = "skip"
-    max_bad: float = 0.01
+    max_bad: float = MOST_BAD
     channels: int | None = None
 
     def __post_init__(self) -> None:

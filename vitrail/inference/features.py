@@ -87,7 +87,7 @@ def features_of(
         DataError: no image is good, or too many are bad.
         CheckpointError: features that are not finite.
     """
-    bad = BadImages(options.on_bad, options.max_bad, None, total=len(source))
+    bad = options.record_bad(source)
     images = None if cache is None else stamp(source.contents)
     place = None if cache is None or images is None else cache / f"{_name(model, images, options)}.safetensors"
     kept = None if place is None else _read(place, len(source))

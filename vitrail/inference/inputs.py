@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.folders import Scan
+from vitrail.data.sources.folders import Scan, list_image_files
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, choose_split, fingerprint
 from vitrail.errors import DataError
@@ -51,8 +51,8 @@ def find_inputs(inputs: Sequence[str]) -> ImageInputs:
             named += lines
             paths += lines
         elif Path(name).is_dir():
-            paths += _list_folder(Path(name), scan)
-        elif any(mark in name for mark in "*?[") and not Path(name).exists():
+            paths += list_image_files(name, scan)
+        elif glob.has_magic(name) and not Path(name).exists():
             paths += _match(name)
         else:
             _check_exists(Path(name))
@@ -63,16 +63,6 @@ def find_inputs(inputs: Sequence[str]) -> ImageInputs:
     source = open_data(paths, labelled=False, validation=0).train
     assert source is not None
     return ImageInputs(source=source, named=frozenset(named), skipped=scan.others)
-
-
-def _list_folder(folder: Path, scan: Scan) -> list[str]:
-    scan.enter(str(folder))
-    images = scan.list_images(str(folder), "")
-    if not images:
-        raise DataError(
-            f"the folder {folder} contains no images{scan.describe_others()}", "give files, or a folder with images"
-        )
-    return [str(folder / name) for name in images]
 
 
 def _match(pattern: str) -> list[str]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitrail import weights
+from vitrail.data.sources.bad_images import MOST_BAD, BadImages
+from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
 from vitrail.runtime.device import find_device
 from vitrail.runtime.progress import Say
@@ -29,7 +31,7 @@ class InferenceOptions:
     device: str | None = None
     precision: str = "fp32"
     on_bad: Literal["skip", "stop"] = "skip"
-    max_bad: float = 0.01
+    max_bad: float = MOST_BAD
     quiet: bool = False
 
     def __post_init__(self) -> None:
@@ -46,6 +48,14 @@ class InferenceOptions:
         if isinstance(model.backbone, ExportedBackbone):
             self._check_graph()
         return model.to(find_device(self.device)).eval()
+
+    def record_bad(self, source: Source, path: Path | None = None) -> BadImages:
+        """Records the bad images of ``source`` by the policy of these options, in the file ``path`` too.
+
+        Of an existing file only the entries of these images count.
+        """
+        keys = frozenset(map(str, source.keys))
+        return BadImages(self.on_bad, self.max_bad, path, total=len(source), keys=keys)
 
     def _check_graph(self) -> None:
         """Raises `ConfigError` for what an exported graph cannot be asked for."""

@@ -12,8 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.decode import BadImage, decode
-from vitrail.data.sources.folders import Scan
-from vitrail.errors import DataError
+from vitrail.data.sources.folders import Scan, list_image_files
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray | Tensor
 
@@ -56,11 +55,7 @@ def list_pictures(pictures: Any) -> list[Any]:
     Raises `DataError` for a folder without images.
     """
     if isinstance(pictures, str | os.PathLike):
-        if not os.path.isdir(pictures):
-            return [pictures]
-        if not (names := Scan().list_images(str(pictures), "")):
-            raise DataError(f"the folder {pictures} contains no images", "give files, or a folder with images")
-        return [os.path.join(pictures, name) for name in names]
+        return list_image_files(pictures, Scan()) if os.path.isdir(pictures) else [pictures]
     if isinstance(pictures, np.ndarray | Tensor):
         return list(pictures) if pictures.ndim == 4 else [pictures]
     several = isinstance(pictures, Iterable) and not isinstance(pictures, Image.Image | bytes)

@@ -160,6 +160,7 @@ def predict(
             could not be read, or none could.
     """
     from vitrail.workflows.predict import predict as answer
+    from vitrail.workflows.predict import write_rows
 
     answers = answer(
         model,
@@ -172,13 +173,7 @@ def predict(
     )
     if (out := to_path(flags["out"])) is None:
         return answers
-    from vitrail.inference.results import build_rows
-    from vitrail.reports.tables import open_table
-
-    with open_table(out, flags["format"]) as table:
-        for row in build_rows(answers):
-            table.write(row)
-    answers.check()
+    write_rows(answers, out, flags["format"])
     return out
 
 

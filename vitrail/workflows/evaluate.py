@@ -57,8 +57,7 @@ def evaluate(
     if calibrate and task.temperature is None:
         raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
     name, source = split_to_judge(task, data, split, say)
-    keys = frozenset(map(str, source.keys))
-    bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(source), keys=keys)
+    bad = options.record_bad(source, bad_list)
     source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
     kept: list[tuple[Tensor, Any]] = []
     on_outputs = (lambda *batch: kept.append(batch)) if calibrate else None

@@ -25,7 +25,7 @@ from vitrail.data.decode import BadImage
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Item, Source
 from vitrail.files import dump_json, make_folder, replace_file
-from vitrail.inference.inputs import ImageInputs, find_inputs
+from vitrail.inference.inputs import find_inputs
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.results import Results
 from vitrail.runtime.precision import in_precision
@@ -56,25 +56,24 @@ def explain(
     images = find_inputs(inputs)
     options = resolve_options(task, options)
     make_folder(out)
-    keys, bad_list = list(map(str, images.source.keys)), out / "bad_images.csv"
-    bad = BadImages(inference.on_bad, inference.max_bad, bad_list, total=len(keys), keys=set(keys))
-    explanations = _explain_each(task, images, keys, bad, out, options, inference)
-    return Results((([each.key], [each]) for each in explanations), images, bad, done="explained", say=say)
+    bad = inference.record_bad(images.source, out / "bad_images.csv")
+    explanations = _explain_each(task, images.source, bad, out, options, inference)
+    batches = (([explanation.key], [explanation]) for explanation in explanations)
+    return Results(batches, images, bad, done="explained", say=say)
 
 
 def _explain_each(
     task: Task,
-    images: ImageInputs,
-    keys: Sequence[str],
+    source: Source,
     bad: BadImages,
     out: Path,
     options: ExplainOptions,
     inference: InferenceOptions,
 ) -> Iterator[Explanation]:
     rows: list[dict[str, Any]] = []
-    names = _name_files(keys)
-    with ProgressBar("explaining", len(keys), quiet=inference.quiet) as show:
-        for number, (item, prepared) in enumerate(prepare_inputs(task, images.source, bad)):
+    names = _name_files(list(map(str, source.keys)))
+    with ProgressBar("explaining", len(source), quiet=inference.quiet) as show:
+        for number, (item, prepared) in enumerate(prepare_inputs(task, source, bad)):
             with in_precision(inference.precision, prepared.images.device):
                 explanation = explain_image(task, item.key, prepared, options, inference.batch)
             files = _write(out, names[item.key], explanation, prepared.picture, options)

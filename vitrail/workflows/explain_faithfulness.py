@@ -14,7 +14,6 @@ from torch import Tensor
 
 from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, ExplainOptions, resolve_options
 from vitrail.analysis.faithfulness import BASELINE, Faithfulness, compare, find_coarsest
-from vitrail.data.sources.bad_images import BadImages
 from vitrail.errors import DataError
 from vitrail.evaluation.intervals import paired_difference
 from vitrail.inference.inputs import find_inputs
@@ -81,7 +80,7 @@ def faithfulness(
     source = find_inputs(inputs).source
     has_attention = bool(task.attention_grids(task.preprocessing.size))
     methods = [name for name in METHODS if has_attention or name not in NEEDS_ATTENTION]
-    bad = BadImages(inference.on_bad, inference.max_bad, total=len(source))
+    bad = inference.record_bad(source)
     curves: dict[str, list[tuple[float, float]]] = {}
     with ProgressBar("judging methods", len(source), quiet=inference.quiet) as show:
         for number, (_, prepared) in enumerate(prepare_inputs(task, source, bad)):

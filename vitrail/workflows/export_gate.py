@@ -17,7 +17,6 @@ from torch import Tensor
 from vitrail.data.augment.placement import Frames
 from vitrail.data.decode import BadImage
 from vitrail.data.loader import Bad
-from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.exports.comparison import (
@@ -161,7 +160,7 @@ class Proof:
 
     def _read_inputs(self, source: Source, truths: list[Truth], options: InferenceOptions) -> Iterator[Tensor]:
         """The good images of ``source``; notes their targets, and what they show of their pictures."""
-        bad = BadImages(options.on_bad, options.max_bad, None, total=len(source))
+        bad = options.record_bad(source)
         if self.pictures:
             yield from _read_pictures(source, truths, self.task, bad)
             return

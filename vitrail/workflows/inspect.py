@@ -162,8 +162,8 @@ def _measure_images(model: Task, data: Any, most: int, out: Path, options: Infer
     channels = model.config.in_channels
     split, source = choose_split(open_data(data, labelled=False, validation=0, channels=channels))
     source = source.subset(_choose_evenly(len(source), most))
-    keys, bad_list = set(map(str, source.keys)), out / "bad_images.csv"
-    bad = BadImages(options.on_bad, options.max_bad, bad_list, total=len(source), keys=keys)
+    bad_list = out / "bad_images.csv"
+    bad = options.record_bad(source, bad_list)
     statistics, done = HeadStatistics(model), 0
     has_attention = bool(model.attention_grids(model.preprocessing.size))
     if has_attention:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from vitrail.data.sources.source import Source
 from vitrail.inference.inputs import find_inputs
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import Verb, outputs
-from vitrail.inference.results import Results
+from vitrail.inference.results import Results, build_rows
+from vitrail.reports.tables import open_table
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks.task import Answer, Task
 
@@ -39,19 +41,17 @@ def predict(
     task = options.load(model, classes, say)
     task.check_can_answer(top)
     images = find_inputs(inputs)
-    bad = _record_bad(images.source, options, bad_list)
-    batches = (
-        (batch.keys, [replace(answer, key=key) for key, answer in zip(batch.keys, answers)])
-        for batch, answers in _decode(task, images.source, options, bad, top=top, fast=fast)
-    )
+    bad = options.record_bad(images.source, bad_list)
+    batches = _answer_batches(task, images.source, options, bad, top=top, fast=fast)
     return Results(batches, images, bad, done="predicted", say=say)
 
 
-def _decode(
+def _answer_batches(
     task: Task, source: Source, options: InferenceOptions, bad: BadImages, *, top: int, fast: bool
-) -> Iterator[tuple[Batch, Sequence[Answer]]]:
+) -> Iterator[tuple[list[str], list[Answer]]]:
     for batch, raw in _compute_outputs(task, None, source, options, bad, fast=fast):
-        yield batch, task.decode(raw, batch.frames, top=top)
+        answers = task.decode(raw, batch.frames, top=top)
+        yield batch.keys, [replace(answer, key=key) for key, answer in zip(batch.keys, answers)]
 
 
 def embed(
@@ -66,16 +66,10 @@ def embed(
     """(key, features (D,) float32) of every image: what the network's pooling gives to its head."""
     task = options.load(model, classes, say)
     images = find_inputs(inputs)
-    bad = _record_bad(images.source, options, bad_list)
+    bad = options.record_bad(images.source, bad_list)
     outputs = _compute_outputs(task, task.features, images.source, options, bad)
     batches = ((batch.keys, list(zip(batch.keys, features.cpu().numpy()))) for batch, features in outputs)
     return Results(batches, images, bad, done="embedded", say=say)
-
-
-def _record_bad(source: Source, options: InferenceOptions, bad_list: Path | None) -> BadImages:
-    """Of an existing list only the entries of these images count."""
-    keys = frozenset(map(str, source.keys))
-    return BadImages(options.on_bad, options.max_bad, bad_list, total=len(source), keys=keys)
 
 
 @torch.inference_mode()
@@ -84,3 +78,14 @@ def _compute_outputs(
 ) -> Iterator[tuple[Batch, Tensor]]:
     with ProgressBar("predicting", len(source), quiet=options.quiet) as progress:
         yield from outputs(task, source, verb, options, bad=bad, fast=fast, progress=progress)
+
+
+def write_rows(results: Results[Any], out: Path | None = None, kind: str | None = None) -> None:
+    """Writes a row for every image to the table ``out``, or to stdout; see `open_table` for the kinds.
+
+    Raises `DataError` as `Results.check`, after the table is complete.
+    """
+    with open_table(out, kind) as table:
+        for row in build_rows(results):
+            table.write(row)
+    results.check()

@@ -20,7 +20,6 @@ from vitrail.config.compose import request
 from vitrail.config.parse import plain
 from vitrail.config.schema import Run
 from vitrail.data.sources.arrays import BUILT_IN
-from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import CheckpointError, ConfigError, DataError, DivergedError, VitrailError, nearest
 from vitrail.files import make_folder
@@ -267,7 +266,7 @@ class DataSet:
             folder = self.kept.folder / FINETUNE / f"{self.slug}-seed{seed}"
             result = train(run, out=folder, data=self.splits, quiet=self.options.quiet, command=self.command)
             tuned = InferenceOptions(device=self.options.device).load(result.folder, None, self.say)
-            bad = BadImages(self.options.on_bad, self.options.max_bad, None, total=len(judged))
+            bad = self.options.record_bad(judged)
             samples = judge(tuned, judged, self.options, split=split, bad=bad).metric.samples()
             assert samples is not None, "a classifier is judged by each image"
             right.append(samples)

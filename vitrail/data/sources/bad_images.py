@@ -10,6 +10,7 @@ from typing import Literal
 
 from vitrail.errors import ConfigError, DataError, nearest
 
+MOST_BAD = 0.01  # fraction of bad images that is accepted by default
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 
 
@@ -32,7 +33,7 @@ class BadImages:
     def __init__(
         self,
         policy: Literal["skip", "stop"] = "skip",
-        most: float = 0.01,
+        most: float = MOST_BAD,
         path: str | os.PathLike[str] | None = None,
         *,
         total: int,

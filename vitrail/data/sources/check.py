@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.decode import BadImage, decode
+from vitrail.data.sources.bad_images import MOST_BAD
 from vitrail.data.sources.labels import ROWS_SHOWN, SPLIT_ORDER
 from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.open import open_data
@@ -21,7 +22,6 @@ from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
 
 BATCH = 256  # images in memory at a time
-MOST_BAD = 0.01  # share of bad images that training accepts by default, `data.max_bad`
 FEW = 10  # training images; classes with fewer are reported
 SIZE_STEPS = (32, 64, 128, 224, 384, 512, 1024, 2048, 4096)  # pixels of the shorter side
 

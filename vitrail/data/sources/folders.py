@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field
-from glob import glob
+from glob import glob, has_magic
 from itertools import takewhile
 from pathlib import Path
 
@@ -85,6 +85,18 @@ def is_image(entry: os.DirEntry[str]) -> bool:
     return looks_like_image(read_head(entry.path, 16))
 
 
+def list_image_files(folder: str | os.PathLike[str], scan: Scan) -> list[str]:
+    """The sorted paths of all images in a folder, at any depth; ``scan`` counts the other files.
+
+    Raises `DataError` for a folder without images.
+    """
+    scan.enter(str(folder))
+    if not (names := scan.list_images(str(folder), "")):
+        what = f"the folder {folder} contains no images{scan.describe_others()}"
+        raise DataError(what, "give files, or a folder with images")
+    return [str(Path(folder) / name) for name in names]
+
+
 def read_folder(root: Path, *, labelled: bool) -> tuple[str, dict[str, RawSplit]] | None:
     """A description of a folder of images, and its splits; None if it contains no image.
 
@@ -149,11 +161,16 @@ def _read_classes(root: Path, inside: str, scan: Scan, labelled: bool) -> tuple[
     beside = [before + name for name in images]
     # without labels every image is used, also those next to the class folders
     if any(map(len, paths)) and (labelled or not beside):
-        values = np.repeat(np.arange(len(names)), [len(class_paths) for class_paths in paths])
         note = f"; {len(beside):,} images next to the class folders not used" if beside else ""
-        return RawSplit(Files(str(root), Strings.join(paths)), Labels(names, values)), note
+        return _label_by_folder(root, names, paths), note
     flat = Strings(sorted([*beside, *(path for class_paths in paths for path in class_paths)]))
     return (RawSplit(Files(str(root), flat)), "") if len(flat) else None
+
+
+def _label_by_folder(root: Path, names: tuple[str, ...], paths: list[Strings]) -> RawSplit:
+    """The images of one split; ``paths`` has those of each class, in the order of the names."""
+    values = np.repeat(np.arange(len(names)), list(map(len, paths)))
+    return RawSplit(Files(str(root), Strings.join(paths)), Labels(names, values))
 
 
 def read_class_folders(pattern: str) -> tuple[str, dict[str, RawSplit]]:
@@ -170,11 +187,12 @@ def read_class_folders(pattern: str) -> tuple[str, dict[str, RawSplit]]:
         raise DataError(
             f"the pattern {pattern!r} has '**'", "give one '*' for each level of folders, e.g. 'photos/*/*'"
         )
-    root = Path(*takewhile(lambda part: not any(mark in part for mark in "*?["), parts))
+    root = Path(*takewhile(lambda part: not has_magic(part), parts))
     scan = Scan()
     found = [Path(path) for path in glob(pattern) if os.path.isdir(path) and not Path(path).name.startswith(".")]
     classes: dict[str, dict[str, Strings]] = {}  # split -> class -> images
     for folder in sorted(found):
+        scan.enter(str(folder))
         split, name = _split_and_name(folder.relative_to(root).parts)
         classes.setdefault(split, {})[name] = Strings(scan.list_images(str(root), folder.relative_to(root).as_posix()))
     if not any(len(images) for by_name in classes.values() for images in by_name.values()):
@@ -187,9 +205,7 @@ def read_class_folders(pattern: str) -> tuple[str, dict[str, RawSplit]]:
     splits = {}
     for split, by_name in sorted(classes.items(), key=lambda pair: SPLIT_ORDER.index(pair[0] or "train")):
         names = sort_names(by_name)
-        values = np.repeat(np.arange(len(names)), [len(by_name[name]) for name in names])
-        paths = Strings.join([by_name[name] for name in names])
-        splits[split or "train"] = RawSplit(Files(str(root), paths), Labels(names, values))
+        splits[split or "train"] = _label_by_folder(root, names, [by_name[name] for name in names])
     within = "" if "" in classes else f" in {', '.join(splits)}"
     return f"class folders that match a pattern{within}{scan.describe_others()}", splits
 

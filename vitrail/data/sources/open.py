@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def _find(data: Any, channels: int, labelled: bool, where: str = "") -> tuple[st
         return _find_by_split(data, channels, labelled)
     if isinstance(data, str) and data in BUILT_IN:
         return read_digits()
-    if isinstance(data, str) and any(mark in data for mark in "*?[") and not os.path.exists(data):
+    if isinstance(data, str) and has_magic(data) and not os.path.exists(data):
         return read_class_folders(os.path.abspath(os.path.expanduser(data)))
     if isinstance(data, str | os.PathLike):
         return _find_at(Path(os.path.abspath(Path(data).expanduser())), labelled, given=str(data))
