@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
 import torch
@@ -15,6 +16,7 @@ def in_precision(precision: str, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, kind, enabled=kind is not None)
 
 
+@cache
 def has_fast_bf16() -> bool:
     """Whether this processor multiplies bf16 natively."""
     return bool(torch.cpu.get_capabilities().get("avx512_bf16"))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.runtime.precision import has_fast_bf16
 from vitrail.torch_private import lerp, lerp_, multiply_
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic: steepest at zero, and bounded after
@@ -62,7 +63,11 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: list[Tensor]) -> list[Tensor]:
-    """Each matrix with its singular vectors and with singular values of about 0.7 to 1.2, in bf16."""
+    """Each matrix with its singular vectors and with singular values of about 0.7 to 1.2.
+
+    Computed in bf16, as the iteration was designed for; in fp32 on a processor without bf16 instructions, where the products
+    of small matrices take up to 40 times longer in bf16.
+    """
     wide = [matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix for matrix in matrices]  # m <= n
     alike: dict[torch.Size, list[int]] = defaultdict(list)
     for place, matrix in enumerate(wide):
@@ -78,7 +83,7 @@ def orthogonalise(matrices: list[Tensor]) -> list[Tensor]:
 def _iterate(stack: Tensor) -> Tensor:
     """Newton and Schulz's iteration on each of (S, m, n), with a polynomial of the fifth degree in place of the third."""
     a, b, c = COEFFICIENTS
-    x = stack.bfloat16()
+    x = stack.float() if stack.device.type == "cpu" and not has_fast_bf16() else stack.bfloat16()
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(ITERATIONS):
         gram = x @ x.mT  # (S, m, m)
