@@ -44,6 +44,17 @@ def test_small_images_of_one_size_become_an_array(tmp_path):
         np.testing.assert_array_equal(kept.images[row], arrays[int(key[2:5])])
 
 
+def test_a_sample_stands_for_all_images(tmp_path):
+    arrays = folder(tmp_path, [(8, 6)] * 10)
+    files = opened(tmp_path)
+    sampled = keep_decoded(files, sample=2)
+    assert sampled.images.shape == (10, 8, 6, 3)
+    assert list(sampled.keys) == list(files.keys)
+    first, last = (arrays[int(files.keys[row][2:5])] for row in (0, -1))
+    for row in range(10):
+        np.testing.assert_array_equal(sampled.images[row], last if row % 2 else first)
+
+
 def test_grey_is_kept_grey_where_one_channel_is_asked_for(tmp_path):
     arrays = folder(tmp_path, [(8, 8)] * 4, channels=1)
     kept = keep_decoded(opened(tmp_path), channels=1)

@@ -101,8 +101,7 @@ def test_the_batches_are_closed_when_the_run_is_stopped(folder, monkeypatch):
 
 
 def test_a_length_in_time_is_measured_before_the_training_is_built(folder, monkeypatch):
-    monkeypatch.setattr(time_budget, "measure_step", lambda training: 0.5)
-    monkeypatch.setattr(time_budget, "measure_evaluation", lambda training: 1.0)
+    monkeypatch.setattr(time_budget, "measure_cost", lambda training: time_budget.Cost(step=0.5, evaluation=1.0))
     found = training(folder, "save.evaluations=4", time=100)
     assert found.steps == found.run.schedule.steps == int((100 * 0.97 - 4) / 0.5)
     assert found.evaluate_every == -(-found.steps // 4)

@@ -27,7 +27,7 @@ OTHER_NAMES = {
     "check": "check_data",
 }
 OF_THE_TERMINAL = {"json", "per_class"}  # how results are printed
-OF_PYTHON = {"log", "transform", "command"}  # what no shell can say
+OF_PYTHON = {"log", "transform", "command", "say"}  # what no shell can say
 
 
 def silent(line: str) -> None: ...

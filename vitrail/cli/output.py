@@ -35,10 +35,14 @@ def columns(rows: Iterable[Sequence[Any]], head: Sequence[str] = ()) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def print_line(line: str) -> None:
+    """Prints a line at once, also into a pipe."""
+    print(line, flush=True)
+
+
 def print_result(result: Any, *, json: bool) -> None:
-    """Prints what a training came to: the path of its report, and with ``json`` its figures; or the plan of a dry run."""
+    """Prints the path of a training's report, and with ``json`` its figures. The plan of a dry run stands there already."""
     if isinstance(result, str):
-        print(result)
         return
     print(f"report: {result.report}")
     if json:

@@ -22,7 +22,7 @@ def pretrain(data: str | None = None, /, *, json: AsJson = False, **flags: Unpac
     data
         What `vitrail train` takes, or a folder of images without classes.
     """
-    from vitrail.cli.output import command_line, print_result
+    from vitrail.cli.output import command_line, print_line, print_result
     from vitrail.workflows.train import pretrain as run
 
-    print_result(run(data, command=command_line(), **flags), json=json)
+    print_result(run(data, command=command_line(), say=print_line, **flags), json=json)

@@ -20,7 +20,7 @@ def train(data: str | None = None, /, *, json: AsJson = False, **flags: Unpack[T
     data
         A folder of class folders, a manifest (CSV, JSONL, Parquet), arrays (.npy, .npz), or the built-in `digits`.
     """
-    from vitrail.cli.output import command_line, print_result
+    from vitrail.cli.output import command_line, print_line, print_result
     from vitrail.workflows.train import train as run
 
-    print_result(run(data, command=command_line(), **flags), json=json)
+    print_result(run(data, command=command_line(), say=print_line, **flags), json=json)

@@ -47,7 +47,7 @@ class TrainingFlags(TypedDict, total=False):
     ]
     max_bad: Annotated[
         str | float | None,
-        Flag("Stop if a larger share of the images is bad, e.g. 1%.", setting="data.max_bad", word=str),
+        Flag("Stop if more than this share of the images cannot be read, e.g. 1%.", setting="data.max_bad", word=str),
     ]
     dry_run: Annotated[
         bool, Flag("Print the plan, and an estimate of time and memory from a few measured steps.", False)

@@ -27,6 +27,15 @@ class RunData:
     splits: Splits
     bad: BadImages
     transform: Transform | None = None
+    channels: int | None = None  # of the run, or of the weights to start from
+
+    def keep_small(self, sample: int | None = None) -> RunData:
+        """The same data with sets of small images decoded once, into memory; see `keep_decoded`."""
+        decoded: dict[str, Any] = {
+            name: keep_decoded(part, channels=self.channels, bad=self.bad, sample=sample)
+            for name, part in list_splits(self.splits).items()
+        }
+        return replace(self, splits=replace(self.splits, **decoded))
 
     @property
     def train(self) -> Source:
@@ -43,7 +52,7 @@ class RunData:
 def open_run_data(
     run: Run, data: Any, folder: RunFolder, transform: Transform | None, *, channels: int | None, labels: bool
 ) -> RunData:
-    """``data``, or those that the run names; sets of small images are decoded once, into memory.
+    """``data``, or those that the run names; no image is read yet.
 
     Args:
         data: anything `open_data` takes; None for the path in ``run.data.source``.
@@ -53,11 +62,9 @@ def open_run_data(
     channels = run.data.channels or channels
     source = run.data.source if data is None else data
     splits = open_data(source, seed=run.seed, validation=run.data.validation, channels=channels, labelled=labels)
-    parts = list_splits(splits)
-    total = sum(map(len, parts.values()))
+    total = sum(map(len, list_splits(splits).values()))
     bad = BadImages(run.data.on_bad, run.data.max_bad, folder.path / "bad_images.csv", total=total)
-    decoded: dict[str, Any] = {name: keep_decoded(part, channels=channels, bad=bad) for name, part in parts.items()}
-    return RunData(replace(splits, **decoded), bad, transform)
+    return RunData(splits, bad, transform, channels)
 
 
 @dataclass(frozen=True, kw_only=True)

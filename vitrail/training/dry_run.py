@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,59 +17,68 @@ from vitrail.config.schema import Run
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.machine import describe, peak_memory
 from vitrail.runtime.process import keep_generators, use_threads
-from vitrail.runtime.progress import duration
+from vitrail.runtime.progress import Say, duration
 from vitrail.training.network import Kept
 from vitrail.training.prepare import prepare
 from vitrail.training.state import Training
-from vitrail.training.time_budget import measure_evaluation, measure_step
+from vitrail.training.time_budget import measure_cost
+
+SAMPLE = 512  # small images that are decoded, in place of all of them
 
 
-def dry_run(run: Run, *, data: Any = None) -> str:
-    """The plan of ``run`` as text. Nothing is left on the disk, and no weights are kept."""
+def dry_run(run: Run, *, data: Any = None, say: Say) -> None:
+    """Gives ``say`` the plan of ``run`` line by line, then what its steps take, which is measured within seconds.
+
+    Nothing is left on the disk, and no weights are kept.
+    """
     with tempfile.TemporaryDirectory() as place:
         folder = RunFolder(Path(place) / "run")
         folder.open()
         try:
-            lines: list[str] = []
             with keep_generators():
-                prepared = prepare(run, folder, data=data, say=lines.append)
+                prepared = prepare(run, folder, data=data, say=say, sample=SAMPLE)
+                _describe(prepared.training, prepared.kept, say)
                 with use_threads(prepared.training.run.compute.threads or 1):
-                    measured = _measure(prepared.training, prepared.kept)
-            settings = yaml.safe_dump(plain(prepared.training.run), sort_keys=False)
-            return "\n".join([*lines, *measured, "", settings])
+                    _measure(prepared.training, say)
         finally:
             folder.close()
 
 
-def _measure(training: Training, kept: Kept) -> list[str]:
-    step = measure_step(training)
+def _describe(training: Training, kept: Kept, say: Say) -> None:
+    sums = f", {kept.multiply_adds / 1e9:.3f} G multiply-adds an image" if kept.multiply_adds is not None else ""
+    say(f"machine  {describe()}")
+    say(f"model    {kept.parameters:,} parameters{sums}")
+    say(f"length   {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs\n")
+    say(yaml.safe_dump(plain(training.run), sort_keys=False))
+
+
+def _measure(training: Training, say: Say) -> None:
+    cost = measure_cost(training)
     run = training.run  # if a step ran out of memory, its micro-batch is smaller than before
     waiting = _measure_reading(training)
-    evaluation = measure_evaluation(training)
-    total = training.steps * step + run.save.evaluations * evaluation
-    bottleneck = "the data" if waiting > step - waiting else "the model"
+    total = training.steps * cost.step + run.save.evaluations * cost.evaluation
+    bottleneck = "the data" if waiting > cost.step - waiting else "the model"
     largest = _find_largest_batch(training)
-    sums = f", {kept.multiply_adds / 1e9:.3f} G multiply-adds an image" if kept.multiply_adds is not None else ""
-    return [
-        f"machine  {describe()}",
-        f"model    {kept.parameters:,} parameters{sums}",
-        f"length   {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs",
-        f"speed    {step * 1000:.1f} ms a step, {run.data.batch / step:.0f} images/s",
-        f"takes    about {duration(total)}, {run.save.evaluations} evaluations of {duration(evaluation)} included",
-        f"memory   {_read_memory(training) / 2**30:.2f} GiB so far",
-        f"batch    {run.data.batch} in micro-steps of {run.data.micro_batch}; largest micro-batch that ran: {largest}",
-        f"slowest  {bottleneck}: reading a batch alone takes {waiting * 1000:.1f} ms",
-    ]
+    say(f"speed    {cost.step * 1000:.1f} ms a step, {run.data.batch / cost.step:.3g} images/s")
+    say(f"takes    about {duration(total)}, {run.save.evaluations} evaluations of {duration(cost.evaluation)} included")
+    say(f"memory   {_read_memory(training) / 2**30:.2f} GiB so far")
+    say(f"batch    {run.data.batch} in micro-steps of {run.data.micro_batch}; largest micro-batch that ran: {largest}")
+    say(f"slowest  {bottleneck}: reading a batch alone takes {waiting * 1000:.1f} ms")
 
 
-def _measure_reading(training: Training, steps: int = 8) -> float:
-    """Seconds that reading one batch takes when nothing else runs."""
-    with closing(training.batches(0, training.steps)) as batches:
+def _measure_reading(training: Training, *, images: int = 64, seconds: float = 2.0) -> float:
+    """Seconds that reading one batch takes when nothing else runs; from smaller batches, for at most ``seconds``."""
+    images = min(images, training.run.data.batch)
+    count = 0
+    with closing(replace(training.batches, batch=images)(0, training.steps)) as batches:
         next(batches)
         started = time.perf_counter()
-        count = sum(1 for _ in zip(range(min(steps, max(training.steps - 1, 1))), batches))
+        for batch in batches:
+            count += len(batch)
+            if count >= 8 * training.run.data.batch or time.perf_counter() - started > seconds:
+                break
         elapsed = time.perf_counter() - started
-    return elapsed / max(count, 1)
+    return elapsed * training.run.data.batch * training.objective.views / max(count, 1)
 
 
 def _find_largest_batch(training: Training) -> str:

@@ -1,13 +1,13 @@
 """The figures of an evaluation between steps: of a classifier, of the features of an encoder, of the codes of a tokenizer.
 
-A monitor is called with the run as it stands and with whether to stop; it gives None if it was stopped. N images.
+N images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -29,7 +29,17 @@ from vitrail.tasks import Task
 NEIGHBOURS = 20
 FEWEST = 30  # images to classify by their neighbours
 Stopped = Callable[[], bool]
-Monitor = Callable[[Run, Stopped], dict[str, float] | None]
+
+
+class Monitor(Protocol):
+    """Called with the run as it stands and with whether to stop; None if it was stopped."""
+
+    @property
+    def images(self) -> int:
+        """The number of images that it reads."""
+        ...
+
+    def __call__(self, run: Run, stopped: Stopped) -> dict[str, float] | None: ...
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,10 @@ class ValidationMonitor:
     model: Task
     source: Source | None
     bad: Bad
+
+    @property
+    def images(self) -> int:
+        return 0 if self.source is None else len(self.source)
 
     def __call__(self, run: Run, stopped: Stopped) -> dict[str, float] | None:
         if self.source is None:
@@ -71,6 +85,10 @@ class FeatureMonitor:
             self.known, self.queries = train.subset(order[:first]), train.subset(order[first : first + queries])
         else:
             self.queries = other.subset(permutation(run.seed, 0, len(other))[:queries])
+
+    @property
+    def images(self) -> int:
+        return len(self.known) + len(self.queries)
 
     def __call__(self, run: Run, stopped: Stopped) -> dict[str, float] | None:
         known, queries = (self._features(part, run, stopped) for part in (self.known, self.queries))
@@ -111,6 +129,10 @@ class CodeMonitor:
         source = splits.val if splits.val is not None and len(splits.val) else splits.train
         assert source is not None, "there are no images"
         self.queries = source.subset(permutation(run.seed, 0, len(source))[: run.save.watched // 3])
+
+    @property
+    def images(self) -> int:
+        return len(self.queries)
 
     @torch.inference_mode()
     def __call__(self, run: Run, stopped: Stopped) -> dict[str, float] | None:

@@ -34,7 +34,15 @@ class Prepared:
     data: RunData
 
 
-def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transform | None = None, say: Say) -> Prepared:
+def prepare(
+    run: Run,
+    folder: RunFolder,
+    *,
+    data: Any = None,
+    transform: Transform | None = None,
+    say: Say,
+    sample: int | None = None,
+) -> Prepared:
     """Opens the data, fills every automatic field of ``run``, and builds all that it works with.
 
     Args:
@@ -42,6 +50,7 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
         data: anything `open_data` takes; by default the path in ``run.data.source``.
         transform: the user's own map from a decoded picture to a (C, h, w) tensor in [0, 1], in place of the recipe's crops.
         say: takes each line that a user should read.
+        sample: for a dry run, how many small images are decoded, of all that would be kept in memory.
 
     Raises `ConfigError`, `DataError` or `CheckpointError` before any training memory is used.
     """
@@ -53,6 +62,7 @@ def prepare(run: Run, folder: RunFolder, *, data: Any = None, transform: Transfo
     say(describe_data(run_data.splits))
     for words in find_layout_warnings(run_data.splits, run.data.source):
         say(f"warning  {words}")
+    run_data = run_data.keep_small(sample)
     run = resolve(run, goal.plan(run, run_data.train, start, say), run_data.train, device, say)
     kept = goal.build(run, run_data, start, say)
     kept.model.to(device)

@@ -1,62 +1,149 @@
-"""The number of steps that fit into a length of time, measured on a few real steps that are then undone."""
+"""The number of steps that fit into a length of time, measured on a few real steps that are then undone.
+
+A measurement takes seconds, whatever the run: a step that takes long is measured on a part of its batch, and an evaluation
+is stopped after a few batches. Both are scaled to the whole.
+"""
 
 from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from vitrail.config.schema import Run
+from vitrail.data.loader import Batch
 from vitrail.runs.checkpoint import Checkpoint
 from vitrail.runtime.progress import Say, duration
+from vitrail.training.monitors import read_options
 from vitrail.training.resume import restore, snapshot
 from vitrail.training.state import Training
-from vitrail.training.step import take_step
+from vitrail.training.step import backward, take_step
 
 EVALUATION_SHARE = 0.06  # of a run bounded by time
 RESERVE = 0.03  # for starting, saving and the report
 TRIAL_STEPS = 1_000_000  # so many that the few steps of a measurement stay at the beginning of the warm-up
+LONG_STEP = 0.8  # seconds; a batch whose gradient takes longer is cut
+FEWEST_IMAGES = 2  # of a cut batch: some objectives compare images
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that one step takes, waiting for data included, and one evaluation during training."""
+
+    step: float
+    evaluation: float
 
 
 def buy_steps(trial: Training, say: Say) -> tuple[Run, int]:
     """The run of ``trial`` with the steps and evaluations that its ``schedule.time`` buys on this machine; and these steps."""
-    seconds = measure_step(trial)
-    evaluation = measure_evaluation(trial)
+    cost = measure_cost(trial)
     run = trial.run  # if a step ran out of memory, its micro-batch is smaller than before
     assert run.schedule.time is not None, "the run has no length of time"
     share = EVALUATION_SHARE * run.schedule.time
-    evaluations = max(1, min(run.save.evaluations, int(share / max(evaluation, 1e-3))))
-    budget = run.schedule.time * (1 - RESERVE) - evaluations * evaluation
-    steps = max(int(budget / seconds), 1)
-    bought = f"{steps:,} steps of {seconds * 1000:.0f} ms, {evaluations} evaluations"
+    evaluations = max(1, min(run.save.evaluations, int(share / max(cost.evaluation, 1e-3))))
+    budget = run.schedule.time * (1 - RESERVE) - evaluations * cost.evaluation
+    steps = max(int(budget / cost.step), 1)
+    bought = f"{steps:,} steps of {cost.step * 1000:.0f} ms, {evaluations} evaluations"
     say(f"time     {duration(run.schedule.time)} buy {bought}")
     schedule, save = replace(run.schedule, steps=steps), replace(run.save, evaluations=evaluations)
     return replace(run, schedule=schedule, save=save), steps
 
 
-def measure_step(training: Training, *, seconds: float = 5.0) -> float:
-    """Seconds that one step takes here and now, waiting for data included; the weights are put back afterwards."""
+def measure_cost(training: Training) -> Cost:
+    """What ``training`` takes here and now; its weights are put back afterwards.
+
+    The time of a step on a part of its batch is scaled to the whole, except for the optimiser's share of it.
+    """
     before = Checkpoint(0, *snapshot(training), path=training.folder.path)
+    part, gradient = _cut_batch(training)
+    update = _time_update(part)
+    step = _time_steps(part) if gradient <= LONG_STEP else gradient + update
+    evaluation = _time_evaluation(part)
+    restore(training, before)
+    images = training.run.data.batch / part.run.data.batch
+    return Cost(step=update + max(step - update, 0.0) * images, evaluation=evaluation)
+
+
+def _cut_batch(training: Training) -> tuple[Training, float]:
+    """``training`` with as much of its batch as `LONG_STEP` has time for; and the seconds that its gradient takes.
+
+    A GPU, and a compiled model, which every new size would compile again, get at least the micro-batch.
+    """
+    data = training.run.data
+    gradually = training.device.type == "cpu" and not training.run.compute.compile
+    images = min(FEWEST_IMAGES * data.repeats if gradually else data.micro_batch or data.batch, data.batch)
+    while True:
+        part = _resize_batch(training, images)
+        with closing(part.batches(0, 1)) as batches:
+            batch = next(batches)
+        seconds = _time_gradient(part, batch)
+        if seconds <= LONG_STEP:
+            seconds = _time_gradient(part, batch)  # the first one warms up
+        if images == data.batch or 2 * seconds > LONG_STEP:
+            return part, seconds
+        images = min(2 * images, data.batch)
+
+
+def _resize_batch(training: Training, images: int) -> Training:
+    """``training`` with a batch of so many images, in more than one micro-step where it has several."""
+    data = training.run.data
+    if images == data.batch:
+        return training
+    micro = min(data.micro_batch or data.batch, images // 2 if training.run.accumulate > 1 else images)
+    run = replace(training.run, data=replace(data, batch=images, micro_batch=micro))
+    return replace(training, run=run, batches=replace(training.batches, batch=images))
+
+
+def _time_gradient(training: Training, batch: Batch) -> float:
+    started = time.perf_counter()
+    backward(training, training.inputs(batch.to(training.device)))
+    _wait_for(training.device)
+    return time.perf_counter() - started
+
+
+def _time_update(training: Training) -> float:
+    """Seconds of the optimiser alone, on the gradient that stands."""
+    for _ in range(2):  # the first one makes its state
+        started = time.perf_counter()
+        training.optimiser.step()
+        _wait_for(training.device)
+    return time.perf_counter() - started
+
+
+def _time_steps(training: Training, *, fewest: int = 4, seconds: float = 3.0) -> float:
+    """The mean over the steps of ``seconds``, without the first quarter, which warms up."""
     lengths: list[float] = []
     started = time.perf_counter()
     with closing(training.batches(0, training.steps)) as batches:
-        while len(lengths) < 4 or (time.perf_counter() - started < seconds and len(lengths) < 100):
+        while len(lengths) < fewest or (time.perf_counter() - started < seconds and len(lengths) < 100):
             lap = time.perf_counter()
             take_step(training, next(batches))
-            if training.device.type == "cuda":
-                torch.cuda.synchronize()
+            _wait_for(training.device)
             lengths.append(time.perf_counter() - lap)
             if len(lengths) == training.steps:
                 break
-    restore(training, before)
     after_warmup = lengths[len(lengths) // 4 :]
     return sum(after_warmup) / len(after_warmup)
 
 
-def measure_evaluation(training: Training) -> float:
-    """Seconds that one evaluation during training takes."""
+def _time_evaluation(training: Training, *, seconds: float = 2.0) -> float:
+    """Seconds of one evaluation, from the batches that fit into ``seconds``."""
+    ends: list[float] = []
     started = time.perf_counter()
-    training.evaluate(lambda: False)
-    return time.perf_counter() - started
+
+    def stopped() -> bool:
+        ends.append(time.perf_counter())
+        return ends[-1] - started > seconds
+
+    if training.evaluate(stopped) is not None:
+        return time.perf_counter() - started
+    # without the first batch, which waits for the workers, unless it is the only one
+    batch = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0] - started
+    return batch * training.monitor.images / read_options(training.run).batch
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()

@@ -10,6 +10,7 @@ from vitrail.config.compose import FLAGS, check_objective, request, settings_of
 from vitrail.config.flags_training import PretrainFlags, TrainFlags
 from vitrail.config.keywords import takes
 from vitrail.data.workers import refuse_in_worker
+from vitrail.runtime.progress import Say
 from vitrail.training.dry_run import dry_run
 from vitrail.training.train import Result
 from vitrail.training.train import train as run_training
@@ -19,7 +20,12 @@ Transform = Callable[[Any], Any]
 
 @takes(TrainFlags)
 def train(
-    data: Any = None, *, transform: Transform | None = None, command: str = "vitrail.train", **flags: Unpack[TrainFlags]
+    data: Any = None,
+    *,
+    transform: Transform | None = None,
+    command: str = "vitrail.train",
+    say: Say | None = None,
+    **flags: Unpack[TrainFlags],
 ) -> Result | Any:
     """Trains a ViT; with an existing ``out`` the run there is resumed.
 
@@ -30,11 +36,12 @@ def train(
             place of the recipe's crops. It runs where images are read, so with workers it must pickle. Normalising is the
             model's: ``set=["model.preprocessing={mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}"]``.
         command: how the report names the call.
+        say: with ``dry_run``, takes each line of the plan as soon as it is known.
 
     Returns:
         The finished run: its folder, report and figures; ``.load()`` gives the `Classifier`. With ``dry_run`` the plan.
     """
-    return _start(data, flags, labels=True, transform=transform, command=command)
+    return _start(data, flags, labels=True, transform=transform, command=command, say=say)
 
 
 @takes(PretrainFlags)
@@ -43,6 +50,7 @@ def pretrain(
     *,
     transform: Transform | None = None,
     command: str = "vitrail.pretrain",
+    say: Say | None = None,
     **flags: Unpack[PretrainFlags],
 ) -> Result | Any:
     """Trains an encoder without labels; with an existing ``out`` the run there is resumed.
@@ -51,16 +59,23 @@ def pretrain(
         data: what `train` takes; labels, where there are some, only judge the features on the way.
         transform: as of `train`.
         command: how the report names the call.
+        say: with ``dry_run``, takes each line of the plan as soon as it is known.
 
     Returns:
         The finished run; ``.load()`` gives a `Classifier` without a head, and ``train(data, init=run.folder)`` fine-tunes it.
         With ``dry_run`` the plan.
     """
-    return _start(data, flags, labels=False, transform=transform, command=command)
+    return _start(data, flags, labels=False, transform=transform, command=command, say=say)
 
 
 def _start(
-    data: Any, flags: Mapping[str, Any], *, labels: bool, transform: Transform | None, command: str
+    data: Any,
+    flags: Mapping[str, Any],
+    *,
+    labels: bool,
+    transform: Transform | None,
+    command: str,
+    say: Say | None,
 ) -> Result | str:
     """Trains what the options ask for, with or without ``labels``; with the option ``dry_run`` returns the plan."""
     refuse_in_worker()
@@ -74,5 +89,13 @@ def _start(
     check_objective(run, labels=labels)
     held = None if is_named else data
     if flags["dry_run"]:
-        return dry_run(run, data=held)
+        plan: list[str] = []
+
+        def note(line: str) -> None:
+            plan.append(line)
+            if say is not None:
+                say(line)
+
+        dry_run(run, data=held, say=note)
+        return "\n".join(plan)
     return run_training(run, out=folder, data=held, transform=transform, quiet=flags["quiet"], command=command)
