@@ -6,6 +6,7 @@ import io
 import threading
 from base64 import b64decode, b64encode
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from tests.looked_at import shaken
 from tests.models.tiny import TINY
 from tests.weights.graphs import write_graph
 from vitrail.analysis.attention import compute_head_maps
+from vitrail.analysis.explanation import ExplainOptions
 from vitrail.analysis.occlusion import occlusion
 from vitrail.analysis.rollout import rollout
 from vitrail.inference.options import InferenceOptions
-from vitrail.serving.loaded_model import Abandoned, LoadedModel, load_model
+from vitrail.serving.loaded_model import Abandoned, ExplanationRequest, LoadedModel, load_model
 from vitrail.tasks.classification import Classifier
 
 
@@ -176,6 +178,31 @@ def test_the_class_token_of_cait_is_nobody_to_click_on(start, png):
     assert 0 < len(asking) < len(layers)
     told = client.post("/v1/explain?layer=all&head=mean&query=0,0", files={"file": png()}).json()
     assert [each["layer"] for each in told["maps"]] == asking
+
+
+def test_occlusion_covers_larger_regions_where_time_is_short_and_says_so(monkeypatch, png):
+    now = [0.0]
+
+    class Slow(Classifier):
+        def forward(self, images):
+            now[0] += len(images) / 8  # a second for each forward pass of an occlusion map
+            return super().forward(images)
+
+    served = LoadedModel(shaken(), "tiny")
+    served.model.__class__ = Slow
+    monkeypatch.setattr("vitrail.serving.loaded_model.time", SimpleNamespace(monotonic=lambda: now[0]))
+    prepared = served.prepare_explanation(png(), most_pixels=10**6)
+    request = ExplanationRequest(options=ExplainOptions(method="occlusion"))
+    patch = served.model.config.patch_size[0]
+    for left, side, note in (
+        (100.0, 4, None),
+        (4.0, 2, "2 x 2 regions; 4 x 4 would take longer than the deadline"),
+        (0.1, 2, "2 x 2 regions; 4 x 4 would take longer than the deadline"),
+    ):
+        (found,) = served.maps(prepared, request, now[0] + left)
+        window = 4 // side * patch
+        assert found.note == note
+        assert np.allclose(found.values, occlusion(served.model, prepared.images, window=window), atol=1e-6)
 
 
 def test_an_explanation_stops_when_nobody_waits_for_it_any_more(start, png, monkeypatch):

@@ -33,12 +33,14 @@ class ExplainOptions:
         layer: index of the attention layer, for the method ``attention`` and for the contact sheet of any method.
         head: index of a head, "mean" or "all", for the method ``attention``.
         target: name of the class to explain; by default the predicted class.
+        window: (height, width) in pixels of the regions that the method ``occlusion`` covers; by default `choose_window`.
     """
 
     method: str = "attention"
     layer: int = -1
     head: int | str = "mean"
     target: str | None = None
+    window: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -66,7 +68,9 @@ METHODS: dict[str, Method] = {
     ),
     "rollout": lambda model, images, targets, options, batch: rollout(model, images),
     "gradient": lambda model, images, targets, options, batch: relevance(model, images, targets),
-    "occlusion": lambda model, images, targets, options, batch: occlusion(model, images, targets=targets, batch=batch),
+    "occlusion": lambda model, images, targets, options, batch: occlusion(
+        model, images, targets=targets, window=options.window, batch=batch
+    ),
 }
 NEEDS_ATTENTION = ("attention", "rollout", "gradient")
 NEEDS_ANSWER = ("gradient", "occlusion")  # they explain the prediction of a class
@@ -161,7 +165,7 @@ def explain_image(model: Task, key: str, prepared: PreparedImage, options: Expla
     """
     answer, target = _predict(model, prepared.images, options) if model.answers_classes else (None, 0)
     size = prepared.images.shape[2], prepared.images.shape[3]
-    maps, heads_cell, cell = None, (1, 1), choose_window(model.config, size)
+    maps, heads_cell, cell = None, (1, 1), options.window or choose_window(model.config, size)
     if grids := model.attention_grids(size):
         maps, heads_cell = (
             compute_head_maps(model, prepared.images, options.layer),

@@ -77,6 +77,18 @@ def choose_window(config: Config, size: tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
+def coarsen_window(config: Config, size: tuple[int, int], most: int) -> tuple[int, int]:
+    """Returns the default window (height, width), enlarged by a whole factor until at most ``most`` windows tile an image.
+
+    An image is covered as a whole by one window only if ``most`` is 1.
+    """
+    height, width = choose_window(config, size)
+    factor = 1
+    while -(-size[0] // (factor * height)) * -(-size[1] // (factor * width)) > max(most, 1):
+        factor += 1
+    return min(factor * height, size[0]), min(factor * width, size[1])
+
+
 def _check_window(window: Lengths, size: tuple[int, int]) -> tuple[int, int]:
     window = _check_lengths("window", window)
     if any(side > length for side, length in zip(window, size)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from vitrail.analysis.explanation import (
     resolve_options,
     shrink,
 )
+from vitrail.analysis.occlusion import choose_window, coarsen_window
 from vitrail.data.augment.placement import Frames
 from vitrail.data.decode import decode
 from vitrail.data.pictures import Picture, size_of
@@ -50,6 +52,8 @@ from vitrail.weights.tensors import read_json
 SHOWN = 1024  # maximum length in pixels of the longer side of a returned picture
 NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)
 VERSIONS = 8  # occluded versions of an image per forward pass
+OCCLUSION_SHARE = 0.6  # of the time to the deadline, for the forward passes of an occlusion map
+FEWEST_REGIONS = 4  # of an occlusion map, however short the time
 
 
 class Output(NamedTuple):
@@ -63,13 +67,14 @@ class LayerMaps(NamedTuple):
     """Attention maps of one layer, (H, h, w), or the map of a method without layers, (1, h, w).
 
     ``heads`` are the head indices, or None for the mean or a method without heads. ``reach`` is that of
-    `analysis.pictures.overlay`.
+    `analysis.pictures.overlay`. ``note`` says what is special about them.
     """
 
     layer: int | None
     heads: list[int] | None
     values: np.ndarray
     reach: tuple[float, float]
+    note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,15 +219,37 @@ class LoadedModel:
         finally:
             hook.remove()
 
-    def explain(self, prepared: PreparedImage, request: ExplanationRequest) -> Explanation:
-        """Explains one image as `workflows.explain` does. ``request`` is a result of `check_request`."""
-        return explain_image(self.model, "image", prepared, request.options, VERSIONS)
+    def explain(
+        self, prepared: PreparedImage, request: ExplanationRequest, deadline: float | None = None
+    ) -> Explanation:
+        """Explains one image as `workflows.explain` does. ``request`` is a result of `check_request`.
 
-    def maps(self, prepared: PreparedImage, request: ExplanationRequest) -> list[LayerMaps]:
-        """Returns the values of an explanation, one entry per layer."""
+        With a ``deadline`` (by time.monotonic) occlusion covers larger regions where the usual ones would take longer.
+        """
+        options = request.options
+        if options.method == "occlusion" and deadline is not None:
+            options = replace(options, window=self._choose_window(prepared.images, deadline))
+        return explain_image(self.model, "image", prepared, options, VERSIONS)
+
+    @torch.inference_mode()
+    def _choose_window(self, images: Tensor, deadline: float) -> tuple[int, int]:
+        """Returns the smallest window for which there is time, after measuring one forward pass."""
+        start = time.monotonic()
+        self.model(images.expand(VERSIONS, -1, -1, -1))
+        now = time.monotonic()
+        passes = OCCLUSION_SHARE * (deadline - now) / max(now - start, 1e-6)
+        return coarsen_window(
+            self.model.config, self.model.preprocessing.size, max(int(passes) * VERSIONS, FEWEST_REGIONS)
+        )
+
+    def maps(
+        self, prepared: PreparedImage, request: ExplanationRequest, deadline: float | None = None
+    ) -> list[LayerMaps]:
+        """Returns the values of an explanation, one entry per layer; ``deadline`` as in `explain`."""
         if request.options.method != "attention":
-            explanation = self.explain(prepared, request)
-            return [LayerMaps(None, None, explanation.heat[None], explanation.reach)]
+            explanation = self.explain(prepared, request, deadline)
+            note = self._note_coarse(explanation) if request.options.method == "occlusion" else None
+            return [LayerMaps(None, None, explanation.heat[None], explanation.reach, note)]
         size = prepared.images.shape[2], prepared.images.shape[3]
         grids, head = self.model.attention_grids(size), request.options.head
         layers = compute_layer_maps(self.model, prepared.images, self._layers_of(request), request.query)
@@ -233,6 +260,14 @@ class LoadedModel:
             chosen = values.mean(0)[None] if heads is None else values[heads]
             layer_maps.append(LayerMaps(layer, heads, chosen, compute_reach(values.shape[1:], grids[layer].cell, size)))
         return layer_maps
+
+    def _note_coarse(self, explanation: Explanation) -> str | None:
+        """Says if the map has fewer regions than usual."""
+        size, (rows, columns) = self.model.preprocessing.size, explanation.heat.shape
+        usual = [-(-length // side) for length, side in zip(size, choose_window(self.model.config, size))]
+        if [rows, columns] == usual:
+            return None
+        return f"{rows} x {columns} regions; {usual[0]} x {usual[1]} would take longer than the deadline"
 
     def _layers_of(self, request: ExplanationRequest) -> list[int]:
         """Returns the indices of the requested layers; with a query, only those whose map contains it."""

@@ -179,7 +179,7 @@ async def explain(
 async def _explain(
     service: Service,
     served: LoadedModel,
-    verb: Callable[[PreparedImage, ExplanationRequest], Kind],
+    verb: Callable[[PreparedImage, ExplanationRequest, float], Kind],
     prepared: PreparedImage,
     wanted: ExplanationRequest,
     deadline: float,
@@ -189,7 +189,7 @@ async def _explain(
 
     def work(images: list[PreparedImage]) -> list[Kind]:
         with served.until(over):
-            return [verb(images[0], wanted)]
+            return [verb(images[0], wanted, deadline)]
 
     try:
         return await service.batcher.run(work, prepared, deadline)
@@ -211,7 +211,7 @@ def _encode_map(maps: LayerMaps) -> dict[str, Any]:
     _, rows, columns = maps.values.shape
     values = [[float(f"{value:.{DIGITS}g}") for value in head.ravel()] for head in maps.values]
     encoded = {"layer": maps.layer, "heads": maps.heads, "rows": rows, "columns": columns}
-    return {**encoded, "reach": list(maps.reach), "values": values}
+    return {**encoded, "reach": list(maps.reach), "values": values, "note": maps.note}
 
 
 def _encode_picture(prepared: PreparedImage) -> dict[str, Any]:

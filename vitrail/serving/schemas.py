@@ -49,6 +49,7 @@ class LayerMap(Schema):
     columns: int
     reach: list[float] = Field(description="height and width of the map relative to the box")
     values: list[list[float]]
+    note: str | None = Field(description="for occlusion with fewer regions than usual: how many, and why")
 
 
 class Explanation(Schema):

@@ -178,7 +178,7 @@ export class Slot {
     const words = WORDS[view.method] ?? short;
     this.stage.show(scene, map, {
       ...view, scale: this.model.scale, range: rangeOf(map.values), pickable, words,
-      caption: this.#caption(view, cell, asks, map),
+      caption: this.#caption(view, cell, asks, map, shown.note),
     });
     this.stage.mark(cell);
     if (view.method === "attention") this.sheet.draw(scene, from, cell ? entry : null, { ...view, scale: this.model.scale });
@@ -195,11 +195,11 @@ export class Slot {
   }
 
   /** Returns the caption of the picture. */
-  #caption({ method, layer, head, spot }, cell, asks, map) {
+  #caption({ method, layer, head, spot }, cell, asks, map, note) {
     if (!map.values.some((value) => value > 0)) return `${capital(method)}: no region has a positive value.`;
     if (method === "rollout") return "Rollout: attention from the output to each patch, through all layers.";
     if (method === "gradient") return "Gradient: attention weighted by its gradient for the predicted class.";
-    if (method === "occlusion") return "Occlusion: decrease of the predicted probability when a region is covered.";
+    if (method === "occlusion") return `Occlusion: decrease of the predicted probability when a region is covered${note ? ` (${note})` : ""}.`;
     const heads = this.model.attention.layers[layer].heads;
     const who = head === null ? `layer ${layer}, mean of all heads` : `layer ${layer}, head ${Math.min(head, heads - 1)}`;
     const asker = cell ? `the patch in row ${cell.row}, column ${cell.column}` : askerOf(this.model.attention.layers[layer]);
