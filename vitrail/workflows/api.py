@@ -373,7 +373,8 @@ def check_data(data: Any) -> CheckResult:
 
 
 def doctor() -> Mapping[str, object]:
-    """What this machine has: versions, devices, optional packages, disk, and a numeric self-check."""
+    """What this machine has: versions, devices, optional packages, disk, the feature cache, and a numeric self-check."""
+    from vitrail.inference.feature_cache import describe_cache
     from vitrail.runtime.machine import examine
 
-    return examine()
+    return {**examine(), "feature cache": describe_cache()}

@@ -1,0 +1,231 @@
+"""Features on the disk, by image: a part of a data set, or one that has grown, finds what was computed before.
+
+A cache has a folder for each way of computing features (weights, preprocessing, precision, versions), and in it a file for
+each time that some were missing. The files that were not used for longest are removed beyond `limit`.
+
+N images of a file or a source, M of them good, D features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save as to_bytes
+
+from vitrail.data.sources.contents import Arrays, Contents, Files
+from vitrail.data.sources.parquet import ParquetImages
+from vitrail.errors import CheckpointError, ConfigError, DiskError
+from vitrail.files import disk_errors, replace_file
+from vitrail.runtime.progress import Say
+from vitrail.weights.tensors import read_tensors
+
+ID_BYTES = 16  # of the hash that tells images apart
+DEFAULT_LIMIT = 4.0  # GB
+OURS = re.compile(r"[0-9a-f]{64}(/[0-9a-f]{64})?\.safetensors")  # the folder may hold other files
+
+
+def default_cache() -> Path:
+    """The folder of the cache: ``VITRAIL_CACHE``, else ``~/.cache/vitrail/features``."""
+    given = os.environ.get("VITRAIL_CACHE")
+    return Path(given).expanduser() if given else Path.home() / ".cache" / "vitrail" / "features"
+
+
+def limit() -> int:
+    """The size in bytes that a cache may have: ``VITRAIL_CACHE_GB``, else 4 GB. Raises `ConfigError`."""
+    given = os.environ.get("VITRAIL_CACHE_GB", "")
+    try:
+        gigabytes = float(given or DEFAULT_LIMIT)
+    except ValueError:
+        gigabytes = -1.0
+    if not 0 <= gigabytes < float("inf"):
+        raise ConfigError(f"VITRAIL_CACHE_GB is {given!r}", "give a size in gigabytes, such as 4")
+    return int(gigabytes * 1e9)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The features (M, D) of some images of a source: of the good ones, ``rows`` (M,) in rising order; and by row why the
+    others are bad.
+    """
+
+    rows: np.ndarray
+    values: np.ndarray
+    reasons: Mapping[int, str]
+
+    @classmethod
+    def nothing(cls) -> Found:
+        return cls(np.zeros(0, np.int64), np.zeros((0, 0), np.float32), {})
+
+    def at(self, rows: np.ndarray) -> Found:
+        """The same for a source in which the images have the numbers ``rows`` (N,)."""
+        return Found(rows[self.rows], self.values, {int(rows[row]): why for row, why in self.reasons.items()})
+
+    def join(self, other: Found) -> Found:
+        """These and ``other``, which are of the same source."""
+        parts = [part for part in (self, other) if len(part.rows)]
+        reasons = dict(sorted({**self.reasons, **other.reasons}.items()))
+        if not parts:
+            return Found(self.rows, self.values, reasons)
+        rows = np.concatenate([part.rows for part in parts])
+        order = rows.argsort()
+        return Found(rows[order], np.concatenate([part.values for part in parts])[order], reasons)
+
+
+@dataclass(frozen=True)
+class FeatureCache:
+    """The features that are computed in one way. ``identity`` is the SHA-256 of what decides them, besides the image."""
+
+    root: Path
+    identity: str
+
+    def find(self, images: list[bytes]) -> Found:
+        """What the cache holds of ``images``, as `identify_images` gives them. A damaged file is removed."""
+        found, missing = Found.nothing(), list(range(len(images)))
+        for path in sorted((self.root / self.identity).glob("*.safetensors"), key=_last_use, reverse=True):
+            if not missing:
+                break
+            kept = _read(path)
+            if kept is None:
+                path.unlink(missing_ok=True)
+                continue
+            part = _select(*kept, images, missing)
+            if len(part.rows) or part.reasons:
+                os.utime(path)
+                found = found.join(part)
+                missing = sorted(set(missing).difference(part.rows.tolist(), part.reasons))
+        return found
+
+    def keep(self, images: list[bytes], computed: Found, say: Say) -> None:
+        """Writes what was computed for some of ``images``. A disk that is full costs time later, and no more."""
+        rows = sorted([*computed.rows.tolist(), *computed.reasons])
+        known = b"".join(images[row] for row in rows)
+        number = {row: position for position, row in enumerate(rows)}
+        tensors = {
+            "images": torch.frombuffer(bytearray(known), dtype=torch.uint8).view(-1, ID_BYTES),
+            "rows": torch.tensor([number[row] for row in computed.rows.tolist()], dtype=torch.int64),
+            "features": torch.from_numpy(computed.values),
+        }
+        reasons = json.dumps({number[row]: why for row, why in computed.reasons.items()})
+        content = to_bytes(tensors, {"bad": reasons, "sha256": _hash(tensors, reasons)})
+        if len(content) > limit():
+            return say(
+                f"note     the features are not cached: {len(content) / 1e9:.1f} GB, more than VITRAIL_CACHE_GB allows"
+            )
+        place = self.root / self.identity / f"{hashlib.sha256(known).hexdigest()}.safetensors"
+        try:
+            with disk_errors(place):
+                place.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(place, content)
+        except DiskError as error:
+            return say(f"warning  the features could not be cached: {error.what}")
+        prune(self.root, say)
+
+
+def prune(root: Path, say: Say) -> None:
+    """Removes the files that were not used for longest, until the cache is within its `limit`; says how much it removed."""
+    files = sorted(list_files(root), key=_last_use)
+    sizes = [path.stat().st_size for path in files]
+    excess, removed = sum(sizes) - limit(), 0
+    for path, size in zip(files, sizes):
+        if removed >= excess:
+            break
+        path.unlink(missing_ok=True)
+        removed += size
+    if removed:
+        say(f"note     {removed / 1e9:.1f} GB of old features removed from {root}; VITRAIL_CACHE_GB sets its limit")
+
+
+def describe_cache() -> str:
+    """The size of the default cache, its limit and its folder."""
+    root = default_cache()
+    size = sum(path.stat().st_size for path in list_files(root))
+    return f"{size / 1e9:.1f} of {limit() / 1e9:.1f} GB in {root}"
+
+
+def list_files(root: Path) -> list[Path]:
+    """The files of a cache, and no others."""
+    return [path for path in root.rglob("*.safetensors") if OURS.fullmatch(path.relative_to(root).as_posix())]
+
+
+def identify_images(contents: Contents) -> list[bytes] | None:
+    """A hash for each image (N,) that tells it from others, without reading files; None where nothing does.
+
+    Of pixels, where they are in memory; else of the name, size and date of the file. Pictures that a Parquet file only names
+    are taken to be as old as it is.
+    """
+    match contents:
+        case Arrays(images=images):
+            kind = f"{images.shape[1:]} {images.dtype}\n".encode()
+            return [_identify(kind, np.ascontiguousarray(image).data) for image in images]
+        case Files(root=root, keys=keys):
+            return [_identify(stamp) for stamp in _stamps(root, keys)]
+        case ParquetImages(root=root, files=files):
+            whole = b"".join([*_stamps(root, files), contents.column.encode()])
+            return [_identify(whole, str(row).encode()) for row in contents.rows.tolist()]
+        case _:
+            return None
+
+
+def _identify(*parts: bytes | memoryview) -> bytes:
+    hashed = hashlib.blake2b(digest_size=ID_BYTES)
+    for part in parts:
+        hashed.update(part)
+    return hashed.digest()
+
+
+def _stamps(root: str, names: Iterable[str]) -> Iterable[bytes]:
+    """The path, size and date of each file."""
+    folder = os.path.abspath(root)
+    for name in names:
+        path = os.path.join(folder, name)
+        try:
+            status = os.stat(path)
+            age = f"{status.st_size} {status.st_mtime_ns}"
+        except (OSError, ValueError):  # it will be a bad image
+            age = "absent"
+        yield f"{path}\0{age}\n".encode("utf-8", "surrogatepass")
+
+
+def _select(known: list[bytes], kept: Found, images: list[bytes], missing: list[int]) -> Found:
+    """Of what a file holds for ``known`` images, that of the ``missing`` ones of ``images``."""
+    number = {image: position for position, image in enumerate(known)}
+    position = {row: number[images[row]] for row in missing if images[row] in number}
+    good = {int(at): index for index, at in enumerate(kept.rows)}
+    rows = [row for row, at in position.items() if at in good]
+    reasons = {row: kept.reasons[at] for row, at in position.items() if at not in good}
+    return Found(np.array(rows, np.int64), kept.values[[good[position[row]] for row in rows]], reasons)
+
+
+def _read(path: Path) -> tuple[list[bytes], Found] | None:
+    """The images of a file and what it holds for them; None where it is damaged."""
+    try:
+        tensors, metadata = read_tensors(path)
+        if metadata["sha256"] != _hash(tensors, metadata["bad"]):
+            return None
+        reasons = {int(row): reason for row, reason in json.loads(metadata["bad"]).items()}
+        known = [image.tobytes() for image in tensors["images"].numpy()]
+        return known, Found(tensors["rows"].numpy(), tensors["features"].numpy(), reasons)
+    except (CheckpointError, KeyError, ValueError):
+        return None
+
+
+def _hash(tensors: Mapping[str, torch.Tensor], reasons: str) -> str:
+    hashed = hashlib.sha256(reasons.encode())
+    for name in ("images", "rows", "features"):
+        hashed.update(tensors[name].contiguous().numpy().data)
+    return hashed.hexdigest()
+
+
+def _last_use(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another process removed it
+        return 0.0
