@@ -6,16 +6,16 @@ import json
 
 import pytest
 
-import vitrail.models
 from tests.slow import slow_except
 from vitrail.cli.models import models
 from vitrail.errors import ConfigError
 from vitrail.models import MODELS, configure, cost_of
-from vitrail.models.costs import COSTS
+from vitrail.models.costs import KNOWN, Known
 from vitrail.models.published import PUBLISHED
 
 
-def test_every_model_has_its_paper_and_a_figure_its_setting():
+def test_every_model_has_its_cost_its_paper_and_a_figure_its_setting():
+    assert list(KNOWN) == list(MODELS)
     assert PUBLISHED.keys() == MODELS.keys()
     for name, known in PUBLISHED.items():
         assert any(year in known.paper for year in ("2020", "2021", "2022", "2023")), name
@@ -24,12 +24,13 @@ def test_every_model_has_its_paper_and_a_figure_its_setting():
 
 
 @pytest.mark.parametrize("name", slow_except(MODELS, {"vit-ti16", "deit-ti16-distilled", "swin-t", "bit-r50x1"}))
-def test_the_table_of_costs_is_what_is_counted(name):
-    assert COSTS[name] == cost_of(configure(name, classes=1000))
+def test_what_is_known_of_a_model_is_what_is_counted(name):
+    config = configure(name, classes=1000)
+    assert KNOWN[name] == Known(config.image_size, config.attention, cost_of(config))
 
 
 def test_the_list_counts_nothing_and_has_every_model(capsys, monkeypatch):
-    monkeypatch.setattr("vitrail.workflows.models.cost_of", None)
+    monkeypatch.setattr("vitrail.models.family.count_cost", None)
     models()
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == list(MODELS)
 
@@ -48,7 +49,8 @@ def test_one_model_is_shown_at_any_size(capsys):
 
 
 def test_the_list_leaves_out_what_cannot_be(capsys, monkeypatch):
-    monkeypatch.setattr(vitrail.models, "MODELS", {name: MODELS[name] for name in ("vit-ti16", "vit-s14", "bit-r50x1")})
+    known = {name: KNOWN[name] for name in ("vit-ti16", "vit-s14", "bit-r50x1")}
+    monkeypatch.setattr("vitrail.workflows.models.KNOWN", known)
     models(size=96)
     head, tiny, patches, bit = (line.split() for line in capsys.readouterr().out.splitlines())
     assert head[:3] == ["model", "image", "tokens"]
@@ -57,3 +59,5 @@ def test_the_list_leaves_out_what_cannot_be(capsys, monkeypatch):
     assert bit[-1] == "none"
     models(size=96, json=True)
     assert json.loads(capsys.readouterr().out).keys() == {"vit-ti16", "bit-r50x1"}
+    with pytest.raises(ConfigError, match="classes"):
+        models(classes=-1)

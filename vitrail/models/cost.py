@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.models.backbone import Backbone
-
-
-class Cost(NamedTuple):
-    """The number of parameters, and for one image: ``multiply_adds`` of all matrix products and convolutions, the part of
-    ``attention`` matrices in them, and ``tokens`` after the last block.
-
-    Norms, GELU, softmax and biases are not counted. `ViT.forward` needs fewer operations if only one token of the last block
-    is used.
-    """
-
-    parameters: int
-    multiply_adds: int
-    attention: int
-    tokens: int
+from vitrail.models.costs import Cost
 
 
 def count_cost(backbone: Backbone) -> Cost:

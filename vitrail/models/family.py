@@ -13,7 +13,8 @@ from vitrail.models.backbone import Backbone
 from vitrail.models.beit import BEITS, BEiT, BEiTConfig
 from vitrail.models.cait import CAITS, CaiT, CaiTConfig
 from vitrail.models.config import Config, changed
-from vitrail.models.cost import Cost, count_cost, image_for, saved_bytes
+from vitrail.models.cost import count_cost, image_for, saved_bytes
+from vitrail.models.costs import Cost
 from vitrail.models.foreign_names import explain_field, translate_model
 from vitrail.models.pvt import PVT, PVTS, PVTConfig
 from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config

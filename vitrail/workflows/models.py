@@ -1,35 +1,58 @@
-"""`vitrail models`: what is known of the models before one is trained."""
+"""`vitrail models`: what is known of the models before one is trained. Their list needs no torch."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitrail import models
 from vitrail.errors import ConfigError
-from vitrail.models import Config, Cost, configure, cost_of
-from vitrail.models.costs import COSTS
+from vitrail.models.costs import KNOWN, Cost
 from vitrail.models.published import PUBLISHED, Published
+
+if TYPE_CHECKING:
+    from vitrail.models import Config
+
+CLASSES = 1000  # of the models in `KNOWN`
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model at some size: its config, None for a size that it cannot take, and what was published."""
+    """A model with some image size and number of classes, and what was published of it."""
 
     name: str
     image_size: tuple[int, int]
-    attention: str
-    published: Published
-    config: Config | None = None
+    classes: int = CLASSES
+
+    @property
+    def attention(self) -> str:
+        """The complexity of attention in the number of patches N, such as "N^2"."""
+        return KNOWN[self.name].attention
+
+    @property
+    def published(self) -> Published:
+        return PUBLISHED[self.name]
+
+    @cached_property
+    def config(self) -> Config | None:
+        """None for a size that the model cannot take."""
+        from vitrail.models import configure
+
+        try:
+            return configure(self.name, classes=self.classes, image_size=self.image_size)
+        except ConfigError:
+            return None
 
     @cached_property
     def cost(self) -> Cost | None:
-        """Counted on first access, which takes a second, unless `COSTS` has it."""
+        """Counted on first access, which takes a second, unless `KNOWN` has it. None for a size that it cannot take."""
+        known = KNOWN[self.name]
+        if (self.image_size, self.classes) == (known.image_size, CLASSES):
+            return known.cost
         if self.config is None:
             return None
-        if self.config == configure(self.name, classes=1000):
-            return COSTS[self.name]
+        from vitrail.models import cost_of
+
         return cost_of(self.config)
 
     def to_dict(self) -> dict[str, Any]:
@@ -39,21 +62,18 @@ class ModelFacts:
         return {**self.cost._asdict(), **asdict(self.published), **architecture}
 
 
-def list_models(name: str | None = None, *, size: int | None = None, classes: int = 1000) -> dict[str, ModelFacts]:
+def list_models(name: str | None = None, *, size: int | None = None, classes: int = CLASSES) -> dict[str, ModelFacts]:
     """The facts of one model, or of all. Raises `ConfigError` for an unknown name, or a size that the one cannot take."""
     if name is not None:
-        return {name: _describe(name, size, classes)}
-    facts = {}
-    for model, config in models.MODELS.items():
-        try:
-            facts[model] = _describe(model, size, classes)
-        except ConfigError:
-            if size is None:
-                raise
-            facts[model] = ModelFacts(model, (size, size), config.attention, PUBLISHED[model])
-    return facts
+        from vitrail.models import configure
 
+        config = configure(name, classes=classes, **({} if size is None else {"image_size": size}))
+        return {name: ModelFacts(name, config.image_size, classes)}
+    if classes != CLASSES:
+        from vitrail.models import configure
 
-def _describe(name: str, size: int | None, classes: int) -> ModelFacts:
-    config = configure(name, classes=classes, **({} if size is None else {"image_size": size}))
-    return ModelFacts(name, config.image_size, config.attention, PUBLISHED[name], config)
+        configure(next(iter(KNOWN)), classes=classes)  # which refuses an impossible number
+    return {
+        model: ModelFacts(model, known.image_size if size is None else (size, size), classes)
+        for model, known in KNOWN.items()
+    }
