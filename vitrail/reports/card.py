@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from vitrail.files import disk_errors, replace_file
+from vitrail.markup import safe
 from vitrail.reports.facts import RunFacts
-from vitrail.reports.html import safe
 from vitrail.reports.wording import as_yaml, large
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.analysis.palette import LIGHT
-from vitrail.reports.html import Markup, join, tag
+from vitrail.markup import Markup, join, tag
 from vitrail.reports.wording import percent, plural, shorten, whole
 from vitrail.tasks.metrics import Bins, divide
 

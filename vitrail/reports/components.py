@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vitrail.analysis.pictures import find_light_range, overlay
+from vitrail.markup import Markup, join, tag
 from vitrail.reports.facts import RunFacts
-from vitrail.reports.html import SHORT_SIDE_OF_A_DRAWING, Markup, data_uri, join, tag
+from vitrail.reports.html import SHORT_SIDE_OF_A_DRAWING, data_uri
 from vitrail.reports.wording import as_yaml, large
 from vitrail.runtime.progress import duration
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.markup import Markup
 from vitrail.reports.charts import Series, line_chart
-from vitrail.reports.html import Markup
 from vitrail.reports.wording import large, percent, plural, scientific
 
 Records = Sequence[Mapping[str, Any]]  # the lines of ``metrics.jsonl``

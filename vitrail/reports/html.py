@@ -1,68 +1,23 @@
-"""Builds HTML and SVG; everything that is not `Markup` is escaped."""
+"""Arrays as images inside of a page."""
 
 from __future__ import annotations
-
-import base64
-import io
-import re
-from html import escape
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from vitrail.analysis.pictures import to_rgb
+from vitrail.markup import image_uri
 
-VOID = {"meta", "link", "img", "br"}
-UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 SHORT_SIDE_OF_A_DRAWING = 64  # pixels; images up to this size are stored losslessly and shown without smoothing
-
-
-class Markup(str):
-    """Text that is already markup; `tag` escapes any other text."""
-
-    __slots__ = ()
-
-
-def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
-    """Returns one element. Children and attributes that are None are omitted.
-
-    In attribute names, a trailing underscore is removed and other underscores become hyphens (``class_``,
-    ``stroke_width``). Case is preserved (``viewBox``).
-    """
-    words = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{safe(value)}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
-    return Markup(f"<{name}{words}>" if name in VOID else f"<{name}{words}>{join(*children)}</{name}>")
-
-
-def safe(words: Any, *, quote: bool = True) -> str:
-    """Returns any value as escaped text, with characters that XML or UTF-8 does not allow replaced."""
-    return escape(UNWRITABLE.sub("\ufffd", str(words)), quote=quote)
-
-
-def join(*children: Any) -> Markup:
-    """Concatenates the children; those that are not markup are escaped."""
-    return Markup(
-        "".join(child if isinstance(child, Markup) else safe(child) for child in children if child is not None)
-    )
 
 
 def data_uri(picture: np.ndarray, most: int = 288) -> str:
     """Encodes a uint8 image (H, W[, C]), its sides at most ``most`` pixels, as a data URI: PNG if small, else JPEG."""
     image = Image.fromarray(np.ascontiguousarray(to_rgb(picture)))
     image.thumbnail((most, most), Image.Resampling.LANCZOS)
-    return _inside(image, "png" if min(image.size) <= SHORT_SIDE_OF_A_DRAWING else "jpeg")
+    return image_uri(image, "png" if min(image.size) <= SHORT_SIDE_OF_A_DRAWING else "jpeg")
 
 
 def exact_uri(picture: np.ndarray) -> str:
     """Encodes an image as a PNG data URI, losslessly and at its original size."""
-    return _inside(Image.fromarray(np.ascontiguousarray(to_rgb(picture))), "png")
-
-
-def _inside(image: Image.Image, kind: str) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, quality=85)
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return image_uri(Image.fromarray(np.ascontiguousarray(to_rgb(picture))), "png")

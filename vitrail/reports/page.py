@@ -10,8 +10,8 @@ from pathlib import Path
 
 from vitrail.analysis.palette import DARK, LIGHT
 from vitrail.files import disk_errors, replace_file
+from vitrail.markup import Markup, tag
 from vitrail.reports.charts import SANS, standalone
-from vitrail.reports.html import Markup, tag
 
 PANES = ("cobalt", "emerald", "amber", "cobalt", "violet", "cobalt", "ruby")
 

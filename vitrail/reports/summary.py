@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from vitrail.markup import Markup, join
 from vitrail.reports import card, curves
 from vitrail.reports.components import charts, lead, list_figures, notes, run, show_figure
 from vitrail.reports.facts import SPLITS, JudgedRun, RunFacts
-from vitrail.reports.html import Markup, join
 from vitrail.reports.metric_names import metric_of
 from vitrail.reports.page import frame, write_page
 from vitrail.reports.wording import plural

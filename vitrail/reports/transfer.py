@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitrail.files import disk_errors, replace_file
+from vitrail.markup import Markup, join, tag
 from vitrail.reports.classification.card import escape
 from vitrail.reports.components import describe_run, header, lead, list_versions, make_scrollable, notes
-from vitrail.reports.html import Markup, join, tag
 from vitrail.reports.page import frame
 from vitrail.reports.tables import open_table
 from vitrail.reports.wording import percent, plural

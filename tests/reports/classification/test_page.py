@@ -17,11 +17,12 @@ from PIL import Image
 
 from tests.reports.reading import PAYLOAD, Page
 from vitrail.errors import DiskError
+from vitrail.markup import Markup, join, tag
 from vitrail.reports.charts import Axis, Series, line_chart, smooth_values, standalone, thin
 from vitrail.reports.classification import sections
 from vitrail.reports.classification.page import write_report
 from vitrail.reports.facts import ClassificationFacts, Mistake
-from vitrail.reports.html import Markup, data_uri, join, tag
+from vitrail.reports.html import data_uri
 from vitrail.reports.wording import large, listing, percent, plural, scientific, whole
 from vitrail.tasks.classification_metric import ClassMetric, LabelMetric
 from vitrail.tasks.metrics import reliability

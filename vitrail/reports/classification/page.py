@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitrail.markup import Markup, join
 from vitrail.reports import charts as draw
 from vitrail.reports import curves
 from vitrail.reports.classification import sections
 from vitrail.reports.components import notes
 from vitrail.reports.facts import ClassificationFacts
-from vitrail.reports.html import Markup, join
 from vitrail.reports.metric_names import METRICS, short_percent
 from vitrail.reports.page import frame, write_page
 

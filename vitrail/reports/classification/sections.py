@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from vitrail.markup import Markup, join, tag
 from vitrail.reports import charts as draw
 from vitrail.reports import components, curves
 from vitrail.reports.components import (
@@ -20,7 +21,7 @@ from vitrail.reports.components import (
     show_figure,
 )
 from vitrail.reports.facts import ClassificationFacts, Mistake
-from vitrail.reports.html import Markup, data_uri, join, tag
+from vitrail.reports.html import data_uri
 from vitrail.reports.metric_names import METRICS
 from vitrail.reports.wording import decimal, listing, percent, plural, shorten
 

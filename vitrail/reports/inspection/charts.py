@@ -16,9 +16,9 @@ from vitrail.analysis.cost import CostPoint
 from vitrail.analysis.equivariance import Response
 from vitrail.analysis.head_statistics import HeadFigures
 from vitrail.analysis.palette import LIGHT, map_colours
+from vitrail.markup import Markup, join, tag
 from vitrail.reports import charts as draw
 from vitrail.reports.charts import Axis, Series
-from vitrail.reports.html import Markup, join, tag
 from vitrail.reports.wording import plural
 
 TALL = 300  # height of the chart with one dot per head

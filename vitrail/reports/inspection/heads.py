@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from vitrail.analysis.head_statistics import HeadFigures
+from vitrail.markup import Markup, join, tag
 from vitrail.reports.components import header, lead, make_scrollable
-from vitrail.reports.html import Markup, join, tag
 from vitrail.reports.inspection import charts as charts
 from vitrail.reports.inspection.facts import Inspection
 from vitrail.reports.inspection.sections import section

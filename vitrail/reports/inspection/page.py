@@ -9,9 +9,9 @@ import numpy as np
 
 from vitrail.analysis.pictures import draw_filters, draw_mosaic, draw_scale_bar, save_png
 from vitrail.files import disk_errors, replace_file
+from vitrail.markup import Markup, join
 from vitrail.reports.charts import standalone
 from vitrail.reports.components import notes, overlay_attention
-from vitrail.reports.html import Markup, join
 from vitrail.reports.inspection import charts as charts
 from vitrail.reports.inspection import heads as heads
 from vitrail.reports.inspection import sections as sections

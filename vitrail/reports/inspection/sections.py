@@ -12,6 +12,7 @@ import numpy as np
 
 from vitrail.analysis.cost import CostPoint, fit_growth
 from vitrail.analysis.equivariance import Response
+from vitrail.markup import Markup, join, tag
 from vitrail.reports.components import (
     describe_model,
     describe_run,
@@ -24,7 +25,7 @@ from vitrail.reports.components import (
     photograph,
     show_figure,
 )
-from vitrail.reports.html import Markup, data_uri, exact_uri, join, tag
+from vitrail.reports.html import data_uri, exact_uri
 from vitrail.reports.inspection import charts as charts
 from vitrail.reports.inspection.facts import Filters, Finding, Inspection, Positions, Sample
 from vitrail.reports.wording import decimal, large, percent, plural, sentence

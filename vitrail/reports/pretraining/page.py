@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from vitrail.markup import Markup, join
 from vitrail.reports import curves
 from vitrail.reports.charts import Series
 from vitrail.reports.components import notes
 from vitrail.reports.curves import Curve
 from vitrail.reports.facts import PretrainingFacts
-from vitrail.reports.html import Markup, join
 from vitrail.reports.metric_names import METRICS, metric_of, short_percent
 from vitrail.reports.page import frame, write_page
 from vitrail.reports.pretraining import sections

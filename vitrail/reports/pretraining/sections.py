@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 
 from vitrail.analysis.pictures import to_thumbnail
+from vitrail.markup import Markup, join, tag
 from vitrail.reports import charts as draw
 from vitrail.reports import components, curves
 from vitrail.reports.components import (
@@ -20,7 +21,7 @@ from vitrail.reports.components import (
     show_figure,
 )
 from vitrail.reports.facts import PretrainingFacts
-from vitrail.reports.html import SHORT_SIDE_OF_A_DRAWING, Markup, join, tag
+from vitrail.reports.html import SHORT_SIDE_OF_A_DRAWING
 from vitrail.reports.metric_names import DECIBELS, METRICS, Metric, metric_of
 from vitrail.reports.wording import decimal, percent, sentence
 
