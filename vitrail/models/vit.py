@@ -151,7 +151,8 @@ class ViT(Backbone):
 
     def _embeddings(self, table: int, grid: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the positions of the prefix tokens (1, P, D) and of the patches (1, N, D), from one of the tables."""
-        named = dict(self.named_parameters(recurse=False))
+        # by attribute: in a replica of DataParallel they are plain tensors, which named_parameters does not list
+        named = {name: getattr(self, name) for name in positions.table_shapes(self.config)}
         prefix, places = positions.embeddings(self.config, named, table, grid, like.device)
         return prefix.to(like), places.to(like)
 
