@@ -1,41 +1,54 @@
-"""What a person sees while something runs: a bar on a terminal, a plain line every few seconds anywhere else."""
+"""What a person sees while something runs: a bar on a terminal and in a notebook, a plain line every few seconds elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vitrail.markup import join, tag
 
 Say = Callable[[str], None]
 LINE_EVERY = 10.0  # seconds between two plain lines
+REDRAWN_EVERY = 0.25  # seconds between two states of a bar
 
 
 def to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    """Prints a line on stderr; in a notebook on stdout, because it shows stderr as an error."""
+    print(line, file=sys.stdout if in_notebook() else sys.stderr, flush=True)
+
+
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this process; its front end can replace what it has shown."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None  # the shell of a terminal has none
+
+
+class Bar(Protocol):
+    """One way of showing progress."""
+
+    def update(self, done: int, words: str) -> None: ...
+    def say(self, line: str) -> None: ...
+    def stop(self) -> None: ...
 
 
 class ProgressBar:
-    """Progress of ``total`` units on stderr. ``update`` takes the count done and the words to print beside it."""
+    """Progress of ``total`` units, on stderr or in a notebook. ``update`` takes the count done and words to print beside it."""
 
     def __init__(self, title: str, total: int, *, quiet: bool = False) -> None:
         self.title, self.total, self.quiet = title, total, quiet
-        self._console = Console(stderr=True)
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        self._printed = time.monotonic()
+        self._bar: Bar | None = None
 
     def __enter__(self) -> ProgressBar:
-        if self._console.is_terminal and not self.quiet:
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-            words = TextColumn("{task.fields[words]}")
-            self._bar = Progress(*columns, words, TimeRemainingColumn(), console=self._console, refresh_per_second=4)
-            self._task = self._bar.add_task(self.title, total=self.total, words="")
-            self._bar.start()
+        if not self.quiet:
+            self._bar = _choose_bar()(self.title, self.total)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -43,21 +56,100 @@ class ProgressBar:
             self._bar.stop()
 
     def update(self, done: int, **figures: Any) -> None:
-        """``figures`` are printed as ``name value``; the bar redraws itself, plain lines come every few seconds."""
-        if self.quiet:
-            return
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, words=_format_figures(figures))
-        elif time.monotonic() - self._printed >= LINE_EVERY:
-            self._printed = time.monotonic()
-            self.say(f"{self.title} {done}/{self.total}  {_format_figures(figures)}")
+        """``figures`` are printed as ``name value``; a bar redraws itself, plain lines come every few seconds."""
+        if self._bar is not None:
+            self._bar.update(done, _format_figures(figures))
 
     def say(self, line: str) -> None:
         """One line above the bar."""
-        if not self.quiet:
-            print(line, file=sys.stderr, flush=True) if self._bar is None else self._bar.console.print(
-                line, markup=False
-            )
+        if self._bar is not None:
+            self._bar.say(line)
+
+
+def _choose_bar() -> Callable[[str, int], Bar]:
+    if in_notebook():
+        return _NotebookBar
+    return _TerminalBar if Console(stderr=True).is_terminal else _PlainLines
+
+
+class _PlainLines:
+    """A line every few seconds, for a log."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self.title, self.total, self._printed = title, total, time.monotonic()
+
+    def update(self, done: int, words: str) -> None:
+        if time.monotonic() - self._printed >= LINE_EVERY:
+            self._printed = time.monotonic()
+            self.say(f"{self.title} {done}/{self.total}  {words}")
+
+    def say(self, line: str) -> None:
+        to_stderr(line)
+
+    def stop(self) -> None: ...
+
+
+class _TerminalBar:
+    """A line of the terminal that rich redraws."""
+
+    def __init__(self, title: str, total: int) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+        words, console = TextColumn("{task.fields[words]}"), Console(stderr=True)
+        rate = 1 / REDRAWN_EVERY
+        self._bar = Progress(*columns, words, TimeRemainingColumn(), console=console, refresh_per_second=rate)
+        self._task = self._bar.add_task(title, total=total, words="")
+        self._bar.start()
+
+    def update(self, done: int, words: str) -> None:
+        self._bar.update(self._task, completed=done, words=words)
+
+    def say(self, line: str) -> None:
+        self._bar.console.print(line, markup=False)
+
+    def stop(self) -> None:
+        self._bar.stop()
+
+
+class _NotebookBar:
+    """One output of the cell, which is replaced; rich would need ipywidgets for that, and a page saved then shows no bar."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self.title, self.total = title, total
+        self._state, self._drawn = (0, ""), time.monotonic()
+        self._began: tuple[int, float] | None = (
+            None  # units done and the time, at the first update: a run may be resumed
+        )
+        display = import_module("IPython.display").display  # a kernel has it
+        self._output = display(self._render(), raw=True, display_id=True)
+
+    def update(self, done: int, words: str) -> None:
+        self._state, now = (done, words), time.monotonic()
+        self._began = self._began or (done, now)
+        if now - self._drawn >= REDRAWN_EVERY:
+            self._draw()
+
+    def say(self, line: str) -> None:
+        to_stderr(line)
+
+    def stop(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = time.monotonic()
+        self._output.update(self._render(), raw=True)
+
+    def _render(self) -> dict[str, str]:
+        done, words = self._state
+        words = f"{done:,}/{self.total:,}  {words}  {self._remaining()}".rstrip()
+        bar = tag("progress", value=done, max=max(self.total, 1), style="vertical-align:middle")
+        return {"text/plain": f"{self.title} {words}", "text/html": join(self.title, " ", bar, " ", words)}
+
+    def _remaining(self) -> str:
+        done, _ = self._state
+        if self._began is None or not self._began[0] < done < self.total:
+            return ""
+        seconds = (time.monotonic() - self._began[1]) / (done - self._began[0]) * (self.total - done)
+        return f"{duration(seconds)} left"
 
 
 def _format_figures(figures: dict[str, Any]) -> str:
