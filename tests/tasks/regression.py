@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vitrail.tasks import Metric, Task
-from vitrail.tasks.task import Answer
+from vitrail.tasks.answer import Answer
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,11 @@ def test_a_picture_of_every_kind_gives_the_same_input(model, photograph):
     for other in batch[1:]:
         assert torch.equal(other, batch[0])
     assert torch.equal(model.preprocess(photograph), batch[:1])
-    floats = model.preprocess(torch.from_numpy(array).permute(2, 0, 1).double() / 255)
+    exact = torch.from_numpy(array).permute(2, 0, 1).double() / 255
+    for dtype, step in ((torch.bfloat16, 2**-8), (torch.float16, 2**-11)):
+        found = model.preprocess(exact.to(dtype).requires_grad_())
+        torch.testing.assert_close(found, batch[:1], atol=1 / 127 + 4 * step, rtol=0)
+    floats = model.preprocess(exact)
     torch.testing.assert_close(floats, batch[:1], atol=1 / 127, rtol=0)  # no rounding to 8 bits after the resize
 
 
@@ -83,8 +87,19 @@ def test_an_image_has_no_five_channels():
         (np.zeros((5, 5, 3), np.int32), "it holds int32"),
         (np.full((5, 5, 3), 255.0), "values run from 0 to 255"),
         (np.full((5, 5, 3), np.nan), "values run from nan to nan"),
-        (np.zeros((5, 5, 4), np.uint8), "shape"),
-        (torch.zeros(1, 5, 5), "shape"),
+        (np.zeros((5, 5, 4), np.uint8), r"an array of shape \(5, 5, 4\); \(H, W, 3\) is required"),
+        (np.zeros((3, 5, 5), np.uint8), r"shape \(3, 5, 5\) has the channels first; give torch.from_numpy\(array\)"),
+        (np.zeros((0, 5, 3), np.uint8), r"it has no pixels: its shape is \(0, 5, 3\)"),
+        (np.zeros(5, np.uint8), r"an array of shape \(5,\)"),
+        (np.zeros((5, 5, 3), bool), "it holds bool"),
+        (torch.zeros(1, 5, 5), r"a tensor of shape \(1, 5, 5\); \(3, H, W\) is required"),
+        (torch.zeros(5, 5, 3), r"a tensor of shape \(5, 5, 3\); \(3, H, W\) is required"),
+        (torch.zeros(2, 2, 3, 5, 5), "a tensor of shape"),
+        (torch.zeros(3, 5, 5, dtype=torch.int64), "it holds int64"),
+        (torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(0)), "values run from -"),
+        (torch.zeros(3, 5, 5, device="meta"), "it has no values: it is on the device meta"),
+        ([1, 2], "it is a list"),
+        (None, "it is a NoneType"),
         (b"no image", "not a JPEG"),
     ],
 )

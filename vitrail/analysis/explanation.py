@@ -16,12 +16,16 @@ from vitrail.analysis.attention import attention_map, check_index, compute_head_
 from vitrail.analysis.occlusion import choose_window, occlusion
 from vitrail.analysis.pictures import Box, draw_contact_sheet, find_light_range, overlay, to_rgb, to_uint8
 from vitrail.analysis.rollout import relevance, rollout
-from vitrail.data.decode import MAX_PIXELS, decode
+from vitrail.data.decode import MAX_PIXELS, BadImage, decode
 from vitrail.errors import ConfigError, nearest
+from vitrail.markup import image_uri, tag
 from vitrail.models import device_of
+from vitrail.rows import show_facts
 from vitrail.tasks import Task
+from vitrail.tasks.pictures import to_pixels
 
 WIDEST = 720  # maximum side of a tile in pixels before it is placed on a contact sheet
+SHOWN_SIDE = 240  # maximum side in pixels of the picture that a notebook shows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +108,8 @@ class Explanation:
 
     key: str
     answer: ExplainedAnswer | None
-    heat: np.ndarray
-    heads: np.ndarray | None
+    heat: np.ndarray = field(repr=False)
+    heads: np.ndarray | None = field(repr=False)
     box: tuple[float, float, float, float]
     reach: tuple[float, float] = (1.0, 1.0)
     heads_reach: tuple[float, float] = (1.0, 1.0)
@@ -114,6 +118,17 @@ class Explanation:
     def row(self) -> dict[str, Any]:
         """Returns a table row: path, label, score, target, and file names."""
         return {"path": self.key, **(self.answer.row() if self.answer is not None else {}), **self.files}
+
+    def _repr_html_(self) -> str:
+        """The picture under its heat map, if the file can still be read, beside the row."""
+        try:
+            picture, box = shrink(to_rgb(np.asarray(to_pixels(self.key, 3))), self.box, SHOWN_SIDE)
+        except BadImage:
+            return show_facts(self.row().items())
+        lit = overlay(picture, self.heat, box=box, reach=self.reach, range=find_light_range(self.heat))
+        image = tag("img", src=image_uri(Image.fromarray(lit), "png"), alt="", style="margin:0")
+        style = "display:flex;gap:12px;align-items:center"
+        return tag("div", image, show_facts(self.row().items()), style=style)
 
 
 @dataclass(frozen=True)

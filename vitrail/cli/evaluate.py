@@ -40,7 +40,7 @@ def evaluate(
         head, rows = judgement.per_class()
         print(columns(rows, head))
     if json:
-        print(one_line({"split": judgement.split, **judgement.figures}))
+        print(one_line(judgement.to_dict()))
         return
     figures = judgement.figures.items()
     print(columns((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in figures))

@@ -31,4 +31,4 @@ def probe(model: str, data: str, /, *, json: AsJson = False, **flags: Unpack[Pro
     head, rows = result.table()
     print(columns(rows, head))
     if json:
-        print(one_line({"protocol": result.protocol, "split": result.split, **result.figures}))
+        print(one_line(result.to_dict()))

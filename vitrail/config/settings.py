@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
 from vitrail.config.flags_training import PretrainFlags, TrainFlags
@@ -13,6 +14,7 @@ from vitrail.config.keywords import flags_of
 from vitrail.config.parse import plain
 from vitrail.config.recipes import find_recipe
 from vitrail.errors import ConfigError, nearest
+from vitrail.rows import Records
 
 MEANINGS = {
     "recipe": "name of the recipe that the other settings start from",
@@ -111,19 +113,23 @@ class Setting:
     meaning: str
     flag: str = ""
 
+    def row(self) -> dict[str, Any]:
+        """As flat values for a table; the value as JSON, since a column has one type."""
+        return {**asdict(self), "value": json.dumps(self.value, ensure_ascii=False)}
 
-def list_settings(name: str | None = None, *, recipe: str = "small-data") -> dict[str, Setting]:
+
+def list_settings(name: str | None = None, *, recipe: str = "small-data") -> Records[Setting]:
     """Returns the settings whose key is ``name`` or starts with it, by key; all without a name.
 
     Raises `ConfigError` for an unknown name or recipe.
     """
     tables = (*flags_of(TrainFlags).items(), *flags_of(PretrainFlags).items())
     flags = {flag.setting: f"--{option.replace('_', '-')}" for option, flag in tables if flag.setting}
-    found = {
-        key: Setting(key, kind, value, MEANINGS[key], flags.get(key, ""))
+    found = Records(
+        (key, Setting(key, kind, value, MEANINGS[key], flags.get(key, "")))
         for key, kind, value in _walk(find_recipe(recipe).run)
         if name is None or key == name or key.startswith(f"{name}.")
-    }
+    )
     if not found:
         assert name is not None
         groups = {key.partition(".")[0] for key in MEANINGS}

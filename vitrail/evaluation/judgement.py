@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from vitrail.evaluation.intervals import estimate_interval
+from vitrail.rows import Scores
 from vitrail.tasks.task import Metric
 
 
-@dataclass(frozen=True)
-class Judgement:
+@dataclass(frozen=True, repr=False)
+class Judgement(Scores):
     """A model judged on one split; ``metric`` is what the task kept of its images.
 
     ``seed`` draws the resamples of the interval; ``further`` figures come from elsewhere.
@@ -34,6 +36,9 @@ class Judgement:
         if samples is not None:
             figures[f"{first}_low"], figures[f"{first}_high"] = estimate_interval(samples, seed=self.seed)
         return {**figures, "images": len(self.metric.keys), **self.further}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"split": self.split, **self.figures}
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -6,14 +6,15 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from vitrail.data.sources.bad_images import BadImages
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError
 from vitrail.inference.inputs import ImageInputs
+from vitrail.rows import Rows
 from vitrail.runtime.progress import Say
 
 Result = TypeVar("Result")
 
 
-class Results(Iterator[Result], Generic[Result]):
+class Results(Iterator[Result], Rows, Generic[Result]):
     """An iterator over the results of the images that could be read, in the order of the inputs.
 
     At the end it raises `DataError` if none could be read, and otherwise logs how many images could not be read and how many
@@ -40,6 +41,7 @@ class Results(Iterator[Result], Generic[Result]):
         self.count = 0  # results so far
         self.failed: dict[str, str] = {}  # the images that could not be read so far, and the reason for each
         self._bad = bad
+        self._rows: list[dict[str, Any]] | None = None
         self._pairs = self._pair(batches)
 
     def __next__(self) -> Result:
@@ -52,6 +54,24 @@ class Results(Iterator[Result], Generic[Result]):
     def pairs(self) -> Iterator[tuple[str, Result | None]]:
         """The key of every image with its result, None if the image could not be read."""
         return self._pairs
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Computes all results: a row for every image, as `build_rows` makes them. They are computed once and kept.
+
+        Raises:
+            ConfigError: some results were taken before.
+        """
+        if self._rows is None:
+            if taken := self.count + len(self.failed):
+                what = f"{taken:,} of {len(self.images.source):,} images were taken from these results already"
+                raise ConfigError(what, "call the function again for a table, or make rows of the results with row()")
+            self._rows = list(build_rows(self))
+        return self._rows
+
+    def __repr__(self) -> str:
+        """What was given and how far it is; nothing is computed for it."""
+        images = f"{self.count + len(self.failed):,} of {len(self.images.source):,} images read"
+        return f"<{type(self).__name__}: {images}; iterate over it, or call to_rows(), to_pandas() or to_polars()>"
 
     def close(self) -> None:
         """Ends the computation; the results that were not taken are lost."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vitrail.files import disk_errors, replace_file
 from vitrail.markup import Markup, join, tag
@@ -14,6 +15,7 @@ from vitrail.reports.components import describe_run, header, lead, list_versions
 from vitrail.reports.page import frame
 from vitrail.reports.tables import open_table
 from vitrail.reports.wording import percent, plural
+from vitrail.rows import Rows, show_rows
 
 MEANINGS = {
     "knn": "k-nearest-neighbour classification on frozen features, by cosine similarity",
@@ -38,7 +40,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class Transfer(Rows):
     """The results by data set and protocol, with the run details."""
 
     model: str
@@ -69,6 +71,31 @@ class Transfer:
     def code(self) -> int:
         """The exit code: that of the first failure, or 0."""
         return next((cell.code for cell in self.failures.values()), 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The results as JSON types: data set -> protocol -> figures, or ``error``."""
+        cells = {
+            name: {protocol: dict(cell.figures) or {"error": cell.error} for protocol, cell in row.items()}
+            for name, row in self.rows.items()
+        }
+        return {**{field: getattr(self, field) for field in ("model", "command", "machine", "date")}, "results": cells}
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The figures of every data set and protocol, or the error; accuracies as fractions."""
+        cells = [(name, protocol, cell) for name, row in self.rows.items() for protocol, cell in row.items()]
+        names = dict.fromkeys(name for _, _, cell in cells for name in cell.figures)
+        return [
+            {
+                "data": name,
+                "protocol": protocol,
+                **{each: cell.figures.get(each) for each in names},
+                "error": cell.error,
+            }
+            for name, protocol, cell in cells
+        ]
+
+    def _repr_html_(self) -> str:
+        return show_rows(self.to_rows())
 
     def table(self) -> Iterator[tuple[str, ...]]:
         """Yields a row of percentages for each data set, then one for the mean."""

@@ -1,6 +1,8 @@
 """Tasks: what an answer is; its head, loss, decoding and figures."""
 
 from vitrail.errors import ConfigError, nearest
+from vitrail.tasks.answer import Answer as Answer
+from vitrail.tasks.answer import Answers as Answers
 from vitrail.tasks.classification import Classifier as Classifier
 from vitrail.tasks.classification import Prediction as Prediction
 from vitrail.tasks.classification import create_model as create_model

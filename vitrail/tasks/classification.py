@@ -22,9 +22,11 @@ from vitrail.data.augment.policy import Augment
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, nearest
+from vitrail.markup import Markup, join, tag
 from vitrail.models import Backbone, Config
+from vitrail.tasks.answer import Answer
 from vitrail.tasks.classification_metric import ClassMetric, LabelMetric
-from vitrail.tasks.task import Answer, Loss, Task, create_task
+from vitrail.tasks.task import Loss, Task, create_task
 
 
 def softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -101,6 +103,18 @@ class Prediction(Answer):
     def to_json(self) -> dict[str, Any]:
         ranked = [{"label": label, "score": score} for label, score in self.top]
         return {**ranked[0], "top": ranked}
+
+    def show(self) -> Markup:
+        """A line for each label: its name, its probability as a bar, and the number."""
+        lines = (join(tag("span", label), _draw_bar(score), tag("span", f"{score:.1%}")) for label, score in self.top)
+        style = "display:grid;grid-template-columns:auto 120px auto;gap:2px 10px;align-items:center;text-align:left"
+        return tag("div", *lines, style=style)
+
+
+def _draw_bar(share: float) -> Markup:
+    """A bar of that share of its width, in a colour that is visible on light and on dark."""
+    bar = tag("div", style=f"height:.7em;background:#4a78c8;width:{100 * share:.1f}%")
+    return tag("div", bar, style="background:rgba(128,128,128,.25)")
 
 
 class Classifier(Task):

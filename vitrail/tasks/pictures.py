@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.decode import BadImage, decode
+from vitrail.data.decode import BadImage, convert_image, decode
+from vitrail.data.pictures import size_of
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.folders import Scan, list_image_files
+from vitrail.errors import DataError
+from vitrail.markup import Markup, image_uri, tag
 
+REMEDY = (
+    "give paths, Pillow images, the bytes of image files, or arrays (H, W, C) or tensors (C, H, W) of uint8 or of floats "
+    "in [0, 1]; normalised images go to model(images)"
+)
+THUMBNAIL = 96  # pixels of its longer side
 Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray | Tensor
 
 
@@ -23,13 +34,16 @@ def to_pixels(picture: Any, channels: int) -> Image.Image | np.ndarray:
         picture = _read(picture)
     if isinstance(picture, bytes):
         return decode(picture, channels=channels)
-    if isinstance(picture, Tensor):
-        picture = picture.detach().cpu()
-        picture = (picture.movedim(0, -1) if picture.ndim == 3 else picture).numpy()
     if isinstance(picture, Image.Image):
         return picture
+    if isinstance(picture, Tensor):
+        picture = _to_array(picture, channels)
     if not isinstance(picture, np.ndarray):
         raise BadImage(f"it is a {type(picture).__name__}")
+    if picture.ndim == 3 and picture.shape[0] == channels != picture.shape[2]:
+        raise BadImage(f"an array of shape {picture.shape} has the channels first; give torch.from_numpy(array)")
+    if not picture.size:
+        raise BadImage(f"it has no pixels: its shape is {picture.shape}")
     if picture.dtype == np.uint8:
         return picture
     if not np.issubdtype(picture.dtype, np.floating):
@@ -38,6 +52,17 @@ def to_pixels(picture: Any, channels: int) -> Image.Image | np.ndarray:
     if not (low >= 0 and high <= 1):
         raise BadImage(f"its values run from {low:g} to {high:g}")
     return picture.astype(np.float32)
+
+
+def _to_array(tensor: Tensor, channels: int) -> np.ndarray:
+    """A tensor (C, H, W) as an array (H, W, C); one of (H, W) as it is. Raises `BadImage` for other shapes."""
+    if tensor.ndim != 2 and (tensor.ndim != 3 or tensor.shape[0] != channels):
+        raise BadImage(f"a tensor of shape {tuple(tensor.shape)}; ({channels}, H, W) is required")
+    if tensor.is_meta:
+        raise BadImage("it has no values: it is on the device meta")
+    tensor = tensor.detach().cpu()
+    tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor  # numpy has no such type
+    return (tensor.movedim(0, -1) if tensor.ndim == 3 else tensor).numpy()
 
 
 def _read(path: str | os.PathLike[str]) -> bytes:
@@ -60,3 +85,45 @@ def list_pictures(pictures: Any) -> list[Any]:
         return list(pictures) if pictures.ndim == 4 else [pictures]
     several = isinstance(pictures, Iterable) and not isinstance(pictures, Image.Image | bytes)
     return list(pictures) if several else [pictures]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """From one picture to the input of a network, as `Task.predict` makes it; what ``model.transform`` is.
+
+    It holds no model, so the workers of a ``DataLoader`` get a few numbers.
+    """
+
+    preprocessing: Preprocessing
+
+    def __call__(self, picture: Picture) -> Tensor:
+        """One picture, of any kind that `Task.preprocess` takes, as (C, H, W) float32, normalised, on the CPU.
+
+        Raises:
+            DataError: the picture cannot be used, and why.
+        """
+        return self.read(picture, "the picture")[0]
+
+    def read(self, picture: Picture, name: str) -> tuple[Tensor, tuple[int, int]]:
+        """The same, and the size (height, width) of the picture, which an error calls ``name``."""
+        try:
+            image = to_pixels(picture, self.preprocessing.channels)
+            pixels = torch.from_numpy(self.preprocessing.picture(image))  # (C, H, W)
+        except BadImage as error:
+            raise DataError(f"{name} cannot be used: {error.reason}", REMEDY) from error
+        return self.preprocessing.normalise(pixels[None])[0], size_of(image)
+
+
+def draw_thumbnail(picture: Picture) -> Markup | None:
+    """A small image element of a picture with up to three channels; None if it cannot be read or drawn."""
+    try:
+        image = to_pixels(picture, 3)
+        if isinstance(image, np.ndarray):
+            image = Image.fromarray(image if image.dtype == np.uint8 else (image * 255).astype(np.uint8))
+        image = convert_image(image, 3)
+    except (BadImage, TypeError, ValueError):  # of Pillow: an array with another number of channels
+        return None
+    assert isinstance(image, Image.Image)
+    image = image.copy()
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    return tag("img", src=image_uri(image, "jpeg"), alt="", width=image.width, height=image.height, style="margin:0")

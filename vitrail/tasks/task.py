@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from os import PathLike
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -22,19 +22,17 @@ from torch import Tensor, nn
 
 from vitrail.data.augment.placement import Frames, Placement
 from vitrail.data.augment.policy import Augment
-from vitrail.data.decode import BadImage
 from vitrail.data.loader import collate_labels
-from vitrail.data.pictures import size_of
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError
+from vitrail.markup import join, tag
 from vitrail.models import Backbone, Config, create_backbone, device_of
-from vitrail.tasks.pictures import Picture, list_pictures, to_pixels
+from vitrail.rows import show_facts
+from vitrail.tasks.answer import Answer, Answers
+from vitrail.tasks.pictures import Picture, Transform, list_pictures, to_pixels
+from vitrail.tasks.summary import describe_model
 
-REMEDY = (
-    "give paths, Pillow images, the bytes of image files, or arrays (H, W, C) or tensors (C, H, W) of uint8 or of floats "
-    "in [0, 1]; normalised images go to model(images)"
-)
 BATCH = 32  # pictures that `Task.predict` shows the network at one time
 # what a task answers by asking its backbone; see `vitrail.models`
 BACKBONE_VERBS = {
@@ -46,21 +44,6 @@ Targets = Any  # a task's own: a tensor with the images first, or a tuple of suc
 Figures = dict[str, float]
 Loss = Literal["softmax", "sigmoid"]
 Kind = TypeVar("Kind", bound="Task")
-
-
-@dataclass(frozen=True)
-class Answer(ABC):
-    """The answer for one picture; ``key`` names the picture where it was read from somewhere."""
-
-    key: str = field(default="", kw_only=True)
-
-    @abstractmethod
-    def row(self) -> dict[str, Any]:
-        """As flat values for a table; "path" is added before them."""
-
-    def to_json(self) -> dict[str, Any]:
-        """As the server sends it."""
-        return self.row()
 
 
 class Metric(ABC):
@@ -282,6 +265,11 @@ class Task(nn.Module, ABC):
         if top < 1:
             raise ConfigError(f"top is {top}", "ask for at least one label")
 
+    @property
+    def transform(self) -> Transform:
+        """A function from one picture to the network's input (C, H, W) on the CPU, for a ``Dataset`` of one's own."""
+        return Transform(self.preprocessing)
+
     def preprocess(self, pictures: Picture | Iterable[Picture]) -> Tensor:
         """Pictures as the network takes them, on its device: (B, C, H, W) float32.
 
@@ -299,13 +287,9 @@ class Task(nn.Module, ABC):
         """Inputs (B, C, H, W) and what they show of the pictures."""
         inputs, sizes = [torch.empty(0, self.preprocessing.channels, *self.preprocessing.size)], []
         for place, picture in enumerate(pictures):
-            try:
-                image = to_pixels(picture, self.preprocessing.channels)
-                pixels = self.preprocessing.picture(image)  # (C, H, W)
-            except BadImage as error:
-                raise DataError(f"picture {place} cannot be used: {error.reason}", REMEDY) from error
-            inputs.append(self.preprocessing.normalise(torch.from_numpy(pixels)[None]))
-            sizes.append(size_of(image))
+            image, size = self.transform.read(picture, f"picture {place}")
+            inputs.append(image[None])
+            sizes.append(size)
         return torch.cat(inputs).to(device_of(self)), Frames.seen(self.preprocessing, sizes)
 
     def picture(self, picture: Picture) -> np.ndarray:
@@ -319,8 +303,8 @@ class Task(nn.Module, ABC):
         """
         return self.preprocessing.picture(to_pixels(picture, self.preprocessing.channels))
 
-    def predict(self, pictures: Picture | Iterable[Picture], top: int = 5) -> list[Any]:
-        """The `Answer` for each picture; its ``key`` is the path, if one was given.
+    def predict(self, pictures: Picture | Iterable[Picture], top: int = 5) -> Answers[Any]:
+        """The `Answer` for each picture, in a list with ``to_pandas()``; its ``key`` is the path, if one was given.
 
         Args:
             pictures: what `preprocess` takes.
@@ -337,10 +321,17 @@ class Task(nn.Module, ABC):
                     images, frames = self._read(pictures[first : first + BATCH])
                     answers += self.decode(self(images), frames, top=top)
             paths = (str(picture) if isinstance(picture, str | PathLike) else "" for picture in pictures)
-            answers = [replace(answer, key=path) for answer, path in zip(answers, paths)]
+            return Answers((replace(answer, key=path) for answer, path in zip(answers, paths)), pictures)
         finally:
             self.train(was_training)
-        return answers
+
+    def __repr__(self) -> str:
+        """A few lines; ``model.backbone`` prints the modules."""
+        lines = (f"  {name:<14} {value}" for name, value in describe_model(self).items())
+        return "\n".join([type(self).__name__, *lines])
+
+    def _repr_html_(self) -> str:
+        return join(tag("p", tag("strong", type(self).__name__)), show_facts(describe_model(self).items()))
 
 
 def check_classes(classes: Sequence[str], *, outputs: int | None = None) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +11,12 @@ from vitrail.config.recipes import RECIPES
 from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import Run
 from vitrail.errors import VitrailError
+from vitrail.rows import Scores
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder, default_folder, why_stopped
 from vitrail.runtime import fault_injection
 from vitrail.runtime.process import keep_generators, use_threads
-from vitrail.runtime.progress import ProgressBar, Say, duration
+from vitrail.runtime.progress import ProgressBar, Say, duration, to_stderr
 from vitrail.runtime.signals import StopRequests
 from vitrail.training.data import Transform
 from vitrail.training.loop import fit
@@ -27,13 +27,16 @@ from vitrail.training.state import use_average
 from vitrail.weights.resolve import resolve_model
 
 
-@dataclass(frozen=True)
-class Result:
+@dataclass(frozen=True, repr=False)
+class Result(Scores):
     """A finished run: its folder, its report, and the figures of its final model."""
 
     folder: Path
     report: Path
     figures: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), "report": str(self.report), **self.figures}
 
     def load(self) -> Any:
         """The trained `Classifier`; without a head where it learned without labels."""
@@ -110,7 +113,7 @@ def _log_and_print(folder: RunFolder, quiet: bool) -> Say:
         for line in text.splitlines():
             folder.log(line)
             if not quiet:
-                print(line, file=sys.stderr, flush=True)
+                to_stderr(line)
 
     return say
 

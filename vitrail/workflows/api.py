@@ -36,23 +36,23 @@ from vitrail.config.flags_inference import (
 from vitrail.config.keywords import takes
 from vitrail.config.units import part, size_in_pixels, split_commas, whole_numbers
 from vitrail.errors import ConfigError
+from vitrail.rows import Records
 from vitrail.runtime.progress import Say, to_stderr
 from vitrail.workflows.api_options import ALL, choose_cache, list_inputs, parse_options, to_path
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from vitrail.analysis.explanation import Explanation
     from vitrail.config.settings import Setting
     from vitrail.data.sources.check import CheckResult
     from vitrail.evaluation.judgement import Judgement
     from vitrail.inference.results import Results
     from vitrail.reports.transfer import Transfer
+    from vitrail.tasks.answer import Answer
     from vitrail.tasks.classification import Classifier
     from vitrail.workflows.convert import Converted
     from vitrail.workflows.export import Exported
     from vitrail.workflows.models import ModelFacts
-    from vitrail.workflows.predict import Answer
+    from vitrail.workflows.predict import Embedding
     from vitrail.workflows.probe import Probe
 
     Model = str | Path | Classifier
@@ -180,7 +180,7 @@ def predict(
 @takes(EmbedFlags)
 def embed(
     model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[EmbedFlags]
-) -> Results[tuple[str, np.ndarray]] | Any:
+) -> Results[Embedding] | Any:
     """The features of images: what the network's pooling gives to its head.
 
     Args:
@@ -346,15 +346,15 @@ def serve(model: str | Path | None = None, **flags: Unpack[ServeFlags]) -> None:
 
 
 @takes(ModelsFlags)
-def list_models(name: str | None = None, **flags: Unpack[ModelsFlags]) -> dict[str, ModelFacts]:
+def list_models(name: str | None = None, **flags: Unpack[ModelsFlags]) -> Records[ModelFacts]:
     """What is known of every model, or of one: its config, its cost, its paper and published accuracy."""
     from vitrail.workflows.models import list_models as describe
 
-    return describe(name, **flags)
+    return Records(describe(name, **flags))
 
 
 @takes(SettingsFlags)
-def list_settings(name: str | None = None, **flags: Unpack[SettingsFlags]) -> dict[str, Setting]:
+def list_settings(name: str | None = None, **flags: Unpack[SettingsFlags]) -> Records[Setting]:
     """The settings of a training run by key, or those of one group: type, value in a recipe, flag and meaning."""
     from vitrail.config.settings import list_settings as describe
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,18 @@ from vitrail.inference.outputs import Verb, outputs
 from vitrail.inference.results import Results, build_rows
 from vitrail.reports.tables import open_table
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
-from vitrail.tasks.task import Answer, Task
+from vitrail.tasks.answer import Answer
+from vitrail.tasks.task import Task
+
+
+class Embedding(NamedTuple):
+    """The features (D,) float32 of one image; ``key`` names it."""
+
+    key: str
+    features: np.ndarray
+
+    def row(self) -> dict[str, Any]:
+        return {"path": self.key, "features": self.features}
 
 
 def predict(
@@ -62,13 +73,13 @@ def embed(
     options: InferenceOptions = InferenceOptions(),
     bad_list: Path | None = None,
     say: Say = to_stderr,
-) -> Results[tuple[str, np.ndarray]]:
-    """(key, features (D,) float32) of every image: what the network's pooling gives to its head."""
+) -> Results[Embedding]:
+    """The key and features (D,) float32 of every image: what the network's pooling gives to its head."""
     task = options.load(model, classes, say)
     images = find_inputs(inputs)
     bad = options.record_bad(images.source, bad_list)
     outputs = _compute_outputs(task, task.features, images.source, options, bad)
-    batches = ((batch.keys, list(zip(batch.keys, features.cpu().numpy()))) for batch, features in outputs)
+    batches = ((batch.keys, list(map(Embedding, batch.keys, features.cpu().numpy()))) for batch, features in outputs)
     return Results(batches, images, bad, done="embedded", say=say)
 
 
@@ -76,7 +87,8 @@ def embed(
 def _compute_outputs(
     task: Task, verb: Verb | None, source: Source, options: InferenceOptions, bad: BadImages, *, fast: bool = False
 ) -> Iterator[tuple[Batch, Tensor]]:
-    with ProgressBar("predicting", len(source), quiet=options.quiet) as progress:
+    title = "predicting" if verb is None else "embedding"
+    with ProgressBar(title, len(source), quiet=options.quiet) as progress:
         yield from outputs(task, source, verb, options, bad=bad, fast=fast, progress=progress)
 
 

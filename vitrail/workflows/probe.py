@@ -21,6 +21,7 @@ from vitrail.evaluation.probes import check_neighbours, draw_shots, knn, linear,
 from vitrail.inference.features import Features, features_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
+from vitrail.rows import Scores
 from vitrail.runtime.progress import to_stderr
 from vitrail.tasks import Classifier, Task
 from vitrail.workflows.evaluate import Say
@@ -58,8 +59,8 @@ class ProbeProtocol:
             find_usable_shots(self.shots, targets)
 
 
-@dataclass(frozen=True, eq=False)
-class Probe:
+@dataclass(frozen=True, eq=False, repr=False)
+class Probe(Scores):
     """What a protocol found: the figures, and for each judged image and each draw of shots whether it was right.
 
     ``figures`` has ``accuracy`` with the ends of its 95 % interval, ``accuracy_low`` and ``accuracy_high``; with shots the
@@ -73,6 +74,9 @@ class Probe:
     keys: tuple[str, ...]
     right: np.ndarray  # (S, N) bool
     figures: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"protocol": self.protocol, "split": self.split, **self.figures}
 
     def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
         """Its head, and a row for the protocol or for each number of shots."""

@@ -20,14 +20,15 @@ from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
+from vitrail.rows import Rows
 
 BATCH = 256  # images in memory at a time
 FEW = 10  # training images; classes with fewer are reported
 SIZE_STEPS = (32, 64, 128, 224, 384, 512, 1024, 2048, 4096)  # pixels of the shorter side
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CheckResult(Rows):
     """The result of `check`. Images are named by their keys, with the split in front if the key does not contain it."""
 
     layout: str
@@ -58,6 +59,17 @@ class CheckResult:
     def to_dict(self) -> dict[str, Any]:
         """The result in JSON types."""
         return asdict(self) | {"images": self.images, "sound": self.sound}
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The number of images of every split and class."""
+        return [
+            {"split": split, "class": name, "images": count}
+            for split, counts in self.counts.items()
+            for name, count in counts.items()
+        ]
+
+    def __repr__(self) -> str:
+        return self.to_text()
 
     def to_text(self) -> str:
         """The result as lines of text. Long lists are shortened; `to_dict` has them in full."""

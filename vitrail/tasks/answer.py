@@ -1,0 +1,69 @@
+"""Answers of a model: one a picture, and a list of them that is a table too and shows itself in a notebook."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from vitrail.markup import Markup, join, tag
+from vitrail.rows import SHOWN, Rows, show_facts
+from vitrail.tasks.pictures import THUMBNAIL, Picture, draw_thumbnail
+
+Given = TypeVar("Given", bound="Answer")
+MUTED = "opacity:.7;font-size:90%"
+
+
+@dataclass(frozen=True)
+class Answer(ABC):
+    """The answer for one picture; ``key`` names the picture where it was read from somewhere."""
+
+    key: str = field(default="", kw_only=True)
+
+    @abstractmethod
+    def row(self) -> dict[str, Any]:
+        """As flat values for a table; "path" is added before them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As the server sends it."""
+        return self.row()
+
+    def show(self) -> Markup:
+        """As a notebook shows it, beside the picture."""
+        return show_facts(self.row().items())
+
+    def _repr_html_(self) -> str:
+        return _show(self, self.key)
+
+
+class Answers(list[Given], Rows):
+    """The answers for several pictures, in their order: a list that is a table too.
+
+    ``pictures`` are what the answers are about; those of the first answers are kept, to be shown beside them in a notebook.
+    """
+
+    def __init__(self, answers: Iterable[Given] = (), pictures: Sequence[Picture] = ()) -> None:
+        super().__init__(answers)
+        self._pictures = list(zip(self[:SHOWN], pictures))
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """For every answer its ``path``, empty for a picture in memory, and its values."""
+        return [{"path": answer.key, **answer.row()} for answer in self]
+
+    def _repr_html_(self) -> str:
+        more = tag("p", f"the first {SHOWN} of {len(self):,} answers") if len(self) > SHOWN else None
+        return join(*(_show(answer, self._picture(answer)) for answer in self[:SHOWN]), more)
+
+    def _picture(self, answer: Given) -> Picture:
+        """What the answer is about; the list may have been sorted or cut since."""
+        return next((picture for other, picture in self._pictures if other is answer), answer.key)
+
+
+def _show(answer: Answer, picture: Picture) -> Markup:
+    """The thumbnail of the picture, if it can be drawn, beside the answer."""
+    key = tag("div", answer.key, style=MUTED) if answer.key else None
+    thumbnail = draw_thumbnail(picture)
+    left = tag("div", thumbnail, style=f"flex:none;width:{THUMBNAIL}px") if thumbnail is not None else None
+    style = "display:flex;gap:12px;align-items:center;margin:6px 0"
+    return tag("div", left, tag("div", key, answer.show()), style=style)
