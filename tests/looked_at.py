@@ -9,14 +9,14 @@ from PIL import Image
 from tests.models.tiny import TINY
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import Config
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 
 QUIET = InferenceOptions(quiet=True, max_bad=1)
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fly", "<b>gnu</b>")
 
 
 def shaken(config: Config = TINY["vit"], names: tuple[str, ...] = NAMES) -> Classifier:
-    model = create_model(config, classes=names)
+    model = create_classifier(config, classes=names)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vitrail.analysis.visualize import visualize_attention as visualize_attention
     from vitrail.models import MODELS as MODELS
     from vitrail.tasks.classification import Classifier as Classifier
-    from vitrail.tasks.classification import create_model as create_model
+    from vitrail.weights import create_model as create_model
     from vitrail.weights import load as load
     from vitrail.workflows.api import check_data as check_data
     from vitrail.workflows.api import convert as convert
@@ -38,7 +38,7 @@ _HOMES = {
     "Classifier": "vitrail.tasks.classification",
     "check_data": "vitrail.workflows.api",
     "convert": "vitrail.workflows.api",
-    "create_model": "vitrail.tasks.classification",
+    "create_model": "vitrail.weights",
     "doctor": "vitrail.workflows.api",
     "embed": "vitrail.workflows.api",
     "evaluate": "vitrail.workflows.api",

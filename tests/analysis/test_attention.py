@@ -16,7 +16,7 @@ from tests.slow import slow_except
 from vitrail.analysis.attention import attention_map, compute_head_maps
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, create_backbone
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 
 SIZES = {"swin": (50, 38), "swin, odd map": (34, 27), "pvt, odd map": (34, 27), "pvt v2": (34, 27), "axial": (24, 40)}
 # which tokens, and how much, ask for the answer where all of a layer's do: the prefix tokens, and all places together
@@ -131,7 +131,7 @@ def test_a_reduced_key_is_laid_back_on_the_places_that_it_was_made_of():
 
 
 def test_the_model_may_be_a_classifier_in_training_and_is_left_as_it_was():
-    model = create_model(TINY["vit"], classes=7)
+    model = create_classifier(TINY["vit"], classes=7)
     shaken(model).train()
     images = random_images(model, (32, 32)).float()
     found = attention_map(model, images)

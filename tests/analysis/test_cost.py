@@ -25,7 +25,7 @@ from vitrail.analysis.cost import (
 from vitrail.errors import ConfigError
 from vitrail.models import MODELS, Config, ViTConfig, configure, cost_of, create_backbone
 from vitrail.models.attention import attention_weights
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 
 CPU = torch.device("cpu")
 WITH_ATTENTION = [name for name, config in TINY.items() if config.attention != "none"]
@@ -176,7 +176,7 @@ def test_the_seconds_are_the_median_divided_by_the_images(monkeypatch):
 
 
 def test_a_classifier_costs_what_its_backbone_does_and_stays_in_training():
-    model = shaken(create_model(TINY["vit"], classes=7, drop_path=0.5, patch_dropout=0.5)).train()
+    model = shaken(create_classifier(TINY["vit"], classes=7, drop_path=0.5, patch_dropout=0.5)).train()
     of_both = [
         [(point.bytes, point.plain_bytes) for point in measure_cost(each, [48], repeats=1)]
         for each in (model, model.backbone, made())

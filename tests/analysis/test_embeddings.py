@@ -24,7 +24,7 @@ from vitrail.analysis.embeddings import (
 from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig, create_backbone
 from vitrail.models.positions import resize, sincos2d
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 from vitrail.weights import load
 
 # of each config the positions (rows, columns, D) that enter with the patches, and the first layer's (D, C, P, Q)
@@ -80,7 +80,7 @@ def test_every_architecture_says_what_it_adds_to_its_patches(name):
 
 @pytest.mark.parametrize("name", ["vit", "pvt, odd map", "swin", "bit"])
 def test_a_classifier_gives_what_its_backbone_does(name):
-    model = shaken(create_model(TINY[name], classes=7))
+    model = shaken(create_classifier(TINY[name], classes=7))
     assert torch.equal(extract_filters(model), extract_filters(model.backbone))
     if SHAPES[name][0] is None:
         assert extract_position_embeddings(model) is None

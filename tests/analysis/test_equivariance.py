@@ -25,7 +25,7 @@ from vitrail.analysis.equivariance import (
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
 from vitrail.models.backbone import TAKE_SUBSETS
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 
 
 def build(name="vit", **changes):
@@ -322,7 +322,7 @@ def test_any_channels_and_oblong_images_and_patches_are_measured(channels):
 
 
 def test_a_classifier_is_measured_as_its_backbone_is():
-    model = create_model(TINY["vit"], classes=7)
+    model = create_classifier(TINY["vit"], classes=7)
     shaken(model.backbone)
     assert measures(model) == measures(model.backbone)
 

@@ -17,7 +17,7 @@ from tests.slow import slow_except
 from vitrail.analysis.locality import AT_ONCE, measure_locality
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 
 
 class Convolution(nn.Module):
@@ -149,7 +149,7 @@ def test_oblong_and_constant_images_of_five_channels_are_measured():
 
 
 def test_a_classifier_is_measured_as_its_backbone_is():
-    model = create_model(TINY["vit"], classes=7)
+    model = create_classifier(TINY["vit"], classes=7)
     images = draw(2, 3, 32, 32).float()
     assert measure_locality(model, images) == measure_locality(model.backbone, images)
 

@@ -22,7 +22,7 @@ from tests.slow import slow_except
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionRecord, Backbone, create_backbone
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 
 # sizes on which windows are filled up and reductions leave places over
 SIZES = {"swin": (50, 38), "swin, odd map": (34, 27), "pvt, odd map": (34, 27), "pvt v2": (34, 27), "axial": (24, 40)}
@@ -162,7 +162,7 @@ def test_relevance_of_a_frozen_model_inside_of_inference_mode_and_of_what_it_ans
 
 
 def test_a_classifier_is_asked_as_its_backbone_is_and_left_as_it_was():
-    model = create_model(TINY["vit"], classes=7)
+    model = create_classifier(TINY["vit"], classes=7)
     shaken(model).train()
     images = random_images(model, (32, 32)).float()
     torch.testing.assert_close(rollout(model, images), rollout(model.backbone, images), atol=0, rtol=0)

@@ -22,7 +22,7 @@ from vitrail.analysis.visualize import visualize_attention
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError, DiskError
 from vitrail.models import ViTConfig
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 
 if TYPE_CHECKING:
     from vitrail.analysis.figure import AttentionFigure
@@ -256,7 +256,7 @@ def test_the_part_that_the_model_sees_is_shown_and_in_the_shape_of_the_picture()
     pixels = np.repeat(noise(60, 100, 1), 3, axis=2)
     pixels[:, :30], pixels[:, 70:] = (255, 0, 0), (255, 0, 0)
     seen = Preprocessing(size=(24, 16), resize="short", resize_to=16)
-    model = create_model(replace(VIT, image_size=(24, 16)), classes=5, preprocessing=seen)
+    model = create_classifier(replace(VIT, image_size=(24, 16)), classes=5, preprocessing=seen)
     figure = visualize_attention(model, pixels, 1)
     shown = panels(figure)[0].astype(int)
     assert shown.shape[:2] == (1100, 733) and np.abs(shown - shown[..., :1]).max() == 0
@@ -267,7 +267,7 @@ def test_the_part_that_the_model_sees_is_shown_and_in_the_shape_of_the_picture()
 
 def test_a_picture_smaller_than_an_input_that_is_not_scaled_has_its_black_border():
     preprocessing = Preprocessing(size=(24, 40), resize="none")
-    model = create_model(VIT, classes=5, preprocessing=preprocessing)
+    model = create_classifier(VIT, classes=5, preprocessing=preprocessing)
     shown = panels(visualize_attention(model, np.full((12, 20, 3), 200, np.uint8), 1))[0]
     assert shown.shape == (660, 1100, 3)
     assert shown[330, 550].tolist() == [200] * 3 and not shown[:150].any() and not shown[:, :250].any()

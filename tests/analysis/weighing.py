@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models import Backbone, Config, ViTConfig
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 
 
 class Weighing(Backbone):
@@ -42,7 +42,7 @@ def pictures(batch: int, channels: int, height: int, width: int, seed: int = 3) 
 
 def shaken(config: Config) -> Classifier:
     generator = torch.Generator().manual_seed(4)
-    model = create_model(config, classes=config.classes)
+    model = create_classifier(config, classes=config.classes)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3, generator=generator)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vitrail.cli import run
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 from vitrail.weights.native import save_model
 
 SMALL = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 1, "heads": 2, "mlp_width": 40}
@@ -19,7 +19,7 @@ SMALL = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 1, "heads": 2,
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    save_model("a", create_model("vit-ti16", classes=["ant", "bee"], gelu="exact", **SMALL))
+    save_model("a", create_classifier("vit-ti16", classes=["ant", "bee"], gelu="exact", **SMALL))
     return tmp_path
 
 

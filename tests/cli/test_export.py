@@ -13,7 +13,7 @@ from PIL import Image
 from vitrail import load
 from vitrail.cli import run
 from vitrail.inference.options import InferenceOptions
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 from vitrail.weights.native import save_model
 from vitrail.workflows.export import export_model
 
@@ -24,7 +24,7 @@ SMALL = {"image_size": 8, "patch_size": 2, "width": 16, "depth": 1, "heads": 2, 
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model of the digits that was trained on none."""
     folder = tmp_path_factory.mktemp("exports")
-    model = create_model("vit-ti16", classes=tuple("0123456789"), **SMALL)
+    model = create_classifier("vit-ti16", classes=tuple("0123456789"), **SMALL)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

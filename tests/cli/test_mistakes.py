@@ -19,7 +19,7 @@ from tests.slow import slow_except
 from tests.weights.graphs import a_graph, write_graph
 from vitrail.cli import main, run
 from vitrail.errors import ConfigError, nearest
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 from vitrail.weights.native import save_model
 
 REAL_FOLDER = "photos"
@@ -124,7 +124,7 @@ def several_labels(folder: Path) -> None:
 
 
 def encoder(folder: Path) -> None:
-    save_model(folder / "encoder", create_model(TINY["vit"], classes=(), in_channels=1))
+    save_model(folder / "encoder", create_classifier(TINY["vit"], classes=(), in_channels=1))
 
 
 def graphs(folder: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.models.conftest import shaken
 from tests.models.tiny import TINY
 from vitrail.models import Config
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 
 VIT = TINY["vit"]
 # what TINY leaves out: each kind of position and pooling, DeiT's two heads, BEiT's other biases
@@ -37,7 +37,7 @@ ALL = {**TINY, **VARIANTS}
 
 def classifier_of(name: str) -> Classifier:
     config = ALL[name]
-    model = create_model(config, classes=config.classes)
+    model = create_classifier(config, classes=config.classes)
     shaken(model)
     return model.eval()
 

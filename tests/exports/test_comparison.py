@@ -19,7 +19,7 @@ from vitrail.exports.comparison import (
     scale_pictures,
 )
 from vitrail.models import create_backbone
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 
 LOGITS = torch.tensor([[3.0, 1.0, -4.0], [0.5, 2.0, 1.0]])
 FEATURES = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
@@ -70,7 +70,7 @@ def test_a_head_of_zeros_is_no_division_by_zero():
 def test_agreement_is_of_best_classes_or_of_each_yes_and_no_or_of_features():
     other = torch.tensor([[3.0, 1.0, 4.0], [0.5, 2.0, 1.0]])
     one, two = ({"logits": logits, "features": FEATURES} for logits in (LOGITS, other))
-    task = create_model(TINY["vit"], classes=("a", "b", "c"))
+    task = create_classifier(TINY["vit"], classes=("a", "b", "c"))
     assert task.agreement(one, two) == 0.5
     task.multi_label = True
     assert task.agreement(one, two) == pytest.approx(5 / 6)

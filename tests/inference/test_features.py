@@ -20,7 +20,7 @@ from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.inference.feature_cache import default_cache, describe_cache
 from vitrail.inference.features import Features, features_of
 from vitrail.inference.options import InferenceOptions
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_features_are_what_the_head_reads_without_the_bad_images(photos: Path) -
 
 @pytest.mark.parametrize(("channels", "kind"), [(1, np.uint8), (5, np.float32)])
 def test_arrays_of_any_shape_and_channel_count_have_features(channels: int, kind: type) -> None:
-    model = create_model(TINY["vit"], classes=(), in_channels=channels)
+    model = create_classifier(TINY["vit"], classes=(), in_channels=channels)
     found = features_of(model, arrays(channels, kind), options=QUIET)
     assert found.values.shape == (7, model.width)
     assert found.targets.tolist() == [0, 1, 0, 1, 0, 1, 0]
@@ -97,7 +97,7 @@ def move_weights(model: Classifier, photos: Path) -> Classifier:
 
 
 def change_config(model: Classifier, photos: Path) -> Classifier:
-    other = create_model(replace(model.config, norm_eps=1e-3), classes=model.classes)
+    other = create_classifier(replace(model.config, norm_eps=1e-3), classes=model.classes)
     other.load_state_dict(model.state_dict())
     return other
 

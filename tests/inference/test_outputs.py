@@ -12,12 +12,12 @@ from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge, outputs
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 
 
 @pytest.fixture(scope="module")
 def model() -> Classifier:
-    return create_model(TINY["vit"], classes=tuple("abcdefg")).eval()
+    return create_classifier(TINY["vit"], classes=tuple("abcdefg")).eval()
 
 
 def pictures(targets: tuple[int, ...] = ()) -> Source:

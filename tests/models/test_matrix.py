@@ -18,7 +18,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import ARCHITECTURES, Patches, configure, create_backbone
 from vitrail.models.backbone import TAKE_SUBSETS
 from vitrail.models.config import grid_of
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 from vitrail.weights.native import load_model, save_model
 
 FIRST_OF_EACH = {config.architecture: name for name, config in reversed(TINY.items())}.values()
@@ -194,7 +194,7 @@ def test_no_classes_give_features(config):
 
 
 def test_what_is_saved_comes_back(tmp_path, config):
-    classifier = create_model(config, classes=7)
+    classifier = create_classifier(config, classes=7)
     shaken(classifier).eval()
     images = draw(config, dtype=torch.float32)
     again = load_model(save_model(tmp_path / "model", classifier))

@@ -7,7 +7,7 @@ import torch
 
 from vitrail.errors import ConfigError
 from vitrail.objectives import Supervised
-from vitrail.tasks.classification import create_model, sigmoid_loss, softmax_loss, top1
+from vitrail.tasks.classification import create_classifier, sigmoid_loss, softmax_loss, top1
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "heads": 2, "mlp_width": 64}
 
@@ -15,7 +15,7 @@ SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "heads": 2,
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    model = create_model("vit-ti16", classes=5, **SMALL)
+    model = create_classifier("vit-ti16", classes=5, **SMALL)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)

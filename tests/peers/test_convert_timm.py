@@ -17,7 +17,7 @@ from timm.models.vision_transformer import VisionTransformer
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import MODELS, sketch
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 from vitrail.weights.timm import family_of, read_arguments, read_timm
@@ -90,7 +90,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def a_model(name: str = "vit-ti16", small: dict[str, Any] = SMALL, **changes: Any) -> Classifier:
-    model = create_model(name, classes=["ant", "bee", "cat"], **{**small, **changes})
+    model = create_classifier(name, classes=["ant", "bee", "cat"], **{**small, **changes})
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -22,7 +22,7 @@ from tests.slow import slow_except
 from vitrail.errors import VitrailError
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.process import cores, keep_generators, keep_large_buffers, use_all_cores, use_threads
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 from vitrail.training.dry_run import dry_run
 from vitrail.weights.native import save_model
 
@@ -40,7 +40,7 @@ def silent(line: str) -> None: ...
 
 
 def make_model() -> Classifier:
-    return create_model(TINY["vit"], classes=["0", "1"])
+    return create_classifier(TINY["vit"], classes=["0", "1"])
 
 
 def images(count: int = 40) -> dict[str, np.ndarray]:

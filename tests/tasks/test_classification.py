@@ -14,7 +14,7 @@ from torch import nn
 from vitrail.data.augment.policy import Augment
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
-from vitrail.tasks.classification import Classifier, create_model, sigmoid_loss, softmax_loss
+from vitrail.tasks.classification import Classifier, create_classifier, sigmoid_loss, softmax_loss
 from vitrail.tasks.task import BACKBONE_VERBS
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "heads": 2, "mlp_width": 64}
@@ -31,7 +31,7 @@ def shaken(model: Classifier, seed: int = 0) -> Classifier:
 
 @pytest.fixture(scope="module")
 def model() -> Classifier:
-    return shaken(create_model("vit-ti16", classes=["ant", "bee", "cat", "dog", "emu", "fox"], **SMALL))
+    return shaken(create_classifier("vit-ti16", classes=["ant", "bee", "cat", "dog", "emu", "fox"], **SMALL))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,9 @@ def test_four_dimensions_and_iterators_are_several_pictures_and_none_is_an_empty
 
 
 def test_an_image_has_no_five_channels():
-    model = create_model("vit-ti16", classes=2, in_channels=5, image_size=32, patch_size=8, width=16, depth=1, heads=2)
+    model = create_classifier(
+        "vit-ti16", classes=2, in_channels=5, image_size=32, patch_size=8, width=16, depth=1, heads=2
+    )
     with pytest.raises(DataError, match="picture 0 cannot be used: images cannot have 5 channels"):
         model.preprocess(Image.new("RGB", (40, 40)))
 
@@ -148,7 +150,7 @@ def test_many_pictures_are_answered_in_order_and_as_if_alone(model, monkeypatch)
 
 
 def test_a_model_without_a_head_gives_features_and_predicts_nothing(photograph):
-    model = create_model("vit-ti16", classes=0, **SMALL)
+    model = create_classifier("vit-ti16", classes=0, **SMALL)
     assert model(model.preprocess(photograph)).shape == (1, 32)
     with pytest.raises(ConfigError, match="no head to predict with"):
         model.predict(photograph)
@@ -160,7 +162,7 @@ def test_at_least_one_label_is_asked_for(model, photograph):
 
 
 def test_predicting_uses_no_dropout_and_leaves_the_mode_as_it_was(photograph):
-    model = shaken(create_model("vit-ti16", classes=4, dropout=0.5, **SMALL)).train()
+    model = shaken(create_classifier("vit-ti16", classes=4, dropout=0.5, **SMALL)).train()
     assert model.predict(photograph) == model.predict(photograph)
     assert model.training
     assert model.backbone.training
@@ -170,7 +172,7 @@ def test_predicting_uses_no_dropout_and_leaves_the_mode_as_it_was(photograph):
 
 
 def test_the_temperature_flattens_probabilities_and_leaves_logits(photograph):
-    model = shaken(create_model("vit-ti16", classes=4, **SMALL))
+    model = shaken(create_classifier("vit-ti16", classes=4, **SMALL))
     logits = model(model.preprocess(photograph)).detach()
     sharp = model.predict(photograph)[0]
     model.temperature = 4.0
@@ -180,7 +182,7 @@ def test_the_temperature_flattens_probabilities_and_leaves_logits(photograph):
 
 
 def test_with_several_labels_each_has_a_probability_of_its_own(photograph):
-    model = shaken(create_model("vit-ti16", classes=4, multi_label=True, **SMALL))
+    model = shaken(create_classifier("vit-ti16", classes=4, multi_label=True, **SMALL))
     scores = dict(model.predict(photograph, top=4)[0].top)
     expected = model(model.preprocess(photograph)).sigmoid()[0].tolist()
     assert [scores[name] for name in model.classes] == pytest.approx(expected)
@@ -209,12 +211,12 @@ def test_no_verb_of_the_backbone_is_forgotten(model):
 
 
 def test_a_model_by_name_takes_changes_and_a_number_or_names_of_classes():
-    model = create_model("vit-s16", classes=3, **{**SMALL, "image_size": (16, 24)}, in_channels=5)
+    model = create_classifier("vit-s16", classes=3, **{**SMALL, "image_size": (16, 24)}, in_channels=5)
     assert model.classes == ("0", "1", "2")
     assert model(torch.randn(1, 5, 16, 24)).shape == (1, 3)
     assert model.preprocessing == Preprocessing.paper((16, 24), channels=5)
     given = Preprocessing.timm(32)
-    assert create_model("vit-s16", classes=["a", "b"], preprocessing=given, **SMALL).preprocessing is given
+    assert create_classifier("vit-s16", classes=["a", "b"], preprocessing=given, **SMALL).preprocessing is given
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,7 @@ def test_a_model_by_name_takes_changes_and_a_number_or_names_of_classes():
 )
 def test_what_cannot_be_meant_is_refused(arguments, words):
     with pytest.raises(ConfigError, match=words):
-        create_model("vit-ti16", **SMALL, **arguments)
+        create_classifier("vit-ti16", **SMALL, **arguments)
 
 
 def test_names_must_be_as_many_as_outputs_and_a_temperature_positive(model):
@@ -264,7 +266,7 @@ def test_binarised_targets_count_every_class_of_a_mixed_image_whole():
 
 def test_mixed_and_smoothed_targets_are_shares_of_two_classes_and_of_all():
     task, ids = (
-        create_model("vit-ti16", classes=4, **SMALL),
+        create_classifier("vit-ti16", classes=4, **SMALL),
         np.stack([np.zeros(3), np.arange(3), np.zeros(3)], 1).astype(int),
     )
     images, targets = torch.arange(3.0)[:, None, None, None].expand(3, 3, 8, 8), torch.tensor([0, 1, 3])

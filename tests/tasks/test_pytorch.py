@@ -21,14 +21,14 @@ from torch.utils.data import DataLoader, Dataset
 from tests.looked_at import picture, shaken
 from tests.models.tiny import QUICK, SHALLOW, TINY
 from vitrail.errors import DataError
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 
 PICTURES = [picture(30 + 4 * number, 40, seed=number) for number in range(8)]
 TARGETS = torch.arange(8) % 2
 
 
 def small(**changes: Any) -> Classifier:
-    return create_model(TINY["vit"], classes=["ant", "bee"], **changes)
+    return create_classifier(TINY["vit"], classes=["ant", "bee"], **changes)
 
 
 class Photographs(Dataset):
@@ -108,7 +108,7 @@ def test_a_copy_answers_alike_and_shares_nothing(way, name):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", QUICK)
 def test_predict_works_in_every_floating_type(dtype, name):
-    model = create_model(TINY[name], classes=5)
+    model = create_classifier(TINY[name], classes=5)
     with torch.no_grad():
         model.backbone.head.weight.normal_(generator=torch.Generator().manual_seed(0))
     exact = model.predict(PICTURES, top=5)
@@ -120,7 +120,7 @@ def test_predict_works_in_every_floating_type(dtype, name):
 
 def test_a_state_dict_and_a_vector_of_parameters_go_into_another_model():
     model = shaken()
-    other, third = (create_model(TINY["vit"], classes=model.classes) for _ in range(2))
+    other, third = (create_classifier(TINY["vit"], classes=model.classes) for _ in range(2))
     other.load_state_dict(model.state_dict(), strict=True)
     nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(model.parameters()), third.parameters())
     expected = model.predict(PICTURES)

@@ -13,7 +13,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Splits
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 from vitrail.training.monitors import CodeMonitor, FeatureMonitor
 
 RUN = Run(
@@ -61,7 +61,7 @@ def test_the_figures_of_a_tokenizer_are_those_of_all_its_images_at_once():
 
 
 def test_no_image_is_its_own_neighbour_where_too_few_were_held_out():
-    model = create_model(TINY["vit"], classes=())
+    model = create_classifier(TINY["vit"], classes=())
     filled(model)
     monitor = FeatureMonitor(model, photos(), RUN, stop_at_bad)
     assert not set(monitor.known.keys) & set(monitor.queries.keys)
@@ -76,6 +76,6 @@ def test_without_labels_nobody_is_asked_for_them():
     train = photos().train
     assert train is not None
     pixels = np.stack([train.read(row).content for row in range(len(train))])
-    model = create_model(TINY["vit"], classes=())
+    model = create_classifier(TINY["vit"], classes=())
     figures = FeatureMonitor(model, open_data(pixels, validation=0, labelled=False), RUN, stop_at_bad)(RUN, never)
     assert figures is not None and figures.keys() == {"effective_rank", "spread"}

@@ -15,7 +15,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig
 from vitrail.models.resnet import ResNetConfig
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 from vitrail.training.inputs import CHUNK, TaughtInputs
 from vitrail.training.teacher import Teacher
 from vitrail.weights.native import save_model
@@ -32,7 +32,7 @@ CHANGES = (
 def teacher_of(size: int, classes=NAMES, channels: int = 3) -> Classifier:
     torch.manual_seed(0)
     config = ViTConfig(patch_size=8, width=16, depth=2, heads=2, mlp_width=24)
-    made = create_model(config, classes=classes, image_size=size, in_channels=channels)
+    made = create_classifier(config, classes=classes, image_size=size, in_channels=channels)
     if channels == 3:
         made.preprocessing = replace(made.preprocessing, **IMAGENET)
     with torch.no_grad():
@@ -89,7 +89,7 @@ def test_a_teacher_that_cannot_teach_is_refused():
 
 def test_a_deit_learns_from_a_bit_resnet_and_goes_on_where_it_stopped(tmp_path):
     torch.manual_seed(0)
-    bit = create_model(
+    bit = create_classifier(
         ResNetConfig(depths=(1, 1)), classes=[str(digit) for digit in range(10)], image_size=8, in_channels=1
     )
     save_model(tmp_path / "teacher", bit)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vitrail.models import MODELS
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 
 SMALL: dict[str, Any] = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 2, "heads": 2, "mlp_width": 41}
 DEIT3 = {"layer_scale": 0.1, "prefix_positions": False, "gelu": "exact", "position_resize": "bicubic"}
@@ -81,7 +81,7 @@ def a_model(*, classes: tuple[str, ...] = ("ant", "bee", "cat"), **changes: Any)
     name = changes.pop("model", "vit-ti16")
     known = {field.name for field in fields(MODELS[name])}
     small = {field: value for field, value in SMALL.items() if field in known and name[:3] not in ("swi", "pvt")}
-    model = create_model(name, classes=classes, **{**small, **changes})
+    model = create_classifier(name, classes=classes, **{**small, **changes})
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from vitrail.models import configure, create_backbone
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 from vitrail.weights.google import to_google
 from vitrail.weights.native import save_model
 from vitrail.weights.timm.swin import write
@@ -87,7 +87,7 @@ def native_folder(tensors: Mapping[str, Tensor] | None = None, **described: obje
     """A model folder of vitrail; keys of ``config`` and ``preprocessing`` are replaced one by one."""
 
     def make(folder: Path) -> Path:
-        path = save_model(folder / "model", create_model("vit-ti16", classes=["a", "b", "c"], **SMALL))
+        path = save_model(folder / "model", create_classifier("vit-ti16", classes=["a", "b", "c"], **SMALL))
         told = json.loads((path / "config.json").read_text())
         for key, value in described.items():
             told[key] = {**told[key], **value} if isinstance(value, dict) else value

@@ -12,7 +12,7 @@ from PIL import Image
 from vitrail.data.preprocessing import INTERPOLATIONS, Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 from vitrail.weights.huggingface.processor import PROCESSORS, from_processor, to_processor
 
 WHERE = Path("folder")
@@ -64,7 +64,7 @@ def theirs(stated: dict[str, Any], pictures: list[Image.Image]) -> list[np.ndarr
 
 def model(preprocessing: Preprocessing) -> Classifier:
     return Classifier(
-        create_model("vit-ti16", classes=2, depth=1, width=12, mlp_width=12).backbone, ["a", "b"], preprocessing
+        create_classifier("vit-ti16", classes=2, depth=1, width=12, mlp_width=12).backbone, ["a", "b"], preprocessing
     )
 
 

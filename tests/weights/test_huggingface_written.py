@@ -24,7 +24,7 @@ from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.models.resnet import ResNetConfig
 from vitrail.models.swin import SwinConfig
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 from vitrail.weights import load
 from vitrail.weights.huggingface import FAMILIES, PROCESSOR, to_huggingface
 
@@ -259,6 +259,6 @@ def test_other_names_and_another_preprocessing_win_over_what_we_said(tmp_path):
 
 
 def test_two_values_of_eps_become_one_with_a_note():
-    told = to_huggingface(create_model(replace(PVT_V2, conv_norm_eps=1e-5), classes=PVT_V2.classes))
+    told = to_huggingface(create_classifier(replace(PVT_V2, conv_norm_eps=1e-5), classes=PVT_V2.classes))
     assert told.config["layer_norm_eps"] == PVT_V2.norm_eps
     assert any("the eps 1e-06 in transformers, not 1e-05" in note for note in told.notes)

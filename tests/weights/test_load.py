@@ -16,7 +16,7 @@ from vitrail import weights
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.positions import resize
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 from vitrail.weights import adapt, load
 from vitrail.weights.native import save_model, set_temperature
 from vitrail.weights.resolve import resolve_model
@@ -26,7 +26,9 @@ SMALL = {"image_size": 32, "patch_size": 8, "width": 24, "depth": 2, "heads": 2,
 
 @pytest.fixture
 def model() -> Classifier:
-    model = create_model("vit-ti16", classes=["ant", "bee", "cat"], **SMALL, pre_logits=True, position_resize="bicubic")
+    model = create_classifier(
+        "vit-ti16", classes=["ant", "bee", "cat"], **SMALL, pre_logits=True, position_resize="bicubic"
+    )
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -252,7 +254,7 @@ def test_a_vitrail_file_is_told_from_a_bare_one_by_its_header(tmp_path, model):
     own = save_model(tmp_path / "own.safetensors", model)
     assert torch.equal(load(own, log=said.append)(images), model(images))
     assert said == []
-    wide = create_model("vit-ti16", classes=2, image_size=32, depth=1)
+    wide = create_classifier("vit-ti16", classes=2, image_size=32, depth=1)
     save_file(wide.backbone.state_dict(), tmp_path / "bare.safetensors")
     bare = load(tmp_path / "bare.safetensors", log=said.append)
     assert bare.config.gelu == "exact"
@@ -262,7 +264,7 @@ def test_a_vitrail_file_is_told_from_a_bare_one_by_its_header(tmp_path, model):
 
 
 def test_assumptions_go_to_stderr_unless_they_are_asked_for(tmp_path, capsys):
-    wide = create_model("vit-ti16", classes=2, image_size=32, depth=1)
+    wide = create_classifier("vit-ti16", classes=2, image_size=32, depth=1)
     save_file(wide.backbone.state_dict(), tmp_path / "bare.safetensors")
     load(tmp_path / "bare.safetensors")
     printed = capsys.readouterr()

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 from vitrail.weights import native
 from vitrail.weights.description import FORMAT_VERSION
 from vitrail.weights.native import load_model, save_model, set_temperature
@@ -34,7 +34,7 @@ def model() -> Classifier:
         "pre_logits": True,
     }
     preprocessing = Preprocessing.timm((16, 24), mean=(0.1, 0.2, 0.3))
-    model = create_model("vit-ti16", classes=["é", "b b", "c"], preprocessing=preprocessing, **SMALL, **changes)
+    model = create_classifier("vit-ti16", classes=["é", "b b", "c"], preprocessing=preprocessing, **SMALL, **changes)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.errors import CheckpointError
 from vitrail.models import MODELS, Config, ViTConfig, create_backbone
 from vitrail.models.resnet import ResNetConfig
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 from vitrail.weights.timm import family_of, read_timm
@@ -132,7 +132,7 @@ def test_what_timm_makes_no_model_of_is_not_written(config, words):
 
 @pytest.mark.parametrize("config", [BIT, ROOT], ids=["bit", "hybrid"])
 def test_numerics_of_the_stem_that_timm_has_no_words_for_are_refused_and_forced(config, tmp_path):
-    model = create_model(replace(config, standardise="vit", group_norm_eps=1.0), classes=["a", "b"])
+    model = create_classifier(replace(config, standardise="vit", group_norm_eps=1.0), classes=["a", "b"])
     state = read_timm(a_state(replace(config, classes=2)), {}, WHERE).tensors
     model.backbone.load_state_dict(state)
     source = save_model(tmp_path / "source", model)

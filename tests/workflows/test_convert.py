@@ -20,7 +20,7 @@ from tests.weights.kinds import KINDS, a_model
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
 from vitrail.models import MODELS, ViTConfig
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 from vitrail.weights import load
 from vitrail.weights.description import describe
 from vitrail.weights.native import save_model
@@ -210,7 +210,7 @@ def test_a_model_is_made_to_fit_on_the_way(tmp_path, saved):
 @pytest.mark.parametrize("name", slow_except(TINY, QUICK))
 def test_every_architecture_is_written_and_read_again_or_refused_in_words(tmp_path, name, layout):
     torch.manual_seed(0)
-    source = save_model(tmp_path / "source", create_model(TINY[name], classes=7))
+    source = save_model(tmp_path / "source", create_classifier(TINY[name], classes=7))
     target = tmp_path / ("copy.npz" if layout == "google" else "copy")
     written = {"google": {"vit", "vit, root", "vit, stem", "bit", "bit, odd map"}}
     written["huggingface"] = {"vit", "swin", "beit", "beit, one table", "pvt v2", "pvt v2, linear"}

@@ -24,7 +24,7 @@ from vitrail.evaluation.intervals import bootstrap, bound_proportion, estimate_i
 from vitrail.evaluation.probes import linear
 from vitrail.inference.features import Features
 from vitrail.inference.options import InferenceOptions
-from vitrail.tasks.classification import Classifier, create_model
+from vitrail.tasks.classification import Classifier, create_classifier
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 from vitrail.workflows.probe import PROTOCOLS, ProbeProtocol, judge_features, keep_shared, probe
@@ -47,7 +47,7 @@ def ask(model: Any, data: Any, protocol: str, **how: Any) -> Mapping[str, float]
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_what_is_easily_told_apart_is_told_apart(protocol: str, channels: int) -> None:
-    model = create_model(TINY["vit"], classes=(), in_channels=channels)
+    model = create_classifier(TINY["vit"], classes=(), in_channels=channels)
     data = {"train": tints(60, channels=channels), "test": tints(45, seed=1, channels=channels)}
     found = probe(model, data, protocol, k=5, shots=(1, 10), options=QUIET, say=silent)
     assert found.figures["accuracy"] > 0.95
@@ -143,7 +143,7 @@ def test_a_model_is_told_from_one_that_sees_nothing(protocol: str) -> None:
 
 
 def test_each_of_two_models_reads_images_its_own_way(tmp_path: Path) -> None:
-    other = create_model(replace(TINY["vit"], image_size=(48, 16)), classes=("a", "b"))
+    other = create_classifier(replace(TINY["vit"], image_size=(48, 16)), classes=("a", "b"))
     other.preprocessing = other.preprocessing.override(mean=[0.1], std=[0.9], resize=60)
     save_model(tmp_path / "other", other)
     alone = ask(tmp_path / "other", tints(60), "knn")["accuracy"]
@@ -175,7 +175,7 @@ def test_images_that_one_model_could_not_read_count_for_neither() -> None:
 
 
 def test_a_model_without_a_head_is_loaded_and_probed_as_one_with_it(tmp_path: Path) -> None:
-    bare = create_model(replace(TINY["vit"], classes=0), classes=())
+    bare = create_classifier(replace(TINY["vit"], classes=0), classes=())
     save_model(tmp_path / "bare", bare)
     assert load(tmp_path / "bare", log=silent).classes == ()
     assert ask(tmp_path / "bare", tints(60), "linear") == ask(bare, tints(60), "linear")

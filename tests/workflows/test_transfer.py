@@ -21,7 +21,7 @@ from vitrail.inference.features import Features
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
 from vitrail.reports.transfer import Cell, Transfer, markdown, page
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 from vitrail.weights import load
 from vitrail.weights.native import save_model
 from vitrail.workflows.probe import compute_features, open_to_probe, probe
@@ -37,7 +37,7 @@ def silent(line: str) -> None: ...
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, arrays of one channel that name a test set, pictures of other shapes, and data with nothing to learn."""
     folder, draw = tmp_path_factory.mktemp("transfer"), np.random.default_rng(0)
-    model = create_model(TINY["vit"], classes=[f"class {count}" for count in range(7)])
+    model = create_classifier(TINY["vit"], classes=[f"class {count}" for count in range(7)])
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2, generator=torch.Generator().manual_seed(0))

@@ -32,7 +32,12 @@ def models(name: str | None = None, /, *, json: AsJson = False, **flags: Unpack[
     table = list_models(name, **flags)
     if name is not None:
         facts = table[name].to_dict()
-        print(one_line(facts) if json else columns(facts.items()))
+        if json:
+            return print(one_line(facts))
+        del facts["weights"]
+        print(columns(facts.items()))
+        if public := [(each.tag, each.source, each.licence) for each in table[name].public]:
+            print("\n" + columns(public, ("public weights", "--init", "licence")))
     elif json:
         print(dumps({model: facts.cost._asdict() for model, facts in table.items() if facts.cost is not None}))
     else:

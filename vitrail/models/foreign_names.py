@@ -48,6 +48,4 @@ def translate_model(name: str) -> str | None:
 
 def explain_field(name: str, known: Collection[str]) -> str | None:
     """Returns what to write for a field as timm or Hugging Face call it; None if it has no counterpart among ``known``."""
-    if name == "pretrained":
-        return "load weights with `vitrail.load`, such as vitrail.load('hf:timm/vit_tiny_patch16_224.augreg_in21k')"
     return f"it is called {FIELDS[name]!r} here" if FIELDS.get(name) in known else None

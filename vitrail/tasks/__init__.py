@@ -5,7 +5,7 @@ from vitrail.tasks.answer import Answer as Answer
 from vitrail.tasks.answer import Answers as Answers
 from vitrail.tasks.classification import Classifier as Classifier
 from vitrail.tasks.classification import Prediction as Prediction
-from vitrail.tasks.classification import create_model as create_model
+from vitrail.tasks.classification import create_classifier as create_classifier
 from vitrail.tasks.task import Metric as Metric
 from vitrail.tasks.task import Task as Task
 from vitrail.tasks.task import create_task as create_task

@@ -243,7 +243,7 @@ class Classifier(Task):
         return float(same.double().mean())
 
 
-def create_model(
+def create_classifier(
     name: str | Config,
     *,
     classes: int | Sequence[str] = 1000,

@@ -1,4 +1,4 @@
-"""Reading and writing weights in all known layouts."""
+"""Reading and writing weights in all known layouts; and the two ways to a model, `load` and `create_model`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError
+from vitrail.models import Config, configure
 from vitrail.runtime.progress import Say, to_stderr
-from vitrail.tasks import Task
+from vitrail.tasks import Classifier, Task
+from vitrail.tasks.classification import create_classifier
 from vitrail.weights.adapt import adapt as adapt
 from vitrail.weights.adapt import apply_changes
+from vitrail.weights.hub import list_hashes
+from vitrail.weights.public import find_public, find_repository
 from vitrail.weights.read import read_model
 from vitrail.weights.resolve import resolve_model
 from vitrail.weights.tensors import warn_of_broken
@@ -53,3 +59,58 @@ def load(
     if preprocessing:
         task.preprocessing = task.preprocessing.override(**preprocessing)
     return task.eval()
+
+
+def create_model(
+    name: str | Config,
+    *,
+    pretrained: bool | str = False,
+    classes: int | Sequence[str] | None = None,
+    preprocessing: Preprocessing | None = None,
+    multi_label: bool = False,
+    log: Say = to_stderr,
+    **changes: Any,
+) -> Classifier:
+    """A classifier in training mode, freshly initialised or with public weights.
+
+    Args:
+        name: a name of `vitrail.MODELS`, or a config.
+        pretrained: True for the default public weights of the model, or the tag of others, such as
+            "augreg-in21k-ft-in1k"; `vitrail.list_models` lists them. They are downloaded from the Hugging Face hub once.
+        classes: the names of the outputs, or their number. With pretrained weights these get a new head of zeros; by
+            default the head of the weights is kept. Without weights the default is 1,000.
+        preprocessing: by default that of the weights, else the paper's, at the model's image size.
+        multi_label: an image may have several classes.
+        log: called with a line for the origin of weights, and for everything that they do not state.
+        changes: fields of the model's config, such as ``image_size=384``, ``in_channels=5`` or ``drop_path=0.1``; positions
+            and the first layer of pretrained weights are adapted as by `vitrail.load`.
+
+    Raises:
+        ConfigError: an unknown model, field or tag, with the nearest names; a value that cannot be meant.
+        CheckpointError: the weights cannot be downloaded, or are damaged.
+    """
+    if not pretrained:
+        fresh = 1000 if classes is None else classes
+        return create_classifier(name, classes=fresh, preprocessing=preprocessing, multi_label=multi_label, **changes)
+    if not isinstance(name, str):
+        raise ConfigError("pretrained weights for a config", "give the name of a model, such as 'vit-b16'")
+    if public := find_repository(name):
+        what, tag = f"{name!r} is not the name of a model here", public.tag
+        raise ConfigError(what, f"its weights are create_model({public.model!r}, pretrained={tag!r})")
+    configure(name, **changes)  # an unknown name or field is refused before anything is downloaded
+    public = find_public(name, None if pretrained is True else pretrained)
+    log(f"weights  {public.source}, licence {public.licence}")
+    resolved = resolve_model(public.source)
+    for file, digest in list_hashes(resolved.path).items():
+        log(f"SHA-256  {digest}  {file}")
+    start = read_model(resolved, log, has_names=classes is not None).model
+    warn_of_broken(start.backbone.state_dict(), resolved.path, log)
+    if classes is not None:
+        changes["classes"] = tuple(map(str, range(classes))) if isinstance(classes, int) else classes
+    if multi_label:
+        changes["arguments"] = {"multi_label": True}
+    model = adapt(start, task=Classifier, **changes)
+    assert isinstance(model, Classifier)
+    if preprocessing is not None:
+        model.preprocessing = preprocessing
+    return model

@@ -1,7 +1,8 @@
-"""Models of the Hugging Face hub, ``hf:owner/name``: downloaded into its cache and then read as local folders."""
+"""Models of the Hugging Face hub, ``hf:owner/name``: downloaded into its cache, verified, and then read as local folders."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from vitrail.weights.tensors import printable
 REMOTE = "hf:"
 NAME = re.compile(r"hf:(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w-][\w./-]*))?", re.ASCII)
 DESCRIPTIONS, SAFETENSORS = "*.json", "model*.safetensors"
+SHA256 = re.compile(r"[0-9a-f]{64}")
 ELSEWHERE = "*/*"  # subfolders: training checkpoints, and conversions to other tools
 
 
@@ -20,7 +22,7 @@ def fetch(model: str) -> Path:
 
     Raises:
         ConfigError: the name is invalid, the model or revision does not exist, or huggingface_hub is not installed.
-        CheckpointError: the model is not in the cache and the hub cannot be reached.
+        CheckpointError: the model is not in the cache and the hub cannot be reached, or a file is damaged.
     """
     matched = NAME.fullmatch(model)
     if matched is None or ".." in model:
@@ -43,9 +45,27 @@ def fetch(model: str) -> Path:
 
     try:
         folder = download(DESCRIPTIONS, SAFETENSORS)
-        return folder if any(folder.glob(SAFETENSORS)) else download(DESCRIPTIONS, PICKLED)
+        folder = folder if any(folder.glob(SAFETENSORS)) else download(DESCRIPTIONS, PICKLED)
     except Exception as error:  # the hub's client, its HTTP library and the disk raise many types
         raise _not_fetched(model, error) from error
+    _verify(folder)
+    return folder
+
+
+def list_hashes(folder: Path) -> dict[str, str]:
+    """The SHA-256 that the hub states for each large file in a folder of its cache, where they lie under this name."""
+    files = {path.name: path.resolve().name for path in sorted(folder.iterdir())}
+    return {name: blob for name, blob in files.items() if SHA256.fullmatch(blob)}
+
+
+def _verify(folder: Path) -> None:
+    """Raises `CheckpointError` if a large file is not what the hub has."""
+    for name, expected in list_hashes(folder).items():
+        with open(folder / name, "rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        if actual != expected:
+            what = f"{folder / name} does not match the SHA-256 of the hub, {expected}"
+            raise CheckpointError(what, f"delete {(folder / name).resolve()} and run the command again")
 
 
 def _not_fetched(model: str, error: Exception) -> VitrailError:

@@ -12,6 +12,7 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import MODELS
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER
 from vitrail.weights.hub import REMOTE, fetch
+from vitrail.weights.public import list_public
 from vitrail.weights.tensors import printable, read_json
 
 READABLE = (
@@ -124,7 +125,10 @@ def _is_archive(path: Path) -> bool:
 
 def _explain_missing(path: Path, name: str) -> ConfigError:
     if name in MODELS:
-        return ConfigError(f"{name!r} is the name of a model, not of weights", f"train it from scratch: --model {name}")
+        public = next(iter(list_public(name).values()), None)
+        weights = f", or start from public weights such as {public.source}" if public is not None else ""
+        what = f"{name!r} is the name of a model, not of weights"
+        return ConfigError(what, f"train it from scratch: --model {name}{weights}")
     parent = next(folder for folder in path.parents if folder.is_dir())
     missing = path.relative_to(parent).parts[0]
     close = [str(parent / name) for name in get_close_matches(missing, _names(parent), n=3, cutoff=0.5)]

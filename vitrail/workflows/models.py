@@ -12,6 +12,7 @@ from vitrail.models.published import PUBLISHED, Published
 
 if TYPE_CHECKING:
     from vitrail.models import Config
+    from vitrail.weights.public import PublicWeights
 
 CLASSES = 1000  # of the models in `KNOWN`
 
@@ -32,6 +33,13 @@ class ModelFacts:
     @property
     def published(self) -> Published:
         return PUBLISHED[self.name]
+
+    @property
+    def public(self) -> list[PublicWeights]:
+        """Public weights on the Hugging Face hub, the default of ``create_model(..., pretrained=True)`` first."""
+        from vitrail.weights.public import list_public
+
+        return list(list_public(self.name).values())
 
     @cached_property
     def config(self) -> Config | None:
@@ -65,7 +73,12 @@ class ModelFacts:
         """Flat, for a table: the cost, the paper, and the fields of the config."""
         assert self.config is not None and self.cost is not None
         architecture = {"architecture": self.config.architecture, **self.config.to_dict()}
-        return {**self.cost._asdict(), **asdict(self.published), **architecture}
+        return {
+            **self.cost._asdict(),
+            **asdict(self.published),
+            "weights": [each.source for each in self.public],
+            **architecture,
+        }
 
 
 def list_models(name: str | None = None, *, size: int | None = None, classes: int = CLASSES) -> dict[str, ModelFacts]:

@@ -20,7 +20,7 @@ from vitrail.data.sources.source import Splits
 from vitrail.errors import ConfigError, DataError, Preempted
 from vitrail.models import MODELS
 from vitrail.runs.checkpoint import load_newest
-from vitrail.tasks.classification import create_model
+from vitrail.tasks.classification import create_classifier
 from vitrail.training import loop
 from vitrail.training.train import Result
 from vitrail.weights import load
@@ -175,7 +175,7 @@ def test_training_goes_on_from_an_encoder_by_another_objective(digits, tmp_path)
 
 @pytest.mark.parametrize("objective", slow_except(["mae", "moco"], {"mae"}))
 def test_weights_to_start_from_keep_their_network_whatever_the_recipe_makes_of_a_fresh_one(objective, digits, tmp_path):
-    model = create_model(TINY["vit"], classes=3, image_size=8, patch_size=2, in_channels=1)
+    model = create_classifier(TINY["vit"], classes=3, image_size=8, patch_size=2, in_channels=1)
     save_model(tmp_path / "model", model)
     run = learn(objective, digits, tmp_path / "run", init=tmp_path / "model")
     kept, before = run.load().config, model.config

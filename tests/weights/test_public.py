@@ -1,0 +1,140 @@
+"""Public weights by the names of the models: every name leads to its model, and what is downloaded is verified."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitrail
+from tests.weights.hub_mirror import COMMIT, serve_mirror
+from tests.weights.strangers import sound, timm_folder
+from vitrail import weights
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.models import MODELS
+from vitrail.models.foreign_names import translate_model
+from vitrail.weights import hub
+from vitrail.weights.public import PUBLIC, find_public, list_public
+
+REPOSITORY = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+
+
+def test_every_repository_is_one_of_its_model_and_every_tag_is_unique():
+    for model, repositories in PUBLIC.items():
+        assert model in MODELS
+        assert len(list_public(model)) == len(repositories), "two repositories have one tag"
+        for repository in repositories:
+            size = "-384" if model.startswith("swin") and model.endswith("384") else ""
+            named = translate_model(repository)
+            assert "dinov2" in repository or named == model or f"{named}{size}" == model, repository
+
+
+def test_tags_name_the_training_and_the_size_where_it_is_another():
+    assert list(list_public("vit-ti16")) == [
+        "augreg-in21k-ft-in1k",
+        "augreg-in21k-ft-in1k-384",
+        "augreg-in21k",
+    ]
+    assert list(list_public("vit-l32")) == ["orig-in21k-ft-in1k-384", "google-384", "google-in21k"]
+    assert list(list_public("cait-xs24")) == ["fb-dist-in1k"]  # 384 is its own size
+    assert find_public("vit-b14", "dinov2-registers").repository == "facebook/dinov2-with-registers-base"
+    licences = {find_public(*name).licence for name in (("swin-t",), ("vit-b16", "mae"), ("vit-b16",))}
+    assert licences == {"MIT", "CC-BY-NC-4.0", "Apache-2.0"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"name": "vit-b16", "pretrained": "augreg"}, "did you mean 'augreg-in1k'"),
+        ({"name": "pvt-tiny", "pretrained": True}, "no public weights of pvt-tiny are known"),
+        ({"name": "vit-b61", "pretrained": True}, "did you mean 'vit-b16'"),
+        ({"name": "vit-b16", "pretrained": True, "widht": 3}, "did you mean 'width'"),
+        ({"name": MODELS["vit-b16"], "pretrained": True}, "give the name of a model"),
+        (
+            {"name": "vit_base_patch16_224.augreg_in21k", "pretrained": True},
+            r"create_model\('vit-b16', pretrained='augreg-in21k'\)",
+        ),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_is_downloaded(arguments, words, monkeypatch):
+    monkeypatch.setattr(weights, "resolve_model", None)
+    with pytest.raises(ConfigError, match=words):
+        vitrail.create_model(**arguments)
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Path:
+    """The folder of a mirror with one repository: a small ViT in timm's layout."""
+    folder = tmp_path / "mirror" / REPOSITORY
+    folder.mkdir(parents=True)
+    timm_folder()(folder)
+    return tmp_path / "mirror"
+
+
+PROGRAM = """
+import json, sys, torch, vitrail
+model = vitrail.create_model("vit-ti16", pretrained=True, **json.loads(sys.argv[1]))
+weight = model.backbone.state_dict()["norm.weight"]
+print(json.dumps({"norm": weight.tolist(), "outputs": len(model.classes), "training": model.training,
+                  "head": float(model.backbone.state_dict()["head.weight"].abs().max())}))
+"""
+
+
+def run_program(address: str, home: Path, **changes: object) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-c", PROGRAM, json.dumps(changes)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_weights_come_from_a_mirror_once_and_are_verified_afterwards(mirror, tmp_path):
+    home = tmp_path / "home"
+    with serve_mirror(mirror) as (address, asked):
+        first = run_program(address, home)
+        assert first.returncode == 0, first.stderr
+        told = json.loads(first.stdout)
+        assert told["norm"] == pytest.approx(sound()["norm.weight"].tolist())
+        assert (told["outputs"], told["training"]) == (3, True)
+        assert f"hf:{REPOSITORY}, licence Apache-2.0" in first.stderr
+        (blob,) = [path for path in home.rglob("model*.safetensors") if COMMIT in str(path)]
+        assert f"SHA-256  {blob.resolve().name}" in first.stderr
+        assert any("model.safetensors" in path for path in asked)
+    nowhere = "http://127.0.0.1:9"
+    offline = json.loads(run_program(nowhere, home, classes=["ant", "bee"]).stdout)
+    assert (offline["outputs"], offline["head"], offline["norm"]) == (2, 0.0, told["norm"])
+    content = bytearray(blob.read_bytes())
+    content[-1] ^= 1
+    blob.resolve().write_bytes(content)
+    damaged = run_program(nowhere, home)
+    assert "does not match the SHA-256 of the hub" in damaged.stderr and damaged.returncode
+    missing = run_program(nowhere, tmp_path / "empty")
+    assert "is not in the local cache of the hub and cannot be downloaded" in missing.stderr
+
+
+def test_a_damaged_file_of_the_cache_is_named(tmp_path):
+    blobs, folder = tmp_path / "blobs", tmp_path / "snapshots"
+    blobs.mkdir()
+    folder.mkdir()
+    (blobs / ("0" * 64)).write_bytes(b"something else")
+    (folder / "model.safetensors").symlink_to(blobs / ("0" * 64))
+    with pytest.raises(CheckpointError, match=r"does not match the SHA-256 of the hub, 0{64}") as error:
+        hub._verify(folder)
+    assert str(blobs / ("0" * 64)) in str(error.value)
+
+
+def test_a_new_head_and_other_sizes_are_adapted(tmp_path, monkeypatch):
+    folder, resolve = timm_folder()(tmp_path), weights.resolve_model
+    monkeypatch.setattr(weights, "resolve_model", lambda source: resolve(folder))
+    lines: list[str] = []
+    model = vitrail.create_model("vit-ti16", pretrained=True, classes=5, image_size=64, in_channels=1, log=lines.append)
+    assert lines[0] == f"weights  hf:{REPOSITORY}, licence Apache-2.0"
+    assert model.classes == tuple("01234") and not model.backbone.state_dict()["head.weight"].any()
+    assert model(torch.zeros(1, 1, 64, 64)).shape == (1, 5)
+    assert torch.equal(model.backbone.state_dict()["norm.weight"], sound()["norm.weight"])
+    several = vitrail.create_model("vit-ti16", pretrained=True, classes=["a", "b"], multi_label=True, log=lines.append)
+    assert several.multi_label

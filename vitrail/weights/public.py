@@ -1,0 +1,248 @@
+"""Public weights on the Hugging Face hub, by the names of the models: what ``pretrained=True`` loads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from vitrail.errors import ConfigError, nearest
+from vitrail.models.costs import KNOWN
+
+# repositories by model, the default first. Most are conversions by timm (https://github.com/huggingface/pytorch-image-models),
+# named ARCHITECTURE_SIZE.TRAINING: "ft" is fine-tuned, "in1k", "in21k" and "in22k" are sets of ImageNet
+PUBLIC: dict[str, tuple[str, ...]] = {
+    "vit-ti16": (
+        "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+        "timm/vit_tiny_patch16_384.augreg_in21k_ft_in1k",
+        "timm/vit_tiny_patch16_224.augreg_in21k",
+    ),
+    "vit-s32": (
+        "timm/vit_small_patch32_224.augreg_in21k_ft_in1k",
+        "timm/vit_small_patch32_384.augreg_in21k_ft_in1k",
+        "timm/vit_small_patch32_224.augreg_in21k",
+    ),
+    "vit-s16": (
+        "timm/vit_small_patch16_224.augreg_in21k_ft_in1k",
+        "timm/vit_small_patch16_384.augreg_in21k_ft_in1k",
+        "timm/vit_small_patch16_224.augreg_in21k",
+        "timm/vit_small_patch16_224.augreg_in1k",
+        "timm/vit_small_patch16_384.augreg_in1k",
+        "timm/vit_small_patch16_224.dino",
+    ),
+    "vit-s14": ("facebook/dinov2-small", "facebook/dinov2-with-registers-small"),
+    "vit-s8": ("timm/vit_small_patch8_224.dino",),
+    "vit-b32": (
+        "timm/vit_base_patch32_224.augreg_in21k_ft_in1k",
+        "timm/vit_base_patch32_384.augreg_in21k_ft_in1k",
+        "timm/vit_base_patch32_224.augreg_in21k",
+        "timm/vit_base_patch32_224.augreg_in1k",
+        "timm/vit_base_patch32_384.augreg_in1k",
+        "timm/vit_base_patch32_224.sam_in1k",
+        "google/vit-base-patch32-384",
+        "google/vit-base-patch32-224-in21k",
+    ),
+    "vit-b16": (
+        "timm/vit_base_patch16_224.augreg_in21k_ft_in1k",
+        "timm/vit_base_patch16_384.augreg_in21k_ft_in1k",
+        "timm/vit_base_patch16_224.augreg2_in21k_ft_in1k",
+        "timm/vit_base_patch16_224.orig_in21k_ft_in1k",
+        "timm/vit_base_patch16_384.orig_in21k_ft_in1k",
+        "timm/vit_base_patch16_224.augreg_in21k",
+        "timm/vit_base_patch16_224.augreg_in1k",
+        "timm/vit_base_patch16_384.augreg_in1k",
+        "timm/vit_base_patch16_224.sam_in1k",
+        "timm/vit_base_patch16_224.dino",
+        "timm/vit_base_patch16_224.mae",
+        "google/vit-base-patch16-224",
+        "google/vit-base-patch16-384",
+        "google/vit-base-patch16-224-in21k",
+    ),
+    "vit-b14": ("facebook/dinov2-base", "facebook/dinov2-with-registers-base"),
+    "vit-b8": (
+        "timm/vit_base_patch8_224.augreg_in21k_ft_in1k",
+        "timm/vit_base_patch8_224.augreg2_in21k_ft_in1k",
+        "timm/vit_base_patch8_224.augreg_in21k",
+        "timm/vit_base_patch8_224.dino",
+    ),
+    "vit-l32": (
+        "timm/vit_large_patch32_384.orig_in21k_ft_in1k",
+        "google/vit-large-patch32-384",
+        "google/vit-large-patch32-224-in21k",
+    ),
+    "vit-l16": (
+        "timm/vit_large_patch16_224.augreg_in21k_ft_in1k",
+        "timm/vit_large_patch16_384.augreg_in21k_ft_in1k",
+        "timm/vit_large_patch16_224.augreg_in21k",
+        "timm/vit_large_patch16_224.mae",
+        "google/vit-large-patch16-224",
+        "google/vit-large-patch16-384",
+        "google/vit-large-patch16-224-in21k",
+    ),
+    "vit-l14": ("facebook/dinov2-large", "facebook/dinov2-with-registers-large"),
+    "vit-h14": ("google/vit-huge-patch14-224-in21k", "timm/vit_huge_patch14_224.mae"),
+    "deit-ti16": ("timm/deit_tiny_patch16_224.fb_in1k",),
+    "deit-s16": ("timm/deit_small_patch16_224.fb_in1k",),
+    "deit-b16": ("timm/deit_base_patch16_224.fb_in1k", "timm/deit_base_patch16_384.fb_in1k"),
+    "deit-ti16-distilled": ("timm/deit_tiny_distilled_patch16_224.fb_in1k",),
+    "deit-s16-distilled": ("timm/deit_small_distilled_patch16_224.fb_in1k",),
+    "deit-b16-distilled": (
+        "timm/deit_base_distilled_patch16_224.fb_in1k",
+        "timm/deit_base_distilled_patch16_384.fb_in1k",
+    ),
+    "deit3-s16": (
+        "timm/deit3_small_patch16_224.fb_in22k_ft_in1k",
+        "timm/deit3_small_patch16_384.fb_in22k_ft_in1k",
+        "timm/deit3_small_patch16_224.fb_in1k",
+        "timm/deit3_small_patch16_384.fb_in1k",
+    ),
+    "deit3-m16": ("timm/deit3_medium_patch16_224.fb_in22k_ft_in1k", "timm/deit3_medium_patch16_224.fb_in1k"),
+    "deit3-b16": (
+        "timm/deit3_base_patch16_224.fb_in22k_ft_in1k",
+        "timm/deit3_base_patch16_384.fb_in22k_ft_in1k",
+        "timm/deit3_base_patch16_224.fb_in1k",
+        "timm/deit3_base_patch16_384.fb_in1k",
+    ),
+    "deit3-l16": (
+        "timm/deit3_large_patch16_224.fb_in22k_ft_in1k",
+        "timm/deit3_large_patch16_384.fb_in22k_ft_in1k",
+        "timm/deit3_large_patch16_224.fb_in1k",
+        "timm/deit3_large_patch16_384.fb_in1k",
+    ),
+    "deit3-h14": ("timm/deit3_huge_patch14_224.fb_in22k_ft_in1k", "timm/deit3_huge_patch14_224.fb_in1k"),
+    "r-vit-ti16": (
+        "timm/vit_tiny_r_s16_p8_224.augreg_in21k_ft_in1k",
+        "timm/vit_tiny_r_s16_p8_384.augreg_in21k_ft_in1k",
+        "timm/vit_tiny_r_s16_p8_224.augreg_in21k",
+    ),
+    "r26-vit-s32": (
+        "timm/vit_small_r26_s32_224.augreg_in21k_ft_in1k",
+        "timm/vit_small_r26_s32_384.augreg_in21k_ft_in1k",
+        "timm/vit_small_r26_s32_224.augreg_in21k",
+    ),
+    "r50-vit-b16": ("timm/vit_base_r50_s16_384.orig_in21k_ft_in1k", "timm/vit_base_r50_s16_224.orig_in21k"),
+    "r50-vit-l32": (
+        "timm/vit_large_r50_s32_224.augreg_in21k_ft_in1k",
+        "timm/vit_large_r50_s32_384.augreg_in21k_ft_in1k",
+        "timm/vit_large_r50_s32_224.augreg_in21k",
+    ),
+    "cait-xxs24": ("timm/cait_xxs24_224.fb_dist_in1k", "timm/cait_xxs24_384.fb_dist_in1k"),
+    "cait-xxs36": ("timm/cait_xxs36_224.fb_dist_in1k", "timm/cait_xxs36_384.fb_dist_in1k"),
+    "cait-xs24": ("timm/cait_xs24_384.fb_dist_in1k",),
+    "cait-s24": ("timm/cait_s24_224.fb_dist_in1k", "timm/cait_s24_384.fb_dist_in1k"),
+    "cait-s36": ("timm/cait_s36_384.fb_dist_in1k",),
+    "cait-m36": ("timm/cait_m36_384.fb_dist_in1k",),
+    "cait-m48": ("timm/cait_m48_448.fb_dist_in1k",),
+    "beit-b16": (
+        "timm/beit_base_patch16_224.in22k_ft_in22k_in1k",
+        "timm/beit_base_patch16_384.in22k_ft_in22k_in1k",
+        "timm/beit_base_patch16_224.in22k_ft_in22k",
+    ),
+    "beit-l16": (
+        "timm/beit_large_patch16_224.in22k_ft_in22k_in1k",
+        "timm/beit_large_patch16_384.in22k_ft_in22k_in1k",
+        "timm/beit_large_patch16_224.in22k_ft_in22k",
+    ),
+    "swin-t": (
+        "timm/swin_tiny_patch4_window7_224.ms_in22k_ft_in1k",
+        "timm/swin_tiny_patch4_window7_224.ms_in1k",
+        "timm/swin_tiny_patch4_window7_224.ms_in22k",
+    ),
+    "swin-s": (
+        "timm/swin_small_patch4_window7_224.ms_in22k_ft_in1k",
+        "timm/swin_small_patch4_window7_224.ms_in1k",
+        "timm/swin_small_patch4_window7_224.ms_in22k",
+    ),
+    "swin-b": (
+        "timm/swin_base_patch4_window7_224.ms_in22k_ft_in1k",
+        "timm/swin_base_patch4_window7_224.ms_in1k",
+        "timm/swin_base_patch4_window7_224.ms_in22k",
+    ),
+    "swin-l": (
+        "timm/swin_large_patch4_window7_224.ms_in22k_ft_in1k",
+        "timm/swin_large_patch4_window7_224.ms_in22k",
+    ),
+    "swin-b-384": (
+        "timm/swin_base_patch4_window12_384.ms_in22k_ft_in1k",
+        "timm/swin_base_patch4_window12_384.ms_in1k",
+        "timm/swin_base_patch4_window12_384.ms_in22k",
+    ),
+    "swin-l-384": (
+        "timm/swin_large_patch4_window12_384.ms_in22k_ft_in1k",
+        "timm/swin_large_patch4_window12_384.ms_in22k",
+    ),
+    "pvt-v2-b0": ("timm/pvt_v2_b0.in1k",),
+    "pvt-v2-b1": ("timm/pvt_v2_b1.in1k",),
+    "pvt-v2-b2": ("timm/pvt_v2_b2.in1k",),
+    "pvt-v2-b2-li": ("timm/pvt_v2_b2_li.in1k",),
+    "pvt-v2-b3": ("timm/pvt_v2_b3.in1k",),
+    "pvt-v2-b4": ("timm/pvt_v2_b4.in1k",),
+    "pvt-v2-b5": ("timm/pvt_v2_b5.in1k",),
+    "bit-r50x1": ("timm/resnetv2_50x1_bit.goog_in21k_ft_in1k", "timm/resnetv2_50x1_bit.goog_distilled_in1k"),
+    "bit-r50x3": ("timm/resnetv2_50x3_bit.goog_in21k_ft_in1k", "timm/resnetv2_50x3_bit.goog_in21k"),
+    "bit-r101x1": ("timm/resnetv2_101x1_bit.goog_in21k_ft_in1k", "timm/resnetv2_101x1_bit.goog_in21k"),
+    "bit-r101x3": ("timm/resnetv2_101x3_bit.goog_in21k_ft_in1k", "timm/resnetv2_101x3_bit.goog_in21k"),
+    "bit-r152x2": ("timm/resnetv2_152x2_bit.goog_in21k_ft_in1k", "timm/resnetv2_152x2_bit.goog_in21k"),
+    "bit-r152x4": ("timm/resnetv2_152x4_bit.goog_in21k_ft_in1k", "timm/resnetv2_152x4_bit.goog_in21k"),
+}
+SIZE = re.compile(r"[-_](\d{3})(?=[-_.]|$)")
+APACHE, MIT, NON_COMMERCIAL = "Apache-2.0", "MIT", "CC-BY-NC-4.0"
+
+
+@dataclass(frozen=True)
+class PublicWeights:
+    """A repository of the hub with weights of the model ``model``."""
+
+    model: str
+    repository: str
+
+    @property
+    def source(self) -> str:
+        """What `vitrail.load` and ``--init`` take."""
+        return f"hf:{self.repository}"
+
+    @property
+    def tag(self) -> str:
+        """The training, such as "augreg-in21k-ft-in1k"; with the image size where it is not the model's own."""
+        owner, _, name = self.repository.partition("/")
+        size = SIZE.search(name)
+        other = size and int(size[1]) != KNOWN[self.model].image_size[0]
+        if owner == "timm":
+            return name.partition(".")[2].replace("_", "-") + (f"-{size[1]}" if other else "")
+        if owner == "facebook":
+            return "dinov2-registers" if "with-registers" in name else "dinov2"
+        return "google" + ("-in21k" if name.endswith("in21k") else "") + (f"-{size[1]}" if other else "")
+
+    @property
+    def licence(self) -> str:
+        """As timm and the owner state it."""
+        if "/swin_" in self.repository:
+            return MIT
+        return NON_COMMERCIAL if self.repository.endswith(".mae") else APACHE
+
+
+def list_public(model: str) -> dict[str, PublicWeights]:
+    """The public weights of a model by tag, the default first; empty if none are known."""
+    weights = (PublicWeights(model, repository) for repository in PUBLIC.get(model, ()))
+    return {each.tag: each for each in weights}
+
+
+def find_repository(name: str) -> PublicWeights | None:
+    """The public weights that timm or their owner call ``name``, with or without the owner; None if they are not listed."""
+    for model in PUBLIC:
+        for weights in list_public(model).values():
+            if name in (weights.repository, weights.repository.partition("/")[2]):
+                return weights
+    return None
+
+
+def find_public(model: str, tag: str | None = None) -> PublicWeights:
+    """The public weights of a model with this tag, or its default ones. Raises `ConfigError`, which lists the tags."""
+    known = list_public(model)
+    if not known:
+        others = f"models with known weights: {', '.join(PUBLIC)}"
+        raise ConfigError(f"no public weights of {model} are known", f"load a file or hf:owner/name; {others}")
+    if tag is None:
+        return next(iter(known.values()))
+    if tag not in known:
+        raise ConfigError(f"{model} has no public weights {tag!r}", nearest(tag, known))
+    return known[tag]
