@@ -12,7 +12,7 @@ from vitrail.config.parse import assignment, build, overlay, plain, read_yaml
 from vitrail.config.recipes import find_recipe
 from vitrail.config.schema import Run, Unlabelled
 from vitrail.config.units import part, seconds, size_in_pixels
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, nearest
 
 LENGTHS = ("epochs", "steps", "time")
 # options of the commands that train, and the setting that each of them sets
@@ -103,7 +103,9 @@ def _drop_none(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_stored(folder: Path) -> dict[str, Any]:
     if not (folder / "config.yaml").exists():
-        raise ConfigError(f"{folder} holds no run to resume", "give the run directory that was printed when it started")
+        runs = [str(path.parent) for path in folder.parent.glob("*/config.yaml")]
+        remedy = nearest(str(folder), runs) if runs else "give the run directory that was printed when it started"
+        raise ConfigError(f"{folder} holds no run to resume", remedy)
     return read_yaml(folder / "config.yaml")
 
 

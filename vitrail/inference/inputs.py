@@ -55,7 +55,7 @@ def find_inputs(inputs: Sequence[str]) -> ImageInputs:
         elif glob.has_magic(name) and not Path(name).exists():
             paths += _match(name)
         else:
-            _check_exists(Path(name))
+            _check_exists(name)
             paths.append(str(Path(name)))
             named.append(paths[-1])
     if not paths:
@@ -72,9 +72,12 @@ def _match(pattern: str) -> list[str]:
     return files
 
 
-def _check_exists(path: Path) -> None:
+def _check_exists(name: str) -> None:
+    path = Path(name)
     if path.exists():
         return
+    if "://" in name:
+        raise DataError(f"{name} is a URL, which is not fetched", "download the file and give its path")
     folder = path.absolute().parent
     beside = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")] if folder.is_dir() else []
     close = get_close_matches(path.name, beside, n=3)

@@ -28,10 +28,10 @@ from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.inference.inputs import find_inputs
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.results import Results
+from vitrail.reports.wording import plural
 from vitrail.runtime.precision import in_precision
-from vitrail.runtime.progress import ProgressBar, to_stderr
+from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks import Task
-from vitrail.workflows.evaluate import Say
 
 
 def explain(
@@ -57,7 +57,7 @@ def explain(
     options = resolve_options(task, options)
     make_folder(out)
     bad = inference.record_bad(images.source, out / "bad_images.csv")
-    explanations = _explain_each(task, images.source, bad, out, options, inference)
+    explanations = _explain_each(task, images.source, bad, out, options, inference, say)
     batches = (([explanation.key], [explanation]) for explanation in explanations)
     return Results(batches, images, bad, done="explained", say=say)
 
@@ -69,6 +69,7 @@ def _explain_each(
     out: Path,
     options: ExplainOptions,
     inference: InferenceOptions,
+    say: Say,
 ) -> Iterator[Explanation]:
     rows: list[dict[str, Any]] = []
     names = _name_files(list(map(str, source.keys)))
@@ -84,6 +85,7 @@ def _explain_each(
         return
     facts = {"method": options.method, "layer": options.layer, "head": options.head, "images": rows}
     replace_file(out / f"{options.method}.json", dump_json(facts))
+    say(f"written  {out}: {plural(len(rows), 'image')}")
 
 
 def prepare_inputs(model: Task, source: Source, bad: BadImages) -> Iterator[tuple[Item, PreparedImage]]:

@@ -19,6 +19,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import Verb, outputs
 from vitrail.inference.results import Results, build_rows
 from vitrail.reports.tables import open_table
+from vitrail.reports.wording import plural
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks.answer import Answer
 from vitrail.tasks.task import Task
@@ -93,11 +94,13 @@ def _compute_outputs(
 
 
 def write_rows(results: Results[Any], out: Path | None = None, kind: str | None = None) -> None:
-    """Writes a row for every image to the table ``out``, or to stdout; see `open_table` for the kinds.
+    """Writes a row for every image to the table ``out``, and says so, or to stdout; see `open_table` for the kinds.
 
     Raises `DataError` as `Results.check`, after the table is complete.
     """
     with open_table(out, kind) as table:
         for row in build_rows(results):
             table.write(row)
+    if out is not None:
+        results.say(f"written  {out}: {plural(results.count + len(results.failed), 'image')}")
     results.check()
