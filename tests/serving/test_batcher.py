@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from vitrail.serving.batcher import Batcher
+from vitrail.serving.batcher import Batcher, name_work
+from vitrail.serving.pace import Pace
 from vitrail.serving.refusals import Refused
 
 
@@ -126,17 +127,96 @@ def test_what_nobody_waits_for_any_more_is_dropped_before_the_network_sees_it():
 
 def test_places_are_bounded_and_given_back_whatever_happens():
     async def scenario(batcher, gate):
-        with batcher.places(3):
-            assert not batcher.is_full
-            with pytest.raises(Refused) as refused, batcher.places(2):
+        with batcher.places(3, gate, soon()):
+            batcher.check_room(soon())
+            with pytest.raises(Refused) as refused, batcher.places(2, gate, soon()):
                 pass
             assert refused.value.status == 503 and int(refused.value.headers["Retry-After"]) >= 1
-            with pytest.raises(ZeroDivisionError), batcher.places(1):
+            with pytest.raises(ZeroDivisionError), batcher.places(1, gate, soon()):
                 1 / 0
-            assert batcher.taken == 3 and not batcher.is_full
-        return batcher.taken
+            with batcher.places(1, gate, soon()), pytest.raises(Refused):
+                batcher.check_room(soon())
+            assert batcher.taken == 3
+        return batcher.taken, batcher.backlog
 
-    assert run(scenario, room=4)[0] == 0
+    assert run(scenario, room=4)[0] == (0, 0)
+
+
+def learned(batcher: Batcher, work, seconds: float) -> None:
+    """Lets the batcher know what a batch of this work takes: 0.1 s and ``seconds`` for each item."""
+    for size in (1, 2, 4, 2, 1):
+        batcher._paces[name_work(work)].add(size, 0.1 + seconds * size)
+
+
+def test_only_what_can_be_answered_in_time_is_admitted():
+    async def scenario(batcher, gate):
+        learned(batcher, gate, 1.0)  # 4.1 s for a batch of four, so at least 1.025 s an item
+        now = time.monotonic()
+        with pytest.raises(Refused, match=r"about 1\.1 s, longer than the deadline") as too_short:
+            batcher.places(1, gate, now + 0.5).__enter__()
+        with batcher.places(3, gate, now + 4):  # 3.1 s
+            with pytest.raises(Refused) as full:
+                batcher.places(1, gate, now + 4).__enter__()
+            with batcher.places(1, gate, now + 5):  # 3.1 and 1.1 s
+                batcher.check_room(now + 4.5)
+                with pytest.raises(Refused):
+                    batcher.check_room(now + 4)
+        return too_short.value, full.value
+
+    (too_short, full), *_ = run(scenario)
+    assert too_short.status == 504
+    assert full.status == 503 and full.retry_after == pytest.approx(3.1 + 1.1 - 4, abs=0.05)
+
+
+def test_an_estimate_from_a_busy_machine_is_tried_again_when_nothing_waits():
+    async def scenario(batcher, gate):
+        learned(batcher, gate, 0.01)
+        for _ in range(10):
+            batcher._paces[name_work(gate)].add(1, 100.0)
+        gate.open.set()
+        with batcher.places(1, gate, soon()):
+            return await batcher.run(gate, 21, soon())
+
+    assert run(scenario)[0] == 42
+
+
+def test_a_batch_is_no_larger_than_the_earliest_deadline_allows():
+    async def scenario(batcher, gate):
+        first = asyncio.ensure_future(batcher.run(gate, 0, soon()))
+        await until_begun(gate)
+
+        def slow(items):
+            return gate(items)
+
+        learned(batcher, slow, 1.0)
+        now = time.monotonic()
+        deadlines = {1: 60.0, 2: 3.0, 3: 0.5, 4: 60.0, 5: 60.0}  # of which 2 comes first, and 3 cannot be met
+        jobs = [asyncio.ensure_future(batcher.run(slow, item, now + left)) for item, left in deadlines.items()]
+        await asyncio.sleep(0)
+        gate.open.set()
+        return await asyncio.gather(first, *jobs, return_exceptions=True)
+
+    answers, _, gate = run(scenario)
+    assert [answer if isinstance(answer, int) else answer.status for answer in answers] == [0, 2, 4, 504, 8, 10]
+    assert gate.seen[1] == [2, 1], "2.1 s are in time for the earliest deadline, 3.1 s would not be"
+    assert gate.seen[2] == [4, 5]
+
+
+def test_the_time_of_a_batch_is_learned_as_a_line_through_recent_batches():
+    pace = Pace(guess=0.5)
+    assert pace.predict(4) == 2.0
+    pace.add(4, 1.0)
+    assert pace.predict(8) == pytest.approx(2.0), "one size says nothing of a fixed part"
+    for size in (1, 2, 4, 8, 16) * 4:
+        pace.add(size, 0.2 + 0.05 * size)
+    assert pace.predict(1) == pytest.approx(0.25, abs=0.03)
+    assert pace.predict(16) == pytest.approx(1.0, abs=0.03)
+    for size in (1, 2, 4, 8, 16) * 10:
+        pace.add(size, 2 * (0.2 + 0.05 * size))
+    assert pace.predict(16) == pytest.approx(2.0, rel=0.02), "the machine is slower now"
+    for size in (1, 16) * 20:
+        pace.add(size, 1.0 if size == 1 else 0.5)
+    assert 0 < pace.predict(16) <= pace.predict(32), "a batch of more items is never predicted to be shorter"
 
 
 def test_closing_works_off_what_waits():

@@ -89,7 +89,7 @@ def test_too_many_pixels_and_too_many_images_are_refused(start, served, png):
 
 def test_a_full_queue_says_when_to_come_again_and_the_rest_is_answered(start, served, png):
     client = start(lambda: served, queue=2, images=1)
-    with client.service.batcher.places(2):
+    with client.service.batcher.places(2, "answer", time.monotonic() + 10):
         replies = [client.post("/v1/predict", files={"file": png()}) for _ in range(3)]
     assert {reply.status_code for reply in replies} == {503}
     assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies)

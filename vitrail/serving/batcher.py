@@ -1,7 +1,8 @@
 """Dynamic batching: a single thread runs the model on the items that are queued, up to the batch size.
 
 The thread never waits to fill a batch. A single client gets its answer without delay; under load, items queue while the
-model is busy and batches grow.
+model is busy and batches grow. Items are admitted only if they can be answered before their deadline, by the measured time
+of batches, and no batch is so large that the item with the earliest deadline would miss it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from vitrail.serving.pace import Pace
 from vitrail.serving.refusals import Refused
 
 Work = Callable[[list[Any]], Sequence[Any]]  # maps the items of a batch to one answer each, in order
@@ -43,6 +45,14 @@ class Job:
         return not self.answer.done() and time.monotonic() < self.deadline
 
 
+@dataclass(frozen=True)
+class Current:
+    """The batch that is being computed."""
+
+    start: float
+    predicted: float  # seconds
+
+
 class Batcher:
     """A bounded queue of items and the thread that processes it.
 
@@ -55,39 +65,76 @@ class Batcher:
     def __init__(self, *, batch: int, room: int, watcher: Watcher) -> None:
         self.batch, self.room, self.watcher = batch, room, watcher
         self.taken = 0  # reserved places; only changed in the event loop
-        self._pace = 0.05  # seconds per item, moving average
-        self._waiting: deque[Job] = deque()
+        self._reserved = 0.0  # predicted seconds of all of them
+        self._arriving = 0  # requests that are being received
+        self.guess = 0.05  # seconds per item of a work that was not measured yet
+        self._paces: dict[str, Pace] = defaultdict(lambda: Pace(self.guess))  # by the name of the work
+        self._waiting: list[Job] = []
         self._changed = threading.Condition()
         self._closed = False
-        self._since: float | None = None  # start time of the current batch
+        self._current: Current | None = None
         self._thread = threading.Thread(target=self._serve, name="network", daemon=True)
         self._thread.start()
 
     @contextmanager
-    def places(self, count: int) -> Iterator[None]:
-        """Reserves places for ``count`` items within the block. Raises `Refused` if the queue is full."""
+    def places(self, count: int, work: Work | str, deadline: float) -> Iterator[None]:
+        """Reserves places for ``count`` items within the block.
+
+        Args:
+            work: what will be done with the items, or its name; its batches were measured.
+            deadline: by time.monotonic.
+
+        Raises:
+            Refused: the queue is full, or the items could not be answered before the deadline.
+        """
+        pace, left = self._paces[name_work(work)], deadline - time.monotonic()
+        seconds = max(pace.predict(count), count * pace.predict(self.batch) / self.batch)
         if self.taken + count > self.room:
             raise self.queue_error()
-        self.taken += count
+        late = self.backlog + seconds + pace.margin - left
+        if late > 0 and self.taken:
+            raise self.queue_error(late)
+        if pace.bound(count) > left:  # an estimate alone may come from a busy machine: without others it is tried
+            what = f"the model takes about {seconds:.2g} s, longer than the deadline leaves"
+            raise Refused("deadline", what, "set a longer deadline, or send fewer images")
+        self.taken, self._reserved = self.taken + count, self._reserved + seconds
         try:
             yield
         finally:
-            self.taken -= count
+            self.taken, self._reserved = self.taken - count, self._reserved - seconds
+
+    def check_room(self, deadline: float) -> None:
+        """Raises `Refused` if even a request that costs nothing could not be answered before the deadline."""
+        late = self.backlog - (deadline - time.monotonic())
+        if self.taken + self._arriving >= self.room or (self.taken and late > 0):
+            raise self.queue_error(late)
+
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Counts a request that is being received: a flood of them must not pass `check_room` while nothing is reserved."""
+        self._arriving += 1
+        try:
+            yield
+        finally:
+            self._arriving -= 1
 
     @property
-    def is_full(self) -> bool:
-        return self.taken >= self.room
+    def backlog(self) -> float:
+        """The predicted seconds until all reserved items are answered."""
+        current = self._current
+        done = 0.0 if current is None else min(time.monotonic() - current.start, current.predicted)
+        return max(self._reserved - done, 0.0)
 
-    def queue_error(self) -> Refused:
-        """Returns the error for a full queue, with the estimated time until it is empty."""
-        wait = self.taken * self._pace
-        return Refused("queue_full", "the queue is full", "try again later", retry_after=wait)
+    def queue_error(self, wait: float | None = None) -> Refused:
+        """Returns the error for a full queue; ``wait`` is the estimated time until the request would be admitted."""
+        seconds = self.backlog / 2 if wait is None else wait
+        return Refused("queue_full", "the queue is full", "try again later", retry_after=seconds)
 
     async def run(self, work: Work, item: Any, deadline: float) -> Any:
         """Queues ``item`` and returns its answer. Cancelled or expired items are dropped before they reach the model.
 
         Raises:
-            Refused: the deadline has passed.
+            Refused: the deadline has passed, or could not be met any more.
             Exception: raised by the work for this item.
         """
         loop = asyncio.get_running_loop()
@@ -104,8 +151,8 @@ class Batcher:
     @property
     def alive(self) -> bool:
         """Whether the thread is running and not stuck in one batch for more than `HUNG` seconds."""
-        since = self._since
-        return self._thread.is_alive() and (since is None or time.monotonic() - since < HUNG)
+        current = self._current
+        return self._thread.is_alive() and (current is None or time.monotonic() - current.start < HUNG)
 
     def close(self) -> None:
         """Processes the remaining items and ends the thread, waiting at most `LAST` seconds."""
@@ -116,34 +163,54 @@ class Batcher:
 
     def _serve(self) -> None:
         while jobs := self._next():
-            start = self._since = time.monotonic()
+            pace = self._paces[name_work(jobs[0].work)]
+            self._current = Current(time.monotonic(), pace.predict(len(jobs)))
             answers = _run_work(jobs[0].work, [job.item for job in jobs])
-            seconds = time.monotonic() - start
-            self._since = None
-            self._pace += 0.1 * (seconds / len(jobs) - self._pace)
+            seconds = time.monotonic() - self._current.start
+            self._current = None
+            pace.add(len(jobs), seconds)
             self.watcher.batch(len(jobs), seconds)
             _deliver(jobs, answers)
 
     def _next(self) -> list[Job]:
-        """Returns the oldest jobs of the same work, up to a batch; empty if the queue is closed and empty."""
+        """Returns the next batch; empty if the queue is closed and empty."""
         with self._changed:
             while True:
-                self._waiting = deque(job for job in self._waiting if job.alive)
-                if self._waiting:
-                    break
-                if self._closed:
-                    return []
-                self._changed.wait()
-            work = self._waiting[0].work
-            chosen = [job for job in self._waiting if job.work == work][: self.batch]
-            taken = set(map(id, chosen))
-            self._waiting = deque(job for job in self._waiting if id(job) not in taken)
-            return chosen
+                self._waiting = sorted((job for job in self._waiting if job.alive), key=lambda job: job.deadline)
+                if self._waiting and (batch := self._choose(time.monotonic())):
+                    return batch
+                if not self._waiting:
+                    if self._closed:
+                        return []
+                    self._changed.wait()
+
+    def _choose(self, now: float) -> list[Job]:
+        """Takes a batch from the queue, which is sorted by deadline; or drops its first job, whose deadline cannot be met.
+
+        A batch has jobs of the same work as the first, and is small enough to meet the deadline of the first.
+        """
+        first = self._waiting[0]
+        pace = self._paces[name_work(first.work)]
+        left = first.deadline - now
+        if pace.bound(1) > left:
+            _deliver([self._waiting.pop(0)], [deadline_error()])
+            return []
+        chosen = [job for job in self._waiting if job.work == first.work][: self.batch]
+        while len(chosen) > 1 and pace.predict(len(chosen)) + pace.margin > left:
+            chosen.pop()
+        taken = set(map(id, chosen))
+        self._waiting = [job for job in self._waiting if id(job) not in taken]
+        return chosen
+
+
+def name_work(work: Work | str) -> str:
+    """Returns the name under which the times of this work are measured."""
+    return work if isinstance(work, str) else getattr(work, "__name__", type(work).__name__)
 
 
 def deadline_error() -> Refused:
     """Returns the error for a request past its deadline."""
-    return Refused("deadline", "the deadline passed before the request was processed", "try again later")
+    return Refused("deadline", "the request could not be processed before its deadline", "try again later")
 
 
 def _run_work(work: Work, items: list[Any]) -> Sequence[Any]:

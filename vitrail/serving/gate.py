@@ -12,7 +12,7 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from vitrail.serving.refusals import Refused
@@ -75,16 +75,17 @@ class Admission:
         takes_body = scope["method"] not in ("GET", "HEAD", "OPTIONS")
         try:
             self._check_head(scope, headers)
-            if takes_body and self.service.batcher.is_full:
-                raise self.service.batcher.queue_error()
+            deadline = reply.start + self._seconds(headers)
+            if takes_body:
+                self.service.batcher.check_room(deadline)
         except Refused:
             # closing a connection with unread bytes resets it, and the client could lose the reply
             reply.closes = takes_body and headers.get(b"expect", b"").lower() == b"100-continue"
             if takes_body and not reply.closes:
                 await self._discard(receive)
             raise
-        deadline = reply.start + self._seconds(headers)
-        body = await self._read(headers, receive) if takes_body else b""
+        with self.service.batcher.arriving() if takes_body else nullcontext():
+            body = await self._read(headers, receive) if takes_body else b""
         if body is None:
             reply.code = CLIENT_CLOSED
             return

@@ -135,8 +135,9 @@ async def infer(request: Request, served: CurrentModel, service: CurrentService)
     count = tensor["shape"][0]
     if count > service.limits.images:
         raise Refused("too_large", f"{count} images in one request", f"send at most {service.limits.images} at a time")
-    with service.batcher.places(count):
-        answers = await _run_model(service, served, tensor, deadline)
+    work = _choose_work(served, tensor)
+    with service.batcher.places(count, work, deadline):
+        answers = await _run_model(service, served, tensor, work, deadline)
     outputs = _select_outputs(_encode_outputs(served, answers), inference)
     named = {"id": inference["id"]} if isinstance(inference.get("id"), str) else {}
     return JSONResponse({"model_name": served.name, "model_version": served.version, **named, "outputs": outputs})
@@ -154,11 +155,17 @@ def _parse_input(inference: dict[str, Any]) -> dict[str, Any]:
     return inputs[0]
 
 
-async def _run_model(service: Service, served: LoadedModel, tensor: dict[str, Any], deadline: float) -> list[Any]:
+def _choose_work(served: LoadedModel, tensor: dict[str, Any]) -> Callable[..., Any]:
+    if not served.model.classes:
+        return served.features
+    return served.answer_normalised if tensor.get("name") == "images" else served.answer
+
+
+async def _run_model(
+    service: Service, served: LoadedModel, tensor: dict[str, Any], work: Callable[..., Any], deadline: float
+) -> list[Any]:
     """Returns the model's output for every image of the input. Raises `Refused` for the first invalid image."""
     name, kind = tensor.get("name"), tensor.get("datatype")
-    works: dict[str, Callable[..., Any]] = {"pixels": served.answer, "images": served.answer_normalised}
-    has_head = bool(served.model.classes)
     if name == "image" and kind == "BYTES":
         data = tensor["data"]
         if tensor["shape"] != [len(data)]:
@@ -166,17 +173,17 @@ async def _run_model(service: Service, served: LoadedModel, tensor: dict[str, An
         uploads = await asyncio.to_thread(
             lambda: [Upload(None, decode_base64(item) if isinstance(item, str) else b"") for item in data]
         )
-        answers = await service.run_each(served, served.answer if has_head else served.features, uploads, deadline)
+        answers = await service.run_each(served, work, uploads, deadline)
         if bad := [item for item in answers if isinstance(item, Refused)]:
             raise bad[0]
         return answers
     expected = {"pixels": "UINT8", "images": "FP32"}.get(str(name))
     if expected is None or kind != expected:
         raise Refused("bad_request", "unknown name or datatype of the input", INPUTS)
-    if not has_head:
+    if not served.model.classes:
         raise Refused("no_head", "the model has no head", "send 'image', or use /v1/embed")
     pictures = await asyncio.to_thread(_parse_pictures, served, str(name), tensor)
-    return list(await asyncio.gather(*(service.batcher.run(works[str(name)], item, deadline) for item in pictures)))
+    return list(await asyncio.gather(*(service.batcher.run(work, item, deadline) for item in pictures)))
 
 
 def _parse_pictures(served: LoadedModel, name: str, tensor: dict[str, Any]) -> list[Picture] | list[np.ndarray]:

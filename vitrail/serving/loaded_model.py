@@ -124,6 +124,9 @@ class LoadedModel:
             and (model.answers_classes or method not in NEEDS_ANSWER)
         ]
         self.sample = self._try()  # raises for a model that does not run
+        start = time.monotonic()
+        self._try()
+        self.seconds = time.monotonic() - start  # of a forward pass of one picture
 
     @property
     def identity(self) -> dict[str, str]:

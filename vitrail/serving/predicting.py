@@ -75,7 +75,7 @@ async def predict(
     wanted = (
         None if explain is None else served.check_request(ExplanationRequest(options=ExplainOptions(method=explain)))
     )
-    with service.batcher.places(len(uploads)):
+    with service.batcher.places(len(uploads), explain or served.answer, deadline):
         outputs = await service.run_each(served, served.answer, uploads, deadline)
         rows = [{"name": upload.name, **_decode(served, output, top)} for upload, output in zip(uploads, outputs)]
         if wanted is not None:
@@ -98,7 +98,7 @@ async def embed(
 ) -> Response:
     """Returns the feature vector of each image, the input of the model's head."""
     served = service.served
-    with service.batcher.places(len(uploads)):
+    with service.batcher.places(len(uploads), served.features, request.state.deadline):
         features = await service.run_each(served, served.features, uploads, request.state.deadline)
     rows = [
         {"name": upload.name, **({"error": row.fault} if isinstance(row, Refused) else {"features": row.tolist()})}
@@ -156,7 +156,7 @@ async def explain(
             options=options, every_layer=layer == "all", query=(int(row), int(column)) if query else None
         )
     )
-    with service.batcher.places(1):
+    with service.batcher.places(1, method, deadline):
         prepared = await service.prepare(served.prepare_explanation, upload, deadline)
         if show == "png":
             verb = served.explain if options.head == "all" else served.maps
@@ -191,6 +191,7 @@ async def _explain(
         with served.until(over):
             return [verb(images[0], wanted, deadline)]
 
+    work.__name__ = wanted.options.method  # the name by which the batcher measures it
     try:
         return await service.batcher.run(work, prepared, deadline)
     finally:

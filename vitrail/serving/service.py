@@ -54,6 +54,7 @@ class Service:
 
     def _take(self, served: LoadedModel) -> None:
         self._served = served
+        self.batcher.guess = served.seconds
         self.metrics.serves(served.name, served.version)
 
     @property
