@@ -61,7 +61,7 @@ def evaluate(
     source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
     kept: list[tuple[Tensor, Any]] = []
     on_outputs = (lambda *batch: kept.append(batch)) if calibrate else None
-    with ProgressBar("judging", len(source), quiet=options.quiet) as progress:
+    with ProgressBar("evaluating", len(source), quiet=options.quiet) as progress:
         judgement = judge(task, source, options, split=name, bad=bad, on_outputs=on_outputs, progress=progress)
     if len(bad):
         listed = f"; see {bad_list}" if bad_list else ""

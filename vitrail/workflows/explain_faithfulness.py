@@ -82,7 +82,7 @@ def faithfulness(
     methods = [name for name in METHODS if has_attention or name not in NEEDS_ATTENTION]
     bad = inference.record_bad(source)
     curves: dict[str, list[tuple[float, float]]] = {}
-    with ProgressBar("judging methods", len(source), quiet=inference.quiet) as show:
+    with ProgressBar("evaluating methods", len(source), quiet=inference.quiet) as show:
         for number, (_, prepared) in enumerate(prepare_inputs(task, source, bad)):
             with in_precision(inference.precision, prepared.images.device):
                 curves_of_image = _compare_methods(

@@ -78,7 +78,7 @@ class SupervisedGoal:
         run, folder, model = training.run, training.folder, kept.model
         split, source = choose_split(data.splits)
         options = InferenceOptions(workers=run.data.workers or 0)
-        with ProgressBar(f"judging on {split}", len(source), quiet=ending.quiet) as progress:
+        with ProgressBar(f"evaluating on {split}", len(source), quiet=ending.quiet) as progress:
             judgement = judge(model, source, options, split=split, seed=run.seed, bad=data.bad, progress=progress)
         figures, origin = judgement.figures, provenance(run, training.steps, data.splits)
         save_model(folder.model, model, metrics=figures, provenance=origin)
