@@ -25,6 +25,7 @@ MOST_HEADER_BYTES = 16 * 2**20
 MOST_TENSORS = 10_000
 MOST_LISTED = 12
 MOST_PIECES = 500_000  # maximum number of keys, values and brackets of JSON, which need far more memory than their text
+LFS_POINTER = b"version "  # of "version https://git-lfs.github.com/spec/v1"; as a length it is beyond every header
 AGAIN = "it is damaged or was not copied whole; fetch it again"
 
 
@@ -57,6 +58,9 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Te
 
 def _check_header(path: Path, start: bytes, size: int, read: Any) -> dict[str, str]:
     """Reads the metadata of the header. Raises `CheckpointError` if it is too large or does not match the file size."""
+    if start == LFS_POINTER:
+        what = f"{path} is a pointer of Git LFS, not the weights"
+        raise CheckpointError(what, "run `git lfs pull` in its repository, or download the file itself")
     length = int.from_bytes(start, "little")
     if len(start) < 8 or (length <= MOST_HEADER_BYTES and 8 + length > size):
         raise CheckpointError(f"{path} has {size:,} bytes, which is less than its header", AGAIN)
