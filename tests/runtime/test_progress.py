@@ -73,6 +73,15 @@ def test_a_terminal_of_ipython_and_a_log_get_lines_on_stderr_every_few_seconds(m
     assert said.err == "predicting 320/1000  loss 2\npredicting 640/1000  loss 2\npredicting 960/1000  loss 2\n"
 
 
+def test_a_log_gets_lines_where_colours_are_forced_as_in_ci(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    with ProgressBar("training", 2) as bar:
+        bar.update(1, loss=0.5)
+        bar.update(2, loss=0.25)
+    assert capsys.readouterr().err == "training 1/2  loss 0.5\ntraining 2/2  loss 0.25\n"
+
+
 def test_quiet_shows_nothing_anywhere(monkeypatch, capsys):
     notebook = Notebook(monkeypatch)
     with ProgressBar("training", 10, quiet=True) as bar:

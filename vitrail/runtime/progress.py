@@ -69,7 +69,8 @@ class ProgressBar:
 def _choose_bar() -> Callable[[str, int], Bar]:
     if in_notebook():
         return _NotebookBar
-    return _TerminalBar if Console(stderr=True).is_terminal else _PlainLines
+    # not rich's `Console.is_terminal`: FORCE_COLOR, which kernels and CI hand on, makes it true of a file
+    return _TerminalBar if sys.stderr.isatty() else _PlainLines
 
 
 class _PlainLines:
