@@ -1,4 +1,4 @@
-"""The page of public weights names models and tests that exist, and each model as vitrail itself translates its name."""
+"""The page of public weights agrees with the table that ``pretrained=True`` loads from, and names tests that exist."""
 
 from __future__ import annotations
 
@@ -7,26 +7,30 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.models import MODELS
-from vitrail.models.foreign_names import translate_model
+from vitrail.weights.public import SIZE, find_repository
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/model-zoo.md").read_text()
-ROW = re.compile(r"^\| `timm/([^`]+)` \| `([^`]+)` \| (\d+) \| ([\d.]+) \|", re.MULTILINE)
+ROW = re.compile(
+    r"^\| `(timm/[^`]+)` \| `([^`]+)` \| `([^`]+)` \| (\d+) \| ([\d.]+) \| ([^|]+) \| [A-D, ]+ \|$", re.MULTILINE
+)
 ROWS = ROW.findall(PAGE)
 
 
-@pytest.mark.parametrize(("theirs", "ours", "pixels", "top1"), ROWS, ids=[row[0] for row in ROWS])
-def test_a_model_is_named_as_it_is_here(theirs, ours, pixels, top1):
-    assert translate_model(theirs) == ours
-    assert ours in MODELS
-    sizes = re.findall(r"_(\d{3})\b", theirs.partition(".")[0])
-    assert not sizes or sizes[-1] == pixels
+@pytest.mark.parametrize(
+    ("repository", "model", "tag", "pixels", "top1", "licence"), ROWS, ids=[row[0] for row in ROWS]
+)
+def test_a_row_says_what_the_table_of_public_weights_says(repository, model, tag, pixels, top1, licence):
+    weights = find_repository(repository)
+    assert weights is not None
+    assert (weights.model, weights.tag, weights.licence) == (model, tag, licence)
+    size = SIZE.search(repository)
+    assert size is None or size[1] == pixels
     assert 70 < float(top1) < 90
 
 
 def test_every_row_was_read():
-    assert len(ROWS) == PAGE.count("| `timm/") > 50
+    assert len(ROWS) == PAGE.count("\n| `timm/") > 50
 
 
 def test_the_tests_that_the_page_names_exist():
