@@ -254,7 +254,7 @@ def create_classifier(
     """A freshly initialised classifier.
 
     Args:
-        name: a name of `vitrail.models.MODELS`, or a config.
+        name: a name of `vitrail.MODELS`, or a config.
         classes: the names of the outputs, or their number.
         preprocessing: by default the paper's, at the model's image size.
         changes: fields of the model's config, such as ``image_size=384`` or ``in_channels=5``.

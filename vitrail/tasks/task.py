@@ -252,6 +252,7 @@ class Task(nn.Module, ABC):
         return self.backbone(images)
 
     def forward(self, images: Tensor) -> Tensor:
+        """The outputs for normalised images (B, C, H, W), as `compute` returns them; (B, K) logits of a classifier."""
         return self.compute(images)
 
     def __getattr__(self, name: str) -> Any:

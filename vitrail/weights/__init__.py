@@ -45,7 +45,7 @@ def load(
         image_size: pixels, or (height, width); positions are resized by the config's rule.
         in_channels: number of image channels, if different from training; see `vitrail.weights.adapt.fit_first_layer`.
         classes: new classes to train; the head is replaced by a linear layer of zeros.
-        preprocessing: values that override those of the weights, as accepted by `Preprocessing.stated`.
+        preprocessing: values that override those of the weights, as accepted by `Preprocessing.override`.
         log: called with a line for everything that the weights do not state and that was assumed.
 
     Raises:

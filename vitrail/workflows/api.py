@@ -1,10 +1,10 @@
 """The verbs for Python: every verb of the command line is a function of `vitrail` with the same name and the same options.
 
-Those that train stand in `vitrail.workflows.train`.
-Three have another name: `list_models` is ``vitrail models``, `list_settings` is ``vitrail settings``, and `check_data` is
-``vitrail data check``. The options and their help texts stand in `vitrail.config.flags_inference`.
+Those that train stand in `vitrail.workflows.train`, the options and their help texts in `vitrail.config.flags_inference`. Three
+have another name: `list_models` is ``vitrail models``, `list_settings` ``vitrail settings``, `check_data` ``vitrail data check``.
 
-Each function imports what it needs when it is called, and raises the classes of `vitrail.errors`. A ``log`` is called with
+Each function imports what it needs when it is called. All of them raise `ConfigError` for an unknown option, `DataError` for
+data that cannot be opened, and `CheckpointError` for a model that cannot be read (`vitrail.errors`). A ``log`` is called with
 each line of what is assumed and found.
 """
 
@@ -65,7 +65,9 @@ def evaluate(model: Model, data: Any, *, log: Say = to_stderr, **flags: Unpack[E
 
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`.
-        data: anything that `train` takes.
+        data: anything that `train` takes, with labels.
+
+    Raises `ConfigError` for a model without a head, `DataError` for unknown classes or a split without labels.
     """
     from vitrail.workflows.evaluate import evaluate as judge
 
@@ -88,6 +90,8 @@ def probe(
         model: anything `vitrail.load` takes, or a `Classifier`. It needs no head.
         data: anything that `train` takes. It learns from the split train and is judged on test, else val, else a part that is
             held out of train.
+
+    Raises `DataError` for several labels an image, images without labels, or fewer than two classes.
     """
     from vitrail.workflows.probe import probe as judge
 
@@ -121,6 +125,8 @@ def transfer(
         model: what `vitrail.load` takes.
         data: one or several paths or built-in names.
         command: how the report names the call.
+
+    Raises `ConfigError` for invalid settings, or others than those that ``out`` was begun with.
     """
     from vitrail.workflows.transfer import Tuning
     from vitrail.workflows.transfer import transfer as judge
@@ -252,6 +258,8 @@ def inspect(
 
     Returns:
         The path of the report, and the numbers.
+
+    Raises `DataError` if none of the images could be read, `DiskError` if ``out`` cannot be written.
     """
     from vitrail.workflows.inspect import inspect as look
 
@@ -276,6 +284,8 @@ def convert(
 
     Returns:
         What was written and how it was proved; with ``diff`` the difference.
+
+    Raises `CheckpointError` if the layout cannot express the model, or the copy computes other outputs; then nothing is left.
     """
     if flags.pop("diff"):
         from vitrail.workflows.compare import compare
@@ -320,6 +330,8 @@ def export(
 
     Returns:
         What was written and how it was proved; of layouts of weights what `convert` returns.
+
+    Raises `CheckpointError` if the file computes other outputs; then nothing is left.
     """
     from vitrail.inference.options import InferenceOptions
     from vitrail.workflows.export import export_model
@@ -366,6 +378,8 @@ def check_data(data: Any) -> CheckResult:
 
     Args:
         data: anything that `train` takes; labels may be missing.
+
+    Raises `DataError` for data that cannot be opened.
     """
     from vitrail.data.sources.check import check
 

@@ -39,7 +39,7 @@ def train(
         say: with ``dry_run``, takes each line of the plan as soon as it is known.
 
     Returns:
-        The finished run: its folder, report and figures; ``.load()`` gives the `Classifier`. With ``dry_run`` the plan.
+        The finished run with its folder, report and figures; ``.load()`` gives the `Classifier`. With ``dry_run`` the plan.
     """
     return _start(data, flags, labels=True, transform=transform, command=command, say=say)
 
