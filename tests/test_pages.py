@@ -24,11 +24,12 @@ ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(page for page in ROOT.glob("docs/**/*.md") if "_build" not in page.parts),
     *ROOT.glob("benchmarks/*.md"),
 ]
 EXAMPLES = sorted(ROOT.glob("examples/*.py"))
-FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CELL = "{code-cell}"  # of a tutorial, which runs where the site is built
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -49,17 +50,27 @@ def run_python(text: str, name: str) -> None:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of every ``vitrail ...`` line of the shell blocks, up to a pipe or a redirection."""
+    """The words of every ``vitrail ...`` line of the shell blocks and cells, up to a pipe or a redirection."""
     found = []
-    for _, code in blocks(text, "console", "bash", "sh", "shell"):
-        for line in code.replace("\\\n", " ").splitlines():
-            words = shlex.split(line.removeprefix("$ "), comments=True)
-            if words[:1] == ["vitrail"]:
-                stop = next(
-                    (place for place, word in enumerate(words) if word in {"|", ">", ">>", "&&", ";", "2>"}), None
-                )
-                found.append(words[1:stop])
+    for line in shell_lines(text):
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if words[:1] == ["vitrail"]:
+            ends = {"|", ">", ">>", "&&", ";", "2>", "2>&1"}
+            stop = next((place for place, word in enumerate(words) if word in ends), None)
+            found.append(words[1:stop])
     return found
+
+
+def shell_lines(text: str) -> list[str]:
+    """The lines of shell blocks, of cells that start with ``%%bash``, and those of other cells behind ``!``."""
+    lines = []
+    for _, code in blocks(text, "console", "bash", "sh", "shell"):
+        lines += code.replace("\\\n", " ").splitlines()
+    for _, code in blocks(text, CELL):
+        cell = code.replace("\\\n", " ").splitlines()
+        is_shell = "%%bash" in cell
+        lines += [line.removeprefix("!") for line in cell if is_shell or line.startswith("!")]
+    return lines
 
 
 def parse(words: list[str]) -> None:
@@ -152,6 +163,15 @@ def test_a_command_is_read_as_the_shell_would():
     )
     assert commands(page) == [["train", "my data", "--lr", "0.1"], ["predict", "latest", "x.png"]]
     assert commands("```python\nvitrail train\n```\n") == []
+
+
+def test_the_commands_of_a_tutorial_are_those_of_its_shell():
+    page = (
+        "```{code-cell} ipython3\nx = 1\n!vitrail data check photos/\n```\n"
+        "```{code-cell}\n:tags: [hide-output]\n%%bash\nvitrail models \\\n  --size 384 2>&1\n```\n"
+        "```{code-cell}\nvitrail = 'not a command'\n```\n"
+    )
+    assert commands(page) == [["data", "check", "photos/"], ["models", "--size", "384"]]
 
 
 @pytest.mark.parametrize("line", ["trian digits", "train digits --no-such-flag", "train digits --lr x"])
