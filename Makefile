@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # the files come in the order of collection, in which the longest are first (tests/conftest.py)
 WORKERS := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-all check bench docs env env-peers test-peers clean
+.PHONY: help demo test test-all check bench docs site env env-peers test-peers clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -26,10 +26,10 @@ demo: .venv/core.done  ## train on digits, end with the path of the report
 	$(BIN)/vitrail train digits --out runs/demo
 
 test: .venv/test.done  ## the quick tests
-	$(BIN)/python -m pytest $(WORKERS) -m "not slow and not peers"
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow and not peers and not site"
 
 test-all: .venv/all.done  ## the slow tests as well; or TESTS="tests/models tests/data"
-	$(BIN)/python -m pytest $(WORKERS) -m "not peers" $(TESTS)
+	$(BIN)/python -m pytest $(WORKERS) -m "not peers and not site" $(TESTS)
 
 test-peers: .venv-peers/peers.done  ## against timm, torchvision and transformers, in the newest torch
 	$(PEERS)/python -m pytest $(WORKERS) -m peers tests/peers
@@ -42,8 +42,13 @@ check: .venv/test.done  ## lint, format, types, layout
 	$(BIN)/python -m pytest -q tests/test_layout.py
 	@$(BIN)/python -m tests.test_layout
 
-docs: .venv/test.done  ## run the code of every page, follow its links
+docs: site  ## the site, and the code, commands and links of every page
 	$(BIN)/python -m pytest tests/test_pages.py
+
+site: .venv/docs.done  ## docs/_build/html, every tutorial run; warnings are errors
+	rm -rf docs/_build
+	$(BIN)/python -m sphinx -nW --keep-going -q -b html -d docs/_build/doctrees docs docs/_build/html
+	$(BIN)/python -m pytest -m site tests/docs
 
 bench: .venv-peers/peers.done  ## the benchmarks that need no data, or BENCH="one two"
 	set -e; for name in $(BENCH); do $(PEERS)/python benchmarks/$$name.py; done
@@ -68,6 +73,10 @@ clean:  ## remove both environments
 
 .venv/all.done: .venv/test.done
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all]'
+	@touch $@
+
+.venv/docs.done: .venv/test.done
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group docs
 	@touch $@
 
 .venv-peers/peers.done: pyproject.toml constraints-peers.txt

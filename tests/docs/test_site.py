@@ -1,0 +1,149 @@
+"""The built site: complete, whole, and without anything from elsewhere. `make site` builds it and runs this."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import vitrail
+from tests.serving.browser.page import CHROMIUM
+from tests.test_pages import ROOT
+from vitrail import errors
+
+SITE = ROOT / "docs/_build/html"
+PAGES = sorted(SITE.rglob("*.html"))
+LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "link": "href"}
+LOADED = {"stylesheet", "icon", "preload", "modulepreload", "prefetch", "preconnect"}  # kinds of <link>
+WIDTHS = (390, 1280)
+# what reaches beyond the screen without being part of something that scrolls by itself, as tables and code do
+BEYOND = """() => {
+    const scrolls = each => each.tagName !== "ARTICLE" && (
+        ["auto", "scroll"].includes(getComputedStyle(each).overflowX) || scrolls(each.parentElement))
+    const beyond = [...document.querySelectorAll("article *")].filter(
+        each => each.getBoundingClientRect().right > innerWidth + 1)
+    return beyond.filter(each => !scrolls(each)).map(each => each.outerHTML.slice(0, 80))
+}"""
+
+pytestmark = pytest.mark.site
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(SITE)))
+
+
+class Page(HTMLParser):
+    """What a page loads, where it leads, and what can be led to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.ids.add(given.get("id", ""))
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        if tag in LOADS and (tag != "link" or LOADED & set(given.get("rel", "").split())):
+            self.loads.append(given.get(LOADS[tag], ""))
+
+
+@pytest.fixture(scope="module")
+def read() -> dict[Path, Page]:
+    return {page: Page(page.read_text()) for page in PAGES}
+
+
+def broken(page: Path, link: str, read: dict[Path, Page]) -> bool:
+    parts = urlsplit(link)
+    if parts.scheme or parts.netloc:
+        return False
+    target = Path(os.path.normpath(page.parent / unquote(parts.path))) if parts.path else page
+    if target not in read:
+        return not target.exists()
+    # furo leads to the top of a page with an empty fragment
+    return bool(parts.fragment) and unquote(parts.fragment) not in read[target].ids
+
+
+def test_the_site_has_its_pages():
+    names = {str(page.relative_to(SITE)) for page in PAGES}
+    sources = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts}
+    assert {"index.html", "search.html", "genindex.html"} <= names
+    assert {str(source.with_suffix(".html")) for source in sources} <= names
+
+
+@each_page
+def test_a_page_loads_nothing_from_elsewhere(page, read):
+    assert [
+        load for load in read[page].loads if urlsplit(load).netloc or load.startswith(("http:", "https:", "//"))
+    ] == []
+
+
+@pytest.mark.parametrize("sheet", sorted(SITE.rglob("*.css")), ids=lambda sheet: sheet.name)
+def test_a_style_sheet_loads_nothing_from_elsewhere(sheet):
+    assert not re.search(r"@import|url\(\s*[\"']?(https?:)?//", sheet.read_text())
+
+
+@each_page
+def test_the_links_of_a_page_lead_somewhere(page, read):
+    assert [link for link in read[page].links if broken(page, link, read)] == []
+
+
+def test_every_public_name_and_error_is_documented(read):
+    ids = set().union(*(page.ids for page in read.values()))
+    found = {f"vitrail.{name}" for name in vitrail.__all__}
+    found |= {
+        f"vitrail.errors.{name}"
+        for name in vars(errors)
+        if name.endswith("Error") or name in ("Preempted", "Interrupted")
+    }
+    assert found <= ids
+
+
+def test_no_docstring_has_kept_its_markup():
+    left = re.compile(r"<\w+>|&lt;\w+&gt;|:py:|``|~\w+\.")
+    text = {page: re.sub(r"<[^>]+>", "", page.read_text()) for page in PAGES if "python" in page.parts}
+    assert text
+    assert [(page.name, found[0]) for page, words in text.items() if (found := left.search(words))] == []
+
+
+@pytest.mark.parametrize("source", sorted((ROOT / "docs/tutorials").glob("[!i]*.md")), ids=lambda source: source.stem)
+def test_a_tutorial_was_run_and_is_offered_as_a_notebook(source):
+    page = SITE / "tutorials" / f"{source.stem}.html"
+    (link,) = re.findall(r'href="([^"]+\.ipynb)"', page.read_text())
+    cells = json.loads((page.parent / link).read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) == source.read_text().count("```{code-cell}")
+    assert not any(cell["outputs"] for cell in code)
+    ran = Path(os.environ.get("VITRAIL_TEST_DATA") or "nowhere").is_dir()
+    assert ("cell_output" in page.read_text()) == ran
+    assert ("built without running it" in page.read_text()) != ran
+
+
+@pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no browser at {CHROMIUM}")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_from_a_disk_pages_fit_the_screen_and_can_be_searched():
+    from playwright.sync_api import sync_playwright
+
+    asked, wrong = set(), []
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        tab = browser.new_page()
+        tab.on("request", lambda request: asked.add(request.url))
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        for page in PAGES:
+            tab.goto(page.as_uri())
+            for width in WIDTHS:
+                tab.set_viewport_size({"width": width, "height": 900})
+                wrong += [f"{page.relative_to(SITE)} at {width}: {each}" for each in tab.evaluate(BEYOND)]
+        tab.goto((SITE / "search.html").as_uri() + "?q=visualize_attention")
+        tab.locator("#search-results .search a").first.wait_for()
+        found = tab.locator("#search-results .search a").evaluate_all("links => links.map(link => link.href)")
+        browser.close()
+    assert any("reference/python/inspecting.html" in link for link in found)
+    assert not wrong
+    assert {urlsplit(url).scheme for url in asked} <= {"file", "data"}
