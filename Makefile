@@ -53,7 +53,7 @@ site: .venv/docs.done  ## docs/_build/html, every tutorial run; warnings are err
 bench: .venv-peers/peers.done  ## the benchmarks that need no data, or BENCH="one two"
 	set -e; for name in $(BENCH); do $(PEERS)/python benchmarks/$$name.py; done
 
-env: .venv/all.done  ## everything: tests and all extras
+env: .venv/all.done  ## everything: tests, the documentation and all extras
 env-peers: .venv-peers/peers.done  ## the second environment, with the peers
 
 clean:  ## remove both environments
@@ -71,7 +71,7 @@ clean:  ## remove both environments
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[data,figure,hub,onnx,serve,track]' --group test
 	@touch $@
 
-.venv/all.done: .venv/test.done
+.venv/all.done: .venv/docs.done
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all]'
 	@touch $@
 
