@@ -9,9 +9,6 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
 from vitrail.markup import join, tag
 
 Say = Callable[[str], None]
@@ -94,6 +91,10 @@ class _TerminalBar:
     """A line of the terminal that rich redraws."""
 
     def __init__(self, title: str, total: int) -> None:
+        # loading rich takes longer than the rest of what a prediction imports
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
         words, console = TextColumn("{task.fields[words]}"), Console(stderr=True)
         rate = 1 / REDRAWN_EVERY
