@@ -117,7 +117,8 @@ def test_a_deadline_that_passes_is_a_504(start, served, png):
 
 def test_lengths_that_are_told_twice_or_not_at_all_are_refused(client, png):
     twice = {"transfer-encoding": "chunked", "content-length": "3", "content-type": "image/png"}
-    assert client.post("/v1/predict", content=b"abc", headers=twice).status_code == 400
+    reply = client.post("/v1/predict", content=b"abc", headers=twice)
+    assert (reply.status_code, reply.headers["connection"]) == (400, "close")
 
 
 def test_an_origin_that_is_no_address_is_refused(client):

@@ -79,9 +79,11 @@ class Admission:
             if takes_body:
                 self.service.batcher.check_room(deadline)
         except Refused:
-            # closing a connection with unread bytes resets it, and the client could lose the reply
-            reply.closes = takes_body and headers.get(b"expect", b"").lower() == b"100-continue"
-            if takes_body and not reply.closes:
+            waits = headers.get(b"expect", b"").lower() == b"100-continue"
+            # of an ambiguous body a proxy in front may have seen another end; no further request is read from it
+            reply.closes = takes_body and (waits or _is_ambiguous(headers))
+            if takes_body and not waits:
+                # closing a connection with unread bytes resets it, and the client could lose the reply
                 await self._discard(receive)
             raise
         with self.service.batcher.arriving() if takes_body else nullcontext():
@@ -114,7 +116,7 @@ class Admission:
                 raise Refused(
                     "unauthorised", "no valid token was sent", "send the header 'Authorization: Bearer TOKEN'"
                 )
-        if b"transfer-encoding" in headers and b"content-length" in headers:
+        if _is_ambiguous(headers):
             raise Refused(
                 "bad_request", "both Transfer-Encoding and Content-Length were sent", "send one of the two headers"
             )
@@ -235,6 +237,11 @@ async def _receive_nothing() -> Message:
 async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _is_ambiguous(headers: dict[bytes, bytes]) -> bool:
+    """Whether the length of the body is stated in two ways, as in request smuggling (RFC 9112, section 6.1)."""
+    return b"transfer-encoding" in headers and b"content-length" in headers
 
 
 def _content_length(headers: dict[bytes, bytes]) -> int:
