@@ -66,7 +66,6 @@ class Batcher:
         self.batch, self.room, self.watcher = batch, room, watcher
         self.taken = 0  # reserved places; only changed in the event loop
         self._reserved = 0.0  # predicted seconds of all of them
-        self._arriving = 0  # requests that are being received
         self.guess = 0.05  # seconds per item of a work that was not measured yet
         self._paces: dict[str, Pace] = defaultdict(lambda: Pace(self.guess))  # by the name of the work
         self._waiting: list[Job] = []
@@ -106,17 +105,8 @@ class Batcher:
     def check_room(self, deadline: float) -> None:
         """Raises `Refused` if even a request that costs nothing could not be answered before the deadline."""
         late = self.backlog - (deadline - time.monotonic())
-        if self.taken + self._arriving >= self.room or (self.taken and late > 0):
+        if self.taken >= self.room or (self.taken and late > 0):
             raise self.queue_error(late)
-
-    @contextmanager
-    def arriving(self) -> Iterator[None]:
-        """Counts a request that is being received: a flood of them must not pass `check_room` while nothing is reserved."""
-        self._arriving += 1
-        try:
-            yield
-        finally:
-            self._arriving -= 1
 
     @property
     def backlog(self) -> float:

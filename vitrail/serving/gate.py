@@ -12,7 +12,7 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 from vitrail.serving.refusals import Refused
@@ -86,8 +86,7 @@ class Admission:
                 # closing a connection with unread bytes resets it, and the client could lose the reply
                 await self._discard(receive)
             raise
-        with self.service.batcher.arriving() if takes_body else nullcontext():
-            body = await self._read(headers, receive) if takes_body else b""
+        body = await self._read(headers, receive) if takes_body else b""
         if body is None:
             reply.code = CLIENT_CLOSED
             return
