@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from vitrail.checksums import seal
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
 from vitrail.tasks.classification import Classifier, create_classifier
@@ -160,7 +161,7 @@ def test_one_flipped_bit_in_the_tensors_of_a_folder_is_refused(tmp_path, model):
 def changed(folder: Path, **changes: object) -> Path:
     config = folder / "config.json"
     described = {**json.loads(config.read_text()), **changes}
-    config.write_text(json.dumps({name: value for name, value in described.items() if value != "gone"}))
+    config.write_text(json.dumps(seal({name: value for name, value in described.items() if value != "gone"})))
     return folder
 
 

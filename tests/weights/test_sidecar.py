@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.slow import slow_except
+from vitrail.checksums import seal
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.weights import load
 from vitrail.weights.arrays import read_npz
@@ -33,7 +34,7 @@ def test_a_description_beside_weights_that_lies_is_refused(tmp_path, saved, name
     place = convert(saved(), tmp_path / name, "google" if name == "a.npz" else "timm").path
     beside = tmp_path / "a.json"
     told = damage(json.loads(beside.read_text()))
-    beside.write_text(json.dumps(told))
+    beside.write_text(json.dumps(seal(told)))
     with pytest.raises(VitrailError, match=words):
         load(place)
 
@@ -42,7 +43,7 @@ def test_googles_arrays_show_their_heads_whatever_is_described(tmp_path, saved):
     place = convert(saved(), tmp_path / "a.npz", "google").path
     told = json.loads((tmp_path / "a.json").read_text())
     told["config"]["heads"] = 3
-    (tmp_path / "a.json").write_text(json.dumps(told))
+    (tmp_path / "a.json").write_text(json.dumps(seal(told)))
     with pytest.raises(CheckpointError, match="its heads is 2, but 3 in the description"):
         load(place)
 

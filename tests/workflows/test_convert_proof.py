@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.weights.kinds import a_model
+from vitrail.checksums import seal
 from vitrail.errors import CheckpointError
 from vitrail.tasks.classification import Classifier
 from vitrail.weights import encode
@@ -67,7 +68,7 @@ def test_a_config_that_tells_timm_something_else_is_refused(tmp_path, saved, mon
         written = encode.encode_timm(classifier, path)
         told = json.loads(written.files["config.json"])
         told["model_args"]["act_layer"] = "gelu"
-        return EncodedModel({**written.files, "config.json": json.dumps(told).encode()})
+        return EncodedModel({**written.files, "config.json": json.dumps(seal(told)).encode()})
 
     monkeypatch.setitem(encode.ENCODERS, "timm", write)
     with pytest.raises(CheckpointError) as caught:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save as to_bytes
-
+from vitrail.checksums import seal, sha256_of
 from vitrail.errors import ConfigError
 from vitrail.files import dump_json
 from vitrail.tasks import Classifier, Task
@@ -18,6 +16,7 @@ from vitrail.weights.folders import CONFIG, WHOLE
 from vitrail.weights.google import to_google
 from vitrail.weights.huggingface import PROCESSOR, to_huggingface
 from vitrail.weights.native import encode_file, encode_folder
+from vitrail.weights.tensors import encode_tensors
 from vitrail.weights.timm import as_timm
 
 
@@ -55,18 +54,20 @@ def encode_timm(model: Task, path: Path) -> EncodedModel:
     """Encodes a folder as timm's ``save_for_hf`` writes it, or the tensors alone with a sidecar."""
     classifier = check_classifier(model)
     tensors, config = as_timm(classifier)
-    content = to_bytes({name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
+    content = encode_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
     if path.suffix == ".safetensors":
         return _add_sidecar(classifier, path, content)
-    return EncodedModel({WHOLE: content, CONFIG: dump_json({**config, KEY: describe(classifier)}).encode()})
+    return EncodedModel({WHOLE: content, CONFIG: dump_json(seal({**config, KEY: describe(classifier)})).encode()})
 
 
 def encode_huggingface(model: Task, path: Path) -> EncodedModel:
     """Encodes a folder as transformers' ``save_pretrained`` writes it."""
     folder = to_huggingface(check_classifier(model))
-    content = to_bytes(folder.tensors, {"format": "pt"})
+    content = encode_tensors(folder.tensors, {"format": "pt"})
     descriptions = {CONFIG: folder.config, PROCESSOR: folder.preprocessor}
-    return EncodedModel({WHOLE: content, **{name: dump_json(value).encode() for name, value in descriptions.items()}})
+    return EncodedModel(
+        {WHOLE: content, **{name: dump_json(seal(value)).encode() for name, value in descriptions.items()}}
+    )
 
 
 def check_classifier(model: Task) -> Classifier:
@@ -79,8 +80,10 @@ def check_classifier(model: Task) -> Classifier:
 
 def _add_sidecar(classifier: Classifier, path: Path, content: bytes) -> EncodedModel:
     # the description is written first: it is refused beside other weights, but weights without it would be accepted
-    description = {**describe(classifier), "sha256": hashlib.sha256(content).hexdigest()}
-    return EncodedModel({sidecar_path(path).name: dump_json(description).encode(), path.name: content}, sidecar=True)
+    description = {**describe(classifier), "sha256": sha256_of(content)}
+    return EncodedModel(
+        {sidecar_path(path).name: dump_json(seal(description)).encode(), path.name: content}, sidecar=True
+    )
 
 
 ENCODERS: dict[str, Callable[[Task, Path], EncodedModel]] = {

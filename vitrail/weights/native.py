@@ -4,7 +4,6 @@ description in its header. Both hold everything that prediction, serving and exp
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from safetensors.torch import save as to_bytes
 
+from vitrail.checksums import seal, sha256_of
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import disk_errors, dump_json, replace_file, replace_folder, stage_folder
 from vitrail.tasks import Task
@@ -19,7 +19,7 @@ from vitrail.weights.description import KEY, OWN, build_model, check_version, de
 from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
 from vitrail.weights.onnx import ExportedBackbone
 from vitrail.weights.resolve import resolve_model
-from vitrail.weights.tensors import parse_json, read_json, read_tensors
+from vitrail.weights.tensors import encode_tensors, parse_json, read_json, read_tensors
 
 
 def save_model(
@@ -60,13 +60,13 @@ def save_model(
 def encode_folder(model: Task, description: Mapping[str, Any]) -> dict[str, bytes]:
     """Returns the files of a model folder by name."""
     content = to_bytes(_collect_tensors(model), {KEY: ""})  # the description is in config.json
-    config = {**description, "sha256": hashlib.sha256(content).hexdigest()}
+    config = seal({**description, "sha256": sha256_of(content)})
     return {WHOLE: content, CONFIG: dump_json(config).encode()}
 
 
 def encode_file(model: Task, description: Mapping[str, Any]) -> bytes:
     """Returns the bytes of a file with the description in its header."""
-    return to_bytes(_collect_tensors(model), {KEY: json.dumps(description, ensure_ascii=False)})
+    return encode_tensors(_collect_tensors(model), {KEY: json.dumps(description, ensure_ascii=False)})
 
 
 def _collect_tensors(model: Task) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def set_temperature(model: str | Path, temperature: float) -> Path:
         config = resolved.path / CONFIG
         description = {**read_json(config), "temperature": temperature}
         check_version(description, config)
-        replace_file(config, dump_json(description))
+        replace_file(config, dump_json(seal(description)))
         return config
     if resolved.layout == "onnx file":
         what = f"{resolved.path} is an exported graph, whose temperature is fixed by its comparison with the source"
@@ -124,5 +124,5 @@ def set_temperature(model: str | Path, temperature: float) -> Path:
         what = f"{resolved.path} is not in vitrail's format and cannot store a temperature"
         raise CheckpointError(what, f"run vitrail convert {model} DST --to native, and calibrate DST")
     description = {**parse_json(metadata[KEY], f"the header of {resolved.path}"), "temperature": temperature}
-    replace_file(resolved.path, to_bytes(tensors, {**metadata, KEY: json.dumps(description, ensure_ascii=False)}))
+    replace_file(resolved.path, encode_tensors(tensors, {**metadata, KEY: json.dumps(description, ensure_ascii=False)}))
     return resolved.path

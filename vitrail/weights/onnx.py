@@ -6,6 +6,7 @@ B images, C channels, H x W image size, F features, K classes.
 from __future__ import annotations
 
 import hashlib
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from vitrail.checksums import ONNX_BYTES, read_onnx_checksum, sha256_of
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import AttentionGrid, Backbone, Config, configure, sketch
 from vitrail.tasks import Task
@@ -32,6 +34,7 @@ def read_onnx(path: Path) -> Task:
         ConfigError: onnxruntime is not installed.
         CheckpointError: the file is damaged or foreign.
     """
+    digest = _read_digest(path)
     session = open_session(path)
     metadata = session.get_modelmeta().custom_metadata_map
     if KEY not in metadata:
@@ -39,7 +42,7 @@ def read_onnx(path: Path) -> Task:
         raise CheckpointError(what, "export the model again: vitrail export MODEL --to onnx")
     description = parse_json(metadata[KEY], f"the metadata of {path}")
     check_version(description, path)
-    model = build_model_around(partial(_backbone, session, path), description, path)
+    model = build_model_around(partial(_backbone, session, path, digest), description, path)
     outputs = {value.name: value.shape[1:] for value in session.get_outputs()}
     classes = model.backbone.config.classes
     if outputs.keys() != set(model.graph_outputs) or outputs.get(LOGITS, [classes]) != [classes]:
@@ -70,7 +73,7 @@ def open_session(path: Path) -> Any:
         raise CheckpointError(what, AGAIN) from error
 
 
-def _backbone(session: Any, path: Path, config: Config) -> ExportedBackbone:
+def _backbone(session: Any, path: Path, digest: str, config: Config) -> ExportedBackbone:
     """Builds the backbone. Raises `CheckpointError` if the inputs and outputs of the graph do not match ``config``."""
     inputs = {value.name: value for value in session.get_inputs()}
     if list(inputs) == [PICTURES]:
@@ -80,7 +83,7 @@ def _backbone(session: Any, path: Path, config: Config) -> ExportedBackbone:
     sound = len(shape) == 4 and shape[1] == config.in_channels and inputs[IMAGES].type == "tensor(float)"
     if not sound:
         raise _other_graph(session, path)
-    return ExportedBackbone(config, session, _digest(path))
+    return ExportedBackbone(config, session, digest)
 
 
 def _other_graph(session: Any, path: Path) -> CheckpointError:
@@ -90,12 +93,44 @@ def _other_graph(session: Any, path: Path) -> CheckpointError:
     return CheckpointError(what, AGAIN)
 
 
-def _digest(path: Path) -> str:
-    """Returns the SHA-256 of the file and, if it exists, of the separate file with its weights."""
-    beside = path.with_name(f"{path.name}.data")
-    if not beside.is_file():
-        return hash_file(path)
-    return hashlib.sha256(f"{hash_file(path)}{hash_file(beside)}".encode()).hexdigest()
+def _read_digest(path: Path) -> str:
+    """Returns the SHA-256 of the file and, if it exists, of the separate file with its weights.
+
+    Raises:
+        CheckpointError: the file was changed after vitrail wrote it, or cannot be read.
+    """
+    weights = path.with_name(f"{path.name}.data")
+    hashed_weights = hash_file(weights) if weights.is_file() else ""
+    hashed, end = _hash_to_end(path)
+    checksum = read_onnx_checksum(end)
+    # a separate file may also be left from an earlier export
+    if checksum not in (None, hashed.hexdigest(), sha256_of(f"{hashed.hexdigest()}{hashed_weights}".encode())):
+        what = f"{path} was changed after vitrail wrote it: its content does not match its SHA-256"
+        raise CheckpointError(what, AGAIN)
+    hashed.update(end)
+    digest = hashed.hexdigest()
+    return sha256_of(f"{digest}{hashed_weights}".encode()) if hashed_weights else digest
+
+
+def checksum_of(path: Path) -> str:
+    """Returns the checksum that `vitrail.checksums.onnx_checksum` appends to a file without one."""
+    weights, digest = path.with_name(f"{path.name}.data"), hash_file(path)
+    return sha256_of(f"{digest}{hash_file(weights)}".encode()) if weights.is_file() else digest
+
+
+def _hash_to_end(path: Path) -> tuple[Any, bytes]:
+    """Returns the hash object of all but the last `ONNX_BYTES`, and those bytes, so that a file is read once."""
+    hashed = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            rest = os.fstat(file.fileno()).st_size - ONNX_BYTES
+            while rest > 0 and (piece := file.read(min(rest, 2**20))):
+                hashed.update(piece)
+                rest -= len(piece)
+            return hashed, file.read()
+    except OSError as error:
+        what = f"{path} cannot be read: {error.strerror}"
+        raise CheckpointError(what, "check the path and its permissions") from error
 
 
 class ExportedBackbone(Backbone):

@@ -50,11 +50,13 @@ def _read_foreign(resolved: ResolvedModel, log: Say, *, use_sidecar: bool) -> We
         return read_timm(read_pickle(path, log=log), {}, path)
     if resolved.layout == "google file":
         return read_google(read_npz(path), path, read_sidecar(path) if use_sidecar else None)
-    config = read_json(path / CONFIG)
+    # transformers keeps the checksum when it saves a model again
+    is_lenient = resolved.layout == "huggingface folder"
+    config = read_json(path / CONFIG, log=log if is_lenient else None)
     if not use_sidecar:
         config.pop(KEY, None)
     tensors = read_folder(path, log=log)
     if resolved.layout == "timm folder":
         return read_timm(tensors, config, path, config.get(KEY))
-    preprocessor = read_json(path / PROCESSOR) if (path / PROCESSOR).is_file() else {}
+    preprocessor = read_json(path / PROCESSOR, log=log) if (path / PROCESSOR).is_file() else {}
     return read_huggingface(tensors, config, preprocessor, path)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import MODELS
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER
 from vitrail.weights.hub import REMOTE, fetch
 from vitrail.weights.public import list_public
-from vitrail.weights.tensors import printable, read_json
+from vitrail.weights.tensors import check_intact, printable, read_json
 
 READABLE = (
     "a run directory, a model folder, a .safetensors file (of vitrail or in timm's layout) or a pickled one (.pt, .pth, "
@@ -86,14 +87,21 @@ def _resolve_folder(folder: Path) -> ResolvedModel:
             raise CheckpointError(what, f"let it finish: vitrail train --resume {folder}")
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise CheckpointError(f"{folder} is not a model: it contains {names}", f"give {READABLE}")
-    config_fields = read_json(config)
+    config_fields = read_json(config, log=lambda line: None)
+    layout = _find_layout(config_fields)
+    if layout != "huggingface folder":
+        check_intact(config_fields, config)
+    if layout is None:
+        raise CheckpointError(f"{config} does not describe a known model", f"give {READABLE}")
+    return ResolvedModel(folder, layout)
+
+
+def _find_layout(config_fields: Mapping[str, Any]) -> Layout | None:
     if "format_version" in config_fields:
-        return ResolvedModel(folder, "native folder")
+        return "native folder"
     if "pretrained_cfg" in config_fields or isinstance(config_fields.get("architecture"), str):
-        return ResolvedModel(folder, "timm folder")
-    if "model_type" in config_fields or "architectures" in config_fields:
-        return ResolvedModel(folder, "huggingface folder")
-    raise CheckpointError(f"{config} does not describe a known model", f"give {READABLE}")
+        return "timm folder"
+    return "huggingface folder" if "model_type" in config_fields or "architectures" in config_fields else None
 
 
 def _resolve_file(path: Path) -> ResolvedModel:

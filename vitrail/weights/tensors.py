@@ -5,7 +5,6 @@ Nothing is unpickled, nothing is mapped into memory, and the header is checked b
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections import Counter
@@ -16,8 +15,10 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from vitrail.checksums import FIELD, UNSEALED, are_tensors_intact, is_intact, seal_tensors, sha256_of
 from vitrail.errors import CheckpointError
 from vitrail.models import Backbone, Config, sketch
 
@@ -29,11 +30,16 @@ LFS_POINTER = b"version "  # of "version https://git-lfs.github.com/spec/v1"; as
 AGAIN = "it is damaged or was not copied whole; fetch it again"
 
 
+def encode_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Returns a safetensors file with this metadata and its checksum."""
+    return seal_tensors(to_bytes(dict(tensors), {**metadata, FIELD: UNSEALED}))
+
+
 def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Reads the tensors of a safetensors file, on the CPU, and the metadata in its header.
 
     Args:
-        sha256: the expected hash of the file, if known.
+        sha256: the expected hash of the file, if known; it is checked in place of the one in the metadata.
 
     Raises:
         CheckpointError: the file is missing or damaged, or has a header above 16 MB or more than 10,000 tensors.
@@ -48,8 +54,12 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Te
         raise CheckpointError(
             f"{path} cannot be read: {error.strerror}", "check the path and its permissions"
         ) from error
-    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+    if sha256 is not None and sha256_of(content) != sha256:
         raise CheckpointError(f"{path} does not match its SHA-256", AGAIN)
+    checksum = metadata.pop(FIELD, None)
+    if sha256 is None and checksum is not None and not are_tensors_intact(content, checksum):
+        what = f"{path} was changed after vitrail wrote it: its content does not match its SHA-256"
+        raise CheckpointError(what, AGAIN)
     try:
         return from_bytes(content), metadata
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError, MemoryError) as error:
@@ -144,8 +154,15 @@ def warn_of_broken(tensors: Mapping[str, Tensor], path: Path, log: Callable[[str
         )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object. Raises `CheckpointError` if it is missing, too long or not an object."""
+def read_json(path: Path, *, log: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Args:
+        log: called with a line if the file was changed after vitrail wrote it, which is an error otherwise.
+
+    Raises:
+        CheckpointError: the file is missing, too long, changed or not an object.
+    """
     try:
         with open(path, "rb") as file:
             content = file.read(MOST_HEADER_BYTES + 1)
@@ -153,7 +170,23 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} cannot be read: {error.strerror}", "check the path and its permissions"
         ) from error
-    return parse_json(content, str(path))
+    value = parse_json(content, str(path))
+    if log is None:
+        check_intact(value, path)
+    elif not is_intact(value):
+        log(f"warning  {path} was changed after vitrail wrote it, by other software or by damage; it is used as it is")
+    return value
+
+
+def check_intact(document: Mapping[str, Any], where: Path | str) -> None:
+    """Raises `CheckpointError` for a JSON object that does not match its checksum."""
+    if not is_intact(document):
+        what = f"{where} was changed after vitrail wrote it: it does not match its {FIELD}"
+        remedy = (
+            f"fetch it again; for other class names use `vitrail convert SRC DST --to native --classes FILE`; "
+            f"if the change is intended, remove the field {FIELD!r}"
+        )
+        raise CheckpointError(what, remedy)
 
 
 def parse_json(content: str | bytes, where: str) -> dict[str, Any]:

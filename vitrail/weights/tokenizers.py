@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import save as to_bytes
 
+from vitrail.checksums import seal, sha256_of
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.files import dump_json, replace_folder, stage_folder
@@ -59,9 +59,9 @@ def save_tokenizer(
         "config": tokenizer.config.to_dict(),
         "preprocessing": preprocessing.to_dict(),
         "provenance": dict(provenance or {}),
-        "sha256": hashlib.sha256(content).hexdigest(),
+        "sha256": sha256_of(content),
     }
-    with stage_folder(path, {WHOLE: content, CONFIG: dump_json(description).encode()}) as aside:
+    with stage_folder(path, {WHOLE: content, CONFIG: dump_json(seal(description)).encode()}) as aside:
         replace_folder(path, aside)
     return path
 

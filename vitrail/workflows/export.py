@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from vitrail.checksums import onnx_checksum
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, nearest
 from vitrail.exports.comparison import Verb
@@ -27,7 +28,7 @@ from vitrail.runtime.progress import to_stderr
 from vitrail.tasks.task import Task
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.hub import REMOTE
-from vitrail.weights.onnx import PARITY, ExportedBackbone, open_session
+from vitrail.weights.onnx import PARITY, ExportedBackbone, checksum_of, open_session
 from vitrail.weights.read import read_model
 from vitrail.weights.resolve import resolve_model
 from vitrail.workflows.convert import Converted, convert
@@ -218,7 +219,7 @@ def _make_verb(session: Any) -> Verb:
 
 
 def _add_figures(made: Path, options: ExportOptions, figures: str) -> None:
-    """Adds the figures to a file and leaves all else in it as it was compared."""
+    """Adds the figures and a checksum to a file and leaves all else in it as it was compared."""
     if options.to == "program":
         with zipfile.ZipFile(made, "a") as archive:
             root = archive.namelist()[0].partition("/")[0]
@@ -229,6 +230,9 @@ def _add_figures(made: Path, options: ExportOptions, figures: str) -> None:
     entry = onnx.StringStringEntryProto(key=PARITY, value=figures)
     with open(made, "ab") as file:  # of a repeated field, what comes later in the file is added to what came before
         file.write(onnx.ModelProto(metadata_props=[entry]).SerializeToString())
+    checksum = onnx_checksum(checksum_of(made))
+    with open(made, "ab") as file:
+        file.write(checksum)
 
 
 def _check_only_layout(model: str | Path | Task, *unused: Any) -> None:
