@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from vitrail.checksums import FIELD, is_intact, seal
 from vitrail.errors import ConfigError, DiskError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -113,6 +114,27 @@ def replace_folder(folder: Path, new: Path) -> None:
 def dump_json(value: Any) -> str:
     """JSON as this project writes it: indented, in insertion order, without escaping non-ASCII text."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+    """Replaces a JSON file atomically, with a checksum in it."""
+    replace_file(path, dump_json(seal(value)))
+
+
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """Reads a JSON object that vitrail wrote; None if it is missing or damaged."""
+    try:
+        return parse_sealed(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def parse_sealed(content: bytes) -> dict[str, Any]:
+    """Parses a JSON object that vitrail wrote, without its checksum. Raises `ValueError` if it is damaged."""
+    value = json.loads(content)
+    if not isinstance(value, dict) or not is_intact(value):
+        raise ValueError("it does not match its checksum")
+    return {name: part for name, part in value.items() if name != FIELD}
 
 
 def make_folder(out: Path) -> None:

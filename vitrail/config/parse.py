@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from vitrail.checksums import is_text_intact
 from vitrail.errors import ConfigError, nearest
 
 Settings = TypeVar("Settings")
@@ -46,6 +47,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or error
         raise ConfigError(f"{path}{where}: {problem}", "correct the YAML syntax") from error
+    if not is_text_intact(text):
+        raise ConfigError(
+            f"{path} was changed after vitrail wrote it: it does not match the SHA-256 on its last line",
+            "put the original file back; if the change is intended, remove that line",
+        )
     if not isinstance(tree, dict):
         raise ConfigError(
             f"{path} contains {type(tree).__name__}, not a mapping of settings", "write `key: value` lines"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vitrail.errors import ConfigError
-from vitrail.files import disk_errors, dump_json, replace_file
+from vitrail.files import disk_errors, read_sealed, write_sealed
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,9 @@ class Cells:
         """Writes the settings into a new folder. Raises `ConfigError` with the difference where it was begun with others."""
         place = self.folder / "settings.json"
         if not place.exists():
-            replace_file(place, dump_json(settings))
+            write_sealed(place, settings)
             return
-        before = read_json(place) or {}
+        before = read_sealed(place) or {}
         wrong = {name: (before.get(name), now) for name, now in settings.items() if before.get(name) != now}
         if wrong:
             raise ConfigError(
@@ -46,21 +45,13 @@ class Cells:
 
     def read(self, name: str) -> dict[str, Any] | None:
         """Reads a cell; None if it is missing or damaged."""
-        return read_json(self._place(name))
+        return read_sealed(self._place(name))
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Keeps a cell. Raises `DiskError`."""
         with disk_errors(self.folder):
             self._place(name).parent.mkdir(exist_ok=True)
-        replace_file(self._place(name), dump_json(content))
+        write_sealed(self._place(name), content)
 
     def _place(self, name: str) -> Path:
         return self.folder / "cells" / f"{name}.json"
-
-
-def read_json(place: Path) -> dict[str, Any] | None:
-    """Reads a JSON file; None if it is missing or damaged."""
-    try:
-        return json.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None

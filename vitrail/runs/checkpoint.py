@@ -20,8 +20,9 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as bytes_from_tensors
 from torch import Tensor
 
+from vitrail.checksums import seal, sha256_of
 from vitrail.errors import CheckpointError, DiskError
-from vitrail.files import disk_errors, dump_json, free_bytes, sync_folder, write_bytes
+from vitrail.files import disk_errors, dump_json, free_bytes, parse_sealed, sync_folder, write_bytes
 from vitrail.runtime import fault_injection
 
 FORMAT_VERSION = 1
@@ -104,10 +105,9 @@ def _write_aside(aside: Path, files: dict[str, bytes], state: dict[str, Any]) ->
     files = {**files, "state.json": dump_json(state).encode()}
     write_bytes(aside / "state.json", files["state.json"])
     fault_injection.hit("checkpoint.after_state")
-    stated = {
-        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for name, content in files.items()
-    }
-    write_bytes(aside / "manifest.json", dump_json({"format_version": FORMAT_VERSION, "files": stated}).encode())
+    stated = {name: {"bytes": len(content), "sha256": sha256_of(content)} for name, content in files.items()}
+    manifest = seal({"format_version": FORMAT_VERSION, "files": stated})
+    write_bytes(aside / "manifest.json", dump_json(manifest).encode())
     sync_folder(aside)
     fault_injection.hit("checkpoint.after_manifest")
 
@@ -130,20 +130,20 @@ def step_of(checkpoint: Path) -> int:
 def find_damage(checkpoint: Path) -> str:
     """What is wrong with the files of a checkpoint, in words, or nothing: sizes and hashes against the manifest."""
     try:
-        manifest = json.loads((checkpoint / "manifest.json").read_text())
-        stated = manifest["files"]
+        manifest = parse_sealed((checkpoint / "manifest.json").read_bytes())
         version = manifest["format_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        stated = {name: (facts["bytes"], facts["sha256"]) for name, facts in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"manifest.json cannot be read ({error})"
     if version != FORMAT_VERSION:
         return f"its format version is {version}, this version of vitrail reads {FORMAT_VERSION}"
-    for name, facts in stated.items():
+    for name, (stated_bytes, stated_sha256) in stated.items():
         path = checkpoint / name
         size = path.stat().st_size if path.is_file() else 0
-        if size != facts["bytes"]:
-            return f"{name} has {size:,} bytes, its manifest says {facts['bytes']:,}"
+        if size != stated_bytes:
+            return f"{name} has {size:,} bytes, its manifest says {stated_bytes:,}"
         with open(path, "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != facts["sha256"]:
+            if hashlib.file_digest(file, "sha256").hexdigest() != stated_sha256:
                 return f"{name} does not match its SHA-256"
     return ""
 

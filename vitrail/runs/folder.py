@@ -6,7 +6,6 @@ never stopped; what depends on the clock goes to ``timing.jsonl``.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -19,10 +18,11 @@ from typing import Any, Literal, TextIO
 
 import yaml
 
+from vitrail.checksums import parse_line, seal_line, seal_text
 from vitrail.config.parse import build, plain, read_yaml
 from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.files import disk_errors, dump_json, replace_file
+from vitrail.files import disk_errors, read_sealed, replace_file, write_sealed
 from vitrail.runs.tensorboard import Board
 from vitrail.runtime import fault_injection
 
@@ -96,20 +96,18 @@ class RunFolder:
             shutil.rmtree(self.path)
 
     def write_config(self, run: Run) -> None:
-        replace_file(self.config, yaml.safe_dump(plain(run), sort_keys=False, allow_unicode=True))
+        replace_file(self.config, seal_text(yaml.safe_dump(plain(run), sort_keys=False, allow_unicode=True)))
 
     def read_config(self) -> Run:
         return build(Run, read_yaml(self.config))
 
     def write_status(self, state: State, **facts: Any) -> None:
         now = datetime.now().isoformat(timespec="seconds")
-        replace_file(self.path / "status.json", dump_json({"state": state, "time": now, "pid": os.getpid(), **facts}))
+        write_sealed(self.path / "status.json", {"state": state, "time": now, "pid": os.getpid(), **facts})
 
     def status(self) -> dict[str, Any]:
-        try:
-            return json.loads((self.path / "status.json").read_text())
-        except (OSError, ValueError):
-            return {}
+        """The content of ``status.json``, empty if it is missing or damaged."""
+        return read_sealed(self.path / "status.json") or {}
 
     def log(self, line: str) -> None:
         """Appends one dated line to ``log.txt``."""
@@ -128,7 +126,7 @@ class RunFolder:
         """Appends a record to ``metrics.jsonl``; returns the file's size in bytes."""
         assert self._metrics is not None, "start_metrics comes first"
         with disk_errors(self.path):
-            self._metrics.write(json.dumps(record) + "\n")
+            self._metrics.write(seal_line(record))
             self._metrics.flush()
         if self._board is not None:
             self._board.write(record)
@@ -143,13 +141,18 @@ class RunFolder:
 
     def write_timing(self, record: Mapping[str, Any]) -> None:
         with disk_errors(self.path), open(self.path / "timing.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(seal_line(record))
 
     def metrics(self) -> list[dict[str, Any]]:
-        return _read_lines(self.path / "metrics.jsonl")
+        return _read_lines(self.path / "metrics.jsonl")[0]
 
     def timing(self) -> list[dict[str, Any]]:
-        return _read_lines(self.path / "timing.jsonl")
+        return _read_lines(self.path / "timing.jsonl")[0]
+
+    def find_damage(self) -> list[str]:
+        """What is damaged in the records of the run and left out by `metrics` and `timing`, in words."""
+        damaged = {name: _read_lines(self.path / name)[1] for name in ("metrics.jsonl", "timing.jsonl")}
+        return [f"{name} is damaged and lacks {count} of its lines" for name, count in damaged.items() if count]
 
 
 def _take_lock(file: TextIO) -> None:
@@ -183,15 +186,16 @@ def is_abandoned(folder: Path) -> bool:
     return False
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file; a half line at its end (a crash) is left out."""
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The records of a JSON-lines file, and the number of lines that are left out because they are damaged or cut off."""
+    records, damaged = [], 0
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
         try:
-            records.append(json.loads(line))
+            if line:
+                records.append(parse_line(line))
         except ValueError:
-            continue
-    return records
+            damaged += 1
+    return records, damaged
 
 
 def default_folder(run: Run, model_name: str) -> Path:

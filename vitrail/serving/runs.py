@@ -22,6 +22,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
+from vitrail.checksums import is_text_intact, parse_line
+from vitrail.files import parse_sealed
 from vitrail.reports.metric_names import SELECTED_BY, curve_of, metric_of
 from vitrail.runs.folder import is_abandoned
 from vitrail.serving.documents import errors
@@ -141,16 +143,16 @@ def read(path: Path, start: int = 0) -> bytes:
 @lru_cache(maxsize=256)
 def _status(file: Stamp) -> Mapping[str, Any]:
     try:
-        status = json.loads(read(Path(file.path)))
+        return parse_sealed(read(Path(file.path)))
     except (ValueError, RecursionError):
         return {}
-    return status if isinstance(status, dict) else {}
 
 
 @lru_cache(maxsize=256)
 def _settings(file: Stamp) -> Mapping[str, Any]:
     try:
-        settings = yaml.safe_load(read(Path(file.path)))
+        content = read(Path(file.path)).decode()
+        settings = yaml.safe_load(content) if is_text_intact(content) else {}
     except (ValueError, RecursionError, yaml.YAMLError):
         return {}
     return settings if isinstance(settings, dict) else {}
@@ -188,11 +190,11 @@ def _complete_bytes(content: bytes) -> int:
 
 
 def parse_rows(content: bytes) -> Iterator[Row]:
-    """Yields the rows of complete lines. Invalid lines, and values that are not numbers, are skipped."""
+    """Yields the rows of complete lines. Damaged lines, and values that are not numbers, are skipped."""
     for line in content[: _complete_bytes(content)].splitlines():
         try:
-            record = json.loads(line)
-            if isinstance(record, dict) and type(record.get("step")) is int:
+            record = parse_line(line)
+            if type(record.get("step")) is int:
                 yield {str(name): _number(value) for name, value in record.items() if type(value) in (int, float)}
         except (ValueError, RecursionError, OverflowError):
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitrail.errors import CheckpointError, ConfigError
+from vitrail.files import read_sealed
 from vitrail.models import MODELS
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER
 from vitrail.weights.hub import REMOTE, fetch
@@ -71,10 +71,7 @@ def newest_finished(runs: Path) -> Path:
 
 
 def _state(status: Path) -> str:
-    try:
-        return json.loads(status.read_text())["state"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return "unknown"
+    return (read_sealed(status) or {}).get("state", "unknown")
 
 
 def _resolve_folder(folder: Path) -> ResolvedModel:
