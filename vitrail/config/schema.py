@@ -216,6 +216,17 @@ FREE_TO_CHANGE = ("data.workers", "save.", "data.source", "model.init")
 AUTOMATIC = ("model.", "data.", "objective.loss", "compute.", "schedule.epochs", "schedule.steps", "schedule.time")
 # May be increased: the schedule is stretched over the new length, and the log says so.
 LENGTH = ("schedule.epochs", "schedule.steps", "schedule.time")
+# May differ from those that a checkpoint was saved with, because they do not belong to what a run computes.
+UNBOUND = (*FREE_TO_CHANGE, *LENGTH, "recipe", "compute.", "data.micro_batch")
+
+
+def identify(run: Run) -> dict[str, Any]:
+    """The settings that determine the weights of a run, by dotted path: what a checkpoint is bound to.
+
+    The micro-batch is not one of them: running out of memory changes it during a run.
+    """
+    leaves = flatten(plain(run))
+    return {path: value for path, value in leaves.items() if not path.startswith(UNBOUND)}
 
 
 def differences(asked: Run, stored: Run) -> dict[str, tuple[Any, Any]]:

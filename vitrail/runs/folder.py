@@ -114,13 +114,20 @@ class RunFolder:
         with disk_errors(self.path), open(self.path / "log.txt", "a", encoding="utf-8") as file:
             file.write(f"{datetime.now().isoformat(timespec='seconds')}  {line}\n")
 
-    def start_metrics(self, size: int, *, step: int, tensorboard: bool = False) -> None:
-        """Opens ``metrics.jsonl`` cut back to its first ``size`` bytes: what the checkpoint of ``step`` had seen."""
+    def start_metrics(self, size: int, *, step: int, tensorboard: bool = False) -> int:
+        """Opens ``metrics.jsonl`` cut back to its first ``size`` bytes: what the checkpoint of ``step`` had seen.
+
+        Returns how many of these bytes are missing.
+        """
         if tensorboard:
             self._board = Board(self.path / "tensorboard", start=step)
         with disk_errors(self.path):
             self._metrics = open(self.path / "metrics.jsonl", "a", encoding="utf-8")
-            self._metrics.truncate(min(size, os.fstat(self._metrics.fileno()).st_size))
+            there = os.fstat(self._metrics.fileno()).st_size
+            self._metrics.truncate(min(size, there))
+            if not _ends_with_line(self.path / "metrics.jsonl"):  # it was damaged
+                self._metrics.write("\n")
+        return max(size - there, 0)
 
     def write_metrics(self, record: Mapping[str, Any]) -> int:
         """Appends a record to ``metrics.jsonl``; returns the file's size in bytes."""
@@ -184,6 +191,11 @@ def is_abandoned(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return False
+
+
+def _ends_with_line(path: Path) -> bool:
+    content = path.read_bytes()
+    return not content or content.endswith(b"\n")
 
 
 def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:

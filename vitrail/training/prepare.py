@@ -10,7 +10,7 @@ import torch
 from vitrail.config.schema import Run
 from vitrail.data.loader import collate_labels
 from vitrail.data.sources.layout_warnings import find_layout_warnings
-from vitrail.data.sources.source import describe_data
+from vitrail.data.sources.source import describe_data, fingerprint, list_splits
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import find_device
 from vitrail.runtime.progress import Say
@@ -94,6 +94,7 @@ def assemble(
         device=device,
         evaluate_first=goal.evaluate_first,
         scaler=torch.amp.GradScaler(device.type) if run.compute.precision == "fp16" else None,
+        fingerprints={name: fingerprint(part) for name, part in list_splits(data.splits).items() if name != "test"},
     )
     if steps is not None:
         return training

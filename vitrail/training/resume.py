@@ -8,10 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.errors import ConfigError
+from vitrail.config.schema import identify
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.runs import checkpoint
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import Progress, Training
+
+FREE_FORM = (
+    "model.changes",
+    "model.preprocessing",
+    "objective.changes",
+)  # settings whose fields are not those of a class
 
 
 def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -24,7 +31,13 @@ def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str
         for group, named in groups.items()
     }
     scaler = training.scaler.state_dict() if training.scaler is not None else None
-    return tensors, {"progress": asdict(training.progress), "steps": training.steps, "scaler": scaler}
+    return tensors, {
+        "progress": asdict(training.progress),
+        "steps": training.steps,
+        "scaler": scaler,
+        "settings": identify(training.run),
+        "images": dict(training.fingerprints),
+    }
 
 
 def restore(training: Training, saved: checkpoint.Checkpoint) -> None:
@@ -40,10 +53,33 @@ def restore(training: Training, saved: checkpoint.Checkpoint) -> None:
     training.refresh_working()
 
 
+def check_same_run(training: Training, saved: checkpoint.Checkpoint) -> None:
+    """Raises `CheckpointError` with the differences if the checkpoint was saved by a run with other settings or images.
+
+    Settings that only one of them has are those of another version of vitrail, except for fields of a model or an objective.
+    """
+    then, now = saved.state.get("settings", {}), identify(training.run)
+    wrong = [
+        f"{path}: {then.get(path)!r} when it was saved, {now.get(path)!r} in the run"
+        for path in sorted(then.keys() | now.keys() if then else ())
+        if then.get(path) != now.get(path) and ((path in then and path in now) or path.startswith(FREE_FORM))
+    ]
+    if saved.state.get("images", training.fingerprints) != training.fingerprints:
+        wrong.append("images: others than those of the run")
+    if wrong:
+        what = f"the checkpoint {saved.path} belongs to another run than {training.folder.path}"
+        remedy = "put its own checkpoints and config.yaml back, or start a new run with another --out"
+        raise CheckpointError(what, remedy, value="\n".join(wrong))
+
+
 def resume(training: Training, saved: checkpoint.Checkpoint, say: Callable[[str], None]) -> None:
-    """Continues from a checkpoint; says which damaged ones were skipped and what a longer schedule changes."""
+    """Continues from a checkpoint; says which damaged ones were skipped and what a longer schedule changes.
+
+    Raises `CheckpointError` for a checkpoint of another run.
+    """
     for line in saved.refused:
         say(f"skipped a damaged checkpoint: {line}")
+    check_same_run(training, saved)
     restore(training, saved)
     run, step = training.run, saved.step
     before = saved.state.get("steps", training.steps)

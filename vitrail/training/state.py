@@ -66,6 +66,7 @@ class Training:
     device: torch.device
     evaluate_first: bool = False  # before the first step too
     scaler: torch.amp.GradScaler | None = None
+    fingerprints: Mapping[str, str] = field(default_factory=dict)  # of the images, by split
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:

@@ -75,6 +75,8 @@ def train(
         return Result(folder.path, folder.report, folder.status().get("figures", {}))
     folder.open()
     say = _log_and_print(folder, quiet)
+    if not folder.status() and (folder.path / "status.json").exists():
+        say("warning  status.json is damaged; the run goes on from its newest checkpoint")
     started = time.perf_counter()
     try:
         with keep_generators(), StopRequests() as stop:
@@ -123,13 +125,15 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say) ->
     training = prepared.training
     folder, progress = training.folder, training.progress
     saved = checkpoint.load_newest(folder.checkpoints)
-    record_split(folder, prepared.data.splits)
+    record_split(folder, prepared.data.splits, training.fingerprints, saved, say)
     if saved is not None:
         resume(training, saved, say)
         progress = training.progress
     folder.write_config(training.run)
     folder.write_status("running", steps=training.steps)
-    folder.start_metrics(progress.metrics_bytes, step=progress.step, tensorboard=training.run.save.tensorboard)
+    lost = folder.start_metrics(progress.metrics_bytes, step=progress.step, tensorboard=training.run.save.tensorboard)
+    for damage in [*folder.find_damage(), *([f"metrics.jsonl lacks its last {lost:,} bytes"] if lost else [])]:
+        say(f"warning  {damage}")
     say(f"training {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs; run {folder.path}")
     with ProgressBar("training", training.steps, quiet=quiet) as show:
         fit(training, stop, show)
