@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from vitrail.checksums import ONNX_BYTES, read_onnx_checksum, sha256_of
+from vitrail.checksums import ONNX_BYTES, onnx_checksum, read_onnx_checksum, sha256_of
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import AttentionGrid, Backbone, Config, configure, sketch
 from vitrail.tasks import Task
@@ -112,10 +112,13 @@ def _read_digest(path: Path) -> str:
     return sha256_of(f"{digest}{hashed_weights}".encode()) if hashed_weights else digest
 
 
-def checksum_of(path: Path) -> str:
-    """Returns the checksum that `vitrail.checksums.onnx_checksum` appends to a file without one."""
+def seal_onnx(path: Path) -> None:
+    """Appends the checksum of a file, and of the separate file with its weights, as the last entry of its metadata."""
     weights, digest = path.with_name(f"{path.name}.data"), hash_file(path)
-    return sha256_of(f"{digest}{hash_file(weights)}".encode()) if weights.is_file() else digest
+    if weights.is_file():
+        digest = sha256_of(f"{digest}{hash_file(weights)}".encode())
+    with open(path, "ab") as file:
+        file.write(onnx_checksum(digest))
 
 
 def _hash_to_end(path: Path) -> tuple[Any, bytes]:

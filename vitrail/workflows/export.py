@@ -14,7 +14,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitrail.checksums import onnx_checksum
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, nearest
 from vitrail.exports.comparison import Verb
@@ -28,7 +27,7 @@ from vitrail.runtime.progress import to_stderr
 from vitrail.tasks.task import Task
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.hub import REMOTE
-from vitrail.weights.onnx import PARITY, ExportedBackbone, checksum_of, open_session
+from vitrail.weights.onnx import PARITY, ExportedBackbone, open_session, seal_onnx
 from vitrail.weights.read import read_model
 from vitrail.weights.resolve import resolve_model
 from vitrail.workflows.convert import Converted, convert
@@ -230,9 +229,7 @@ def _add_figures(made: Path, options: ExportOptions, figures: str) -> None:
     entry = onnx.StringStringEntryProto(key=PARITY, value=figures)
     with open(made, "ab") as file:  # of a repeated field, what comes later in the file is added to what came before
         file.write(onnx.ModelProto(metadata_props=[entry]).SerializeToString())
-    checksum = onnx_checksum(checksum_of(made))
-    with open(made, "ab") as file:
-        file.write(checksum)
+    seal_onnx(made)
 
 
 def _check_only_layout(model: str | Path | Task, *unused: Any) -> None:
