@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def test_it_says_what_it_wrote_what_it_proved_and_what_stands_beside_it(place, c
     assert rows[4][1] == "beside it: gelu exact, read as tanh"
     assert rows[6][1].startswith("that description outputs differ by ")
     assert said.err == ""
+
+
+def test_the_sha256_of_a_foreign_source_is_printed(place, capsys):
+    run(["convert", "a", "b.npz", "--to", "google"])
+    capsys.readouterr()
+    assert run(["convert", "b.npz", "c", "--to", "native"]) == 0
+    hashed = hashlib.sha256((place / "b.npz").read_bytes()).hexdigest()
+    assert f"{hashed} of the source" in capsys.readouterr().out
 
 
 def test_json_is_one_object_on_one_line(place, capsys):

@@ -22,12 +22,13 @@ def test_the_model_tells_all_that_a_page_needs(client, served):
     assert told["limits"]["images"] == client.service.limits.images
 
 
-def test_a_run_is_served_by_its_name_with_its_card_and_figures_and_no_path(tmp_path):
+def test_a_run_is_served_by_its_name_with_its_card_and_figures_and_no_path(tmp_path, capsys):
     run = tmp_path / "runs" / "flowers"
     save_model(run / "model", shaken(), metrics={"top1": 0.75})
     (run / "card.md").write_text(f"# Flowers\n\n`vitrail predict {run} photo.jpg`\n")
     served = load_model(str(run), name=None, classes=None, options=InferenceOptions(), say=print)
     assert served.name == "flowers" and served.about["metrics"] == {"top1": 0.75}
+    assert served.about["sha256"] in capsys.readouterr().out
     assert served.about["card"] == "# Flowers\n\n`vitrail predict flowers photo.jpg`\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import yaml
 from PIL import Image
 
 import vitrail
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.results import build_rows
 from vitrail.reports.tables import open_table, write_features
@@ -82,6 +83,18 @@ def test_the_held_out_part_is_the_one_of_the_training(trained: Result, photos: P
     held = json.loads((trained.folder / "split.json").read_text())["held_out"]
     assert set(found.keys) == {key for key in held if "broken" not in key}
     assert not any("warning" in line for line in lines)
+
+
+def test_only_the_weights_of_a_stated_sha256_are_evaluated(trained: Result, photos: Path) -> None:
+    files = sorted((trained.folder / "model").iterdir())
+    listing = "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files)
+    sha256 = hashlib.sha256(listing.encode()).hexdigest()  # (cd model; sha256sum * | sha256sum)
+    judged = vitrail.evaluate(trained.folder, photos, sha256=sha256.upper(), max_bad="10%", log=silent, quiet=True)
+    assert judged.figures["images"] > 0
+    with pytest.raises(CheckpointError, match=f"another SHA-256[\\s\\S]*found {sha256}"):
+        vitrail.evaluate(trained.folder, photos, sha256="0" * 64, log=silent, quiet=True)
+    with pytest.raises(ConfigError, match="a model in memory"):
+        vitrail.evaluate(trained.load(), photos, sha256=sha256, log=silent, quiet=True)
 
 
 def test_bad_images_are_left_out_of_the_figures_aloud_and_listed(trained: Result, photos: Path, tmp_path: Path) -> None:

@@ -45,12 +45,14 @@ def print_converted(converted: Converted, *, json: bool) -> None:
     if json:
         lists = {name: list(getattr(converted, name)) for name in ("unused", "unsaid", "notes")}
         place = {"path": str(converted.path), "from": converted.source, "to": converted.layout}
+        place |= {"sha256": converted.sha256} if converted.sha256 else {}
         print(one_line({**place, **figures, **lists}))
         return
     rows = [
         ("model", converted.model),
         ("layout", f"{converted.source} to {converted.layout}"),
         ("tensors", f"{converted.tensors} of {converted.parameters:,} parameters"),
+        *([("sha256", f"{converted.sha256} of the source")] if converted.sha256 else []),
         *(("unused", name) for name in converted.unused),
         ("proved", f"tensors equal bit for bit, outputs differ by {converted.difference:.2g} of the largest"),
     ]

@@ -101,6 +101,10 @@ class EvaluateFlags(ImageFlags, total=False):
             "The split to evaluate; by default test, else val, else the part that was held out when the model was trained."
         ),
     ]
+    sha256: Annotated[
+        str | None,
+        Flag("Evaluate only the weights with this SHA-256; of a folder that of `sha256sum * | sha256sum` in it."),
+    ]
     calibrate: Annotated[bool, Flag("Fit a temperature on this split and store it with the model.", False)]
     bad_list: BadList
     corruptions: Annotated[bool, Flag("Also evaluate on eight kinds of corruption at five levels.", False)]

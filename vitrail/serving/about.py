@@ -39,6 +39,7 @@ def describe_model(service: Service) -> dict[str, Any]:
         "name": served.name,
         "version": served.version,
         "source": served.about.get("source", ""),
+        "sha256": served.about.get("sha256"),
         "architecture": description["architecture"],
         "image_size": list(model.preprocessing.size),
         "channels": model.preprocessing.channels,

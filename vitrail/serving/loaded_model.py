@@ -46,7 +46,7 @@ from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
 from vitrail.weights.folders import CONFIG
 from vitrail.weights.onnx import ExportedBackbone
-from vitrail.weights.resolve import resolve_model
+from vitrail.weights.resolve import ResolvedModel, hash_model, resolve_model
 from vitrail.weights.tensors import read_json
 
 SHOWN = 1024  # maximum length in pixels of the longer side of a returned picture
@@ -318,7 +318,8 @@ def load_model(
         raise ConfigError(f"--name {name!r} is not valid in a URL", "use letters, digits, dots and dashes")
     resolved = resolve_model(model)
     task = options.load(model, classes, say)
-    about = _read_about(resolved.path)
+    about = _read_about(resolved)
+    say(f"sha256   {about['sha256']}  {resolved.path.name}")
     if isinstance(task.backbone, ExportedBackbone):
         about["parity"] = task.backbone.parity
     return LoadedModel(task, name or _choose_name(resolved.path), precision=options.precision, about=about)
@@ -332,9 +333,10 @@ def _choose_name(path: Path) -> str:
     return name or "model"  # the path is /model, as in the container
 
 
-def _read_about(path: Path) -> dict[str, Any]:
-    """Reads the data stored with the weights: evaluation metrics, the source's name, the model card."""
-    about: dict[str, Any] = {"source": path.name}
+def _read_about(resolved: ResolvedModel) -> dict[str, Any]:
+    """Reads the data stored with the weights: evaluation metrics, the source's name and hash, the model card."""
+    path = resolved.path
+    about: dict[str, Any] = {"source": path.name, "sha256": hash_model(resolved)}
     if (path / CONFIG).is_file():
         about["metrics"] = read_json(path / CONFIG).get("metrics", {})
     for card in (path.parent / "card.md", path / "README.md"):

@@ -133,6 +133,7 @@ class AboutModel(Schema):
     name: str
     version: str
     source: str
+    sha256: str | None = Field(description="SHA-256 of the file; of a folder that of the hashes of its files")
     architecture: str
     image_size: list[int]
     channels: int

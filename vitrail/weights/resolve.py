@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
+from vitrail.checksums import sha256_of
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.files import read_sealed
 from vitrail.models import MODELS
+from vitrail.weights.description import hash_file
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER
 from vitrail.weights.hub import REMOTE, fetch
 from vitrail.weights.public import list_public
@@ -56,6 +59,31 @@ def resolve_model(model: str | Path) -> ResolvedModel:
     except OSError as error:
         what = f"{printable(model, 200)} cannot be read: {error.strerror or error}"
         raise ConfigError(what, "check the path and its permissions") from error
+
+
+def hash_model(resolved: ResolvedModel) -> str:
+    """Returns the SHA-256 of a file; of several files that of their hashes, as `sha256sum FILES | sha256sum` prints it.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    path = resolved.path
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+    else:
+        files = [path, *path.parent.glob(glob.escape(path.name) + ".data")]  # weights of an .onnx in a separate file
+    hashes = [hash_file(file) for file in files]
+    if len(files) == 1:
+        return hashes[0]
+    return sha256_of("".join(f"{digest}  {file.name}\n" for digest, file in zip(hashes, files)).encode())
+
+
+def check_sha256(model: str | Path, sha256: str) -> None:
+    """Raises `CheckpointError` if the weights that ``model`` names are others than those of this hash; see `hash_model`."""
+    resolved = resolve_model(model)
+    if (found := hash_model(resolved)) != sha256.lower():
+        what = f"{resolved.path} has another SHA-256 than the one given"
+        raise CheckpointError(what, "give the file that the hash is of", value=f"given {sha256}\nfound {found}")
 
 
 def newest_finished(runs: Path) -> Path:

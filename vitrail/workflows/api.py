@@ -71,7 +71,7 @@ def evaluate(model: Model, data: Any, *, log: Say = to_stderr, **flags: Unpack[E
     """
     from vitrail.workflows.evaluate import evaluate as judge
 
-    own: dict[str, Any] = {name: flags[name] for name in ("split", "calibrate", "corruptions")}
+    own: dict[str, Any] = {name: flags[name] for name in ("split", "sha256", "calibrate", "corruptions")}
     return judge(model, data, **parse_options(flags), bad_list=to_path(flags["bad_list"]), say=log, **own)
 
 

@@ -24,7 +24,7 @@ from vitrail.weights.encode import ENCODERS, EncodedModel
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER, check_replaceable
 from vitrail.weights.huggingface import PROCESSOR
 from vitrail.weights.read import read_model
-from vitrail.weights.resolve import ResolvedModel, resolve_model
+from vitrail.weights.resolve import ResolvedModel, hash_model, resolve_model
 from vitrail.weights.tensors import read_tensors
 from vitrail.workflows.compare import SMALLEST, equal_bits, flatten_description
 
@@ -51,6 +51,7 @@ class Converted:
         difference: between outputs of source and copy, the largest of all, as a share of the largest output.
         unsaid: numerics and steps of preprocessing that the layout cannot express.
         notes: further facts that it cannot express, which change no output at the model's own size.
+        sha256: hash of the source, if it is foreign and so has no checksum of its own; see `weights.resolve.hash_model`.
         alone: the same difference where the copy is read without what vitrail wrote beside it; None where that is
             impossible, or where there is nothing beside it.
     """
@@ -66,6 +67,7 @@ class Converted:
     unsaid: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     alone: float | None = None
+    sha256: str | None = None
 
 
 def convert(
@@ -129,6 +131,7 @@ def convert(
         unsaid=unsaid,
         notes=notes,
         alone=alone,
+        sha256=None if loaded.layout == "native" else hash_model(resolved),
     )
 
 

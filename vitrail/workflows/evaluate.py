@@ -24,6 +24,7 @@ from vitrail.reports.wording import plural
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks.task import Task
 from vitrail.weights.native import set_temperature
+from vitrail.weights.resolve import check_sha256
 
 
 def evaluate(
@@ -31,6 +32,7 @@ def evaluate(
     data: Any,
     *,
     split: str | None = None,
+    sha256: str | None = None,
     classes: Path | None = None,
     calibrate: bool = False,
     corruptions: bool = False,
@@ -44,6 +46,7 @@ def evaluate(
         model: anything `vitrail.load` takes, or a `Task`, such as a `Classifier`.
         data: anything `open_data` takes.
         split: ``test``, ``val`` or ``train``; by default test, else val, else the part held out when the model was trained.
+        sha256: judge only weights with this hash; see `vitrail.weights.resolve.hash_model`.
         classes: a text file that names the outputs, one a line, for weights that carry no names.
         calibrate: fit a temperature on this split and store it with the model.
         corruptions: judge every corruption too; the figures gain one of each kind and their mean, ``corrupted_top1``.
@@ -52,6 +55,10 @@ def evaluate(
     Raises `ConfigError` for a model without a head, `DataError` for unknown classes or an unlabelled split, `CheckpointError`
     for the weights.
     """
+    if sha256 is not None:
+        if isinstance(model, Task):
+            raise ConfigError("a model in memory has no file to compare with a SHA-256", "give the path of its weights")
+        check_sha256(model, sha256)
     task = options.load(model, classes, say)
     task.check_can_answer()
     if calibrate and task.temperature is None:
