@@ -1,13 +1,21 @@
-"""Atomic writing of files and folders, with clear errors when the disk is full or not writable."""
+"""Atomic writing of files and folders, with clear errors when the disk is full or not writable.
+
+A temporary name beside a place says what it is and which process made it: ``.PLACE.writing-PROCESS@HOST`` may be incomplete,
+``.PLACE.replaced-...`` is the folder that stood there, and ``.PLACE.moving-...`` holds complete files on their way. So
+`settle` can finish or undo what a killed process began.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import re
 import shutil
+import socket
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +80,7 @@ def sync_folder(folder: Path) -> None:
 
 def replace_file(path: Path, content: str | bytes) -> None:
     """Replace ``path`` atomically: a reader sees the old file or the new one."""
-    beside = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    beside = _beside(path, "writing")
     with disk_errors(path):
         try:
             write_bytes(beside, content.encode() if isinstance(content, str) else content)
@@ -85,7 +93,8 @@ def replace_file(path: Path, content: str | bytes) -> None:
 @contextmanager
 def stage_folder(place: Path, files: Mapping[str, bytes]) -> Iterator[Path]:
     """A temporary folder next to ``place`` with ``files`` by name, synced. Removed on exit unless it was moved."""
-    aside = place.with_name(f".{place.name}.writing-{os.getpid()}")
+    aside = _beside(place, "writing")
+    settle(place)
     with disk_errors(place):
         try:
             aside.mkdir(parents=True)
@@ -99,7 +108,7 @@ def stage_folder(place: Path, files: Mapping[str, bytes]) -> Iterator[Path]:
 
 def replace_folder(folder: Path, new: Path) -> None:
     """Replace ``folder`` by ``new``, a folder of `stage_folder`. If it fails, the old folder is restored."""
-    old = folder.with_name(f".{folder.name}.replaced-{os.getpid()}")
+    old = _beside(folder, "replaced")
     try:
         if folder.is_dir():
             os.rename(folder, old)
@@ -109,6 +118,77 @@ def replace_folder(folder: Path, new: Path) -> None:
         if old.is_dir() and not folder.is_dir():
             os.rename(old, folder)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def move_files(place: Path, new: Path) -> None:
+    """Moves the files in ``new``, a folder of `stage_folder`, beside each other: ``place`` last, over those that are there.
+
+    If the process is killed or the disk fails meanwhile, `settle` moves the rest.
+    """
+    moving, count = _beside(place, "moving"), len(list(new.iterdir()))
+    os.rename(new, moving)
+    try:
+        _move_out(moving, place)
+    except OSError:
+        if len(list(moving.iterdir())) == count:
+            shutil.rmtree(moving)  # what was there is still whole
+        raise
+
+
+def _move_out(moving: Path, place: Path) -> None:
+    for part in sorted(moving.iterdir(), key=lambda part: (part.name == place.name, part.name)):
+        os.replace(part, place.with_name(part.name))
+    sync_folder(place.parent)
+    moving.rmdir()
+
+
+def _beside(place: Path, what: str) -> Path:
+    return place.with_name(f".{place.name}.{what}-{os.getpid()}@{socket.gethostname()}")
+
+
+def settle(place: Path) -> None:
+    """Finishes or undoes what killed processes left of writing ``place``: afterwards it is whole, old or new.
+
+    What belongs to a running process, or to another machine, is left alone. Does nothing on a disk that cannot be written.
+    """
+    settle_folder(place.parent, re.escape(place.name))
+
+
+def settle_folder(folder: Path, names: str = ".+") -> None:
+    """Does what `settle` does for everything directly in ``folder`` whose name matches the pattern ``names``."""
+    leftover = re.compile(rf"\.({names})\.(writing|replaced|moving)-(\d+)(?:@(.+))?", re.DOTALL)
+    with suppress(OSError):
+        found = [(path, match) for path in folder.iterdir() if (match := leftover.fullmatch(path.name))]
+        # complete files are moved, and old folders put back, before anything is removed
+        for path, match in sorted(found, key=lambda pair: ("moving", "replaced", "writing").index(pair[1][2])):
+            if match[4] in (None, socket.gethostname()) and is_gone(int(match[3])):
+                _settle(path, folder / match[1], match[2])
+
+
+def _settle(leftover: Path, place: Path, what: str) -> None:
+    if what == "moving":
+        _move_out(leftover, place)
+    elif what == "replaced" and not place.exists():
+        os.rename(leftover, place)
+    elif leftover.is_dir():
+        shutil.rmtree(leftover)
+    else:
+        leftover.unlink()
+
+
+def is_gone(process: int) -> bool:
+    """Whether a process of this machine has ended. One with the number of this process ended before it; False if unknown."""
+    if process == os.getpid():
+        return True
+    if sys.platform == "win32":  # os.kill would end the process there
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def dump_json(value: Any) -> str:
@@ -143,3 +223,4 @@ def make_folder(out: Path) -> None:
         raise ConfigError(f"{out} is the folder of a run", f"give another folder, such as {out / 'inside'}")
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
+    settle_folder(out)

@@ -23,7 +23,7 @@ from safetensors.torch import save as to_bytes
 from vitrail.data.sources.contents import Arrays, Contents, Files
 from vitrail.data.sources.parquet import ParquetImages
 from vitrail.errors import CheckpointError, ConfigError, DiskError
-from vitrail.files import disk_errors, replace_file
+from vitrail.files import disk_errors, replace_file, settle_folder
 from vitrail.runtime.progress import Say
 from vitrail.weights.tensors import read_tensors
 
@@ -123,6 +123,7 @@ class FeatureCache:
         try:
             with disk_errors(place):
                 place.parent.mkdir(parents=True, exist_ok=True)
+            settle_folder(place.parent)
             replace_file(place, content)
         except DiskError as error:
             return say(f"warning  the features could not be cached: {error.what}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -22,7 +21,7 @@ from vitrail.checksums import parse_line, seal_line, seal_text
 from vitrail.config.parse import build, plain, read_yaml
 from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.files import disk_errors, read_sealed, replace_file, write_sealed
+from vitrail.files import disk_errors, is_gone, read_sealed, replace_file, settle_folder, write_sealed
 from vitrail.runs.tensorboard import Board
 from vitrail.runtime import fault_injection
 
@@ -75,6 +74,8 @@ class RunFolder:
             holder = self._lock.read().strip() or "another process"
             self._lock.close()
             raise ConfigError(f"{self.path} is in use by {holder}", "wait for it, or choose another --out") from None
+        for folder in (self.path, self.path / "plots"):
+            settle_folder(folder)
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
         self._lock.flush()
@@ -179,18 +180,11 @@ def is_abandoned(folder: Path) -> bool:
 
     The lock itself is not tried, because a training that starts at that moment would be refused.
     """
-    if sys.platform == "win32":  # os.kill would end the process there
-        return False
     try:
         _, process, _, host = (folder / ".lock").read_text().split()
-        if host != socket.gethostname():
-            return False
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return True
+        return host == socket.gethostname() and int(process) != os.getpid() and is_gone(int(process))
     except (OSError, ValueError):
         return False
-    return False
 
 
 def _ends_with_line(path: Path) -> bool:

@@ -129,8 +129,9 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say) ->
     if saved is not None:
         resume(training, saved, say)
         progress = training.progress
-    folder.write_config(training.run)
+    # in this order: a finished run with the settings of a longer one would pass for the longer one
     folder.write_status("running", steps=training.steps)
+    folder.write_config(training.run)
     lost = folder.start_metrics(progress.metrics_bytes, step=progress.step, tensorboard=training.run.save.tensorboard)
     for damage in [*folder.find_damage(), *([f"metrics.jsonl lacks its last {lost:,} bytes"] if lost else [])]:
         say(f"warning  {damage}")

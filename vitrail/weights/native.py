@@ -13,7 +13,7 @@ from safetensors.torch import save as to_bytes
 
 from vitrail.checksums import seal, sha256_of
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.files import disk_errors, dump_json, replace_file, replace_folder, stage_folder
+from vitrail.files import disk_errors, dump_json, replace_file, replace_folder, settle, stage_folder
 from vitrail.tasks import Task
 from vitrail.weights.description import KEY, OWN, build_model, check_version, describe
 from vitrail.weights.folders import CONFIG, WHOLE, check_replaceable
@@ -49,6 +49,7 @@ def save_model(
     if path.suffix == ".safetensors":
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            settle(path)
             replace_file(path, encode_file(model, description))
         return path
     check_replaceable(path)

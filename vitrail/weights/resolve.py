@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from vitrail.checksums import sha256_of
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.files import read_sealed
+from vitrail.files import read_sealed, settle
 from vitrail.models import MODELS
 from vitrail.weights.description import hash_file
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER
@@ -50,6 +50,8 @@ def resolve_model(model: str | Path) -> ResolvedModel:
     if str(model).startswith(REMOTE):
         return _resolve_folder(fetch(str(model)))
     path = newest_finished(Path("runs")) if str(model) == "latest" else Path(model).expanduser()
+    for place in (path, path / "model"):
+        settle(place)
     try:
         if path.is_dir():
             return _resolve_folder(path)

@@ -5,7 +5,6 @@ B images, C channels, K classes.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import CheckpointError, ConfigError, nearest
-from vitrail.files import disk_errors, replace_folder, stage_folder, sync_folder
+from vitrail.files import disk_errors, move_files, replace_folder, stage_folder
 from vitrail.models.config import INITIALISATION_FIELDS, TRAINING_FIELDS
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
@@ -162,10 +161,8 @@ def _check_destination(path: Path, to: str, source: ResolvedModel) -> None:
 def _move_into_place(aside: Path, path: Path, written: EncodedModel) -> None:
     if path.name not in written.files:
         replace_folder(path, aside)
-        return
-    for name in written.files:
-        os.replace(aside / name, path.with_name(name))
-    sync_folder(path.parent)
+    else:
+        move_files(path, aside)
 
 
 def _prove(model: Task, copy: ResolvedModel) -> float:

@@ -20,7 +20,7 @@ from vitrail.exports.comparison import Verb
 from vitrail.exports.onnx import to_onnx
 from vitrail.exports.program import to_program
 from vitrail.exports.quantise import to_int8
-from vitrail.files import disk_errors, free_bytes, stage_folder, sync_folder
+from vitrail.files import disk_errors, free_bytes, move_files, stage_folder, sync_folder
 from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import to_stderr
@@ -177,13 +177,13 @@ def _write_and_verify(
     precision = "int8" if options.int8 else "fp32"
     facts = {"precision": precision, "dynamic": dynamic, **round_figures(figures), "torch": versions()["torch"]}
     _add_figures(made, options, json.dumps(facts))
-    files = sorted(made.parent.iterdir(), reverse=True)  # weights beyond 1.5 GB stand in a second one, NAME.onnx.data
+    files = list(made.parent.iterdir())  # weights beyond 1.5 GB stand in a second one, NAME.onnx.data
+    size = sum(part.stat().st_size for part in files)
     for part in files:
         with open(part, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(part, path.with_name(part.name))
-    sync_folder(path.parent)
-    size = sum(path.with_name(part.name).stat().st_size for part in files)
+    sync_folder(made.parent)
+    move_files(path, made.parent)
     return Exported(path, options, dynamic, size, figures)
 
 
