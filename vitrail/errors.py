@@ -6,6 +6,7 @@ without a traceback and exits with the ``code`` of the class; Python code catche
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -70,6 +71,31 @@ class Interrupted(VitrailError):
     """Stopped by Ctrl-C; the state is saved and the same command resumes. Exit 130."""
 
     code = 130
+
+
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+def find_fault(name: str) -> str:
+    """Why a name cannot be shown or stored, such as "has control characters"; empty if it can."""
+    if _CONTROLS.search(name):
+        return "has control characters"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "is not UTF-8 text"
+    return ""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, torch on a CPU or torch on a GPU could not allocate memory."""
+    words = str(error).lower()
+    names = {kind.__name__ for kind in type(error).__mro__}  # torch is not imported here
+    return (
+        bool(names & {"MemoryError", "OutOfMemoryError"})
+        or "out of memory" in words
+        or "can't allocate memory" in words
+    )
 
 
 LISTED, BEGINNING = 100, 12  # longest list of names that is shown in full; names shown of a longer one

@@ -157,7 +157,7 @@ def settle(place: Path) -> None:
 def settle_folder(folder: Path, names: str = ".+") -> None:
     """Does what `settle` does for everything directly in ``folder`` whose name matches the pattern ``names``."""
     leftover = re.compile(rf"\.({names})\.(writing|replaced|moving)-(\d+)(?:@(.+))?", re.DOTALL)
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # ValueError: a NUL in the name
         found = [(path, match) for path in folder.iterdir() if (match := leftover.fullmatch(path.name))]
         # complete files are moved, and old folders put back, before anything is removed
         for path, match in sorted(found, key=lambda pair: ("moving", "replaced", "writing").index(pair[1][2])):

@@ -339,6 +339,18 @@ def test_waiting_threads_are_told_to_give_up_their_core_before_torch_is_there(be
     assert found.stdout.split()[-1] == after
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_too_little_memory_is_exit_6_with_a_remedy(monkeypatch, capsys, error: Exception) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("vitrail.workflows.api.evaluate", fail)
+    assert run(["evaluate", "model", "data"]) == 6
+    said = capsys.readouterr().err
+    assert "there is not enough memory" in said
+    assert "try: give a smaller --batch" in said
+
+
 def test_debug_shows_the_traceback(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     with pytest.raises(ConfigError, match="nowhere"):

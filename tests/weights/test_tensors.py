@@ -133,3 +133,15 @@ def test_json_beyond_the_limit_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(tensors, "MOST_HEADER_BYTES", 10)
     with pytest.raises(CheckpointError, match="longer than 10 bytes"):
         parse_json('{"key": "value"}', "it")
+
+
+def test_a_file_that_does_not_fit_into_memory_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "large.safetensors"
+    path.write_bytes(tensors.encode_tensors({"a": torch.zeros(3)}, {}))
+
+    def fail(content: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(tensors, "from_bytes", fail)
+    with pytest.raises(CheckpointError, match=r"not enough memory to read .*large\.safetensors"):
+        tensors.read_tensors(path)

@@ -26,7 +26,7 @@ from vitrail.cli import (
     train,
     transfer,
 )
-from vitrail.errors import VitrailError
+from vitrail.errors import DiskError, VitrailError, is_out_of_memory
 from vitrail.runtime.process import keep_large_buffers
 
 
@@ -100,6 +100,10 @@ def run(tokens: Sequence[str], *, debug: bool = False) -> int:
     except Exception as error:
         if debug:
             raise
+        if is_out_of_memory(error):
+            remedy = "give a smaller --batch, close other programs, or raise the limit (ulimit -v)"
+            print(f"error: there is not enough memory: {error or 'no details'}\n  try: {remedy}", file=sys.stderr)
+            return DiskError.code
         print(
             f"error: {type(error).__name__}: {error}\n  try: this is a fault of vitrail; --debug shows where",
             file=sys.stderr,

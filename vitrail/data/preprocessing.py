@@ -26,6 +26,7 @@ INTERPOLATIONS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 MOST_SIDE = 16_384  # pixels of a model's input; guards against absurd values in untrusted weights
+LEAST_STD = 1e-6  # of values in [0, 1]; far smaller ones make every pixel infinite
 # an extreme aspect ratio can exceed this many pixels after resizing; then only the crop is computed
 WHOLE_PIXELS = 16_000_000
 
@@ -74,9 +75,9 @@ class Preprocessing:
             fact = f"resize_to is {self.resize_to}, below the {min(self.size)} pixels of the crop"
             raise ConfigError(fact, f"set it to {min(self.size)} or more")
         finite = all(map(math.isfinite, (*self.mean, *self.std)))
-        if len(self.mean) != len(self.std) or not finite or min(self.std, default=0) <= 0:
+        if len(self.mean) != len(self.std) or not finite or min(self.std, default=0) < LEAST_STD:
             fact = f"mean {self.mean} and std {self.std}"
-            raise ConfigError(fact, "give one mean and one positive std per channel")
+            raise ConfigError(fact, f"give one mean and one positive std of {LEAST_STD:g} or more per channel")
 
     @classmethod
     def timm(

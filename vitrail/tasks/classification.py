@@ -168,7 +168,7 @@ class Classifier(Task):
     @classmethod
     def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            "multi_label": bool(description["multi_label"]),
+            "multi_label": _read_bool(description, "multi_label"),
             "temperature": float(description["temperature"]),
         }
 
@@ -241,6 +241,13 @@ class Classifier(Task):
         one, other = expected["logits"], given["logits"]
         same = (one > 0) == (other > 0) if self.multi_label else one.argmax(1) == other.argmax(1)
         return float(same.double().mean())
+
+
+def _read_bool(description: Mapping[str, Any], name: str) -> bool:
+    """Raises `ValueError` for anything else than true or false, such as the text "false", which would count as true."""
+    if not isinstance(description[name], bool):
+        raise ValueError(f"{name} is {description[name]!r:.40}, and not true or false")
+    return description[name]
 
 
 def create_classifier(

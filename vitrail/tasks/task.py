@@ -25,7 +25,7 @@ from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import collate_labels
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, find_fault
 from vitrail.markup import join, tag
 from vitrail.models import Backbone, Config, create_backbone, device_of
 from vitrail.rows import show_facts
@@ -342,6 +342,9 @@ def check_classes(classes: Sequence[str], *, outputs: int | None = None) -> tupl
             f"classes is the text {classes!r}", "give a list of names; for a file of names use classes_file"
         )
     names = tuple(map(str, classes))
+    for name in names:
+        if fault := find_fault(name):
+            raise ConfigError(f"the class name {name!r} {fault}", "give another name")
     if outputs is not None and len(names) != outputs:
         raise ConfigError(f"{len(names)} class names for {outputs} outputs", "give one name for each output, in order")
     if repeated := sorted(name for name, count in Counter(names).items() if count > 1):

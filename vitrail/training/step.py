@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.config.units import largest_divisor
 from vitrail.data.loader import Batch
-from vitrail.errors import DivergedError
+from vitrail.errors import DivergedError, is_out_of_memory
 from vitrail.files import dump_json, replace_file
 from vitrail.objectives.gradient_cache import ContrastiveObjective, cached_backward
 from vitrail.training.schedule import learning_rate
@@ -64,7 +64,7 @@ def backward(training: Training, inputs: tuple[Tensor, ...]) -> dict[str, Tensor
         try:
             return _backward(training, inputs, micro)
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error) or micro == 1:
+            if not is_out_of_memory(error) or micro == 1:
                 raise
         micro = largest_divisor(training.run.data.batch, micro // 2)
         _shrink(training, micro)
@@ -129,11 +129,6 @@ def _collect_gradients(training: Training) -> None:
             gradient = worker.grad.float()
             master.grad = gradient if master.grad is None else master.grad.add_(gradient)
             worker.grad = None
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    words = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in words or "can't allocate memory" in words
 
 
 def _shrink(training: Training, micro: int) -> None:

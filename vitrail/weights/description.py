@@ -116,6 +116,10 @@ def build_model_around(make: Callable[[Config], Backbone], description: Mapping[
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise unusable_description(where, error) from error
     backbone = make(config)
+    if preprocessing.size != config.image_size:
+        sizes = ["x".join(map(str, size)) for size in (preprocessing.size, config.image_size)]
+        error = ValueError(f"its preprocessing gives images of {sizes[0]} pixels, and its network takes {sizes[1]}")
+        raise unusable_description(where, error)
     try:
         model = task(backbone, classes, preprocessing, provenance=provenance, **arguments)
     except ConfigError as error:

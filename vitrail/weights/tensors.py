@@ -54,6 +54,8 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Te
         raise CheckpointError(
             f"{path} cannot be read: {error.strerror}", "check the path and its permissions"
         ) from error
+    except MemoryError as error:
+        raise _too_large(path) from error
     if sha256 is not None and sha256_of(content) != sha256:
         raise CheckpointError(f"{path} does not match its SHA-256", AGAIN)
     checksum = metadata.pop(FIELD, None)
@@ -62,8 +64,15 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, Te
         raise CheckpointError(what, AGAIN)
     try:
         return from_bytes(content), metadata
-    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError, MemoryError) as error:
+    except MemoryError as error:
+        raise _too_large(path) from error
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
         raise CheckpointError(f"{path} is not a valid safetensors file: {printable(error, 200)}", AGAIN) from error
+
+
+def _too_large(path: Path) -> CheckpointError:
+    what = f"there is not enough memory to read {path} of {path.stat().st_size / 1e6:,.0f} MB"
+    return CheckpointError(what, "close other programs, raise the limit (ulimit -v), or use a larger machine")
 
 
 def _check_header(path: Path, start: bytes, size: int, read: Any) -> dict[str, str]:

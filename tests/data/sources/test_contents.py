@@ -13,7 +13,7 @@ from PIL import Image
 from vitrail.data.decode import BadImage
 from vitrail.data.sources.contents import Arrays, Files, Strings, normalise_path, read_file, read_head, to_array
 
-TEXTS = ["", "a", "Käse/é.jpg", "x" * 300, "bad\udcff.png", "\ud800", "a"]
+TEXTS = ["", "a", "Käse/é.jpg", "x" * 300, "蜜蜂\u00a0.png", "\U0001f41d", "a"]
 
 
 def test_the_table_of_strings_is_a_sequence():

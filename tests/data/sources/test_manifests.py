@@ -104,6 +104,12 @@ def test_an_absolute_path_is_taken_as_it_is(table, tmp_path):
     assert source.read(0).content == b"a"
 
 
+def test_a_file_by_its_relative_and_its_absolute_path_is_the_same_file(table, tmp_path):
+    path = table(f"path,label\na.jpg,cat\nb.jpg,dog\n{tmp_path}/c/../a.jpg,dog\n")
+    with pytest.raises(DataError, match=r"line 4: the path '.*/a\.jpg' is already in line 2"):
+        open_data(path)
+
+
 def test_without_labels_it_serves_where_none_are_needed(table):
     path = table("path\na.jpg\nb.jpg\n")
     assert list(open_data(path, validation=0, labelled=False).train.keys) == ["a.jpg", "b.jpg"]
@@ -141,6 +147,21 @@ def test_without_labels_it_serves_where_none_are_needed(table):
         ("x.jsonl", "[1, 2]\n", "line 1: not an object"),
         ("x.jsonl", "[" * 100_000 + "\n", "line 1: JSON nested too deep"),
         ("x.jsonl", '{"path": "a.jpg", "label": {"a": 1}}\n', "line 1: the label is an object"),
+        (
+            "x.jsonl",
+            '{"path": "a.jpg", "label": ' + "[" * 500 + '"cat"' + "]" * 500 + "}\n",
+            "line 1: the label is a list of lists",
+        ),
+        ("x.jsonl", '{"path": ' + "[" * 500 + "]" * 500 + ', "label": "cat"}\n', "line 1: the path is a list of lists"),
+        ("x.jsonl", '{"path": "a.jpg", "label": "\\ud800cat"}\n', r"the class '\\ud800cat' is not UTF-8 text"),
+        ("x.jsonl", '{"path": "a.jpg\\udfff", "label": "cat"}\n', "none of the files"),
+        (
+            "x.jsonl",
+            '{"path": "a.jpg", "label": "cat"}\n{"path": "b\\udfff", "label": "cat"}\n',
+            r"the image 'b\\udfff' is not UTF-8 text",
+        ),
+        ("x.jsonl", '{"path": "a.jpg", "label": "\\u001b[31mcat"}\n', "has control characters"),
+        ("x.csv", "path,label\na.jpg,\x9b31mcat\n", "has control characters"),
         ("x.jsonl", '{"path": "a.jpg", "label": "cat"}\n{"path": "b.jpg", "label": NaN}\n', "line 2: no label"),
         ("x.jsonl", '{"path": "a.jpg", "label": "cat"}\n{"path": "b.jpg"}\n', "line 2: no label"),
     ],

@@ -179,6 +179,20 @@ def test_a_damaged_file_is_named(tmp_path):
         open_data(path)
 
 
+def test_damage_in_the_column_of_labels_is_named(tmp_path):
+    labels = [f"{row:08}" for row in range(400)]
+    path = write(tmp_path / "x.parquet", {"image": [b"x"] * 400, "label": labels}, group=400)
+    content, words = path.read_bytes(), set()
+    end = content.index(b"PAR1", 4)
+    for place in range(4, end, max(end // 60, 1)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
+        try:
+            open_data(path)
+        except DataError as error:
+            words.add(error.what.partition(":")[0])
+    assert f"{path} cannot be read" in words
+
+
 def test_a_file_that_is_damaged_later_gives_bad_images(tmp_path):
     path = write(tmp_path / "x.parquet", {"image": numbered(2), "label": [0, 1]})
     source = open_data(path, validation=0).train

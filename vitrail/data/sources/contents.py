@@ -9,6 +9,7 @@ Axes: n items, H, W, C as an image has them.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 from PIL import Image
 
 from vitrail.data.decode import BadImage, convert_image
+from vitrail.errors import DataError, find_fault
 
 MAX_FILE_BYTES = 2**29  # a raw TIFF of 64 million pixels with 16 bits per channel has 2**28.5
 ENDS = 4096  # bytes at each end of a file that are compared for files of equal length
@@ -42,12 +44,26 @@ class Contents(Protocol):
         ...
 
 
+# what no name may contain, in UTF-8: control characters, and surrogates, which stand for bytes that are not UTF-8
+_FAULTS = re.compile(rb"[\x00-\x1f\x7f]|\xc2[\x80-\x9f]|\xed[\xa0-\xbf]")
+
+
+def check_names(names: Iterable[str], what: str) -> None:
+    """Raises `DataError` for a name that cannot be written to every table, report and terminal."""
+    for name in names:
+        if fault := find_fault(name):
+            raise DataError(f"the name of the {what} {name!r} {fault}", "rename it")
+
+
 class Strings(Sequence[str]):
-    """Many short strings in two buffers: their bytes, and the end of each."""
+    """Many names in two buffers: their bytes, and the end of each. Raises `DataError` as `check_names` does."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
+        texts = list(texts)
         encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
         self.blob = b"".join(encoded)
+        if _FAULTS.search(self.blob):
+            check_names(texts, "image")
         self.ends = np.fromiter(map(len, encoded), np.int64, len(encoded)).cumsum()
 
     @classmethod
@@ -71,12 +87,12 @@ class Strings(Sequence[str]):
             return [self[row] for row in range(*index.indices(len(self)))]
         index = range(len(self))[index]
         start = self.ends[index - 1] if index else 0
-        return self.blob[start : self.ends[index]].decode("utf-8", "surrogatepass")
+        return self.blob[start : self.ends[index]].decode()
 
     def __iter__(self) -> Iterator[str]:
         start = 0
         for end in self.ends.tolist():
-            yield self.blob[start:end].decode("utf-8", "surrogatepass")
+            yield self.blob[start:end].decode()
             start = end
 
     def take(self, rows: np.ndarray) -> Strings:

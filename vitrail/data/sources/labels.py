@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.sources.contents import Contents
+from vitrail.data.sources.contents import Contents, check_names
 from vitrail.errors import DataError, nearest
 
 # name of a split in folders, files and columns -> its name here
@@ -38,6 +38,9 @@ class Labels:
     names: tuple[str, ...]
     values: np.ndarray  # (n,) int64 into names; or (n, len(names)) float32 of zeros and ones: several labels an item
     declared: bool = False  # the data declare the names and their order; otherwise both come from the items
+
+    def __post_init__(self) -> None:
+        check_names(self.names, "class")
 
     @property
     def multi(self) -> bool:

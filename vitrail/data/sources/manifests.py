@@ -70,11 +70,16 @@ def read_manifest(path: Path, *, labelled: bool) -> tuple[str, dict[str, RawSpli
             columns.labels = [] if names["label"] else None
             columns.splits = [] if names["split"] else None
         columns.lines.append(line)
-        columns.paths.append(format_label(row.get(names["path"] or "")))
+        cells = {
+            kind: _format_cell(row.get(name), f"{path}, line {line}: the {kind}")
+            for kind, name in names.items()
+            if name
+        }
+        columns.paths.append(cells["path"])
         if columns.labels is not None:
-            columns.labels.append(_format_label(row.get(names["label"] or ""), f"{path}, line {line}"))
+            columns.labels.append(cells["label"])
         if columns.splits is not None:
-            columns.splits.append(format_label(row.get(names["split"] or "")))
+            columns.splits.append(cells["split"])
     return f"a manifest, {path.name}", read_columns(columns, path.parent)
 
 
@@ -111,6 +116,7 @@ def read_columns(columns: Columns, root: Path) -> dict[str, RawSplit]:
     if not columns.paths:
         raise DataError(f"{columns.source} has no rows", "give one image per row, below the column names")
     first_rows: dict[str, int] = {}
+    has_absolute, folder = any(map(os.path.isabs, columns.paths)), os.path.abspath(root)
     for row, path in enumerate(columns.paths):
         if not path:
             raise DataError(f"{columns.describe_row(row)}: no path", "give each row the path of an image")
@@ -120,7 +126,8 @@ def read_columns(columns: Columns, root: Path) -> dict[str, RawSplit]:
             raise DataError(
                 f"{columns.describe_row(row)}: {error}", "give an absolute path, or move the manifest"
             ) from None
-        if (first := first_rows.setdefault(path, row)) != row:
+        place = os.path.normpath(os.path.join(folder, path)) if has_absolute else path
+        if (first := first_rows.setdefault(place, row)) != row:
             fact = f"{columns.describe_row(row)}: the path {path!r} is already in line {columns.lines[first]}"
             raise DataError(fact, f"give each image one row; separate several labels of one image by {BETWEEN!r}")
     probes = sorted({round(row) for row in np.linspace(0, len(columns.paths) - 1, PROBES)})
@@ -158,9 +165,11 @@ def group_by_split(rows: RawSplit, columns: Columns) -> dict[str, RawSplit]:
     return {split: rows.take(np.flatnonzero(splits == split)) for split in existing}
 
 
-def _format_label(value: Any, where: str) -> str:
-    if isinstance(value, dict):
-        raise DataError(f"{where}: the label is an object, {value!r:.60}", "give a name, a number, or a list of names")
+def _format_cell(value: Any, what: str) -> str:
+    nested = isinstance(value, list) and any(isinstance(part, dict | list) for part in value)
+    if isinstance(value, dict) or nested:
+        kind = "a list of lists or objects" if nested else f"an object, {value!r:.60}"
+        raise DataError(f"{what} is {kind}", "give a name, a number, or a list of names")
     return format_label(value)
 
 

@@ -169,8 +169,11 @@ def _read_table(files: Sequence[Path], columns: list[str]) -> Any:
     pyarrow = _import_pyarrow()
     tables = []
     for path in files:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            tables.append(file.read(columns=columns))
+        try:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                tables.append(file.read(columns=columns))
+        except (OSError, pyarrow.ArrowException) as error:
+            raise DataError(f"{path} cannot be read: {error}", "download or write it again") from error
     return pyarrow.concat_tables(tables)
 
 
