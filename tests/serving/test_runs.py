@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+import yaml
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.testclient import TestClient
@@ -55,6 +56,20 @@ def train(path: Path, steps: int = 6, *, taken: int | None = None, state: str = 
     folder.write_status(state, steps=steps)
     folder.close()
     return folder
+
+
+def test_settings_with_aliases_are_not_read_and_vitrail_writes_none(tmp_path):
+    folder = train(tmp_path / "good")
+    content = folder.config.read_text()
+    assert yaml.load(content, Loader=serving.NoAliasLoader) == yaml.safe_load(content)
+    # each level merges the one before nine times: 9 ** 12 keys from 500 bytes
+    bomb = "a0: &a0 {x: 1}\n" + "".join(
+        f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 9)}]}}\n" for level in range(1, 13)
+    )
+    shutil.copytree(tmp_path / "good", tmp_path / "bad")
+    (tmp_path / "bad" / "config.yaml").write_text(bomb)
+    listed = {run["name"]: run for run in client_of(tmp_path).get("/v1/runs").json()["runs"]}
+    assert listed.keys() == {"good", "bad"}
 
 
 @pytest.fixture

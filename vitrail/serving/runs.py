@@ -47,6 +47,15 @@ At = Annotated[
 ]
 
 
+class NoAliasLoader(yaml.SafeLoader):
+    """Refuses aliases, which vitrail never writes: a few hundred bytes of them become a structure of any size."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("an alias")
+        return super().compose_node(parent, index)
+
+
 class Best(Schema):
     name: str = Field(examples=["val_top1"])
     value: float
@@ -152,7 +161,7 @@ def _status(file: Stamp) -> Mapping[str, Any]:
 def _settings(file: Stamp) -> Mapping[str, Any]:
     try:
         content = read(Path(file.path)).decode()
-        settings = yaml.safe_load(content) if is_text_intact(content) else {}
+        settings = yaml.load(content, Loader=NoAliasLoader) if is_text_intact(content) else {}
     except (ValueError, RecursionError, yaml.YAMLError):
         return {}
     return settings if isinstance(settings, dict) else {}
