@@ -10,6 +10,7 @@ import yaml
 from vitrail.config.compose import request
 from vitrail.config.parse import build, plain
 from vitrail.config.recipes import RECIPES
+from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import DataSettings, OptimSettings, Run, ScheduleSettings, differences
 from vitrail.config.units import part, seconds, size_in_pixels
 from vitrail.errors import ConfigError
@@ -21,6 +22,32 @@ def test_every_recipe_survives_yaml_and_states_its_source(name: str) -> None:
     assert recipe.run.recipe == name
     assert recipe.source
     assert build(Run, yaml.safe_load(yaml.safe_dump(plain(recipe.run)))) == recipe.run
+
+
+def test_a_warm_up_of_the_user_replaces_that_of_the_recipe() -> None:
+    def schedule(*settings: str) -> tuple[float, int | None, int | None]:
+        run, _ = request(recipe="paper-finetune", flags={"data": {"source": "x"}}, settings=settings)
+        return run.schedule.warmup, run.schedule.warmup_steps, run.schedule.recipe_steps
+
+    assert schedule("schedule.steps=500") == (0.05, 500, 10_000)
+    assert schedule("schedule.warmup_steps=100") == (0.05, 100, None)
+    assert schedule("schedule.warmup=0.2") == (0.2, None, None)
+    with pytest.raises(ConfigError, match="recipe_steps"):
+        schedule("schedule.recipe_steps=500")
+
+
+def test_a_run_begun_before_warm_ups_were_scaled_goes_on_with_its_own() -> None:
+    asked, _ = request(recipe="paper-finetune", flags={"data": {"source": "x"}, "schedule": {"steps": 600}})
+    old = replace(asked, schedule=replace(asked.schedule, steps=500, recipe_steps=None))
+    same, longer = continue_run(replace(asked, schedule=replace(asked.schedule, steps=500)), old, "run")
+    assert (same.schedule, longer) == (old.schedule, False)
+    stretched, longer = continue_run(asked, old, "run")
+    assert (stretched.schedule, longer) == (replace(old.schedule, steps=600), True)
+    scaled = replace(asked, schedule=replace(asked.schedule, steps=500))
+    explicit = replace(asked, schedule=replace(asked.schedule, recipe_steps=None))
+    assert continue_run(asked, scaled, "run")[0].schedule == asked.schedule
+    with pytest.raises(ConfigError, match=r"schedule\.recipe_steps"):
+        continue_run(explicit, scaled, "run")
 
 
 def test_the_t4_recipe_is_the_stated_one() -> None:

@@ -1,16 +1,13 @@
-"""The learning rate against hand-computed values; groups, averages, and the state that travels."""
+"""Groups of parameters, averages, and the state that travels."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
 from torch import nn
 
-from vitrail.config.schema import OptimSettings, ScheduleSettings
+from vitrail.config.schema import OptimSettings
 from vitrail.training.optimizer import Average, Optimiser, group_parameters
-from vitrail.training.schedule import learning_rate
 
 
 class TwoLayers(nn.Module):
@@ -40,26 +37,6 @@ def step(model: TwoLayers, optimiser: Optimiser, seed: int) -> None:
     model(x).square().mean().backward()
     optimiser.gradient_norm()
     optimiser.step()
-
-
-def test_warm_up_then_cosine_by_hand() -> None:
-    schedule = ScheduleSettings(steps=110, warmup_steps=10, kind="cosine", end=0.1)
-    rates = {step: learning_rate(schedule, 1.0, step, 110) for step in (0, 4, 9, 10, 60, 109)}
-    assert rates[0] == pytest.approx(0.1)
-    assert rates[4] == pytest.approx(0.5)
-    assert rates[9] == pytest.approx(1.0)
-    assert rates[10] == pytest.approx(1.0)
-    assert rates[60] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * 0.5)) / 2)
-    assert rates[109] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * 0.99)) / 2)
-
-
-def test_linear_rsqrt_and_constant_by_hand() -> None:
-    linear = ScheduleSettings(steps=100, warmup=0.0, kind="linear", end=0.2)
-    assert learning_rate(linear, 1.0, 75, 100) == pytest.approx(0.2 + 0.8 * 0.25)
-    rsqrt = ScheduleSettings(steps=1000, warmup_steps=100, kind="rsqrt")
-    assert learning_rate(rsqrt, 1.0, 399, 1000) == pytest.approx(math.sqrt(100 / 400))
-    constant = ScheduleSettings(steps=10, warmup=0.0, kind="constant")
-    assert learning_rate(constant, 0.3, 9, 10) == 0.3
 
 
 def test_layer_decay_scales_by_depth_and_biases_do_not_decay() -> None:

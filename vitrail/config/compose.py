@@ -15,6 +15,7 @@ from vitrail.config.units import part, seconds, size_in_pixels
 from vitrail.errors import ConfigError, nearest
 
 LENGTHS = ("epochs", "steps", "time")
+WARMUPS = ("warmup", "warmup_steps")
 # options of the commands that train, and the setting that each of them sets
 FLAGS = {name: flag.setting for name, flag in flags_of(TrainFlags, PretrainFlags).items() if flag.setting}
 # changes to every recipe for built-in data: digits must not be flipped, and 1,500 images overfit without mixup
@@ -63,7 +64,7 @@ def request(
     if _group(asked, "model").get("init") and not _group(asked, "model").get("name"):
         base = overlay(base, {"model": {"name": None}})  # the weights determine the network; the recipe's is ignored
     for layer in layers:
-        base = overlay(_replace_length(base, layer), _convert_units(layer))
+        base = overlay(_replace_warmup(_replace_length(base, layer), layer), _convert_units(layer))
     run = build(Run, base)
     if not run.data.source:
         raise ConfigError(
@@ -111,9 +112,15 @@ def _read_stored(folder: Path) -> dict[str, Any]:
 
 def _replace_length(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` without its length, if ``layer`` sets another kind of length."""
-    schedule = layer.get("schedule")
-    if isinstance(schedule, Mapping) and any(schedule.get(name) is not None for name in LENGTHS):
+    if any(_group(layer, "schedule").get(name) is not None for name in LENGTHS):
         return overlay(base, {"schedule": dict.fromkeys(LENGTHS)})
+    return base
+
+
+def _replace_warmup(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` without its warm-up in steps, if ``layer`` sets the warm-up, as a share or in steps."""
+    if any(_group(layer, "schedule").get(name) is not None for name in WARMUPS):
+        return overlay(base, {"schedule": {"warmup_steps": None, "recipe_steps": None}})
     return base
 
 

@@ -1,6 +1,7 @@
 """The recipes: a table of complete runs, each with its source. Flags and settings override their values.
 
-A batch is the images of one update. Where a paper states epochs of another data set, so does the recipe.
+A batch is the images of one update. Where a paper states epochs of another data set, so does the recipe; ``recipe_steps`` are
+the updates that these epochs take on that data set (ImageNet-1k: 1,281,167 images).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ RECIPES: dict[str, Recipe] = {
             model=ModelSettings(name="vit-s16", size=(224, 224)),
             data=DataSettings(batch=128, micro_batch=32),
             optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.1, clip=1.0),
-            schedule=ScheduleSettings(steps=50_000, warmup_steps=1_000, kind="cosine"),
+            schedule=ScheduleSettings(steps=50_000, warmup_steps=1_000, recipe_steps=50_000, kind="cosine"),
             augment=POLICIES["inception"],
         ),
     ),
@@ -55,7 +56,7 @@ RECIPES: dict[str, Recipe] = {
             model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": 0.1, "pre_logits": True}),
             data=DataSettings(batch=4096),
             optim=OptimSettings(name="adamw", lr=3e-3, weight_decay=0.3, clip=1.0),
-            schedule=ScheduleSettings(epochs=300, warmup_steps=10_000, kind="cosine"),
+            schedule=ScheduleSettings(epochs=300, warmup_steps=10_000, recipe_steps=93_835, kind="cosine"),
             augment=POLICIES["inception"],
         ),
     ),
@@ -67,7 +68,7 @@ RECIPES: dict[str, Recipe] = {
             model=ModelSettings(size=(384, 384)),
             data=DataSettings(batch=512),
             optim=OptimSettings(name="sgd", lr=0.01, momentum=0.9, weight_decay=0.0, clip=1.0),
-            schedule=ScheduleSettings(steps=10_000, warmup_steps=500, kind="cosine"),
+            schedule=ScheduleSettings(steps=10_000, warmup_steps=500, recipe_steps=10_000, kind="cosine"),
             augment=POLICIES["inception"],
         ),
     ),
@@ -83,7 +84,7 @@ RECIPES: dict[str, Recipe] = {
             ),
             data=DataSettings(batch=1024),
             optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.1, clip=1.0),
-            schedule=ScheduleSettings(epochs=90, warmup_steps=10_000, kind="cosine"),
+            schedule=ScheduleSettings(epochs=90, warmup_steps=10_000, recipe_steps=112_603, kind="cosine"),
             augment=POLICIES["plain_vit"],
         ),
     ),
@@ -96,7 +97,7 @@ RECIPES: dict[str, Recipe] = {
             data=DataSettings(batch=4096),
             objective=ObjectiveSettings(loss="softmax"),
             optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.1, clip=1.0),
-            schedule=ScheduleSettings(epochs=300, warmup_steps=10_000, kind="cosine"),
+            schedule=ScheduleSettings(epochs=300, warmup_steps=10_000, recipe_steps=93_835, kind="cosine"),
             augment=POLICIES["medium2"],
         ),
     ),

@@ -44,7 +44,11 @@ def continue_run(asked: Run, stored: Run, folder: object) -> tuple[Run, bool]:
     """
     left_out = [name for name in _find_recipe_changes(asked, asked.model.changes) if name not in stored.model.changes]
     changes = _drop_changes(asked, asked.model.changes, left_out, "", lambda line: None)
-    changed = differences(replace(asked, model=replace(asked.model, changes=changes)), stored)
+    asked = replace(asked, model=replace(asked.model, changes=changes))
+    if stored.schedule.recipe_steps is None and asked.schedule.warmup_steps is not None:
+        # begun with an earlier version, which did not scale the warm-up, or with a warm-up of the user's
+        asked = replace(asked, schedule=replace(asked.schedule, recipe_steps=None))
+    changed = differences(asked, stored)
     longer = any(path in LENGTH for path in changed)
     wrong = {path: values for path, values in changed.items() if path not in LENGTH and path != "recipe"}
     if wrong:

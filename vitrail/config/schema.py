@@ -129,6 +129,8 @@ class ScheduleSettings:
     """The length of training and the learning rate schedule.
 
     Exactly one of ``epochs``, ``steps`` and ``time`` (seconds) is set; ``steps`` beside ``time`` are those that fit into it.
+    ``recipe_steps`` is the length that a recipe's ``warmup_steps`` were stated for: in a shorter run they are scaled down with
+    the length, so that the decay keeps its share. It is None where the user sets the warm-up.
     """
 
     epochs: float | None = None
@@ -136,6 +138,7 @@ class ScheduleSettings:
     time: float | None = None
     warmup: float = 0.05
     warmup_steps: int | None = None
+    recipe_steps: int | None = None
     kind: Literal["cosine", "linear", "rsqrt", "constant"] = "cosine"
     end: float = 0.0
 
@@ -150,6 +153,11 @@ class ScheduleSettings:
         _demand(amount > 0, f"schedule.{lengths[0]} is {amount}", "give a length above 0")
         _demand(0 <= self.warmup < 1, f"schedule.warmup is {self.warmup}", "give a part of the run, e.g. 0.05")
         _demand((self.warmup_steps or 0) >= 0, f"schedule.warmup_steps is {self.warmup_steps}", "give 0 or more")
+        _demand(
+            self.recipe_steps is None or self.recipe_steps > (self.warmup_steps or 0),
+            f"schedule.recipe_steps is {self.recipe_steps}",
+            "give more steps than those of the warm-up, or null",
+        )
         _demand(self.end >= 0, f"schedule.end is {self.end}", "give the last learning rate, e.g. 1e-5")
 
 

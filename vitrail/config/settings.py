@@ -55,6 +55,7 @@ MEANINGS = {
     "schedule.time": "length in seconds",
     "schedule.warmup": "share of the run for linear warm-up",
     "schedule.warmup_steps": "updates for linear warm-up, instead of the share",
+    "schedule.recipe_steps": "length in updates that the warm-up steps are for; a shorter run scales them; null never does",
     "schedule.kind": "decay of the learning rate after warm-up",
     "schedule.end": "last learning rate",
     "augment.crop": "random crop: of random area and aspect ratio, shifted over a padded border, or the largest centred one",

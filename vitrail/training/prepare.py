@@ -20,6 +20,7 @@ from vitrail.training.goals.goal import Goal
 from vitrail.training.goals.table import GOALS
 from vitrail.training.network import Kept
 from vitrail.training.optimizer import Average, Optimiser, select_trainable
+from vitrail.training.schedule import check_warmup
 from vitrail.training.state import Training
 from vitrail.training.time_budget import TRIAL_STEPS, buy_steps
 
@@ -96,7 +97,8 @@ def assemble(
         scaler=torch.amp.GradScaler(device.type) if run.compute.precision == "fp16" else None,
         fingerprints={name: fingerprint(part) for name, part in list_splits(data.splits).items() if name != "test"},
     )
-    if steps is not None:
-        return training
-    run, steps = buy_steps(training, say)
-    return replace(training, run=run, steps=steps)
+    if steps is None:
+        run, steps = buy_steps(training, say)
+        training = replace(training, run=run, steps=steps)
+    check_warmup(run.schedule, steps, say, begun=folder.config.exists())
+    return training
