@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -14,6 +14,7 @@ import yaml
 import vitrail
 from vitrail import errors
 from vitrail.cli import build_app
+from vitrail.config.parse import flatten, plain
 from vitrail.config.recipes import RECIPES
 from vitrail.config.settings import list_settings
 from vitrail.workflows.models import ModelFacts
@@ -83,7 +84,7 @@ def settings() -> str:
 
 
 def recipes() -> str:
-    """The source of every recipe, then the settings in which the recipes of a kind differ, side by side."""
+    """The source of every recipe, the settings in which those of a kind differ, side by side, and the rows that some have."""
     rows = [(f"`{name}`", each.source, each.expect) for name, each in RECIPES.items()]
     labelled = [name for name, each in RECIPES.items() if each.run.objective.name == "supervised"]
     unlabelled = [name for name in RECIPES if name not in labelled]
@@ -92,8 +93,21 @@ def recipes() -> str:
             f"## Sources\n\n{table(('recipe', 'source', 'what to expect'), rows)}",
             f"## With labels\n\n{_side_by_side(labelled)}",
             f"## Without labels\n\n{_side_by_side(unlabelled)}",
+            f"## Rows\n\n{table(('--recipe', 'settings', 'what to expect'), _rows())}",
         ]
     )
+
+
+def _rows() -> Iterator[tuple[str, str, str]]:
+    """The rows of all recipes, with the settings in which each differs from its recipe."""
+    for name, recipe in RECIPES.items():
+        own = flatten(plain(recipe.run))
+        for row, each in recipe.rows.items():
+            changed = {
+                key: value for key, value in flatten(plain(recipe.row(row).run)).items() if value != own.get(key)
+            }
+            settings = (f"`{key}` {_compact(value)}" for key, value in changed.items() if key != "recipe")
+            yield f"`{name}/{row}`", ", ".join(settings) or "those of the recipe", each.expect
 
 
 def _side_by_side(names: Sequence[str]) -> str:

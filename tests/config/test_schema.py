@@ -67,6 +67,7 @@ def test_the_t4_recipe_is_the_stated_one() -> None:
         lambda: DataSettings(batch=0),
         lambda: OptimSettings(lr=0),
         lambda: OptimSettings(ema=1.0),
+        lambda: OptimSettings(ema_ramp=0.5),
         lambda: Run(schedule=ScheduleSettings(steps=1), seed=-1),
     ],
 )

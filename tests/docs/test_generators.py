@@ -57,6 +57,9 @@ def test_every_recipe_has_its_source_and_a_column():
 
     text = recipes()
     assert all(f"| `{name}` | {recipe.source} |" in text for name, recipe in RECIPES.items())
+    assert all(f"| `{name}/{row}` | " in text for name, recipe in RECIPES.items() for row in recipe.rows)
+    (row,) = (line for line in text.splitlines() if line.startswith("| `paper-jft/vit-l32` |"))
+    assert row.split("|")[2].strip() == "`model.name` vit-l32, `optim.lr` 0.0006"
     heads = [line for line in text.splitlines() if line.startswith("| setting |")]
     assert [name.strip("` ") for head in heads for name in head.split("|")[2:-1]] == list(RECIPES)
     (rate,) = (line for line in text.splitlines() if line.startswith("| `optim.lr` |") and " 0.004 |" in line)

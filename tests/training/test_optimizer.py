@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from vitrail.config.recipes import find_recipe
 from vitrail.config.schema import OptimSettings
 from vitrail.training.optimizer import Average, Optimiser, group_parameters
 
@@ -104,3 +105,20 @@ def test_the_average_follows_its_recurrence() -> None:
         decay = min(0.9, (1 + count) / (10 + count))
         expected = decay * expected + (1 - decay) * parameters["block.weight"].detach()
     torch.testing.assert_close(average.tensors["block.weight"], expected)
+
+
+def test_polyak_s_average_is_the_mean_until_its_decay_is_reached_and_the_recipe_reaches_it() -> None:
+    parameters = {"weight": nn.Parameter(torch.zeros(1, dtype=torch.float64))}
+    average = Average(parameters, decay=0.9999, ramp=2.0)
+    for count in range(40):
+        with torch.no_grad():
+            parameters["weight"].add_(1.0)
+        average.update(parameters, count)
+    torch.testing.assert_close(average.tensors["weight"].item(), sum(range(41)) / 41)
+    run = find_recipe("paper-finetune/imagenet-512").run
+    assert run.schedule.steps is not None
+    assert run.optim.ema is not None
+    polyak = Average({}, run.optim.ema, run.optim.ema_ramp)
+    assert polyak.decay_at(9_997) < 0.9999 == polyak.decay_at(9_998) == polyak.decay_at(run.schedule.steps - 1)
+    assert Average({}, 0.9999).decay_at(run.schedule.steps - 1) < 0.9996  # the usual ramp is made for shorter memories
+    assert Average({}, 0.9999, ramp=1.0).decay_at(0) == 0.9999

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
 
-import vitrail
-from vitrail.config.recipes import RECIPES
+from vitrail.config.compose import request
+from vitrail.config.recipes import RECIPES, find_recipe
 from vitrail.config.schema import ScheduleSettings
 from vitrail.errors import ConfigError
+from vitrail.runs.folder import RunFolder
+from vitrail.training.prepare import prepare
 from vitrail.training.schedule import check_warmup, learning_rate, warmup_steps
 
 
@@ -45,15 +46,15 @@ def test_the_warm_up_of_a_recipe_shrinks_with_the_run_and_never_grows() -> None:
 
 
 @pytest.mark.parametrize("length", [10, 500, None])
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, *(f"{name}/{row}" for name, each in RECIPES.items() for row in each.rows)])
 def test_every_recipe_reaches_its_peak_and_ends_at_its_final_rate(name: str, length: int | None) -> None:
-    run = RECIPES[name].run
+    run = find_recipe(name).run
     schedule, peak = run.schedule, run.optim.lr
     own = schedule.recipe_steps or schedule.steps or round((schedule.epochs or 0) * 1_281_167 / run.data.batch)
     steps = length or own
     check_warmup(schedule, steps, lambda line: None, begun=False)
-    assert learning_rate(schedule, peak, steps, steps) == pytest.approx(schedule.end, abs=1e-12)
     assert learning_rate(schedule, peak, warmup_steps(schedule, steps), steps) == pytest.approx(peak)
+    assert learning_rate(schedule, peak, steps, steps) == pytest.approx(schedule.end, abs=1e-12)
     # the last update is one step before the end
     assert learning_rate(schedule, peak, steps - 1, steps) < schedule.end + peak * (0.15 if steps == 10 else 0.003)
 
@@ -67,17 +68,17 @@ def test_a_warm_up_that_leaves_no_step_for_the_decay_is_refused_or_was_begun() -
         assert "warning" in said[0]
 
 
-def test_a_training_scales_the_recipe_s_warm_up_and_refuses_one_of_the_user_that_is_too_long(tmp_path) -> None:
-    arrays = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 1), dtype=np.uint8), np.arange(60) % 3
+def test_a_training_scales_the_warm_up_of_its_recipe_and_refuses_one_of_the_user_that_is_too_long(tmp_path) -> None:
     tiny = "model.changes={width: 32, depth: 1, heads: 2, mlp_width: 32, patch_size: [4, 4]}"
-    common = {"recipe": "paper-finetune", "model": "vit-ti16", "size": 8, "batch": 8, "steps": 40, "quiet": True}
-    settings = [tiny, "save.log_every=1", "compute.threads=1", "save.evaluations=1"]
-    run = vitrail.train(arrays, out=tmp_path / "scaled", settings=settings, **common)
-    assert "warm-up  2 of 40 steps: the recipe's 500 of 10,000" in (run.folder / "log.txt").read_text()
-    records = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
-    rates = [record["lr"] for record in records if "lr" in record]
-    assert rates[:3] == [0.005, 0.01, 0.01]
-    assert rates[-1] < 2e-5
+    flags = {"data": {"source": "made"}, "model": {"name": "vit-ti16", "size": 8}, "schedule": {"steps": 40}}
+    arrays = np.zeros((60, 8, 8, 1), np.uint8), np.arange(60) % 3
+
+    def prepared(folder: str, *settings: str) -> list[str]:
+        said: list[str] = []
+        run, _ = request(recipe="paper-finetune", flags=flags, settings=[tiny, "compute.threads=1", *settings])
+        prepare(run, RunFolder(tmp_path / folder), data=arrays, say=said.append)
+        return said
+
+    assert "warm-up  2 of 40 steps: the recipe's 500 of 10,000, scaled to the length of this run" in prepared("scaled")
     with pytest.raises(ConfigError, match="warm-up of 40 steps takes the whole run of 40"):
-        vitrail.train(arrays, out=tmp_path / "refused", settings=[*settings, "schedule.warmup_steps=40"], **common)
-    assert not (tmp_path / "refused").exists()
+        prepared("refused", "schedule.warmup_steps=40")

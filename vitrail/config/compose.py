@@ -35,8 +35,9 @@ def request(
     """Composes the requested run; returns it and its folder, if one was given.
 
     Args:
-        recipe: a name of `config.recipes.RECIPES`; by default that of an objective without labels, where one is named, else
-            ``finetune`` with weights to start from, else ``small-data``.
+        recipe: a name of `config.recipes.RECIPES`, or ``name/row``; without a row that of the model, where the recipe has one.
+            By default that of an objective without labels, where one is named, else ``finetune`` with weights to start from,
+            else ``small-data``.
         config: a YAML file of settings.
         flags: nested settings; ``None`` means not given.
         settings: ``group.key=value`` strings.
@@ -57,7 +58,8 @@ def request(
         objective = _group(asked, "objective").get("name") or "supervised"
         otherwise = "finetune" if _group(asked, "model").get("init") else "small-data"
         name = recipe or asked.get("recipe") or (otherwise if objective == "supervised" else objective)
-        run, source = find_recipe(str(name)).run, str(_group(asked, "data").get("source"))
+        run = find_recipe(str(name), model=_group(asked, "model").get("name")).run
+        source = str(_group(asked, "data").get("source"))
         base = overlay(plain(run), BUILT_IN.get(source, {}))
         if run.objective.name == "supervised":
             base = overlay(base, BUILT_IN_LABELS.get(source, {}))

@@ -7,6 +7,7 @@ the updates that these epochs take on that data set (ImageNet-1k: 1,281,167 imag
 from __future__ import annotations
 
 from vitrail.config.recipe import Recipe as Recipe
+from vitrail.config.recipes_paper import PAPER
 from vitrail.config.recipes_pretraining import PRETRAINING
 from vitrail.config.schema import DataSettings, ModelSettings, ObjectiveSettings, OptimSettings, Run, ScheduleSettings
 from vitrail.data.augment.policy import POLICIES
@@ -45,30 +46,6 @@ RECIPES: dict[str, Recipe] = {
             data=DataSettings(batch=128, micro_batch=32),
             optim=OptimSettings(name="adamw", lr=1e-3, weight_decay=0.1, clip=1.0),
             schedule=ScheduleSettings(steps=50_000, warmup_steps=1_000, recipe_steps=50_000, kind="cosine"),
-            augment=POLICIES["inception"],
-        ),
-    ),
-    "paper-imagenet": Recipe(
-        source="Dosovitskiy et al. 2021, table 3, ImageNet row",
-        expect="ViT-B/16 at 384 after fine-tuning: 77.91 % top-1 (table 5)",
-        run=Run(
-            recipe="paper-imagenet",
-            model=ModelSettings(name="vit-b16", size=(224, 224), changes={"dropout": 0.1, "pre_logits": True}),
-            data=DataSettings(batch=4096),
-            optim=OptimSettings(name="adamw", lr=3e-3, weight_decay=0.3, clip=1.0),
-            schedule=ScheduleSettings(epochs=300, warmup_steps=10_000, recipe_steps=93_835, kind="cosine"),
-            augment=POLICIES["inception"],
-        ),
-    ),
-    "paper-finetune": Recipe(
-        source="Dosovitskiy et al. 2021, table 4 and appendix B.1.1",
-        expect="ViT-B/16 pre-trained on ImageNet-21k: 98.95 % on CIFAR-10 (table 5); pick --lr from 0.001 ... 0.06",
-        run=Run(
-            recipe="paper-finetune",
-            model=ModelSettings(size=(384, 384)),
-            data=DataSettings(batch=512),
-            optim=OptimSettings(name="sgd", lr=0.01, momentum=0.9, weight_decay=0.0, clip=1.0),
-            schedule=ScheduleSettings(steps=10_000, warmup_steps=500, recipe_steps=10_000, kind="cosine"),
             augment=POLICIES["inception"],
         ),
     ),
@@ -128,12 +105,31 @@ RECIPES: dict[str, Recipe] = {
             augment=POLICIES["three_augment"],
         ),
     ),
+    **PAPER,
     **PRETRAINING,
 }
 
 
-def find_recipe(name: str) -> Recipe:
-    """The recipe of that name. Raises `ConfigError` with the nearest names."""
-    if name not in RECIPES:
-        raise ConfigError(f"unknown recipe {name!r}", nearest(name, RECIPES))
-    return RECIPES[name]
+def find_recipe(name: str, *, model: str | None = None) -> Recipe:
+    """The recipe ``name``, or a row of it as ``name/row``; without a row that of ``model``, where the recipe has one.
+
+    Raises `ConfigError` with the nearest names.
+    """
+    base, slash, row = name.partition("/")
+    if base not in RECIPES:
+        raise ConfigError(f"unknown recipe {base!r}", nearest(base, RECIPES))
+    recipe = RECIPES[base]
+    if not slash:
+        return recipe.row(model) if model in recipe.rows else recipe
+    if row not in recipe.rows:
+        remedy = nearest(row, recipe.rows) if recipe.rows else f"it has no rows; write {base}"
+        raise ConfigError(f"the recipe {base!r} has no row {row!r}", remedy)
+    return recipe.row(row)
+
+
+def recipe_of(run: Run) -> Recipe | None:
+    """The recipe that a run names; None for one of its own, or of another version."""
+    try:
+        return find_recipe(run.recipe)
+    except ConfigError:
+        return None

@@ -1,4 +1,4 @@
-"""The recipes for pre-training without labels; `vitrail.config.recipes` contains the supervised ones.
+"""The recipes for pre-training without labels; that of the ViT paper is in `recipes_paper`.
 
 Those named for an objective are ours, for one small machine: the network follows the images' size, as in `small-data`, and
 looks at every patch. Those of papers are theirs.
@@ -112,18 +112,6 @@ _RECIPES = (
         "what BEiT learns to predict; a few minutes suffice",
         lr=2e-3,
         model={},
-    ),
-    Recipe(
-        source="Dosovitskiy et al. 2021, appendix B.1.2: 1M steps, 14 epochs of JFT",
-        expect="ViT-B/16: 79.9 % top-1 on ImageNet after fine-tuning",
-        run=_paper(
-            "paper-masked-patch",
-            "masked-patch",
-            OptimSettings(name="adamw", lr=2e-4, weight_decay=0.1, clip=1.0),
-            POLICIES["inception"],
-            epochs=14,
-            warmup=0.01,
-        ),
     ),
     Recipe(
         source="He et al. 2022, appendix A.1: 1.5e-4 a batch of 256, on ImageNet-1k",

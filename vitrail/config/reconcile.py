@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from vitrail.config.recipes import RECIPES
+from vitrail.config.recipes import recipe_of
 from vitrail.config.schema import LENGTH, Run, differences
 from vitrail.errors import ConfigError
 from vitrail.runtime.progress import Say
@@ -70,8 +70,9 @@ def continue_run(asked: Run, stored: Run, folder: object) -> tuple[Run, bool]:
 
 def _find_recipe_changes(run: Run, changes: dict[str, Any]) -> list[str]:
     """The names of the ``changes`` whose values come from the recipe."""
-    recipe = RECIPES[run.recipe].run.model.changes if run.recipe in RECIPES else {}
-    return [name for name, value in changes.items() if name in recipe and recipe[name] == value]
+    recipe = recipe_of(run)
+    own = recipe.run.model.changes if recipe else {}
+    return [name for name, value in changes.items() if name in own and own[name] == value]
 
 
 def _drop_changes(run: Run, changes: dict[str, Any], names: Sequence[str], why: str, say: Say) -> dict[str, Any]:

@@ -50,6 +50,7 @@ MEANINGS = {
     "optim.clip": "largest norm of the gradient; null does not clip",
     "optim.layer_decay": "factor of the learning rate from each layer to the one below",
     "optim.ema": "decay of the moving average of the weights; null keeps none",
+    "optim.ema_ramp": "the average's decay rises as (1 + t) / (ema_ramp + t) to ema; 2 is Polyak's mean, 1 is constant",
     "schedule.epochs": "length in passes over the training images",
     "schedule.steps": "length in updates",
     "schedule.time": "length in seconds",

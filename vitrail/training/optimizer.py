@@ -135,14 +135,18 @@ def _split(groups: list[dict], chosen: set[str]) -> tuple[list[dict], list[dict]
 
 
 class Average:
-    """An exponential moving average of the weights (Polyak); its decay rises from 0 as ``(1 + t) / (10 + t)``."""
+    """An exponential moving average of the weights ; its decay rises to ``decay`` as ``(1 + t) / (ramp + t)``."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
-        self.decay = decay
+    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float, ramp: float = 10.0) -> None:
+        self.decay, self.ramp = decay, ramp
         self.tensors = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+
+    def decay_at(self, step: int) -> float:
+        """The share of the average that update number ``step`` keeps."""
+        return min(self.decay, (1 + step) / (self.ramp + step))
 
     @torch.no_grad()
     def update(self, parameters: Mapping[str, nn.Parameter], step: int) -> None:
         """Moves towards ``parameters`` after update number ``step`` (from 0)."""
-        decay = min(self.decay, (1 + step) / (10 + step))
+        decay = self.decay_at(step)
         lerp_(list(self.tensors.values()), [parameters[name].detach() for name in self.tensors], 1 - decay)

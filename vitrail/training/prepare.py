@@ -86,7 +86,7 @@ def assemble(
         objective=objective,
         inputs=inputs,
         optimiser=Optimiser(objective, run.optim, parameters),
-        average=Average(parameters, run.optim.ema) if run.optim.ema else None,
+        average=Average(parameters, run.optim.ema, run.optim.ema_ramp) if run.optim.ema else None,
         batches=TrainingBatches.of(
             run, data, device, views=objective.views, collate=getattr(kept.model, "collate", collate_labels)
         ),

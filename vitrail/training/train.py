@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.config.recipes import RECIPES
+from vitrail.config.recipes import recipe_of
 from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import Run
 from vitrail.errors import VitrailError
@@ -80,8 +80,7 @@ def train(
     started = time.perf_counter()
     try:
         with keep_generators(), StopRequests() as stop:
-            if run.recipe in RECIPES:
-                recipe = RECIPES[run.recipe]
+            if recipe := recipe_of(run):
                 say(f"recipe   {run.recipe}: {recipe.source}\nexpect   {recipe.expect}")
             prepared = prepare(run, folder, data=data, transform=transform, say=say)
             with use_threads(prepared.training.run.compute.threads or 1):
