@@ -66,7 +66,7 @@ def _measure(training: Training, say: Say) -> None:
     say(f"slowest  {bottleneck}: reading a batch alone takes {waiting * 1000:.1f} ms")
 
 
-def _measure_reading(training: Training, *, images: int = 64, seconds: float = 2.0) -> float:
+def _measure_reading(training: Training, *, images: int = 64, seconds: float = 1.0) -> float:
     """Seconds that reading one batch takes when nothing else runs; from smaller batches, for at most ``seconds``."""
     images = min(images, training.run.data.batch)
     count = 0
