@@ -14,11 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.open import open_data
 from vitrail.errors import CheckpointError
-from vitrail.models import create_backbone
+from vitrail.models import ViTConfig, create_backbone
 from vitrail.tasks import metrics
+from vitrail.tasks.classification import create_classifier
 from vitrail.weights import load
-from vitrail.weights.timm import parse_preprocessing
+from vitrail.weights.timm import as_timm, parse_preprocessing
 from vitrail.weights.timm.vit import arguments_of, from_timm, to_timm
 
 WHERE = Path("weights.safetensors")
@@ -325,6 +327,22 @@ def test_what_timm_was_told_is_heeded(tmp_path):
         load(a_folder(tmp_path / "other", model_args={"act_layer": "swiglu"}))
 
 
+def test_a_checkpoint_with_imagenets_outputs_gets_names_that_people_can_read(tmp_path):
+    model = create_classifier(ViTConfig(patch_size=4, width=192, depth=1, heads=3, mlp_width=16), image_size=8)
+    save_file(as_timm(model)[0], tmp_path / "bare.safetensors")
+    said: list[str] = []
+    assert load(tmp_path / "bare.safetensors", log=said.append).classes[288] == "leopard"
+    assert said[0] == (
+        "assumed  bare.safetensors carries no class names: "
+        "its 1,000 outputs get those of ImageNet-1k (--classes FILE gives others)"
+    )
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join(map(str, range(1_000))))
+    named = load(tmp_path / "bare.safetensors", classes_file=names, log=said.append)
+    assert named.classes[288] == "288"
+    assert "class names" not in "".join(said[1:])
+
+
 @pytest.fixture(scope="module")
 def expected(real_data) -> tuple[list[Path], Tensor, Tensor, dict]:
     """The 300 images, their golden logits, their targets, and the figures."""
@@ -361,6 +379,8 @@ def test_the_real_checkpoint_reaches_its_figures_on_all_300_images(real_data, ex
         ]
     logits = torch.cat(parts)
     torch.testing.assert_close(logits, golden, atol=1e-3, rtol=0)
+    labelled = open_data(real_data / "imagenet_val" / "labels.csv", classes=model.classes, validation=0).train
+    assert labelled.targets.tolist() == targets.tolist()  # labelled by WordNet id, the model's classes have names
     found = metrics.summary(logits, targets, model.classes)
     assert round(300 * found["top1"]) == 218
     assert found["top1"] == pytest.approx(figures["top1"], abs=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import itertools
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from tests.models.tiny import QUICK, TINY
 from tests.slow import slow_except
 from tests.weights.kinds import KINDS, a_model
+from vitrail.data.imagenet import find_imagenet, index_classes
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
 from vitrail.models import MODELS, ViTConfig
@@ -223,6 +226,21 @@ def test_every_architecture_is_written_and_read_again_or_refused_in_words(tmp_pa
     assert [each.name for each in tmp_path.iterdir()] == ["source"]
 
 
+@pytest.mark.parametrize("layout", ["google", "timm", "huggingface", "native"])
+def test_imagenets_names_are_in_what_is_written_and_are_read_back(layout, tmp_path):
+    small = {"image_size": 8, "patch_size": 4, "width": 192, "depth": 1, "heads": 3, "mlp_width": 16}
+    save_file(as_timm(create_classifier("vit-ti16", **small))[0], tmp_path / "bare.safetensors")
+    target = tmp_path / ("copy.npz" if layout == "google" else "copy")
+    done = convert(tmp_path / "bare.safetensors", target, layout)
+    assert load(target).classes == find_imagenet(1_000).names
+    assert "the names of the classes" not in done.notes + done.unsaid
+    described = json.loads(
+        target.with_suffix(".json").read_text() if target.is_file() else (target / "config.json").read_text()
+    )
+    listed = {"timm": "label_names", "huggingface": "id2label"}.get(layout, "classes")
+    assert (described[listed]["288"] if layout == "huggingface" else described[listed][288]) == "leopard"
+
+
 PLAIN = sorted(name for name, config in MODELS.items() if isinstance(config, ViTConfig) and config.stem is None)
 
 
@@ -243,13 +261,14 @@ def test_the_real_model_keeps_its_218_of_300_through_every_layout(tmp_path, real
     place = real_data / "vit_tiny_patch16_224.safetensors"
     steps = ["n native", "g.npz google", "n2.safetensors native", "t timm", "h huggingface", "n3 native"]
     for name, layout in map(str.split, steps):
-        named = folder / "classes.txt" if name == "n" else None
-        place = convert(place, tmp_path / name, layout, classes_file=named).path
+        place = convert(place, tmp_path / name, layout).path
     model = load(place)
+    assert model.classes == find_imagenet(1_000).names
+    index = index_classes(model.classes)
     with open(folder / "labels.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     pictures = [Image.open(folder / row["path"]) for row in rows]
     with torch.inference_mode():
         best = torch.cat([model(model.preprocess(pictures[at : at + 50])).argmax(1) for at in range(0, 300, 50)])
-    assert sum(model.classes[each] == row["label"] for each, row in zip(best, rows)) == 218
+    assert sum(int(each) == index[row["label"]] for each, row in zip(best, rows)) == 218
     assert compare(tmp_path / "n", place).is_none

@@ -17,6 +17,7 @@ from vitrail.analysis.occlusion import choose_window, occlusion
 from vitrail.analysis.pictures import Box, draw_contact_sheet, find_light_range, overlay, to_rgb, to_uint8
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.decode import MAX_PIXELS, BadImage, decode
+from vitrail.data.imagenet import index_classes
 from vitrail.errors import ConfigError, nearest
 from vitrail.markup import image_uri, tag
 from vitrail.models import device_of
@@ -160,7 +161,7 @@ def resolve_options(model: Task, options: ExplainOptions) -> ExplainOptions:
         if not model.answers_classes:
             what = f"a model of the task {model.name} has no classes to explain"
             raise ConfigError(what, "use the method attention or rollout, without a target")
-    if options.target is not None and options.target not in model.classes:
+    if options.target is not None and options.target not in index_classes(model.classes):
         raise ConfigError(f"the model has no class {options.target!r}", nearest(options.target, model.classes))
     layers = len(model.attention_grids(model.preprocessing.size))
     if layers:
@@ -209,7 +210,7 @@ def _predict(model: Task, images: Tensor, options: ExplainOptions) -> tuple[Expl
     """Returns the prediction for one image and the index of the explained class."""
     scores = model.probabilities(model(images))[0]
     best = int(scores.argmax())
-    target = best if options.target is None else model.classes.index(options.target)
+    target = best if options.target is None else index_classes(model.classes)[options.target]
     names = model.classes
     return ExplainedAnswer(names[best], float(scores[best]), names[target], float(scores[target])), target
 

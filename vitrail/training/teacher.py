@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from vitrail.data.imagenet import index_classes
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import device_of
@@ -37,7 +38,8 @@ class Teacher:
         remedy = "train it on these data first: vitrail train DATA --init TEACHER"
         if not model.classes:
             raise ConfigError("the teacher has no head, so it knows no classes", remedy)
-        missing = [name for name in classes if name not in model.classes]
+        number = index_classes(model.classes)
+        missing = [name for name in classes if name not in number]
         if missing:
             shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             knows = f"it knows {len(model.classes)} classes: {', '.join(model.classes[:5])}, ..."
@@ -56,7 +58,7 @@ class Teacher:
         self.model = model.eval().requires_grad_(False)
         self.preprocessing = preprocessing
         device = device_of(model)
-        self.columns = torch.tensor([model.classes.index(name) for name in classes], device=device)
+        self.columns = torch.tensor([number[name] for name in classes], device=device)
         self.precision = default_precision(device, model.width)
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.data.imagenet import find_imagenet
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models import Config
 from vitrail.runtime.progress import Say
@@ -27,7 +28,7 @@ class Weights:
     Args:
         layout: the name of the layout.
         tensors: by vitrail's names, exactly those of a model of ``config``.
-        classes: names of the outputs; None if the file has none.
+        classes: names of the outputs; None if the file has none: ImageNet's if it has as many outputs, else numbers.
         multi_label, temperature: as in `Classifier`.
         assumed: numerics and preprocessing that the file does not state, with the assumed values.
         unused: foreign names of tensors that the model does not use, such as the decoder of an autoencoder.
@@ -59,9 +60,7 @@ class Weights:
             return build_model(self.description, self.tensors, path)
         backbone = build_backbone(self.config, self.tensors, path)
         if self.classes is None and self.config.classes and not has_names:
-            log(
-                f"assumed  {path.name} carries no class names: its outputs are numbered from 0 (--classes FILE names them)"
-            )
+            log(f"assumed  {path.name} carries no class names: {self._explain_names()}")
         if self.assumed:
             log(f"assumed  {self.layout}'s layout: {', '.join(self.assumed)}")
         if self.unused:
@@ -69,12 +68,21 @@ class Weights:
             log(f"unused   {len(self.unused)} tensors: {', '.join(self.unused[:MOST_NAMED])}{more}")
         return Classifier(
             backbone,
-            self.classes or [str(number) for number in range(self.config.classes)],
+            self.classes or self._default_names(),
             self.preprocessing,
             multi_label=self.multi_label,
             temperature=self.temperature,
             provenance={"weights": path.name, "layout": self.layout},
         )
+
+    def _default_names(self) -> tuple[str, ...]:
+        known = find_imagenet(self.config.classes)
+        return known.names if known else tuple(map(str, range(self.config.classes)))
+
+    def _explain_names(self) -> str:
+        if known := find_imagenet(self.config.classes):
+            return f"its {self.config.classes:,} outputs get those of {known.name} (--classes FILE gives others)"
+        return "its outputs are numbered from 0 (--classes FILE names them)"
 
 
 @dataclass(frozen=True)

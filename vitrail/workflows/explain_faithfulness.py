@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, ExplainOptions, resolve_options
 from vitrail.analysis.faithfulness import BASELINE, Faithfulness, compare, find_coarsest
+from vitrail.data.imagenet import index_classes
 from vitrail.errors import DataError
 from vitrail.evaluation.intervals import paired_difference
 from vitrail.inference.inputs import find_inputs
@@ -111,7 +112,7 @@ def _compare_methods(
         with torch.no_grad():
             targets = model(images).argmax(1)
     else:
-        targets = torch.tensor([model.classes.index(options.target)])
+        targets = torch.tensor([index_classes(model.classes)[options.target]])
     heats = {name: METHODS[name](model, images, targets, options, batch) for name in methods}
     grid = find_coarsest(heats.values())
     settings = {"steps": min(steps, math.prod(grid)), "draws": draws, "batch": batch, "seed": seed}

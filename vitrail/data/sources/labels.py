@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.data.imagenet import index_classes
 from vitrail.data.sources.contents import Contents, check_names
 from vitrail.errors import DataError, nearest
 
@@ -160,7 +161,7 @@ def check_no_class_is_empty(splits: Mapping[str, Labels]) -> None:
 def join_labels(
     splits: Mapping[str, Labels], classes: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-    """Convert the labels of every split to indices into one list of classes, matched by name.
+    """Convert the labels of every split to indices into one list of classes, matched as `index_classes` does.
 
     Args:
         classes: the list, e.g. a model's. None takes the classes of the training split, or of all splits without one.
@@ -176,10 +177,10 @@ def join_labels(
         who = f"the {len(classes)} classes of the training images"
     else:
         who = f"the {len(classes)} given classes"
-    number = {name: index for index, name in enumerate(classes)}
+    number = index_classes(classes)
     _check_known(splits, number, who)
-    multi = any(labels.multi for labels in splits.values())
-    return tuple(classes), {name: _renumber(labels, number, multi) for name, labels in splits.items()}
+    columns = len(classes) if any(labels.multi for labels in splits.values()) else None
+    return tuple(classes), {name: _renumber(labels, number, columns) for name, labels in splits.items()}
 
 
 def _merge_names(splits: Iterable[Labels]) -> tuple[str, ...]:
@@ -188,13 +189,14 @@ def _merge_names(splits: Iterable[Labels]) -> tuple[str, ...]:
     return tuple(names) if any(labels.declared for labels in splits) else sort_names(names)
 
 
-def _renumber(labels: Labels, number: Mapping[str, int], multi: bool) -> np.ndarray:
+def _renumber(labels: Labels, number: Mapping[str, int], columns: int | None) -> np.ndarray:
+    """Indices (n,); or zeros and ones (n, columns) if ``columns`` are given."""
     # a name outside the list has no items, so its index is never used
     new = np.array([number.get(name, 0) for name in labels.names], np.int64)  # (len(names),)
     rows = np.arange(len(labels.values))
-    if not multi:
+    if columns is None:
         return new[labels.values]
-    targets = np.zeros((len(rows), len(number)), np.float32)
+    targets = np.zeros((len(rows), columns), np.float32)
     if labels.multi:
         row, column = np.nonzero(labels.values)
         targets[row, new[column]] = 1
