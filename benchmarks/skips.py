@@ -1,4 +1,4 @@
-"""Whether a ViT trains without skip connections, as the paper's outlook asks: the loss on `digits` after some hundred steps.
+"""Whether a ViT trains without skip connections: the loss on `digits` after some hundred steps.
 
 Each cell is the mean cross-entropy of the last 20 steps and the accuracy on the held-out digits, over seeds, at that
 learning rate of a small grid which gives the lowest loss. The network is a ViT with patches of 2 x 2 and width 64; AdamW, a

@@ -11,7 +11,7 @@ from vitrail.cli.models import models
 from vitrail.errors import ConfigError
 from vitrail.models import MODELS, configure, cost_of
 from vitrail.models.costs import KNOWN, Known
-from vitrail.models.published import PUBLISHED
+from vitrail.models.published import PUBLISHED, VIT
 
 
 def test_every_model_has_its_cost_its_paper_and_a_figure_its_setting():
@@ -21,6 +21,23 @@ def test_every_model_has_its_cost_its_paper_and_a_figure_its_setting():
         assert any(year in known.paper for year in ("2020", "2021", "2022", "2023")), name
         assert (known.top1 is None) == (known.setting is None), name
         assert known.top1 is None or 65 < known.top1 < 91, name
+
+
+def test_figures_and_models_are_attributed_to_the_paper_that_has_them():
+    own = {
+        "vit-b32",
+        "vit-b16",
+        "vit-l32",
+        "vit-l16",
+        "vit-h14",
+        "r50-vit-b16",
+        "r50-vit-b32",
+        "axial-b16",
+        "axial-b32",
+    }
+    assert {name for name, known in PUBLISHED.items() if known.paper == VIT} == own
+    borrowed = {name: known.top1 for name, known in PUBLISHED.items() if known.setting and "table 6" in known.setting}
+    assert borrowed == {"bit-r50x1": 77.54, "bit-r101x1": 80.67, "bit-r152x2": 84.97}
 
 
 @pytest.mark.parametrize("name", slow_except(MODELS, {"vit-ti16", "deit-ti16-distilled", "swin-t", "bit-r50x1"}))

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Published:
-    """The paper of a model, and ``top1`` in percent with its ``setting``, if published for exactly this model."""
+    """The paper of a model, and ``top1`` in percent with its ``setting``, if published for exactly this model.
+
+    The setting names the paper of the figure where that is another.
+    """
 
     paper: str
     top1: float | None = None
@@ -15,8 +18,11 @@ class Published:
 
 
 VIT = "Dosovitskiy et al. 2021, An Image is Worth 16x16 Words"
+VIT_OTHER_PATCH = f"{VIT}, at a patch size that is not in it"
 AUGREG = "Steiner et al. 2022, How to train your ViT?"
 SCALING = "Zhai et al. 2022, Scaling Vision Transformers"
+DINO = "Caron et al. 2021, Emerging Properties in Self-Supervised Vision Transformers"
+DINO2 = "Oquab et al. 2023, DINOv2"
 DEIT = "Touvron et al. 2021, Training data-efficient image transformers"
 DEIT3 = "Touvron et al. 2022, DeiT III"
 SWIN = "Liu et al. 2021, Swin Transformer"
@@ -32,24 +38,25 @@ DISTILLED = "ImageNet-1k alone, with a teacher, 224 px"
 DISTILLED_384 = "ImageNet-1k alone, with a teacher, 384 px"
 I21K_384 = "pre-trained on ImageNet-21k, fine-tuned at 384 px"
 JFT = "pre-trained on JFT-300M, fine-tuned at 384 px"
+JFT_VIT = f"{JFT} (Dosovitskiy et al. 2021, table 6)"
 BEIT_I1K = "pre-trained without labels and fine-tuned on ImageNet-1k, 224 px"
 
 PUBLISHED: dict[str, Published] = {
     "vit-ti16": Published(AUGREG, 78.22, I21K_384),
     "vit-s32": Published(AUGREG, 79.58, I21K_384),
     "vit-s16": Published(AUGREG, 83.73, I21K_384),
-    "vit-s14": Published(AUGREG),
-    "vit-s8": Published(AUGREG),
+    "vit-s14": Published(DINO2),
+    "vit-s8": Published(DINO),
     "vit-m16": Published(DEIT3),
     "vit-b32": Published(VIT, 81.28, I21K_384),
     "vit-b16": Published(VIT, 83.97, I21K_384),
-    "vit-b14": Published(VIT),
+    "vit-b14": Published(DINO2),
     "vit-b8": Published(AUGREG),
     "vit-l32": Published(VIT, 80.99, I21K_384),
     "vit-l16": Published(VIT, 85.15, I21K_384),
-    "vit-l14": Published(VIT),
-    "vit-h32": Published(VIT),
-    "vit-h16": Published(VIT),
+    "vit-l14": Published(DINO2),
+    "vit-h32": Published(VIT_OTHER_PATCH),
+    "vit-h16": Published(VIT_OTHER_PATCH),
     "vit-h14": Published(VIT, 88.55, "pre-trained on JFT-300M, fine-tuned at 518 px"),
     "vit-so400m14": Published("Alabdulmohsin et al. 2023, Getting ViT in Shape"),
     "vit-giant14": Published(SCALING),
@@ -100,10 +107,10 @@ PUBLISHED: dict[str, Published] = {
     "cait-m48": Published(CAIT, 86.5, "ImageNet-1k alone, with a teacher, 448 px"),
     "beit-b16": Published(BEIT, 83.2, BEIT_I1K),
     "beit-l16": Published(BEIT, 85.2, BEIT_I1K),
-    "bit-r50x1": Published(BIT, 77.54, JFT),
+    "bit-r50x1": Published(BIT, 77.54, JFT_VIT),
     "bit-r50x3": Published(BIT),
-    "bit-r101x1": Published(BIT, 80.67, JFT),
+    "bit-r101x1": Published(BIT, 80.67, JFT_VIT),
     "bit-r101x3": Published(BIT),
-    "bit-r152x2": Published(BIT, 84.97, JFT),
+    "bit-r152x2": Published(BIT, 84.97, JFT_VIT),
     "bit-r152x4": Published(BIT, 87.54, "pre-trained on JFT-300M, fine-tuned at 480 px"),
 }
