@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 import sys
 from dataclasses import replace
 from io import BytesIO
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -274,6 +276,30 @@ def test_a_picture_smaller_than_an_input_that_is_not_scaled_has_its_black_border
 
 
 # the figure as a figure
+
+
+def test_in_a_script_pyplot_shows_it_unless_it_is_saved(tmp_path):
+    script = """
+import matplotlib
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt, torch, vitrail
+model = vitrail.create_model("vit-ti16", image_size=16, width=8, depth=1, heads=2, mlp_width=8)
+vitrail.visualize_attention(model, torch.rand(3, 16, 16), 0, path="saved.png")
+assert plt.get_fignums() == []
+figure = vitrail.visualize_attention(model, torch.rand(3, 16, 16), 0)
+assert plt.gcf() is figure and figure.attention.shape == (1, 1)
+plt.show = lambda: plt.savefig("shown.png", dpi=figure.dpi)
+plt.show()
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, cwd=tmp_path)
+    with Image.open(tmp_path / "shown.png") as shown, Image.open(tmp_path / "saved.png") as saved:
+        assert shown.size == saved.size
+
+
+def test_a_notebook_has_no_second_figure_in_pyplot(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", SimpleNamespace(figure=pytest.fail))
+    monkeypatch.setattr("vitrail.analysis.visualize.in_notebook", lambda: True)
+    assert visualize_attention(create_classifier(VIT), photo(), 0).attention.shape == (3, 5)
 
 
 def test_a_notebook_shows_it_as_a_png_of_its_size():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -43,6 +44,7 @@ class AttentionFigure(Figure):
         cell: (height, width) of a cell of the map in these pixels; the last cells may extend beyond the edge.
         tokens: number of tokens of the layer, including prefix tokens; a mark on the scale shows uniform attention.
         query: (row, column) of the query patch, which is outlined.
+        from_pyplot: size and colours that pyplot passes to every figure; this one has its own.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class AttentionFigure(Figure):
         cell: tuple[int, int],
         tokens: int,
         query: tuple[int, int] | None = None,
+        **from_pyplot: Any,
     ) -> None:
         height, width, _ = picture.shape
         wide = min(WIDE, TALL * width / height)

@@ -5,6 +5,8 @@ C channels, H and W of an image or of the model input, h and w of a layer's map,
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from vitrail.data.decode import convert_image
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import AttentionGrid, device_of
+from vitrail.runtime.progress import in_notebook
 from vitrail.tasks import Task
 from vitrail.tasks.pictures import to_pixels
 
@@ -59,7 +62,9 @@ def visualize_attention(
         path: optional output file; .png, .jpg, .webp, .svg or .pdf.
 
     Returns:
-        A matplotlib figure that is not registered with pyplot. Its attribute ``attention`` is the map, (h, w) in fp32.
+        A matplotlib figure, which displays itself in a notebook. In a script that has imported ``matplotlib.pyplot`` it is a
+        figure of pyplot, so that ``plt.show()`` shows it, unless it is saved to ``path``. Its attribute ``attention`` is the
+        map, (h, w) in fp32.
 
     Raises:
         ConfigError: layer, head or query out of range; a model without attention; several images; an image that a backbone
@@ -96,7 +101,11 @@ def visualize_attention(
         raise ConfigError("drawing a figure needs matplotlib", "pip install 'vitrail[figure]'") from missing
 
     cell = grids[layer].cell
-    figure = AttentionFigure(shown, attention, title, size=size, cell=cell, tokens=tokens, query=query)
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    # a notebook would show a figure of pyplot twice, and figures that are only saved would stay open
+    shows = pyplot is not None and target is None and not in_notebook()
+    make = partial(pyplot.figure, FigureClass=AttentionFigure) if shows else AttentionFigure
+    figure = make(picture=shown, attention=attention, title=title, size=size, cell=cell, tokens=tokens, query=query)
     if target is not None:
         figure.save(target)
     return figure

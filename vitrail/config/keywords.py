@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from vitrail.config.flags_inference import Flag, ImageFlags
 from vitrail.config.flags_training import TrainingFlags
+from vitrail.config.foreign_keys import KEYS, explain_key
 from vitrail.errors import ConfigError, nearest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -88,7 +89,7 @@ def check_keywords(flags: Mapping[str, Flag], options: Mapping[str, Any], others
     for name, value in options.items():
         if name not in flags and name not in others:
             known = [*others, *(known for known, flag in flags.items() if not flag.alias)]
-            raise ConfigError(f"there is no option {name!r}", nearest(name, known))
+            raise ConfigError(f"there is no option {name!r}", _explain_setting(name, flags) or nearest(name, known))
         flag = flags.get(name)
         if flag is not None and not fits(value, flag.type):
             raise ConfigError(f"{name} is {value!r}", _remedy(value, flag.type))
@@ -96,6 +97,14 @@ def check_keywords(flags: Mapping[str, Flag], options: Mapping[str, Any], others
             raise ConfigError(f"the option {name!r} is given twice, once under its alias", "give it once")
         checked[name] = value
     return checked
+
+
+def _explain_setting(name: str, flags: Mapping[str, Flag]) -> str | None:
+    """How to give a setting that other tools call ``name`` to a function that trains."""
+    if "set" not in flags or name not in KEYS:
+        return None
+    given = next((option for option, flag in flags.items() if flag.setting == KEYS[name]), None)
+    return f"it is called {given!r} here" if given else f"{explain_key(name)}: set=['{KEYS[name]}=VALUE']"
 
 
 def fits(value: Any, kind: Any) -> bool:

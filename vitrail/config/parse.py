@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import yaml
 
 from vitrail.checksums import is_text_intact
+from vitrail.config.foreign_keys import explain_key
 from vitrail.errors import ConfigError, nearest
 
 Settings = TypeVar("Settings")
@@ -62,14 +63,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def build(kind: type[Settings], tree: Mapping[str, Any], *, where: str = "") -> Settings:
     """Builds an instance of the dataclass ``kind`` from nested mappings.
 
-    Raises `ConfigError` for an unknown key (with the nearest right ones), a value of the wrong type, or whatever the
-    dataclass itself refuses.
+    Raises `ConfigError` for an unknown key (with its name here if it is that of another tool, else the nearest ones), a value
+    of the wrong type, or whatever the dataclass itself refuses.
     """
     hints = typing.get_type_hints(kind)
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for key in tree:
         if key not in known:
-            raise ConfigError(f"unknown setting {where + str(key)!r}", nearest(str(key), known))
+            raise ConfigError(
+                f"unknown setting {where + str(key)!r}", explain_key(str(key)) or nearest(str(key), known)
+            )
     values = {key: convert(value, hints[key], where + key) for key, value in tree.items()}
     try:
         return kind(**values)

@@ -11,9 +11,10 @@ SIZES = {
 }  # fmt: skip
 FIELDS = {
     "num_classes": "classes", "num_labels": "classes", "in_chans": "in_channels", "num_channels": "in_channels",
-    "img_size": "image_size", "embed_dim": "width", "hidden_size": "width", "num_hidden_layers": "depth", "num_heads": "heads",
-    "num_attention_heads": "heads", "intermediate_size": "mlp_width", "drop_path_rate": "drop_path", "drop_rate": "dropout",
-    "attn_drop_rate": "attention_dropout", "global_pool": "pool", "reg_tokens": "registers", "init_values": "layer_scale",
+    "img_size": "image_size", "embed_dim": "width", "hidden_size": "width", "hidden_dim": "width", "num_layers": "depth",
+    "num_hidden_layers": "depth", "num_heads": "heads", "num_attention_heads": "heads", "intermediate_size": "mlp_width",
+    "mlp_dim": "mlp_width", "drop_path_rate": "drop_path", "drop_rate": "dropout", "attn_drop_rate": "attention_dropout",
+    "global_pool": "pool", "reg_tokens": "registers", "init_values": "layer_scale",
 }  # fmt: skip
 # a pattern of names with "-" replaced by "_", and the name here, from the groups of the pattern
 MODELS = {
