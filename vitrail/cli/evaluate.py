@@ -38,7 +38,8 @@ def evaluate(
     judgement = judge(model, data, **flags)
     if per_class:
         head, rows = judgement.per_class()
-        print(columns(rows, head))
+        if rows:
+            print(columns(rows, head))
     if json:
         print(one_line(judgement.to_dict()))
         return

@@ -107,6 +107,14 @@ class EvaluateFlags(ImageFlags, total=False):
     ]
     calibrate: Annotated[bool, Flag("Fit a temperature on this split and store it with the model.", False)]
     bad_list: BadList
+    class_map: Annotated[
+        str | Path | None,
+        Flag("A CSV file without header, `class of the data,class of the model`, for data of other classes; classes that it "
+             "does not name are left out.", word=Path),
+    ]  # fmt: skip
+    restrict: Annotated[
+        bool, Flag("Predict only classes that occur in the labels, e.g. for a subset of ImageNet.", False)
+    ]
     corruptions: Annotated[bool, Flag("Also evaluate on eight kinds of corruption at five levels.", False)]
 
 

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from vitrail.data.sources.class_map import map_classes, read_class_map
 from vitrail.data.sources.folders import Scan, list_image_files
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, choose_split, fingerprint
@@ -85,8 +86,13 @@ def _check_exists(name: str) -> None:
     raise DataError(f"there is no image {path.absolute()}", remedy)
 
 
-def split_to_judge(model: Task, data: Any, split: str | None, say: Say, *, labelled: bool = True) -> tuple[str, Source]:
-    """The split to judge, carved as it was for the training where the data have none of their own."""
+def split_to_judge(
+    model: Task, data: Any, split: str | None, say: Say, *, labelled: bool = True, class_map: Path | None = None
+) -> tuple[str, Source]:
+    """The split to judge, carved as it was for the training where the data have none of their own.
+
+    ``class_map`` is a file as `read_class_map` reads it, for data of other classes than the model's.
+    """
     trained = model.provenance.get("split", {})
     # data without splits of their own are carved as for the training, or judged whole if they are not those of a training
     validation = trained.get("validation", 0.0) if trained.get("held_out") else 0.0
@@ -94,7 +100,7 @@ def split_to_judge(model: Task, data: Any, split: str | None, say: Say, *, label
         data,
         seed=trained.get("seed", 0),
         validation=validation,
-        classes=model.classes or None,
+        classes=None if class_map else model.classes or None,
         channels=model.config.in_channels,
         labelled=labelled,
     )
@@ -103,4 +109,10 @@ def split_to_judge(model: Task, data: Any, split: str | None, say: Say, *, label
     say(f"split    {'held out of train when the model was trained' if held_out else name}: {len(source):,} images")
     if held_out and trained.get("sha256") != fingerprint(source):
         say("warning  this held-out part is not the one the model was trained without; the figures may flatter it")
+    if class_map is not None:
+        mapped = map_classes(source, read_class_map(class_map), model.classes)
+        say(
+            f"classes  {len(mapped):,} of {len(source):,} images have a class of {class_map.name}; the others are left out"
+        )
+        return name, mapped
     return name, source

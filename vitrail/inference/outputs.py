@@ -85,21 +85,25 @@ def measure(
     *,
     bad: Bad = stop_at_bad,
     corruption: tuple[str, int] | None = None,
+    among: Tensor | None = None,
     stopped: Callable[[], bool] = lambda: False,
     on_outputs: Callable[[Tensor, Targets], None] | None = None,
     progress: ProgressBar | None = None,
 ) -> Metric | None:
     """The metric of ``model``'s task over ``source``; None if ``stopped`` said so on the way.
 
-    ``on_outputs`` is given the outputs and targets of every batch, where somebody keeps them.
+    ``among`` (K,) are true for the classes that can be predicted; None is all. ``on_outputs`` is given the outputs and targets
+    of every batch, where somebody keeps them.
 
     Raises `DataError` where no image could be judged.
     """
-    metric = model.metric()
+    metric = model.metric_for(source)
     with at_rest(model):
         for batch, found in outputs(model, source, None, options, bad=bad, corruption=corruption, progress=progress):
             if stopped():
                 return None
+            if among is not None:
+                found = found.masked_fill(~among.to(found.device), -torch.inf)
             metric.update(found, batch.targets, batch.keys, batch.frames)
             if on_outputs is not None:
                 on_outputs(found.cpu(), batch.targets)
@@ -117,13 +121,14 @@ def judge(
     seed: int = 0,
     bad: Bad = stop_at_bad,
     corruption: tuple[str, int] | None = None,
+    among: Tensor | None = None,
     on_outputs: Callable[[Tensor, Targets], None] | None = None,
     progress: ProgressBar | None = None,
 ) -> Judgement:
     """Every figure of ``model`` on ``source``; see `measure`. Raises `DataError` for an empty or unlabelled source."""
     if not source.labelled:
         raise DataError(f"the split {split!r} has no labels", "use `vitrail predict` for unlabelled images")
-    kept = {"corruption": corruption, "on_outputs": on_outputs, "progress": progress}
+    kept = {"corruption": corruption, "among": among, "on_outputs": on_outputs, "progress": progress}
     metric = measure(model, source, options, bad=bad, **kept)
     assert metric is not None
     return Judgement(split, model.classes, metric, seed)

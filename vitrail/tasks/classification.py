@@ -25,7 +25,7 @@ from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.markup import Markup, join, tag
 from vitrail.models import Backbone, Config
 from vitrail.tasks.answer import Answer
-from vitrail.tasks.classification_metric import ClassMetric, LabelMetric
+from vitrail.tasks.classification_metric import AcceptableMetric, ClassMetric, LabelMetric
 from vitrail.tasks.task import Loss, Task, create_task
 
 
@@ -203,6 +203,9 @@ class Classifier(Task):
 
     def metric(self) -> ClassMetric | LabelMetric:
         return (LabelMetric if self.multi_label else ClassMetric)(self.classes, self.temperature)
+
+    def metric_for(self, source: Source) -> ClassMetric | LabelMetric | AcceptableMetric:
+        return AcceptableMetric() if source.multi_label and not self.multi_label else self.metric()
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """(B, K) in fp32: softmax of logits / temperature; with several labels the sigmoid of each."""

@@ -103,6 +103,37 @@ class ClassMetric(Metric):
         return *names, float(self.grades.confidence[index])
 
 
+class AcceptableMetric(Metric):
+    """Of images with several acceptable answers, judged by the one class that the model gives: ReaL accuracy (Beyer et al.
+    2020). Images without any acceptable answer do not count.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.without = 0  # images without an acceptable answer
+        self._parts: list[np.ndarray] = []
+
+    def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
+        """``targets`` (B, K) are above 0 for the acceptable classes."""
+        predicted, accepted = metrics.as_array(outputs).argmax(1), metrics.as_array(targets) > 0
+        answered = accepted.sum(1) > 0  # (B,)
+        self.without += int((~answered).sum())
+        self._parts.append(accepted[np.arange(len(predicted)), predicted][answered])
+        self.keys.extend(key for key, counts in zip(keys, answered) if counts)
+
+    def merge(self, other: Self) -> None:
+        self.without += other.without
+        self._parts += other._parts
+        self.keys.extend(other.keys)
+
+    def compute(self) -> Figures:
+        """``real_top1``, the share of images whose class is acceptable, and how many images have no acceptable answer."""
+        return {"real_top1": float(self.samples().mean()), "without_label": self.without}
+
+    def samples(self) -> np.ndarray:
+        return np.concatenate(self._parts).astype(np.float64)
+
+
 class LabelMetric(Metric):
     """Of several labels an image: their logits, as average precision ranks all images by each of them.
 
@@ -116,7 +147,10 @@ class LabelMetric(Metric):
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []  # logits, targets
 
     def update(self, outputs: Tensor, targets: Tensor, keys: Sequence[str], frames: Frames | None = None) -> None:
-        self._parts.append((metrics.as_array(outputs), metrics.as_array(targets)))
+        logits, true = metrics.as_array(outputs), metrics.as_array(targets)
+        if true.ndim == 1:  # data with one label an image
+            true = np.eye(len(self.classes), dtype=np.float32)[true]
+        self._parts.append((logits, true))
         self.keys.extend(keys)
 
     def merge(self, other: Self) -> None:

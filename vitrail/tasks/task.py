@@ -208,6 +208,10 @@ class Task(nn.Module, ABC):
     def metric(self) -> Metric:
         """An empty metric of this task."""
 
+    def metric_for(self, source: Source) -> Metric:
+        """An empty metric for the targets of ``source``, which may be of another kind than those of the training."""
+        return self.metric()
+
     @abstractmethod
     def decode(self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5) -> Sequence[Answer]:
         """Outputs as answers, one an image.

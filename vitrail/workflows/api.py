@@ -71,8 +71,9 @@ def evaluate(model: Model, data: Any, *, log: Say = to_stderr, **flags: Unpack[E
     """
     from vitrail.workflows.evaluate import evaluate as judge
 
-    own: dict[str, Any] = {name: flags[name] for name in ("split", "sha256", "calibrate", "corruptions")}
-    return judge(model, data, **parse_options(flags), bad_list=to_path(flags["bad_list"]), say=log, **own)
+    own: dict[str, Any] = {name: flags[name] for name in ("split", "sha256", "calibrate", "corruptions", "restrict")}
+    own |= {name: to_path(flags[name]) for name in ("bad_list", "class_map")}
+    return judge(model, data, **parse_options(flags), say=log, **own)
 
 
 @takes(ProtocolFlags, ProbeFlags)

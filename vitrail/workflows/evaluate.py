@@ -38,6 +38,8 @@ def evaluate(
     corruptions: bool = False,
     options: InferenceOptions = InferenceOptions(),
     bad_list: Path | None = None,
+    class_map: Path | None = None,
+    restrict: bool = False,
     say: Say = to_stderr,
 ) -> Judgement:
     """Judges ``model`` on ``data``.
@@ -51,6 +53,11 @@ def evaluate(
         calibrate: fit a temperature on this split and store it with the model.
         corruptions: judge every corruption too; the figures gain one of each kind and their mean, ``corrupted_top1``.
         bad_list: a CSV file for the images that could not be read; they do not count in the figures.
+        class_map: a CSV file of classes of the data and of the model, for data of other classes; see `read_class_map`.
+        restrict: only classes that occur in the data can be predicted.
+
+    Data with several labels an image and a model of one class an image give ReaL accuracy: the share of images whose class is
+    one of the labels.
 
     Raises `ConfigError` for a model without a head, `DataError` for unknown classes or an unlabelled split, `CheckpointError`
     for the weights.
@@ -63,13 +70,20 @@ def evaluate(
     task.check_can_answer()
     if calibrate and task.temperature is None:
         raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
-    name, source = split_to_judge(task, data, split, say)
+    name, source = split_to_judge(task, data, split, say, class_map=class_map)
+    if calibrate and source.multi_label != task.multi_label:
+        what = "the images have several labels each" if source.multi_label else "the images have one label each"
+        raise ConfigError(
+            f"{what}, unlike those of the model's training", "calibrate on data like those of the training"
+        )
+    among = _find_present(task, source, calibrate, say) if restrict else None
     bad = options.record_bad(source, bad_list)
     source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
     kept: list[tuple[Tensor, Any]] = []
     on_outputs = (lambda *batch: kept.append(batch)) if calibrate else None
     with ProgressBar("evaluating", len(source), quiet=options.quiet) as progress:
-        judgement = judge(task, source, options, split=name, bad=bad, on_outputs=on_outputs, progress=progress)
+        watched = {"on_outputs": on_outputs, "progress": progress}
+        judgement = judge(task, source, options, split=name, bad=bad, among=among, **watched)
     if len(bad):
         listed = f"; see {bad_list}" if bad_list else ""
         say(f"warning  the figures leave out {plural(len(bad), 'image')} that could not be read{listed}")
@@ -78,9 +92,20 @@ def evaluate(
         if not isinstance(model, Task):
             say(f"stored in {set_temperature(model, temperature)}")
     if corruptions:
-        further = _corruption_figures(task, source, name, options, bad)
+        further = _corruption_figures(task, source, name, options, bad, among)
         judgement = replace(judgement, further=further)
     return judgement
+
+
+def _find_present(task: Task, source: Source, calibrate: bool, say: Say) -> Tensor:
+    """(K,) whether a class occurs in the labels. Raises `ConfigError` where predictions cannot be restricted to these."""
+    if not task.answers_classes or task.multi_label:
+        raise ConfigError("predictions are restricted for a model that chooses one class", "leave restrict out")
+    if calibrate:
+        raise ConfigError("a temperature is fitted to the predictions among all classes", "leave restrict out")
+    present = torch.from_numpy(source.counts() > 0)
+    say(f"classes  predicted among the {int(present.sum()):,} of {len(present):,} that occur in the labels")
+    return present
 
 
 def _calibrate(task: Task, judgement: Judgement, kept: list[tuple[Tensor, Any]], say: Say) -> tuple[Judgement, float]:
@@ -96,7 +121,7 @@ def _calibrate(task: Task, judgement: Judgement, kept: list[tuple[Tensor, Any]],
 
 
 def _corruption_figures(
-    task: Task, source: Source, split: str, options: InferenceOptions, bad: BadImages
+    task: Task, source: Source, split: str, options: InferenceOptions, bad: BadImages, among: Tensor | None
 ) -> dict[str, float]:
     """The first figure under every kind of corruption, averaged over its five levels, and the mean over kinds."""
     figures: dict[str, float] = {}
@@ -105,7 +130,7 @@ def _corruption_figures(
         for count, kind in enumerate(CORRUPTIONS):
             scores = []
             for level in range(1, 6):
-                judged = judge(task, source, options, split=split, bad=bad, corruption=(kind, level))
+                judged = judge(task, source, options, split=split, bad=bad, corruption=(kind, level), among=among)
                 first = next(iter(judged.figures))
                 scores.append(judged.figures[first])
                 progress.update(5 * count + level, kind=kind, **{first: scores[-1]})

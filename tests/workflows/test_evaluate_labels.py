@@ -1,0 +1,129 @@
+"""Data whose labels are not those of the training: several acceptable answers, one in place of several, other classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.weights.kinds import a_model
+from vitrail.cli import run
+from vitrail.errors import ConfigError, DataError
+from vitrail.inference.options import InferenceOptions
+from vitrail.tasks.classification import Classifier
+from vitrail.weights.native import save_model
+from vitrail.workflows.evaluate import evaluate
+
+CLASSES = ("ant", "bee", "cat", "dog")
+QUIET = InferenceOptions(quiet=True)
+
+
+@pytest.fixture
+def model() -> Classifier:
+    return a_model(classes=CLASSES).eval()
+
+
+@pytest.fixture
+def best(model: Classifier, tmp_path: Path) -> list[str]:
+    """What the model says of the six images 0.png to 5.png in ``tmp_path``."""
+    draw = np.random.default_rng(0)
+    for number in range(6):
+        pixels = draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    paths = [tmp_path / f"{number}.png" for number in range(6)]
+    with torch.no_grad():  # without their mean, the logits favour no class
+        model.backbone.head.bias.sub_(model(model.preprocess(paths)).mean(0))
+    labels = [answer.label for answer in model.predict(paths)]
+    assert {"cat", "dog"} & set(labels) and len(set(labels)) > 2
+    return labels
+
+
+def manifest(folder: Path, labels: list[str]) -> Path:
+    path = folder / "labels.csv"
+    path.write_text("path,label\n" + "".join(f"{number}.png,{label}\n" for number, label in enumerate(labels)))
+    return path
+
+
+def others(name: str) -> str:
+    """All classes but one."""
+    return ";".join(other for other in CLASSES if other != name)
+
+
+def figures(model: object, data: object, **options: object) -> dict[str, float]:
+    return evaluate(model, data, options=QUIET, say=lambda line: None, **options).figures
+
+
+def test_real_accuracy_counts_any_acceptable_answer_and_leaves_out_images_without_one(model, best, tmp_path):
+    labels = [best[0], f"{others(best[1])};{best[1]}", others(best[2]), others(best[3]), f" {best[4]} ; {best[4]}", ""]
+    found = figures(model, manifest(tmp_path, labels))
+    assert found["real_top1"] == pytest.approx(3 / 5)  # images 0, 1 and 4 of 0 to 4
+    assert (found["images"], found["without_label"]) == (5, 1)
+    assert found["real_top1_low"] < 3 / 5 < found["real_top1_high"]
+
+
+def test_the_command_prints_real_accuracy(model, best, tmp_path, capsys):
+    saved = save_model(tmp_path / "model", model)
+    data = manifest(tmp_path, [f"{name};{others(name)}" for name in best[:5]] + [others(best[5])])
+    assert run(["evaluate", str(saved), str(data), "--quiet", "--per-class"]) == 0
+    assert "real_top1       0.8333" in capsys.readouterr().out
+
+
+def test_a_model_of_several_labels_is_judged_on_images_with_one(best, tmp_path):
+    labels = ["ant", "bee", "cat", "dog", "ant", "bee"]
+    several = a_model(classes=CLASSES, multi_label=True).eval()
+    found = figures(several, manifest(tmp_path, labels))
+    assert found == pytest.approx(figures(several, manifest(tmp_path, [f"{labels[0]};", *labels[1:]])), nan_ok=True)
+    assert "map" in found
+
+
+def test_a_temperature_is_not_fitted_to_other_labels(model, best, tmp_path):
+    with pytest.raises(ConfigError, match="the images have several labels each, unlike those"):
+        figures(model, manifest(tmp_path, ["ant;bee"] * 6), calibrate=True)
+    with pytest.raises(ConfigError, match="the images have one label each, unlike those"):
+        figures(a_model(classes=CLASSES, multi_label=True), manifest(tmp_path, ["ant"] * 6), calibrate=True)
+
+
+def test_images_without_any_acceptable_answer_give_no_figure(model, best, tmp_path):
+    with pytest.raises(DataError, match="no image could be judged"):
+        figures(model, manifest(tmp_path, [";"] * 6))
+
+
+def test_a_class_map_lays_the_classes_of_the_data_on_those_of_the_model(model, best, tmp_path):
+    data = manifest(tmp_path, [f"their {name}" for name in best[:4]] + ["their wall", f"not {best[5]}"])
+    lines = [f"their {name},{name}" for name in CLASSES] + [f"not {name},{others(name)}" for name in CLASSES]
+    (tmp_path / "one.csv").write_text("\n".join(lines[:4]) + "\n")
+    said: list[str] = []
+    one = evaluate(model, data, class_map=tmp_path / "one.csv", options=QUIET, say=said.append).figures
+    assert (one["top1"], one["images"]) == (1, 4)  # the wall is in no line, and "not ..." neither
+    assert said[-1] == "classes  4 of 6 images have a class of one.csv; the others are left out"
+    (tmp_path / "several.csv").write_text("\n".join(lines))
+    several = figures(model, data, class_map=tmp_path / "several.csv")
+    assert (several["real_top1"], several["images"]) == (pytest.approx(4 / 5), 5)
+
+
+def test_a_class_map_that_does_not_fit_is_refused_in_words(model, best, tmp_path):
+    data = manifest(tmp_path, ["their ant"] * 6)
+    for text, words in {
+        "their ant,aunt": "the class map names 'aunt', no class of the model\n  try: did you mean 'ant'",
+        "their ant,ant,bee": "row 1 has 3 fields",
+        "ant,ant": "none of the images has a class of the class map\n  try: its names .* their ant",
+    }.items():
+        (tmp_path / "map.csv").write_text(text)
+        with pytest.raises((ConfigError, DataError), match=words):
+            figures(model, data, class_map=tmp_path / "map.csv")
+
+
+def test_predictions_are_restricted_to_the_classes_of_the_labels(model, best, tmp_path):
+    logits = model(model.preprocess([tmp_path / f"{number}.png" for number in range(6)])).detach()
+    better = ["ant" if row[0] > row[1] else "bee" for row in logits]  # of these two
+    labels = [*better[:5], "ant" if better[5] == "bee" else "bee"]
+    found = figures(model, manifest(tmp_path, labels), restrict=True)
+    assert found["top1"] == pytest.approx(5 / 6)
+    assert found["top1"] > figures(model, manifest(tmp_path, labels))["top1"]
+    expected = -logits[:, :2].log_softmax(1)[range(6), [CLASSES.index(label) for label in labels]].mean()
+    assert found["nll"] == pytest.approx(float(expected), rel=1e-5)
+    with pytest.raises(ConfigError, match="among all classes"):
+        figures(model, manifest(tmp_path, labels), restrict=True, calibrate=True)
