@@ -140,7 +140,7 @@ def test_without_labels_it_serves_where_none_are_needed(table):
         (
             "x.csv",
             "path,label\nimages/a.jpg,cat\n",
-            "none of the files in .* exists; looked for .*images/a.jpg",
+            r"none of the files in .* exists; looked for .*images/a.jpg\n  try: .*\(inside it\), or absolute paths",
         ),
         ("x.jsonl", '{"path": "a.jpg", "label": "cat"}\n{"path": \n', "line 2, column 9: broken JSON"),
         ("x.jsonl", '{"path": "a.jpg", "label": ' + "9" * 5000 + "}\n", "line 1: broken JSON"),

@@ -124,7 +124,8 @@ def read_columns(columns: Columns, root: Path) -> dict[str, RawSplit]:
             path = columns.paths[row] = normalise_path(path)
         except ValueError as error:
             raise DataError(
-                f"{columns.describe_row(row)}: {error}", "give an absolute path, or move the manifest"
+                f"{columns.describe_row(row)}: {error}",
+                "give an absolute path, or move the manifest to a folder above the images",
             ) from None
         place = os.path.normpath(os.path.join(folder, path)) if has_absolute else path
         if (first := first_rows.setdefault(place, row)) != row:
@@ -134,7 +135,7 @@ def read_columns(columns: Columns, root: Path) -> dict[str, RawSplit]:
     tried = [os.path.join(root, columns.paths[row]) for row in probes]
     if not any(map(os.path.exists, tried)):
         fact = f"none of the files in {columns.source} exists; looked for {tried[0]}"
-        raise DataError(fact, f"give paths relative to {root.absolute()}, or absolute paths")
+        raise DataError(fact, f"give paths relative to {root.absolute()} (inside it), or absolute paths")
     contents = Files(str(root), Strings(columns.paths))
     return group_by_split(RawSplit(contents, _make_labels(columns)), columns)
 
