@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,10 +21,13 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vitrail import cli, train
+from vitrail.config.compose import request
 from vitrail.errors import ConfigError, Preempted
 from vitrail.runs.checkpoint import list_checkpoints, load_newest, step_of
+from vitrail.runs.folder import RunFolder, find_unfinished
 from vitrail.runtime import fault_injection
 from vitrail.training import loop
+from vitrail.training import train as training
 
 STEPS = 24
 # everything random is on: dropout, drop path, RandAugment, mixup and CutMix, averaging, two micro-steps
@@ -180,6 +186,41 @@ def test_a_finished_run_is_not_trained_again(never_stopped: Path, capsys) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("state", "lock", "source", "named"),
+    [
+        ("interrupted", "", "digits", True),
+        ("running", f"process {2**22 + 1} on {socket.gethostname()}", "digits", True),  # a number that no process has
+        ("running", f"process {os.getppid()} on {socket.gethostname()}", "digits", False),
+        ("finished", "", "digits", False),
+        ("interrupted", "", "photos", False),
+    ],
+)
+def test_an_unfinished_run_on_the_same_data_is_named(tmp_path, monkeypatch, state, lock, source, named) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked, _ = request(flags={"data": {"source": "digits"}})
+    earlier = RunFolder(Path("runs/earlier"))
+    earlier.path.mkdir(parents=True)
+    earlier.write_config(replace(asked, data=replace(asked.data, source=source)))
+    earlier.write_status(state)
+    (earlier.path / ".lock").write_text(lock)
+    assert find_unfinished(asked) == (earlier.path if named else None)
+
+
+def test_a_new_run_says_how_an_unfinished_one_is_continued(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training, "prepare", Mock(side_effect=KeyboardInterrupt))
+    note = "note     runs/{0} is unfinished; continue it with: vitrail train --resume runs/{0}\n"
+    earlier = RunFolder(Path("runs/earlier"))
+    earlier.path.mkdir(parents=True)
+    earlier.write_config(request(flags={"data": {"source": "digits"}})[0])
+    earlier.write_status("preempted")
+    for out, said in ((None, True), (Path("runs/other"), False)):
+        with pytest.raises(KeyboardInterrupt):
+            train("digits", out=out)
+        assert (note.format("earlier") in capsys.readouterr().err) is said
+
+
 def test_a_run_can_be_made_longer_and_says_what_that_does(tmp_path) -> None:
     out = tmp_path / "run"
     assert run(out).returncode == 0

@@ -11,6 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -185,6 +186,19 @@ def is_abandoned(folder: Path) -> bool:
         return host == socket.gethostname() and int(process) != os.getpid() and is_gone(int(process))
     except (OSError, ValueError):
         return False
+
+
+def find_unfinished(run: Run) -> Path | None:
+    """The newest run under ``runs`` on the data of ``run`` with its recipe that was stopped or killed; None without one."""
+    newest = sorted(Path("runs").glob("*/status.json"), key=lambda status: status.stat().st_mtime_ns, reverse=True)
+    for folder in (RunFolder(status.parent) for status in newest):
+        state = folder.status().get("state")
+        if state in ("preempted", "interrupted") or (state == "running" and is_abandoned(folder.path)):
+            with suppress(VitrailError):  # settings that are damaged, or of another version
+                stored = folder.read_config()
+                if (stored.data.source, stored.recipe) == (run.data.source, run.recipe):
+                    return folder.path
+    return None
 
 
 def _ends_with_line(path: Path) -> bool:

@@ -13,7 +13,7 @@ from vitrail.config.schema import Run
 from vitrail.errors import VitrailError
 from vitrail.rows import Scores
 from vitrail.runs import checkpoint
-from vitrail.runs.folder import RunFolder, default_folder, why_stopped
+from vitrail.runs.folder import RunFolder, default_folder, find_unfinished, why_stopped
 from vitrail.runtime import fault_injection
 from vitrail.runtime.process import keep_generators, use_threads
 from vitrail.runtime.progress import ProgressBar, Say, duration, to_stderr
@@ -77,6 +77,9 @@ def train(
     say = _log_and_print(folder, quiet)
     if not folder.status() and (folder.path / "status.json").exists():
         say("warning  status.json is damaged; the run goes on from its newest checkpoint")
+    if out is None and data is None and (unfinished := find_unfinished(run)):
+        verb = "train" if run.objective.name == "supervised" else "pretrain"
+        say(f"note     {unfinished} is unfinished; continue it with: vitrail {verb} --resume {unfinished}")
     started = time.perf_counter()
     try:
         with keep_generators(), StopRequests() as stop:
