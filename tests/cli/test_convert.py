@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import vitrail
 from vitrail.cli import run
+from vitrail.errors import ConfigError
 from vitrail.tasks.classification import create_classifier
+from vitrail.weights import load
 from vitrail.weights.native import save_model
 
 SMALL = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 1, "heads": 2, "mlp_width": 40}
@@ -50,6 +53,40 @@ def test_the_sha256_of_a_foreign_source_is_printed(place, capsys):
     assert run(["convert", "b.npz", "c", "--to", "native"]) == 0
     hashed = hashlib.sha256((place / "b.npz").read_bytes()).hexdigest()
     assert f"{hashed} of the source" in capsys.readouterr().out
+
+
+STATED = ["--mean", "0.485,0.456,0.406", "--std", "0.25", "--resize", "30"]
+
+
+@pytest.mark.parametrize(("kind", "bare"), [("timm", "bare.safetensors"), ("google", "bare.npz")])
+def test_preprocessing_that_the_weights_do_not_state_is_given_and_carried_by_the_copy(place, capsys, kind, bare):
+    known = {**SMALL, "width": 192, "heads": 3}  # timm's tensors do not tell the number of heads
+    save_model("known", create_classifier("vit-ti16", classes=["ant", "bee"], **known))
+    run(["convert", "known", bare, "--to", kind])
+    (place / "bare.json").unlink()
+    capsys.readouterr()
+    assert run(["convert", bare, "b", "--to", "native", *STATED, "--crop", "24"]) == 0
+    said = capsys.readouterr().err
+    assert "assumed" in said
+    assert not any(word in said for word in ("mean", "std", "resize", "crop")), "what is given is not assumed"
+    found = load("b").preprocessing
+    assert (found.size, found.resize, found.resize_to) == ((24, 24), "short", 30)
+    assert (found.mean, found.std) == ((0.485, 0.456, 0.406), (0.25,) * 3)
+    assert run(["export", bare, "--to", "timm", "--out", "c", *STATED]) == 0
+    assert load("c").preprocessing.mean == found.mean
+    assert run(["convert", bare, "d", "--to", "native", "--size", "24", "--crop", "24"]) == 2
+
+
+def test_a_model_in_memory_is_refused_with_what_saves_it(place):
+    model = load("a")
+    calls = [
+        lambda: vitrail.convert(model, "b", to="native"),
+        lambda: vitrail.convert("a", model, diff=True),
+        lambda: vitrail.export(model, "b", to="timm"),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match=r"a Classifier in memory\n  try: .*save_model"):
+            call()
 
 
 def test_json_is_one_object_on_one_line(place, capsys):

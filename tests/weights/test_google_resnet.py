@@ -221,11 +221,11 @@ def test_what_the_file_leaves_unsaid_is_said(tmp_path):
     assert said["hybrid"][1] == (
         "assumed  Google's layout: tanh GELU, LayerNorm eps 1e-06, "
         "kernels standardised by the rule 'vit' (1e-05 added to the deviation), group norm eps 1e-06, "
-        "images of 32x32 scaled to [-1, 1]"
+        "mean 0.5, std 0.5, resize squash to 32x32"
     )
     assert said["bit"][1] == (
         "assumed  Google's layout: kernels standardised by the rule 'bit' (1e-10 added to the variance), "
-        "group norm eps 1e-05, images of 224x224 scaled to [-1, 1]"
+        "group norm eps 1e-05, mean 0.5, std 0.5, resize squash to 224x224"
     )
 
 

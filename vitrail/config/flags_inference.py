@@ -40,9 +40,7 @@ Classes = Annotated[
     Flag("A text file with the class names, one per line, for weights without class names.", word=Path),
 ]
 Device = Annotated[str | None, Flag("cuda, mps or cpu.", setting="compute.device")]
-ResizedTo = Annotated[
-    Pixels | None, Flag("Pixels, as 384 or 384x256 (height x width); positions are resized.", word=str)
-]
+ResizedTo = Annotated[Pixels | None, Flag("The same as --crop.", word=str)]
 Neighbours = Annotated[int, Flag("Neighbours that vote.", 20)]
 Shots = Annotated[str | Sequence[int], Flag("Images per class, separated by commas.", "1,5,10,25", word=str)]
 Cache = Annotated[
@@ -53,8 +51,8 @@ BadList = Annotated[str | Path | None, Flag("A CSV of the images that could not 
 Quiet = Annotated[bool, Flag("No progress.", False)]
 
 
-class ModelFlags(TypedDict, total=False):
-    """How a model is read."""
+class WeightsFlags(TypedDict, total=False):
+    """What weights do not state themselves."""
 
     classes: Classes
     crop: Annotated[
@@ -73,6 +71,11 @@ class ModelFlags(TypedDict, total=False):
     std: Annotated[
         str | Sequence[float] | None, Flag("Standard deviation of the channels, in the same form.", word=str)
     ]
+
+
+class ModelFlags(WeightsFlags, total=False):
+    """How a model is read."""
+
     device: Device
     precision: Annotated[Literal["fp32", "bf16"], Flag("fp32 or bf16.", "fp32")]
 
@@ -237,7 +240,7 @@ class LayoutFlags(TypedDict, total=False):
     ]
 
 
-class ConvertFlags(TypedDict, total=False):
+class ConvertFlags(WeightsFlags, total=False):
     """`vitrail convert`."""
 
     diff: Annotated[
@@ -245,7 +248,6 @@ class ConvertFlags(TypedDict, total=False):
         Flag("Compare the two, tensor by tensor; the exit code is 0 if they are equal and 1 if not.", False),
     ]
     force: Annotated[bool, Flag("Convert even if the layout cannot express some numerics of the model.", False)]
-    classes: Classes
     size: ResizedTo
     channels: Annotated[int | None, Flag("Number of input channels; the first layer is adapted.")]
     head: Annotated[
@@ -268,7 +270,7 @@ class ExportToFlags(TypedDict, total=False):
     ]
 
 
-class ExportFlags(TypedDict, total=False):
+class ExportFlags(WeightsFlags, total=False):
     """`vitrail export`."""
 
     int8: Annotated[bool, Flag("8-bit weights: a third of the size, and faster on a CPU (ONNX).", False)]
@@ -288,7 +290,6 @@ class ExportFlags(TypedDict, total=False):
              "the accuracy, 0.02, or without labels the share of changed predictions, 0.05."),
     ]  # fmt: skip
     size: ResizedTo
-    classes: Classes
     max_bad: Annotated[str | float, Flag("Largest share of bad images.", "1%", word=str)]
     force: Annotated[
         bool,

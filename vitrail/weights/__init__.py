@@ -53,12 +53,10 @@ def load(
         CheckpointError: damaged or unknown weights; lists the tensors that do not fit, or the formats that are read.
     """
     resolved = resolve_model(model)
-    loaded = read_model(resolved, log, has_names=classes_file is not None)
+    loaded = read_model(resolved, log, has_names=classes_file is not None, stated=preprocessing or ())
     warn_of_broken(loaded.model.backbone.state_dict(), resolved.path, log)
-    task = apply_changes(loaded.model, classes_file, image_size=image_size, in_channels=in_channels, classes=classes)
-    if preprocessing:
-        task.preprocessing = task.preprocessing.override(**preprocessing)
-    return task.eval()
+    changes = {"image_size": image_size, "in_channels": in_channels, "classes": classes}
+    return apply_changes(loaded.model, classes_file, preprocessing, **changes).eval()
 
 
 def create_model(

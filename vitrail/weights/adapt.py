@@ -94,8 +94,13 @@ def _fit_preprocessing(preprocessing: Preprocessing, channels: int) -> Preproces
     return replace(preprocessing, mean=average(preprocessing.mean), std=average(preprocessing.std))
 
 
-def apply_changes(start: Task, classes_file: str | Path | None = None, **changes: Any) -> Task:
-    """Applies options of the command line: class names from a file, and `adapt` for any other change.
+def apply_changes(
+    start: Task,
+    classes_file: str | Path | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Task:
+    """Applies options of the command line: class names from a file, values of `Preprocessing.override`, `adapt` for others.
 
     ``start`` is modified in place if possible. Only the image size of an exported graph can change.
 
@@ -105,6 +110,12 @@ def apply_changes(start: Task, classes_file: str | Path | None = None, **changes
     if classes_file is not None:
         start.classes = check_classes(read_classes(Path(classes_file)), outputs=len(start.classes))
     changes = {name: value for name, value in changes.items() if value is not None}
+    changed = _apply(start, changes)
+    changed.preprocessing = changed.preprocessing.override(**preprocessing or {})
+    return changed
+
+
+def _apply(start: Task, changes: Mapping[str, Any]) -> Task:
     if changes.keys() == {"image_size"} and isinstance(start.backbone, ExportedBackbone):
         start.backbone = start.backbone.at(changes["image_size"])
         start.preprocessing = start.preprocessing.at(start.config.image_size)

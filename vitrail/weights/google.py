@@ -106,7 +106,7 @@ def read_google(arrays: Mapping[str, np.ndarray], path: Path, description: Mappi
     """
     config, tensors = from_google(arrays, path, None if description is None else parse_config(description, path))
     size = "x".join(map(str, config.image_size))
-    assumed = (*_numerics(config), f"images of {size} scaled to [-1, 1]")
+    assumed = (*_numerics(config), "mean 0.5", "std 0.5", f"resize squash to {size}")
     try:
         preprocessing = Preprocessing.paper(config.image_size, channels=config.in_channels)
     except ConfigError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from vitrail.weights.description import build_model
 from vitrail.weights.tensors import build_backbone
 
 MOST_NAMED = 5
+# the first words of assumptions that a value of `Preprocessing.override` replaces
+REPLACED = {"mean": ("mean",), "std": ("std",), "resize": ("resize", "crop_pct", "crop_mode")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class Weights:
         tensors: by vitrail's names, exactly those of a model of ``config``.
         classes: names of the outputs; None if the file has none: ImageNet's if it has as many outputs, else numbers.
         multi_label, temperature: as in `Classifier`.
-        assumed: numerics and preprocessing that the file does not state, with the assumed values.
+        assumed: numerics and preprocessing that the file does not state, each its name and the assumed value.
         unused: foreign names of tensors that the model does not use, such as the decoder of an autoencoder.
         description: vitrail's description beside the tensors; it replaces all assumed values.
     """
@@ -46,12 +48,13 @@ class Weights:
     unused: tuple[str, ...] = ()
     description: Mapping[str, Any] | None = None
 
-    def build_model(self, path: Path, log: Say, *, has_names: bool) -> Task:
+    def build_model(self, path: Path, log: Say, *, has_names: bool, stated: Collection[str]) -> Task:
         """Builds the model and logs what was assumed and left out.
 
         Args:
             path: the file or folder, for messages.
             has_names: whether class names are given elsewhere, so that missing ones are not reported.
+            stated: the values of preprocessing that are given elsewhere, so that they are not reported either.
 
         Raises:
             CheckpointError: lists the tensors that do not fit.
@@ -61,8 +64,9 @@ class Weights:
         backbone = build_backbone(self.config, self.tensors, path)
         if self.classes is None and self.config.classes and not has_names:
             log(f"assumed  {path.name} carries no class names: {self._explain_names()}")
-        if self.assumed:
-            log(f"assumed  {self.layout}'s layout: {', '.join(self.assumed)}")
+        replaced = {word for name in stated for word in REPLACED[name]}
+        if assumed := [words for words in self.assumed if words.split()[0] not in replaced]:
+            log(f"assumed  {self.layout}'s layout: {', '.join(assumed)}")
         if self.unused:
             more = f" and {len(self.unused) - MOST_NAMED} more" if len(self.unused) > MOST_NAMED else ""
             log(f"unused   {len(self.unused)} tensors: {', '.join(self.unused[:MOST_NAMED])}{more}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from vitrail.runtime.progress import Say
 from vitrail.weights.arrays import read_npz
 from vitrail.weights.description import KEY, read_sidecar
@@ -17,12 +19,20 @@ from vitrail.weights.tensors import read_json, read_tensors
 from vitrail.weights.timm import read_timm
 
 
-def read_model(resolved: ResolvedModel, log: Say, *, has_names: bool = False, use_sidecar: bool = True) -> ReadModel:
+def read_model(
+    resolved: ResolvedModel,
+    log: Say,
+    *,
+    has_names: bool = False,
+    stated: Collection[str] = (),
+    use_sidecar: bool = True,
+) -> ReadModel:
     """Reads the model from a path found by `resolve_model`.
 
     Args:
         log: called with a line for everything that the weights do not state and that was assumed.
         has_names: whether class names are given elsewhere, so that missing ones are not reported.
+        stated: the values of preprocessing that are given elsewhere, by the names of `Preprocessing.override`.
         use_sidecar: whether to use vitrail's description beside a foreign layout; if not, the file is read as by other tools.
 
     Raises:
@@ -40,7 +50,8 @@ def read_model(resolved: ResolvedModel, log: Say, *, has_names: bool = False, us
         weights = read_timm(tensors, {}, path, read_sidecar(path) if use_sidecar else None)
     else:
         weights = _read_foreign(resolved, log, use_sidecar=use_sidecar)
-    return ReadModel(weights.build_model(path, log, has_names=has_names), weights.layout, weights.unused)
+    model = weights.build_model(path, log, has_names=has_names, stated=stated)
+    return ReadModel(model, weights.layout, weights.unused)
 
 
 def _read_foreign(resolved: ResolvedModel, log: Say, *, use_sidecar: bool) -> Weights:

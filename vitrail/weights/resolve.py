@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -40,13 +41,16 @@ class ResolvedModel:
     layout: Layout
 
 
-def resolve_model(model: str | Path) -> ResolvedModel:
+def resolve_model(model: object) -> ResolvedModel:
     """Finds the weights of ``model``: a path, ``latest`` or ``hf:owner/name``.
 
     Raises:
-        ConfigError: the model does not exist; suggests similar names.
+        ConfigError: the model does not exist, and similar names are suggested; or it is no path but a model in memory.
         CheckpointError: the file or folder cannot be read, or the hub cannot be reached.
     """
+    if not isinstance(model, str | os.PathLike):
+        what = f"weights are needed, and not a {type(model).__name__} in memory"
+        raise ConfigError(what, "save it first: vitrail.weights.native.save_model(FOLDER, model)")
     if str(model).startswith(REMOTE):
         return _resolve_folder(fetch(str(model)))
     path = newest_finished(Path("runs")) if str(model) == "latest" else Path(model).expanduser()

@@ -34,11 +34,11 @@ from vitrail.config.flags_inference import (
     TransferOutFlags,
 )
 from vitrail.config.keywords import takes
-from vitrail.config.units import part, size_in_pixels, split_commas, whole_numbers
+from vitrail.config.units import part, split_commas, whole_numbers
 from vitrail.errors import ConfigError
 from vitrail.rows import Records
 from vitrail.runtime.progress import Say, to_stderr
-from vitrail.workflows.api_options import ALL, choose_cache, list_inputs, parse_options, to_path
+from vitrail.workflows.api_options import ALL, choose_cache, list_inputs, parse_options, parse_weights, to_path
 
 if TYPE_CHECKING:
     from vitrail.analysis.explanation import Explanation
@@ -280,7 +280,7 @@ def convert(
     """Writes a model in another layout and verifies its outputs; or compares two.
 
     Args:
-        source: what `vitrail.load` takes.
+        source: what `vitrail.load` takes; save a model in memory first, with `vitrail.weights.native.save_model`.
         destination: a new folder, or a file; with ``diff`` the other model.
 
     Returns:
@@ -301,14 +301,15 @@ def convert(
     from vitrail.weights.adapt import read_classes
     from vitrail.workflows.convert import convert as write
 
-    head, size = flags["head"], flags["size"]
+    head, weights = flags["head"], parse_weights(flags)
     return write(
         source,
         destination,
         to,
         force=flags["force"],
         classes_file=flags["classes"],
-        image_size=None if size is None else size_in_pixels(size),
+        preprocessing=weights["preprocessing"],
+        image_size=weights["size"],
         in_channels=flags["channels"],
         classes=read_classes(Path(head)) if isinstance(head, str | Path) else head,
         log=log,
@@ -337,11 +338,8 @@ def export(
     from vitrail.inference.options import InferenceOptions
     from vitrail.workflows.export import export_model
 
-    size = flags["size"]
     own: dict[str, Any] = {name: flags[name] for name in ("int8", "pictures", "check", "images", "tolerance", "force")}
-    inference = InferenceOptions(
-        size=None if size is None else size_in_pixels(size), max_bad=part(flags["max_bad"]), quiet=flags["quiet"]
-    )
+    inference = InferenceOptions(**parse_weights(flags), max_bad=part(flags["max_bad"]), quiet=flags["quiet"])
     return export_model(model, out, to, classes=to_path(flags["classes"]), inference=inference, say=log, **own)
 
 

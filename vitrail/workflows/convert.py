@@ -5,6 +5,7 @@ B images, C channels, K classes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ def convert(
     *,
     force: bool = False,
     classes_file: str | Path | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
     log: Say = lambda line: None,
     **changes: Any,
 ) -> Converted:
@@ -88,6 +90,7 @@ def convert(
         to: one of `ENCODERS`.
         force: write it although the layout cannot express some of the numerics, so that other readers compute other outputs.
         classes_file: a text file that names the outputs, one a line.
+        preprocessing: values that override those of the source, as accepted by `Preprocessing.override`.
         log: takes a line for everything that the source does not state and was assumed.
         changes: what `adapt` takes: ``image_size``, ``in_channels``, ``classes`` for another head.
 
@@ -104,8 +107,8 @@ def convert(
         what = f"{resolved.path} is an exported graph, whose weights are folded into it"
         raise CheckpointError(what, "convert the model that it was exported from")
     _check_destination(path, to, resolved)
-    loaded = read_model(resolved, log, has_names=classes_file is not None)
-    model = apply_changes(loaded.model, classes_file, **changes).eval()
+    loaded = read_model(resolved, log, has_names=classes_file is not None, stated=preprocessing or ())
+    model = apply_changes(loaded.model, classes_file, preprocessing, **changes).eval()
     written = ENCODERS[to](model, path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -139,9 +139,11 @@ def export_model(
     options = ExportOptions(to=to, int8=int8, pictures=pictures)
     path = Path(out).expanduser() if out is not None else options.default_path(model)
     if to in LAYOUTS:
-        _check_only_layout(model, check, images, tolerance)
-        named = {"classes_file": classes, "image_size": inference.size}
-        return convert(str(model), path, to, force=force, log=say, **named)
+        if any(value is not None for value in (check, images, tolerance)):
+            what = "a layout of weights is verified tensor by tensor, not on images"
+            raise ConfigError(what, "leave --check, --images and --tolerance out")
+        named = {"classes_file": classes, "preprocessing": inference.preprocessing, "image_size": inference.size}
+        return convert(resolve_model(model).path, path, to, force=force, log=say, **named)
     limits = Tolerances(exact=not (int8 or pictures), tolerance=tolerance)
     if images is not None and images < 1:
         raise ConfigError(f"images is {images}", "compare one image at least, such as --images 300")
@@ -230,15 +232,6 @@ def _add_figures(made: Path, options: ExportOptions, figures: str) -> None:
     with open(made, "ab") as file:  # of a repeated field, what comes later in the file is added to what came before
         file.write(onnx.ModelProto(metadata_props=[entry]).SerializeToString())
     seal_onnx(made)
-
-
-def _check_only_layout(model: str | Path | Task, *unused: Any) -> None:
-    """Raises `ConfigError` for what a layout of weights has no use for."""
-    if isinstance(model, Task):
-        raise ConfigError("a model in memory cannot be converted", "save it first: vitrail.weights.native.save_model")
-    if any(value is not None for value in unused):
-        what = "a layout of weights is verified tensor by tensor, not on images"
-        raise ConfigError(what, "leave --check, --images and --tolerance out")
 
 
 def _check_destination(path: Path, options: ExportOptions, *, force: bool) -> None:
