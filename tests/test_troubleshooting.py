@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import shlex
 import socket
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 
 from tests.looked_at import picture, shaken
 from vitrail.cli import run
+from vitrail.runs import checkpoint
 from vitrail.weights.native import save_model
 
 PAGE = (Path(__file__).parent.parent / "docs/troubleshooting.md").read_text()
@@ -64,6 +68,19 @@ def test_a_message_is_quoted_as_it_is_printed(command, desk, capsys):
     assert run(shlex.split(command)) == code
     assert f"error: {beginning}" in capsys.readouterr().err
     assert any(line.startswith(f"error: {beginning}") for line in QUOTED)
+
+
+def test_a_full_disk_is_quoted(desk, monkeypatch, capsys):
+    def fill(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "write_bytes", fill)
+    assert run(shlex.split("train digits --steps 1 --batch 8 --out runs/photos --set save.every=0.001 --quiet")) == 6
+    full, needed, *_ = capsys.readouterr().err.splitlines()
+    place = "runs/photos/checkpoints/step-"
+    assert full.startswith(f"error: the disk is full: {place}")
+    assert any(line.startswith(f"error: the disk is full: {place}") for line in QUOTED)
+    assert re.fullmatch(r"  needed [\d,.]+ MB, free [\d,.]+ MB", needed)
 
 
 def test_a_port_in_use_is_quoted(desk, capsys):
