@@ -24,7 +24,7 @@ def convert(source: str, destination: str, /, *, json: AsJson = False, **flags: 
     Parameters
     ----------
     source
-        A run directory, `latest`, a model folder, a file of weights, or hf:owner/name.
+        A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), or hf:owner/name.
     destination
         A new folder (all but google), or a file: .safetensors (native, timm) or .npz (google). With --diff: the other model.
     """

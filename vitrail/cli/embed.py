@@ -15,7 +15,7 @@ def embed(model: str, /, *inputs: str, **flags: Unpack[EmbedFlags]) -> None:
     Parameters
     ----------
     model
-        A run directory, `latest`, a model folder, a .safetensors file, or an .onnx of `vitrail export`.
+        A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported .onnx.
     inputs
         Files, folders, globs, a manifest, or - for paths on standard input.
     """

@@ -26,7 +26,7 @@ def evaluate(
     Parameters
     ----------
     model
-        A run directory, `latest`, a model folder, a .safetensors file, or an .onnx of `vitrail export`.
+        A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported .onnx.
     data
         What `vitrail train` takes.
     """

@@ -24,7 +24,7 @@ def explain(model: str, /, *inputs: str, json: Json = False, **flags: Any) -> No
     Parameters
     ----------
     model
-        A run directory, `latest`, a model folder, or a .safetensors file.
+        A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), or hf:owner/name.
     inputs
         Files, folders, globs, a manifest, or - for paths on standard input.
     """

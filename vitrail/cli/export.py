@@ -22,7 +22,7 @@ def export(model: str, /, *, json: AsJson = False, **flags: Unpack[ExportFlags])
     Parameters
     ----------
     model
-        A run directory, `latest`, a model folder, a file of weights, or hf:owner/name.
+        A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), or hf:owner/name.
     """
     from vitrail.cli.convert import print_converted
     from vitrail.runtime.process import use_all_cores

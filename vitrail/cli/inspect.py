@@ -16,7 +16,7 @@ def inspect(model: str, /, *, json: AsJson = False, **flags: Unpack[InspectFlags
     Parameters
     ----------
     model
-        A run directory, `latest`, a model folder, or a .safetensors file.
+        A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), or hf:owner/name.
     """
     from vitrail.cli.output import command_line, one_line
     from vitrail.runtime.process import use_all_cores

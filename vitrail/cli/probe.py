@@ -18,7 +18,8 @@ def probe(model: str, data: str, /, *, json: AsJson = False, **flags: Unpack[Pro
     Parameters
     ----------
     model
-        A run directory, `latest`, a model folder, a .safetensors file, or an .onnx of `vitrail export`. It needs no head.
+        A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported
+        .onnx; it needs no head.
     data
         What `vitrail train` takes; its classes need not be the model's.
     """

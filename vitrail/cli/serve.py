@@ -17,7 +17,8 @@ def serve(model: str | None = None, /, **flags: Unpack[ServeFlags]) -> None:
     Parameters
     ----------
     model
-        A run directory, `latest`, a model folder, a file of weights or an exported .onnx; with --runs it may be left out.
+        A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported
+        .onnx; with --runs it may be left out.
     """
     from vitrail.runtime.process import use_all_cores
     from vitrail.workflows.api import serve as run

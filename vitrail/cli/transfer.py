@@ -18,7 +18,7 @@ def transfer(model: str, /, *data: str, json: AsJson = False, **flags: Any) -> i
     Parameters
     ----------
     model
-        A run directory, `latest`, a model folder, a .safetensors file, or an .onnx of `vitrail export`.
+        A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported .onnx.
     data
         Data sets, each what `vitrail train` takes.
     """

@@ -20,7 +20,11 @@ class TrainingFlags(TypedDict, total=False):
     ]  # fmt: skip
     init: Annotated[
         str | Path | None,
-        Flag("Weights to start from: a run, a model folder, or a .safetensors file.", setting="model.init", word=str),
+        Flag(
+            "Weights to start from: a run, a model folder, a .safetensors, .pth or .npz file, or hf:owner/name.",
+            setting="model.init",
+            word=str,
+        ),
     ]
     size: Annotated[Pixels | None, Flag("Pixels, as 384 or 384x256 (height x width).", setting="model.size", word=str)]
     epochs: Annotated[float | None, Flag("Passes over the training images.", setting="schedule.epochs")]
