@@ -14,7 +14,7 @@ from PIL import Image
 import vitrail
 from tests.looked_at import shaken
 from vitrail.cli import run
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError
 from vitrail.weights.native import save_model
 
 GOOD = ("a.png", "b.PPM", "deep/c.jpg", "no extension")
@@ -122,3 +122,10 @@ def test_a_table_that_begins_with_errors_has_its_columns_and_types(place):
     assert table.num_rows == 1107
     assert (str(table.schema.field("score").type), str(table.schema.field("label").type)) == ("double", "string")
     assert table["error"].to_pylist().count("") == 4
+
+
+@pytest.mark.parametrize("option", [{"mean": [0.1, 0.2, 0.3]}, {"crop": 32}, {"classes": "names.txt"}])
+def test_options_that_a_model_in_memory_could_not_follow_are_refused(place, option):
+    Path("names.txt").write_text("a\nb\n")
+    with pytest.raises(ConfigError, match="model in memory"):
+        vitrail.predict(shaken(), ["photos"], quiet=True, **option)

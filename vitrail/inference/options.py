@@ -40,8 +40,15 @@ class InferenceOptions:
                 raise ConfigError(f"{name} is {getattr(self, name)}", f"give {least} or more")
 
     def load(self, model: str | Path | Task, classes: Path | None, say: Say) -> Task:
-        """The model, on its device and ready to predict; a `Task` is taken as it is."""
-        if not isinstance(model, Task):
+        """The model, on its device and ready to predict; a `Task` is taken as it is.
+
+        Raises `ConfigError` for a `Task` with options that only a loaded model can follow, and as `weights.load`.
+        """
+        if isinstance(model, Task):
+            if self.size or self.preprocessing or classes:
+                what = "classes, a size or preprocessing were given for a model in memory, which has its own"
+                raise ConfigError(what, "change the model, as by model.preprocessing.override(...), or load it anew")
+        else:
             model = weights.load(
                 model, classes_file=classes, image_size=self.size, preprocessing=self.preprocessing, log=say
             )
