@@ -25,7 +25,8 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from vitrail.data.augment.apply import augment
-from vitrail.data.augment.policy import OPERATIONS, POLICIES, Augment, crop_boxes
+from vitrail.data.augment.crops import crop_boxes
+from vitrail.data.augment.policy import OPERATIONS, POLICIES, Augment
 from vitrail.data.augment.sample import draw_flips, draw_layers
 
 SEED = 0

@@ -22,7 +22,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitrail.data.augment.policy import POLICIES, crop_box
+from vitrail.data.augment.crops import crop_box
+from vitrail.data.augment.policy import POLICIES
 from vitrail.data.loader import train_batches
 from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources.contents import Files

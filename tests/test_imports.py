@@ -49,10 +49,7 @@ LIBRARIES = [
 LIGHT = {
     "without torch": {
         "import vitrail": HEAVY,
-        **{
-            RUN.format(words=[*verb, "--help"]): {"torch", "sklearn", "matplotlib"}
-            for verb in ([], *([verb] for verb in VERBS))
-        },
+        **{RUN.format(words=[*verb, "--help"]): HEAVY for verb in ([], *([verb] for verb in VERBS))},
         **{RUN.format(words=words): {"torch"} for words in SHOWS},
         "import vitrail.config.compose": {"torch"},
         "import vitrail.data.augment.sample": {"torch"},

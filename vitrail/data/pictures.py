@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitrail.data.augment.policy import Augment, crop_box
+from vitrail.data.augment.crops import crop_box
+from vitrail.data.augment.policy import Augment
 from vitrail.data.decode import FORMATS, ORIENTATION, BadImage, decode
 from vitrail.data.preprocessing import INTERPOLATIONS, Preprocessing
 from vitrail.data.rng import keys

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import scipy
 
-from vitrail.data.augment.policy import POLICIES, Augment, crop_box, crop_boxes
+from vitrail.data.augment.crops import crop_box, crop_boxes
+from vitrail.data.augment.policy import POLICIES, Augment
 from vitrail.errors import ConfigError
 
 SAMPLES = np.arange(4000)

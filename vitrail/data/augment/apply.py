@@ -28,10 +28,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitrail.data.augment.crops import crop_boxes
 from vitrail.data.augment.erasing import noise_boxes
 from vitrail.data.augment.geometry import GEOMETRY, Numbers, box, flip, resample, shift, visible
 from vitrail.data.augment.operations import LOOKING, PART, PASSES, TABLES, cut_boxes, inside, look_up, parts, put
-from vitrail.data.augment.policy import Augment, crop_boxes
+from vitrail.data.augment.policy import Augment
 from vitrail.data.augment.sample import NOTHING, Layer, draw_erasing, draw_flips, draw_layers, draw_shifts
 
 

@@ -1,7 +1,4 @@
-"""Augmentation policies: the settings, the named policies, and the crop boxes. Uses numpy, not torch.
-
-Axes: ``...`` is the shape of the ids, H and W the height and width of the image. Boxes are (left, top, width, height) in pixels.
-"""
+"""Augmentation policies: the settings, and the named policies. Needs neither numpy nor torch, so that the settings load fast."""
 
 from __future__ import annotations
 
@@ -9,10 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from vitrail.data.rng import uniforms
 from vitrail.errors import ConfigError, nearest
 
 OPERATIONS = (
@@ -219,77 +212,3 @@ POLICIES: dict[str, Augment] = {
     "small": Augment(crop="pad", pad_mode="zero"),
     "finetune": Augment(crop_area=(0.25, 1.0)),
 }
-
-TRIES = 10  # draws of a crop before the largest part is used instead, as in torchvision
-
-
-def crop_box(
-    policy: Augment, seed: int, epoch: int, sample: int, view: int, height: int, width: int, *, aspect: float = 1.0
-) -> tuple[int, int, int, int]:
-    """The crop box of one view of an image: (left, top, width, height), whole pixels inside the image.
-
-    A function of its arguments alone; worker processes call it before they decode. It does not include the shift of
-    ``crop="pad"``, which `augment` applies.
-
-    Args:
-        aspect: width / height of the size to which the crop is scaled.
-    """
-    left, top, wide, tall = crop_boxes(policy, seed, epoch, sample, view, height, width, aspect=aspect).tolist()
-    return left, top, wide, tall
-
-
-def crop_boxes(
-    policy: Augment,
-    seed: int,
-    epoch: ArrayLike,
-    sample: ArrayLike,
-    view: ArrayLike,
-    height: int,
-    width: int,
-    *,
-    aspect: float = 1.0,
-) -> NDArray[np.int64]:
-    """`crop_box` of several ids, for images of one size.  # -> (..., 4)"""
-    draws = uniforms(seed, "crop", epoch, sample, view, 2 + 2 * TRIES)  # (..., 2 + 2 tries)
-    wide = min(width, round(height * aspect))
-    tall = min(height, round(width / aspect))
-    if policy.crop == "inception":
-        sides = CROP_RULES[policy.crop_rule](policy, draws[..., 2:].reshape(*draws.shape[:-1], TRIES, 2), height, width)
-    else:
-        sides = np.broadcast_to(np.array([wide, tall]), (*draws.shape[:-1], 2))
-    room = np.array([width, height]) - sides  # (..., 2)
-    centred = policy.crop == "none"
-    corner = room // 2 if centred else np.minimum((draws[..., :2] * (room + 1)).astype(np.int64), room)
-    return np.concatenate([corner, sides], axis=-1)
-
-
-def _sides_by_area(policy: Augment, draws: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
-    """(width, height) of the first draw that fits, as in torchvision's RandomResizedCrop.  # -> (..., 2)"""
-    (small, large), (narrow, broad) = policy.crop_area, policy.crop_aspect
-    area = height * width * (small + (large - small) * draws[..., 0])
-    aspect = narrow * (broad / narrow) ** draws[..., 1]
-    sides = np.rint(np.stack([np.sqrt(area * aspect), np.sqrt(area / aspect)], -1)).astype(np.int64)  # (..., tries, 2)
-    fits = np.all((sides > 0) & (sides <= [width, height]), axis=-1)
-    largest = min(width, round(height * broad)), min(height, round(width / narrow))
-    return _take_first(sides, fits, np.array(largest))
-
-
-def _sides_by_height(policy: Augment, draws: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
-    """(width, height) of the first draw that fits, as in TensorFlow's sample_distorted_bounding_box.  # -> (..., 2)"""
-    (small, large), (narrow, broad) = policy.crop_area, policy.crop_aspect
-    aspect = narrow + (broad - narrow) * draws[..., 1]
-    least = np.rint(np.sqrt(small * height * width / aspect))
-    most = np.minimum(np.rint(np.sqrt(large * height * width / aspect)), np.minimum(height, (width + 0.5) // aspect))
-    tall = np.floor(least + draws[..., 0] * np.maximum(most - least + 1, 0))
-    sides = np.stack([np.rint(tall * aspect), tall], -1).astype(np.int64)  # (..., tries, 2)
-    area = sides.prod(-1) / (height * width)
-    fits = np.all((sides > 0) & (sides <= [width, height]), axis=-1) & (area <= large) & (area >= small)
-    return _take_first(sides, fits, np.array([width, height]))
-
-
-def _take_first(sides: NDArray[np.int64], fits: ArrayLike, otherwise: NDArray[np.int64]) -> NDArray[np.int64]:
-    chosen = np.take_along_axis(sides, np.argmax(fits, axis=-1, keepdims=True)[..., None], -2)[..., 0, :]  # (..., 2)
-    return np.where(np.any(fits, axis=-1, keepdims=True), chosen, otherwise)
-
-
-CROP_RULES = {"area": _sides_by_area, "height": _sides_by_height}
