@@ -248,7 +248,8 @@ def test_no_odd_value_of_a_field_is_more_than_an_error(kind, tmp_path):
     refused = 0
     for config, processing in odd:
         try:
-            read_huggingface(dict(tensors), config, processing, tmp_path).build_model(tmp_path, silent, has_names=True)
+            weights = read_huggingface(dict(tensors), config, processing, tmp_path)
+            weights.build_model(tmp_path, silent, has_names=True, stated=())
         except VitrailError:
             refused += 1
     assert refused > len(odd) / 2
