@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from io import BytesIO
-
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data.encoded import noise, png, saved
 from vitrail.data.decode import convert_image, decode
 from vitrail.data.preprocessing import Preprocessing
-
-
-def noise(height: int = 5, width: int = 7, channels: int = 3, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (height, width, channels)).astype(np.uint8)
-
-
-def saved(image: Image.Image, kind: str, **options: object) -> bytes:
-    buffer = BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def png(array: np.ndarray, **options: object) -> bytes:
-    return saved(Image.fromarray(array), "PNG", **options)
-
 
 # where EXIF says the rows and columns of the stored picture lie -> what sets it upright
 UPRIGHT = {
