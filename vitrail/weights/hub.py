@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
 
 from vitrail.errors import CheckpointError, ConfigError, VitrailError
+from vitrail.weights.description import hash_file
 from vitrail.weights.folders import PICKLED
 from vitrail.weights.tensors import printable
 
@@ -61,9 +61,7 @@ def list_hashes(folder: Path) -> dict[str, str]:
 def _verify(folder: Path) -> None:
     """Raises `CheckpointError` if a large file is not what the hub has."""
     for name, expected in list_hashes(folder).items():
-        with open(folder / name, "rb") as file:
-            actual = hashlib.file_digest(file, "sha256").hexdigest()
-        if actual != expected:
+        if hash_file(folder / name) != expected:
             what = f"{folder / name} does not match the SHA-256 of the hub, {expected}"
             raise CheckpointError(what, f"delete {(folder / name).resolve()} and run the command again")
 
