@@ -174,6 +174,8 @@ _RECIPES = (
                 settings={
                     "data": {"validation": 0.2},
                     "schedule": {"steps": 2_500, "warmup_steps": 200, "recipe_steps": 2_500},
+                    # the preprocessing of BiT (Kolesnikov et al. 2020): scaled to 448 x 448, then a crop of 384 x 384
+                    "augment": {"crop": "squash", "crop_area": [(384 / 448) ** 2, (384 / 448) ** 2]},
                 },
                 expect="a task of VTAB-1k: --lr 0.01 for all of them",
             ),

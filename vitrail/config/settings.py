@@ -59,7 +59,7 @@ MEANINGS = {
     "schedule.recipe_steps": "length in updates that the warm-up steps are for; a shorter run scales them; null never does",
     "schedule.kind": "decay of the learning rate after warm-up",
     "schedule.end": "last learning rate",
-    "augment.crop": "random crop: of random area and aspect ratio, shifted over a padded border, or the largest centred one",
+    "augment.crop": "random crop: of random area, or aspect ratio too; shifted over a padded border; or the largest centred one",
     "augment.crop_area": "range of the area of the crop, relative to the image",
     "augment.crop_aspect": "range of the width / height of the crop",
     "augment.crop_rule": "draw the area (torchvision) or the height (TensorFlow) uniformly",

@@ -101,6 +101,16 @@ def test_a_policy_knows_whether_it_mixes(policy, mixes):
     assert Augment(**policy).mixes is mixes
 
 
+def test_a_squashed_crop_has_the_aspect_ratio_of_the_picture():
+    boxes = crop_boxes(Augment(crop="squash", crop_area=(0.25, 0.25)), 0, 0, SAMPLES, 0, 100, 400)
+    assert (boxes[:, 2:] == [200, 50]).all()
+    assert (boxes[:, 0].min(), boxes[:, 0].max(), boxes[:, 1].min(), boxes[:, 1].max()) == (0, 200, 0, 50)
+    assert crop_box(Augment(crop="squash", crop_area=(1.0, 1.0)), 0, 0, 0, 0, 100, 400) == (0, 0, 400, 100)
+    wide = crop_boxes(Augment(crop="squash", crop_area=(0.04, 1.0)), 0, 0, SAMPLES, 0, 100, 400)[:, 2]
+    assert wide.min() == pytest.approx(80, abs=2)
+    assert wide.max() == pytest.approx(400, abs=2)
+
+
 @pytest.mark.parametrize("rule", ["area", "height"])
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (60, 40), (8, 8), (1, 1), (1000, 20)])
 def test_a_crop_lies_in_the_picture_and_within_its_ranges(rule, height, width):

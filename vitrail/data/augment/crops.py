@@ -44,7 +44,9 @@ def crop_boxes(
     draws = uniforms(seed, "crop", epoch, sample, view, 2 + 2 * TRIES)  # (..., 2 + 2 tries)
     wide = min(width, round(height * aspect))
     tall = min(height, round(width / aspect))
-    if policy.crop == "inception":
+    if policy.crop == "squash":
+        sides = _scale_sides(policy, draws[..., 2], height, width)
+    elif policy.crop == "inception":
         sides = CROP_RULES[policy.crop_rule](policy, draws[..., 2:].reshape(*draws.shape[:-1], TRIES, 2), height, width)
     else:
         sides = np.broadcast_to(np.array([wide, tall]), (*draws.shape[:-1], 2))
@@ -52,6 +54,13 @@ def crop_boxes(
     centred = policy.crop == "none"
     corner = room // 2 if centred else np.minimum((draws[..., :2] * (room + 1)).astype(np.int64), room)
     return np.concatenate([corner, sides], axis=-1)
+
+
+def _scale_sides(policy: Augment, draws: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
+    """(width, height) of a part with the aspect ratio of the image.  # -> (..., 2)"""
+    small, large = policy.crop_area
+    scale = np.sqrt(small + (large - small) * draws)[..., None]
+    return np.maximum(np.rint(scale * [width, height]), 1).astype(np.int64)
 
 
 def _sides_by_area(policy: Augment, draws: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ OPERATIONS = (
     "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y", "cutout",
 )  # fmt: skip
 CHOICES = {
-    "crop": ("none", "inception", "pad"),
+    "crop": ("none", "squash", "inception", "pad"),
     "crop_rule": ("area", "height"),
     "pad_mode": ("reflect", "zero"),
     "erase_fill": ("noise", "constant"),
@@ -27,8 +27,9 @@ class Augment:
     then, on batches, mixing. The views of an image are independent; blur and solarise may differ in even and odd views.
 
     Attributes:
-        crop: ``inception`` is a part of random area and aspect ratio, scaled; ``pad`` a shift over a padded border;
-            ``none`` the largest centred part of the required aspect ratio.
+        crop: ``inception`` is a part of random area and aspect ratio, scaled; ``squash`` a part of random area with the
+            aspect ratio of the image, scaled to the required one; ``pad`` a shift over a padded border; ``none`` the
+            largest centred part of the required aspect ratio.
         crop_area, crop_aspect: ranges of the area of the part relative to the image, and of its width / height.
         crop_rule: ``area`` draws the area and the logarithm of the aspect ratio uniformly (torchvision); ``height`` draws
             the aspect ratio and then the height, which favours small parts (TensorFlow, and so the papers from Google).
@@ -62,7 +63,7 @@ class Augment:
         ConfigError: a value out of range, or an unknown name.
     """
 
-    crop: Literal["none", "inception", "pad"] = "inception"
+    crop: Literal["none", "squash", "inception", "pad"] = "inception"
     crop_area: tuple[float, float] = (0.08, 1.0)
     crop_aspect: tuple[float, float] = (3 / 4, 4 / 3)
     crop_rule: Literal["area", "height"] = "area"
