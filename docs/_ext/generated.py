@@ -24,6 +24,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "models": reference_tables.models,
     "recipes": reference_tables.recipes,
     "settings": reference_tables.settings,
+    "vtab": reference_tables.vtab,
 }
 
 

@@ -17,6 +17,7 @@ from vitrail.cli import build_app
 from vitrail.config.parse import flatten, plain
 from vitrail.config.recipes import RECIPES
 from vitrail.config.settings import list_settings
+from vitrail.evaluation.vtab import PUBLISHED, TASKS
 from vitrail.workflows.models import ModelFacts
 
 LONG = 100  # characters of a cell that is written below its table
@@ -164,3 +165,27 @@ def _describe(facts: ModelFacts) -> tuple[str, ...]:
         "" if published.top1 is None else str(published.top1),
         published.paper if published.setting is None else f"{published.paper}; {published.setting}",
     )
+
+
+def vtab() -> str:
+    """The tasks of VTAB-1k with the published figures."""
+    rows = [
+        (
+            f"`{name}`",
+            task.group,
+            str(task.classes),
+            task.about,
+            ", ".join(word for word, done in (("flips", task.flips), ("crops", task.crops)) if done) or "none",
+            *(f"{other.accuracies[name]:.1f}" for other in PUBLISHED.values()),
+        )
+        for name, task in TASKS.items()
+    ]
+    means = (
+        "mean",
+        "",
+        "",
+        "",
+        "",
+        *(f"{other.mean(list(TASKS)):.1f} ± {other.std:.2f}" for other in PUBLISHED.values()),
+    )
+    return table(("folder", "group", "classes", "task", "augmentation", *PUBLISHED), [*rows, means])

@@ -20,7 +20,8 @@ from vitrail.errors import ConfigError, DiskError, Interrupted
 from vitrail.inference.features import Features
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
-from vitrail.reports.transfer import Cell, Transfer, markdown, page
+from vitrail.reports.transfer.page import markdown, page
+from vitrail.reports.transfer.results import Cell, Transfer
 from vitrail.tasks.classification import create_classifier
 from vitrail.weights import load
 from vitrail.weights.native import save_model

@@ -20,7 +20,7 @@ def transfer(model: str, /, *data: str, json: AsJson = False, **flags: Any) -> i
     model
         A run directory, `latest`, a model folder, weights (.safetensors, .pth, .npz), hf:owner/name, or an exported .onnx.
     data
-        Data sets, each what `vitrail train` takes.
+        Data sets, each what `vitrail train` takes; with --vtab one folder of the tasks of VTAB-1k.
     """
     import sys
 
@@ -35,8 +35,11 @@ def transfer(model: str, /, *data: str, json: AsJson = False, **flags: Any) -> i
     for place, cell in result.failures.items():
         print(f"error: {place}: {cell.error}", file=sys.stderr)
     if json:
-        means = {f"mean_{protocol}": result.mean(protocol) for protocol in result.protocols}
-        # JSON has no NaN: a mean that a failure leaves undefined is null
-        means = {name: mean if mean == mean else None for name, mean in means.items()}
+        means = {
+            # JSON has no NaN: a mean that a failure leaves undefined is null
+            f"{name}_{protocol}": mean.accuracy if mean.accuracy == mean.accuracy else None
+            for name, row in result.means().items()
+            for protocol, mean in row.items()
+        }
         print(one_line({"data_sets": len(result.rows), "failed": len(result.failures), **means}))
     return result.code

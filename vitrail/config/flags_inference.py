@@ -148,11 +148,18 @@ class TransferFlags(ImageFlags, total=False):
         str | Sequence[str],
         Flag("Protocols, separated by commas.", "knn,linear,fewshot,finetune", word=str),
     ]
+    vtab: Annotated[
+        bool,
+        Flag(
+            "The data are a folder with one folder for each task of VTAB-1k: trained on 1,000 images, judged on test.",
+            False,
+        ),
+    ]
     k: Neighbours
     shots: Shots
     epochs: Annotated[
         float | None,
-        Flag("Epochs of fine-tuning; by default those of the recipe finetune."),
+        Flag("Epochs of fine-tuning; by default those of the recipe finetune, or with --vtab paper-finetune/vtab."),
     ]
     steps: Annotated[int | None, Flag("Updates of fine-tuning, instead of epochs.")]
     seeds: Annotated[int, Flag("Fine-tuning runs per data set; the result is their mean.", 1)]
@@ -167,7 +174,9 @@ class TransferOutFlags(TypedDict, total=False):
 
     out: Annotated[
         str | Path,
-        Flag("The folder for transfer.csv, transfer.md, report.html and the runs of the fine-tuning.", ..., word=Path),
+        Flag(
+            "The folder for report.html, transfer.csv, .json and .md, and the runs of the fine-tuning.", ..., word=Path
+        ),
     ]
 
 

@@ -177,7 +177,7 @@ _RECIPES = (
                     # the preprocessing of BiT (Kolesnikov et al. 2020): scaled to 448 x 448, then a crop of 384 x 384
                     "augment": {"crop": "squash", "crop_area": [(384 / 448) ** 2, (384 / 448) ** 2]},
                 },
-                expect="a task of VTAB-1k: --lr 0.01 for all of them",
+                expect="a task of VTAB-1k: --lr 0.01 for all of them; `vitrail transfer --vtab` trains all of them",
             ),
         },
     ),

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from vitrail.data.sources.check import CheckResult
     from vitrail.evaluation.judgement import Judgement
     from vitrail.inference.results import Results
-    from vitrail.reports.transfer import Transfer
+    from vitrail.reports.transfer.results import Transfer
     from vitrail.tasks.answer import Answer
     from vitrail.tasks.classification import Classifier
     from vitrail.workflows.convert import Converted
@@ -142,6 +142,7 @@ def transfer(
         shots=whole_numbers(flags["shots"]),
         tuning=Tuning(epochs=flags["epochs"], steps=flags["steps"], settings=settings, seeds=flags["seeds"]),
         **parse_options(flags),
+        vtab=flags["vtab"],
         cache=choose_cache(flags["cache"]),
         command=command,
         say=log,

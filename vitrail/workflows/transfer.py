@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -22,11 +22,13 @@ from vitrail.config.schema import Run
 from vitrail.data.sources.arrays import BUILT_IN
 from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import CheckpointError, ConfigError, DataError, DivergedError, VitrailError, nearest
+from vitrail.evaluation.vtab import TASKS, VtabTask
 from vitrail.files import make_folder
 from vitrail.inference.features import Features, digest_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
-from vitrail.reports.transfer import Cell, Transfer, write_transfer
+from vitrail.reports.transfer.documents import write_transfer
+from vitrail.reports.transfer.results import RUN, Cell, Transfer
 from vitrail.reports.wording import plural
 from vitrail.runs.cells import Cells
 from vitrail.runtime.machine import describe, versions
@@ -46,6 +48,7 @@ from vitrail.workflows.probe import (
     open_to_probe,
     warn_of_training_images,
 )
+from vitrail.workflows.vtab import RECIPE, SAMPLE, choose_settings, find_departures, find_tasks, open_task
 
 FINETUNE = "finetune"
 ALL = ("knn", "linear", "fewshot", FINETUNE)
@@ -54,10 +57,11 @@ OF_ONE_DATA_SET = (ConfigError, DataError, CheckpointError, DivergedError)  # er
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """How the whole network is trained further: the length, further ``settings`` as ``--set`` takes them, and from how many
-    ``seeds``.
+    """How the whole network is trained further: the recipe, the length, further ``settings`` as ``--set`` takes them, and from
+    how many ``seeds``.
     """
 
+    recipe: str = FINETUNE
     epochs: float | None = None
     steps: int | None = None
     settings: tuple[str, ...] = ()
@@ -67,8 +71,11 @@ class Tuning:
         if self.seeds < 1:
             raise ConfigError(f"seeds is {self.seeds}", "fine-tune once or more")
 
-    def run(self, init: Path, data: str, options: InferenceOptions, *, seed: int) -> Run:
-        """The training from one seed; its precision is the training's own choice unless ``options`` has another than fp32."""
+    def run(self, init: Path, data: str, options: InferenceOptions, *, seed: int, of_data: Sequence[str] = ()) -> Run:
+        """The training from one seed; its precision is the training's own choice unless ``options`` has another than fp32.
+
+        ``of_data`` are settings of the data set, which ``settings`` may change.
+        """
         flags = {
             "seed": seed,
             "model": {"init": str(init), "size": options.size, "preprocessing": dict(options.preprocessing)},
@@ -79,7 +86,7 @@ class Tuning:
                 "precision": None if options.precision == "fp32" else options.precision,
             },
         }
-        return request(recipe=FINETUNE, flags=flags, settings=self.settings)[0]
+        return request(recipe=self.recipe, flags=flags, settings=(*of_data, *self.settings))[0]
 
 
 def transfer(
@@ -91,13 +98,14 @@ def transfer(
     k: int = NEIGHBOURS,
     shots: Sequence[int] = SHOTS,
     tuning: Tuning = Tuning(),
+    vtab: bool = False,
     classes: Path | None = None,
     options: InferenceOptions = InferenceOptions(),
     cache: Path | None = None,
     command: str = "",
     say: Say = to_stderr,
 ) -> Transfer:
-    """Judges ``model`` on every data set by every protocol, and writes ``transfer.csv``, ``transfer.md`` and ``report.html``.
+    """Judges ``model`` on every data set by every protocol, and writes ``report.html`` and the table as CSV, JSON and Markdown.
 
     A data set that cannot be used is named with its reason, and the others go on. Each figure is kept in ``out/cells`` when it is
     done, each training in ``out/finetune``: the same call goes on there, and more data sets or protocols may be asked for. A
@@ -107,6 +115,8 @@ def transfer(
         model: what `vitrail.load` takes.
         data: one or several paths or built-in names, as `open_data` takes them; split as `probe` has it.
         protocols: of `probe`, the few shots by their largest number, and ``finetune``.
+        vtab: ``data`` is one folder of the tasks of VTAB-1k, each opened by `vtab.open_task`, and fine-tuning is that of the ViT
+            paper; images are scaled to the network's size without keeping their aspect ratio unless ``options`` say otherwise.
         classes: a text file that names the model's outputs, for weights that carry no names.
         out: the folder; one that was begun with other settings or another model is refused.
         cache: a folder where features are kept for the next time.
@@ -120,7 +130,11 @@ def transfer(
         for name in check_protocols(protocols)
         if name != FINETUNE
     }
-    names = name_data(data)
+    names = find_tasks(get_root(data)) if vtab else name_data(data)
+    if vtab:
+        say(f"vtab     {len(names)} of {len(TASKS)} tasks")
+        tuning = replace(tuning, recipe=RECIPE)
+        options = replace(options, preprocessing={"resize": "squash", **options.preprocessing})
     init = resolve_model(model).path.resolve()
     if FINETUNE in protocols:
         # invalid settings are refused before anything is computed
@@ -132,17 +146,18 @@ def transfer(
     rows: dict[str, dict[str, Cell]] = {}
     for name, source in names.items():
         say(f"data     {name}")
-        data_set = DataSet(source, init, task, cells, options, cache, command, say)
+        data_set = DataSet(source, init, task, cells, options, cache, command, say, TASKS[name] if vtab else None)
         rows[name] = data_set.compute({protocol: probes.get(protocol) for protocol in protocols}, tuning)
     result = Transfer(
         model=Path(str(model)).name,
         protocols=tuple(protocols),
         rows=rows,
-        settings=describe_settings(probes, tuning if FINETUNE in protocols else None),
+        settings=describe_settings(probes, tuning if FINETUNE in protocols else None, vtab=vtab),
         command=command,
         machine=describe(),
         versions=versions(),
         date=date.today().isoformat(),
+        vtab=vtab,
     )
     write_transfer(out, result)
     return result
@@ -170,6 +185,14 @@ def name_data(data: str | Path | Sequence[str | Path]) -> dict[str, str]:
     return {short[source] if count[short[source]] == 1 else source: source for source in sources}
 
 
+def get_root(data: str | Path | Sequence[str | Path]) -> Path:
+    """The folder of the tasks of VTAB-1k. Raises `ConfigError` for several."""
+    roots = [data] if isinstance(data, str | Path) else list(data)
+    if len(roots) != 1:
+        raise ConfigError(f"--vtab takes one folder, and {len(roots)} were named", "vitrail transfer MODEL ROOT --vtab")
+    return Path(roots[0]).expanduser()
+
+
 def collect_settings(
     model: Task, k: int, shots: Sequence[int], tuning: Tuning, options: InferenceOptions
 ) -> dict[str, Any]:
@@ -178,15 +201,17 @@ def collect_settings(
     return plain({"weights": weights, "k": k, "shots": shots, FINETUNE: tuning, "precision": options.precision})
 
 
-def describe_settings(probes: Mapping[str, ProbeProtocol], tuning: Tuning | None) -> dict[str, str]:
+def describe_settings(probes: Mapping[str, ProbeProtocol], tuning: Tuning | None, *, vtab: bool) -> dict[str, str]:
     """The settings for the page."""
     words = {
+        "Training images": SAMPLE if vtab else "",
         "Neighbours": str(probes["knn"].k) if "knn" in probes else "",
         "Shots": ", ".join(map(str, probes["fewshot"].shots)) if "fewshot" in probes else "",
     }
     if tuning is not None:
         length = f"{tuning.epochs:g} epochs" if tuning.epochs else f"{tuning.steps} steps" if tuning.steps else ""
-        words["Fine-tuning"] = ", ".join(filter(None, (length, *tuning.settings, plural(tuning.seeds, "seed"))))
+        recipe = "" if tuning.recipe == FINETUNE else f"recipe {tuning.recipe}"
+        words["Fine-tuning"] = ", ".join(filter(None, (recipe, length, *tuning.settings, plural(tuning.seeds, "seed"))))
     return words
 
 
@@ -202,6 +227,7 @@ class DataSet:
     cache: Path | None
     command: str
     say: Say
+    task: VtabTask | None = None
 
     @cached_property
     def slug(self) -> str:
@@ -211,12 +237,19 @@ class DataSet:
 
     @cached_property
     def splits(self) -> Splits:
+        if self.task is not None:
+            return open_task(self.data, channels=self.model.config.in_channels)
         return open_to_probe(self.data, self.model)
 
     @cached_property
     def parts(self) -> tuple[Source, str, Source]:
         """What is learnt from, the name of the split that is judged, and that."""
         return choose_parts(self.splits)
+
+    @cached_property
+    def departures(self) -> list[str]:
+        """What makes the figures differ from those of VTAB-1k."""
+        return find_departures(self.task, self.parts[0]) if self.task is not None else []
 
     @cached_property
     def features(self) -> list[Features]:
@@ -230,7 +263,11 @@ class DataSet:
         wrong.
         """
         stored = {name: self.kept.read(f"{self.slug}.{name}") for name in probes}
-        kept = {name: Cell(content["figures"]) for name, content in stored.items() if content is not None}
+        kept = {
+            name: Cell(content["figures"], notes=tuple(content["notes"]))
+            for name, content in stored.items()
+            if content is not None
+        }
         if len(kept) == len(probes):
             return kept
         try:
@@ -239,6 +276,8 @@ class DataSet:
             failure = report_failure(error, self.say)
             return {name: kept.get(name, failure) for name in probes}
         self.say(f"split    learns from train: {len(learnt):,} images; judged on {split}: {len(judged):,}")
+        for words in self.departures:
+            self.say(f"warning  {words}")
         warn_of_training_images(self.model, self.data, self.splits, self.say)
         return {name: kept.get(name) or self.compute_cell(name, probe, tuning) for name, probe in probes.items()}
 
@@ -248,8 +287,9 @@ class DataSet:
         except OF_ONE_DATA_SET as error:
             return report_failure(error, self.say, name)
         self.say(f"done     {name} {figures['accuracy']:.4f}")
-        self.kept.write(f"{self.slug}.{name}", {"data": self.data, "protocol": name, "figures": figures})
-        return Cell(figures)
+        content = {"data": self.data, "protocol": name, "figures": figures, "notes": self.departures}
+        self.kept.write(f"{self.slug}.{name}", content)
+        return Cell(figures, notes=tuple(self.departures))
 
     def probe(self, protocol: ProbeProtocol) -> dict[str, float]:
         """The figures of a protocol on frozen features."""
@@ -258,11 +298,12 @@ class DataSet:
         return judge_features(protocol, self.parts[1], [learnt], [judged], say=self.say).figures
 
     def fine_tune(self, tuning: Tuning) -> dict[str, float]:
-        """The accuracy after fine-tuning, the mean over seeds, on the images that the probes are judged on."""
+        """The accuracy after fine-tuning on the images that the probes are judged on: the mean over seeds, and that of each."""
         learnt, split, judged = self.parts
+        of_data = choose_settings(self.task) if self.task is not None else ()
         right = []
         for seed in range(tuning.seeds):
-            run = tuning.run(self.init, self.data, self.options, seed=seed)
+            run = tuning.run(self.init, self.data, self.options, seed=seed, of_data=of_data)
             folder = self.kept.folder / FINETUNE / f"{self.slug}-seed{seed}"
             result = train(run, out=folder, data=self.splits, quiet=self.options.quiet, command=self.command)
             tuned = InferenceOptions(device=self.options.device).load(result.folder, None, self.say)
@@ -270,7 +311,11 @@ class DataSet:
             samples = judge(tuned, judged, self.options, split=split, bad=bad).metric.samples()
             assert samples is not None, "a classifier is judged by each image"
             right.append(samples)
-        return {**compute_figures(np.stack(right)), "images": len(right[0]), "train_images": len(learnt)}
+        by_seed = (
+            {f"{RUN}{seed}": float(samples.mean()) for seed, samples in enumerate(right)} if len(right) > 1 else {}
+        )
+        figures = {**compute_figures(np.stack(right)), **by_seed}
+        return {**figures, "images": len(right[0]), "train_images": len(learnt)}
 
 
 def report_failure(error: VitrailError, say: Say, protocol: str = "") -> Cell:
