@@ -40,6 +40,8 @@ SHAPES = {
     "vit, stem": ((2, 2, 16), (32, 3, 7, 7)),
     "bit": (None, (64, 3, 7, 7)),
     "bit, odd map": (None, (64, 3, 7, 7)),
+    "axial resnet": (None, (64, 3, 7, 7)),
+    "axial resnet, odd map": (None, (64, 3, 7, 7)),
     "pvt": ((8, 8, 8), (8, 3, 4, 4)),
     "pvt, odd map": ((9, 7, 8), (8, 3, 4, 4)),
     "pvt v2": (None, (8, 3, 7, 7)),

@@ -53,7 +53,7 @@ def asked_of(name: str, tokens: int) -> np.ndarray:
         asked[:1] = 0.5
         places = slice(1, 2) if name == "two tokens" else slice(1, None)
         asked[places] = 0.5 / len(asked[places])
-    elif name in ("axial", "swin", "swin, odd map", "pvt v2", "pvt v2, linear"):
+    elif name.startswith(("axial", "swin", "pvt v2")):
         asked[:] = 1 / tokens
     elif name in ("beit", "mean beside registers", "attention pooling"):
         asked[1:] = 1 / (tokens - 1)

@@ -28,6 +28,10 @@ def run_plainly(model: Backbone, images: Tensor, targets: Tensor) -> tuple[Tenso
     def attend(q, k, v, *, bias=None, dropout=0.0, path):
         return keep((q @ k.mT / q.shape[-1] ** 0.5 + (0 if bias is None else bias)).softmax(-1)) @ v
 
+    def attend_along_lines(q, k, bias):
+        weights = (q @ k.mT / q.shape[-1] ** 0.5 + bias).softmax(-1)  # (B, L, H, T, T)
+        return keep(weights.flatten(0, 1)).view_as(weights)
+
     def talk(self, q, k):
         logits = torch.einsum("ca,baqe,bake->bcqk", self.proj_l.weight, q / q.shape[-1] ** 0.5, k)
         return keep((logits + self.proj_l.bias[:, None, None]).softmax(-1))
@@ -35,6 +39,7 @@ def run_plainly(model: Backbone, images: Tensor, targets: Tensor) -> tuple[Tenso
     with pytest.MonkeyPatch.context() as patch, torch.enable_grad():
         for name in WHERE:
             patch.setattr(f"vitrail.models.{name}.attend", attend)
+        patch.setattr("vitrail.models.axial_attention.attention_weights", attend_along_lines)
         patch.setattr(TalkingHeads, "softmax", talk)
         logits = model(images.clone().requires_grad_())
         logits.gather(1, targets[:, None]).sum().backward()

@@ -17,7 +17,7 @@ from vitrail.models.beit import BEITS, BEiTConfig
 from vitrail.models.cait import CAITS, CaiTConfig
 from vitrail.models.pvt import PVTS, PVTConfig
 from vitrail.models.pvt_v2 import PVT_V2S, PVTv2Config
-from vitrail.models.resnet import RESNETS, ResNetConfig
+from vitrail.models.resnet import AXIAL_RESNETS, RESNETS, AxialResNetConfig, ResNetConfig
 from vitrail.models.swin import SWINS
 from vitrail.models.vit_config import HYBRIDS, VITS
 
@@ -31,6 +31,7 @@ KINDS = {
     "PVT": PVTConfig,
     "PVT v2": PVTv2Config,
     "BiT": ResNetConfig,
+    "AxialResNet": AxialResNetConfig,
 }
 # what is changed, and the words of the message: the value, and a remedy
 MISTAKES = {
@@ -154,6 +155,11 @@ MISTAKES = {
         "eps": (dict(group_norm_eps=0), ["group_norm_eps is 0", "above 0"]),
         "channels": (dict(in_channels=0), ["in_channels is 0"]),
     },
+    "AxialResNet": {
+        "heads": (dict(heads=12), ["heads is 12", "a divisor of 32, the width of the narrowest queries"]),
+        "no head": (dict(heads=0), ["heads is 0", "at least 1"]),
+        "width": (dict(width_factor=0), ["width_factor is 0", "at least 1"]),
+    },
 }
 
 
@@ -178,6 +184,7 @@ CHANGES = [
     (PVTS, dict(image_size=(96, 64), position_resize="bicubic", dropout=0.1)),
     (PVT_V2S, dict(image_size=(96, 63), patch_size=2, dropout=0.1)),
     (RESNETS, dict(image_size=(160, 128), standardise="timm", drop_path=0.1)),
+    (AXIAL_RESNETS, dict(image_size=(97, 128), heads=4, drop_path=0.1)),
 ]
 CONFIGS = {name: configure(name, **changes) for names, changes in CHANGES for name in names}
 

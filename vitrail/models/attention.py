@@ -142,14 +142,14 @@ class GroupedAttentionRecord(AttentionRecord):
         groups, inside = self._groups(rows)
         q, k, _ = (part[:, groups] for part in self.parts)
         weights = attention_weights(q, k, None if self.bias is None else self.bias(q, groups).float())
-        return _concatenate_groups(weights)[:, :, inside]
+        return concatenate_groups(weights)[:, :, inside]
 
     def gradient(self, of_output: Tensor, rows: slice = ALL) -> Tensor:
         groups, inside = self._groups(rows)
         q, _, v = self.parts
         with by_hand(v):
             gradient = of_output.float().reshape(q.shape)[:, groups] @ v[:, groups].mT
-        return _concatenate_groups(gradient)[:, :, inside]
+        return concatenate_groups(gradient)[:, :, inside]
 
     def _groups(self, rows: slice) -> tuple[slice, slice]:
         """Returns the groups of ``rows`` and their indices within the groups."""
@@ -159,7 +159,7 @@ class GroupedAttentionRecord(AttentionRecord):
         return slice(first, -(-stop // side)), slice(start - first * side, stop - first * side)
 
 
-def _concatenate_groups(groups: Tensor) -> Tensor:
+def concatenate_groups(groups: Tensor) -> Tensor:
     """(B, G, H, S, K) to (B, H, G S, K)."""
     return groups.transpose(1, 2).flatten(2, 3)
 

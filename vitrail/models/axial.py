@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models.attention import Attention, AttentionGrid, AttentionRecord, GroupedAttentionRecord, OnAttention
+from vitrail.models.axial_attention import line_grids
 from vitrail.models.backbone import Backbone
 from vitrail.models.config import GELUS, RESIZES, Config, check_divides, grid_of
 from vitrail.models.initialise import fill_as_paper
@@ -185,11 +186,7 @@ class AxialViT(Backbone):
         """Returns the grids of the two matrices of each block: (B, A, N, w), patches in row-major order and those of their
         row; (B, A, N, h), patches in column-major order and those of their column.
         """
-        rows, columns = grid = grid_of(size, self.config.patch_size)
-        places = torch.arange(rows * columns).unflatten(0, grid)  # (h, w)
-        of_row = AttentionGrid(0, grid, grid, self.config.patch_size, columns=places.repeat_interleave(columns, 0))
-        of_column = places.mT.repeat_interleave(rows, 0)  # (w h, h)
-        return [of_row, of_row._replace(rows=places.mT.flatten(), columns=of_column)] * self.config.depth
+        return [*line_grids(grid_of(size, self.config.patch_size), self.config.patch_size)] * self.config.depth
 
     @classmethod
     def resize_tensors(cls, tensors: Mapping[str, Tensor], old: AxialConfig, new: AxialConfig) -> dict[str, Tensor]:

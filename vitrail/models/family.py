@@ -18,7 +18,7 @@ from vitrail.models.costs import Cost
 from vitrail.models.foreign_names import explain_field, translate_model
 from vitrail.models.pvt import PVT, PVTS, PVTConfig
 from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config
-from vitrail.models.resnet import RESNETS, ResNet, ResNetConfig
+from vitrail.models.resnet import AXIAL_RESNETS, RESNETS, AxialResNet, AxialResNetConfig, ResNet, ResNetConfig
 from vitrail.models.swin import SWINS, Swin, SwinConfig
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import DEITS, HYBRIDS, VITS, ViTConfig
@@ -34,6 +34,7 @@ MODELS: dict[str, Config] = {
     **PVTS,
     **PVT_V2S,
     **RESNETS,
+    **AXIAL_RESNETS,
 }
 BACKBONES: dict[type[Config], type[Backbone]] = {
     ViTConfig: ViT,
@@ -44,6 +45,7 @@ BACKBONES: dict[type[Config], type[Backbone]] = {
     PVTConfig: PVT,
     PVTv2Config: PVTv2,
     ResNetConfig: ResNet,
+    AxialResNetConfig: AxialResNet,
 }
 ARCHITECTURES: dict[str, type[Config]] = {config.architecture: config for config in BACKBONES}
 

@@ -31,6 +31,7 @@ PVT2 = "Wang et al. 2022, PVT v2"
 CAIT = "Touvron et al. 2021, Going deeper with Image Transformers"
 BEIT = "Bao et al. 2022, BEiT"
 BIT = "Kolesnikov et al. 2020, Big Transfer"
+AXIAL = "Wang et al. 2020, Axial-DeepLab, at widths that are not in it"
 
 I1K = "ImageNet-1k alone, 224 px"
 I1K_384 = "ImageNet-1k alone, 384 px"
@@ -113,4 +114,6 @@ PUBLISHED: dict[str, Published] = {
     "bit-r101x3": Published(BIT),
     "bit-r152x2": Published(BIT, 84.97, JFT_VIT),
     "bit-r152x4": Published(BIT, 87.54, "pre-trained on JFT-300M, fine-tuned at 480 px"),
+    "axial-resnet26": Published(AXIAL),
+    "axial-resnet50": Published(AXIAL),
 }

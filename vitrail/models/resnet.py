@@ -1,13 +1,21 @@
 """Big Transfer's ResNet (BiT, Kolesnikov et al. 2020), the ViT paper's baseline: ResNet-v2 (He et al. 2016) with group norm
-instead of batch norm, and standardised kernels.
+instead of batch norm, and standardised kernels; and the AxialResNet (Wang et al. 2020), the baseline of the ViT paper's
+appendix D.6: the same with axial attention instead of 3 x 3 convolutions.
 
-B images, C channels, H x W pixels, h x w = N cells of a map, D its channels, M = D / 4 channels inside a bottleneck.
+The ViT paper names Wang et al. and their code, and leaves open widths, norms and initialisation of the AxialResNet. Here all
+but the middle of its blocks is BiT's.
+
+B images, C channels, H x W pixels, h x w = N cells of a map, D its channels, M = D / 4 channels inside a bottleneck,
+A heads, E = M / A.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,18 +23,20 @@ from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
 from vitrail.models.attention import AttentionGrid, OnAttention
+from vitrail.models.axial_attention import AxialAttention, line_grids
 from vitrail.models.backbone import Backbone, block_number
-from vitrail.models.config import STANDARDISATIONS, Config
+from vitrail.models.config import STANDARDISATIONS, Config, grid_of
 from vitrail.models.initialise import fill_lecun_normal, fills
 from vitrail.models.layers import Patches, Tokens, add_branch, residual_stream, stage_drop_rates
+from vitrail.models.positions import resize
 from vitrail.models.standardise import GroupNorm, Shape, Stage, StdConv, shapes
 
 STEM_WIDTH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNetConfig(Config):
-    """The fields of a BiT ResNet; the defaults are R50x1.
+class BottleneckConfig(Config):
+    """The common fields of ResNets with BiT's bottlenecks; the defaults are those of R50x1.
 
     Args:
         depths: number of blocks per stage; each stage except the first halves the map and doubles the width.
@@ -36,9 +46,6 @@ class ResNetConfig(Config):
         drop_path: rate of the last block; increases linearly from 0 at the first. BiT uses 0.
     """
 
-    architecture: ClassVar[str] = "bit"
-    about: ClassVar[str] = "a BiT ResNet"
-    attention: ClassVar[str] = "none"
     LEAST: ClassVar = {**Config.LEAST, "width_factor": 1}
     STAGES: ClassVar = ("depths",)
     POSITIVE: ClassVar = ("group_norm_eps",)
@@ -73,13 +80,50 @@ class ResNetConfig(Config):
         return 4 * self.stem_width * 2 ** (len(self.depths) - 1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResNetConfig(BottleneckConfig):
+    """The fields of a BiT ResNet, those of `BottleneckConfig`; the defaults are R50x1."""
+
+    architecture: ClassVar[str] = "bit"
+    about: ClassVar[str] = "a BiT ResNet"
+    attention: ClassVar[str] = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxialResNetConfig(BottleneckConfig):
+    """The fields of an AxialResNet, those of `BottleneckConfig` and the heads; the defaults are AxialResNet-50.
+
+    Args:
+        heads: number of heads in all attention; 8 in Wang et al.
+    """
+
+    architecture: ClassVar[str] = "axial-resnet"
+    about: ClassVar[str] = "an AxialResNet"
+    attention: ClassVar[str] = "N (h + w)"
+    LEAST: ClassVar = {**BottleneckConfig.LEAST, "heads": 1}
+
+    heads: int = 8
+
+    def _check_together(self) -> None:
+        what = f"a divisor of {self.stem_width // 2}, the width of the narrowest queries"
+        self._check("heads", self.stem_width // 2 % self.heads == 0, what)
+
+    def map_cell(self, stage: int, block: int) -> tuple[int, int]:
+        """Returns the size (height, width) in pixels of a cell of the map on which a block attends.
+
+        The first block of a stage attends on the map of the previous stage, before its stride.
+        """
+        side = 4 * 2 ** (stage - (stage > 0 and block == 0))
+        return side, side
+
+
 class Stem(nn.Module):
     """A convolution and max pooling: (B, C, H, W) to (B, D, H / 4, W / 4), rounded up.
 
     The pooling is padded with zeros, which are the maximum among negative numbers.
     """
 
-    def __init__(self, config: ResNetConfig) -> None:
+    def __init__(self, config: BottleneckConfig) -> None:
         super().__init__()
         rule = config.standardise
         self.conv = StdConv(config.in_channels, config.stem_width, 7, stride=2, padding=3, rule=rule)
@@ -100,12 +144,15 @@ def _pad_with_zeros(x: Tensor) -> Tensor:
 
 
 class Bottleneck(nn.Module):
-    """Bottleneck with norms before convolutions (He et al. 2016, figure 4e), and the stride in the 3 x 3 convolution.
+    """Bottleneck with norms before convolutions (He et al. 2016, figure 4e). Its subclasses `mix` the cells in the middle.
 
     If the width changes, the shortcut is a convolution of the normalised map, the input of the branch.
+
+    Args:
+        middle: the layers of `mix` by name.
     """
 
-    def __init__(self, config: ResNetConfig, shape: Shape, drop_path: float) -> None:
+    def __init__(self, config: BottleneckConfig, shape: Shape, drop_path: float, **middle: nn.Module) -> None:
         super().__init__()
         (inputs, outputs, stride), rule, eps = shape, config.standardise, config.group_norm_eps
         inner = outputs // 4
@@ -117,33 +164,74 @@ class Bottleneck(nn.Module):
         self.norm1 = GroupNorm(inputs, eps=eps)
         self.conv1 = StdConv(inputs, inner, 1, rule=rule)
         self.norm2 = GroupNorm(inner, eps=eps)
-        self.conv2 = StdConv(inner, inner, 3, stride=stride, padding=1, rule=rule)
+        for name, layer in middle.items():
+            self.add_module(name, layer)
         self.norm3 = GroupNorm(inner, eps=eps)
         self.conv3 = StdConv(inner, outputs, 1, rule=rule)
 
-    def forward(self, x: Tensor) -> Tensor:
+    @abstractmethod
+    def mix(self, x: Tensor, on_attention: OnAttention | None) -> Tensor:
+        """(B, M, h, w) to (B, M, h / stride, w / stride), rounded up."""
+
+    def forward(self, x: Tensor, on_attention: OnAttention | None = None) -> Tensor:
         """(B, D, h, w) to (B, D', h / stride, w / stride), rounded up."""
         y = self.norm1(x)
         shortcut = x if self.downsample is None else residual_stream(self.downsample(y))
 
         def branch(_: Tensor) -> Tensor:
-            return self.conv3(self.norm3(self.conv2(self.norm2(self.conv1(y)))))
+            return self.conv3(self.norm3(self.mix(self.norm2(self.conv1(y)), on_attention)))
 
         # the branch uses the normalised map instead of its argument, so it cannot run on a subset
         return add_branch(shortcut, branch, drop=self.drop_path if self.training else 0.0, skip=False)
 
 
-class ResNet(Backbone):
-    """BiT. Its tokens are the cells of a map: `patchify` returns those of the stem, `encode` those of the last stage."""
+class ConvBottleneck(Bottleneck):
+    """BiT's bottleneck, with a 3 x 3 convolution that has the stride."""
 
-    config: ResNetConfig
+    conv2: nn.Module
 
-    def __init__(self, config: ResNetConfig) -> None:
+    def __init__(self, config: BottleneckConfig, shape: Shape, drop_path: float) -> None:
+        inner = shape.outputs // 4
+        conv2 = StdConv(inner, inner, 3, stride=shape.stride, padding=1, rule=config.standardise)
+        super().__init__(config, shape, drop_path, conv2=conv2)
+
+    def mix(self, x: Tensor, on_attention: OnAttention | None) -> Tensor:
+        return self.conv2(x)
+
+
+class AxialBottleneck(Bottleneck):
+    """A bottleneck with axial attention in the middle.
+
+    Args:
+        grid: rows and columns of its input for the config's image size.
+    """
+
+    attn: nn.Module
+
+    def __init__(self, config: AxialResNetConfig, shape: Shape, drop_path: float, grid: tuple[int, int]) -> None:
+        numerics: dict[str, Any] = {"rule": config.standardise, "eps": config.group_norm_eps}
+        attn = AxialAttention(shape.outputs // 4, config.heads, grid, shape.stride, **numerics)
+        super().__init__(config, shape, drop_path, attn=attn)
+
+    def mix(self, x: Tensor, on_attention: OnAttention | None) -> Tensor:
+        return self.attn(x, on_attention)
+
+
+class BottleneckNet(Backbone):
+    """Stem, stages of bottlenecks, norm and head. Its tokens are the cells of a map: `patchify` returns those of the stem,
+    `encode` those of the last stage.
+
+    Args:
+        make_block: makes a block, given the index of its stage and its index there, its shape and its drop rate.
+    """
+
+    def __init__(self, config: BottleneckConfig, make_block: Callable[[int, int, Shape, float], Bottleneck]) -> None:
         super().__init__(config)
         self.stem = Stem(config)
         stages = zip(shapes(config.depths, config.stem_width), stage_drop_rates(config.drop_path, config.depths))
         self.stages = nn.ModuleList(
-            Stage(Bottleneck(config, shape, drop) for shape, drop in zip(*stage)) for stage in stages
+            Stage(make_block(number, block, *of_block) for block, of_block in enumerate(zip(*stage)))
+            for number, stage in enumerate(stages)
         )
         self.norm = GroupNorm(self.width, eps=config.group_norm_eps)
         self.head = self._make_head()
@@ -166,20 +254,20 @@ class ResNet(Backbone):
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
         """Applies the stages, the last norm and ReLU: (B, N, D) to the cells of the last map, (B, T, F).
 
-        Raises `ConfigError` if ``on_attention`` is given: there is no attention.
+        Raises `ConfigError` if ``on_attention`` is given and there is no attention.
         """
-        if on_attention is not None:
+        if on_attention is not None and self.config.attention == "none":
             remedy = "use feature_maps(images), or choose an architecture with attention, such as vit-b16"
             raise ConfigError(f"{self.config.about} has no attention", remedy)
         self._check_subset(patches)
-        x = self.norm(self._maps(patches)[-1])
+        x = self.norm(self._maps(patches, on_attention)[-1])
         return Tokens(x.flatten(2).mT, (x.shape[2], x.shape[3]))
 
-    def _maps(self, patches: Patches) -> list[Tensor]:
-        """Yields the map after each stage: (B, D, h, w)."""
+    def _maps(self, patches: Patches, on_attention: OnAttention | None = None) -> list[Tensor]:
+        """Returns the map after each stage: (B, D, h, w)."""
         x, maps = residual_stream(patches.x.mT.unflatten(2, patches.grid)), []
         for stage in self.stages:
-            x = stage(x, self._run)
+            x = stage(x, partial(self._run, on_attention=on_attention))
             maps.append(x)
         return maps
 
@@ -191,10 +279,6 @@ class ResNet(Backbone):
         """Returns the map after each stage, before the last norm: (B, D, h, w)."""
         return self._maps(self.place(self.patchify(images)))
 
-    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
-        """Returns an empty list, because there is no attention."""
-        return []
-
     def _layer(self, name: str) -> int:
         part, *rest = name.split(".")
         if part == "stages":
@@ -202,8 +286,61 @@ class ResNet(Backbone):
         return 0 if part == "stem" else -1
 
 
+class ResNet(BottleneckNet):
+    """BiT."""
+
+    config: ResNetConfig
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__(config, lambda stage, block, shape, drop_path: ConvBottleneck(config, shape, drop_path))
+
+    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
+        """Returns an empty list, because there is no attention."""
+        return []
+
+
+class AxialResNet(BottleneckNet):
+    """A ResNet with axial attention. Each block has one skip connection around its two attentions."""
+
+    config: AxialResNetConfig
+
+    def __init__(self, config: AxialResNetConfig) -> None:
+        def make_block(stage: int, block: int, shape: Shape, drop_path: float) -> AxialBottleneck:
+            return AxialBottleneck(config, shape, drop_path, grid_of(config.image_size, config.map_cell(stage, block)))
+
+        super().__init__(config, make_block)
+        fill_positions(self)
+
+    def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
+        """Returns the grids of the two matrices of each block: (B, A, N, h), cells in column-major order and those of their
+        column; (B, A, N, w), cells in row-major order and those of their row.
+        """
+        grids = []
+        for stage, depth in enumerate(self.config.depths):
+            for block in range(depth):
+                cell = self.config.map_cell(stage, block)
+                of_row, of_column = line_grids(grid_of(size, cell), cell)
+                grids += [of_column, of_row]
+        return grids
+
+    @classmethod
+    def resize_tensors(
+        cls, tensors: Mapping[str, Tensor], old: AxialResNetConfig, new: AxialResNetConfig
+    ) -> dict[str, Tensor]:
+        """Resizes position tables linearly, so that the first and last offset of the longest line keep their vectors."""
+        with torch.device("meta"):
+            shapes = {name: tensor.shape for name, tensor in cls(new).state_dict().items()}
+
+        def fit(name: str, table: Tensor) -> Tensor:
+            if not name.endswith(".relative"):
+                return table
+            return resize(table[None], (1, len(table)), (1, shapes[name][0]), "paper")[0]
+
+        return {name: fit(name, tensor) for name, tensor in tensors.items()}
+
+
 @fills
-def initialise(model: ResNet, config: ResNetConfig) -> None:
+def initialise(model: nn.Module, config: BottleneckConfig) -> None:
     """Initialises every parameter with torch's default generator, as BiT in big_vision.
 
     | parameter | initial value |
@@ -221,6 +358,14 @@ def initialise(model: ResNet, config: ResNetConfig) -> None:
             parameter.fill_(1 if name.endswith("weight") else 0)
 
 
+@fills
+def fill_positions(model: AxialResNet) -> None:
+    """Initialises position tables as in Wang et al.: normal, std sqrt(1 / E)."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(".relative"):
+            parameter.normal_(std=(2 / parameter.shape[1]) ** 0.5)
+
+
 def _bit(layers: str, width_factor: int) -> ResNetConfig:
     depths = {"r50": (3, 4, 6, 3), "r101": (3, 4, 23, 3), "r152": (3, 8, 36, 3)}
     return ResNetConfig(depths=depths[layers], width_factor=width_factor)
@@ -234,4 +379,9 @@ RESNETS: dict[str, Config] = {
     "bit-r101x3": _bit("r101", 3),
     "bit-r152x2": _bit("r152", 2),
     "bit-r152x4": _bit("r152", 4),
+}
+# the depths of the ResNet-50 of the ViT paper, and of the smallest model of the authors' code, at the widths of R50x1
+AXIAL_RESNETS: dict[str, Config] = {
+    "axial-resnet26": AxialResNetConfig(depths=(1, 2, 4, 1)),
+    "axial-resnet50": AxialResNetConfig(),
 }
