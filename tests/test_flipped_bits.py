@@ -29,7 +29,7 @@ from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder
 from vitrail.weights.description import describe
 from vitrail.weights.native import save_model
-from vitrail.weights.onnx import seal_onnx
+from vitrail.weights.onnx.digest import seal_onnx
 from vitrail.weights.tokenizers import load_tokenizer, save_tokenizer
 from vitrail.workflows.convert import convert
 from vitrail.workflows.export import export_model

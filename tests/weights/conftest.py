@@ -1,4 +1,4 @@
-"""What tests of weights share: a small model on disk, and a process that spares them the import of torch."""
+"""What tests of weights share: a small model on disk, and processes that spare them the imports of torch and onnxruntime."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,23 @@ import pytest
 from tests.weights.kinds import a_model
 from vitrail.weights import pickled
 from vitrail.weights.native import save_model
+from vitrail.weights.onnx import trial
 
 WARM = """
-import json, os, runpy, sys
+import importlib, json, os, runpy, sys
 sys.path[:] = json.loads(sys.argv[2])
-import safetensors.torch, torch
+for name in sys.argv[3:]:
+    importlib.import_module(name)
 for told in sys.stdin:
     if (child := os.fork()) == 0:
         sys.argv = [sys.argv[1], told]
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")
+            sys.stdout.flush()
             os._exit(0)
         finally:
             os._exit(1)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    print("exit", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -42,23 +46,50 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
     return save
 
 
-@pytest.fixture(scope="module")
-def warm_process() -> Iterator[subprocess.Popen]:
-    """A process that has imported torch, and runs the program that opens pickles in a child of its own each time."""
+Run = Callable[[str], tuple[int, str]]
+
+
+@contextmanager
+def warm(program: str, *modules: str) -> Iterator[Run]:
+    """A process that has imported these modules and runs the program in a child of its own each time: its argument to its
+    exit code and what it printed.
+    """
     paths = json.dumps([entry for entry in sys.path if os.path.isabs(entry)])
-    command = [sys.executable, "-I", "-c", WARM, pickled.pickle_sandbox.__file__, paths]
+    command = [sys.executable, "-I", "-c", WARM, program, paths, *modules]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        process.stdin.close()
+
+        def run(told: str) -> tuple[int, str]:
+            process.stdin.write(f"{told}\n")
+            process.stdin.flush()
+            lines = []
+            while not (line := process.stdout.readline()).startswith("exit "):
+                assert line, "the process has ended"
+                lines.append(line)
+            return int(line.split()[1]), "".join(lines)
+
+        yield run
+        process.kill()  # it may still be importing
+
+
+@pytest.fixture(scope="module")
+def warm_unpickler() -> Iterator[Run]:
+    with warm(pickled.pickle_sandbox.__file__, "safetensors.torch", "torch") as run:
+        yield run
 
 
 @pytest.fixture
-def fast(warm_process, monkeypatch) -> None:
+def fast(warm_unpickler, monkeypatch) -> None:
     """Spares the second that each new process takes to import torch."""
+    monkeypatch.setattr(pickled, "run_alone", lambda told, *, folder, seconds: warm_unpickler(told)[0])
 
-    def run_alone(told: str, *, folder: Path, seconds: int) -> int:
-        warm_process.stdin.write(f"{told}\n")
-        warm_process.stdin.flush()
-        return int(warm_process.stdout.readline())
 
-    monkeypatch.setattr(pickled, "run_alone", run_alone)
+@pytest.fixture(scope="module")
+def warm_trial() -> Iterator[Run]:
+    with warm(trial.trial_program.__file__, "onnxruntime") as run:
+        yield run
+
+
+@pytest.fixture
+def fast_trial(warm_trial, monkeypatch) -> None:
+    """Spares the second that each new process takes to import onnxruntime."""
+    monkeypatch.setattr(trial, "run_alone", lambda told, *, seconds: warm_trial(told))

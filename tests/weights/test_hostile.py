@@ -14,6 +14,7 @@ from PIL import Image
 
 from tests.slow import slow_except
 from tests.weights.hostile_files import ARCHIVES, FOLDERS, SAFETENSORS
+from tests.weights.hostile_graphs import GRAPHS
 from tests.weights.hostile_pickles import PICKLES, WIDE
 from tests.weights.hostile_resnets import BIT, HYBRID, RESNETS
 from tests.weights.strangers import (
@@ -33,7 +34,14 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.weights import load
 
 MOST_LINES, MOST_LETTERS, MOST_BYTES = 15, 2_000, 100 * 2**20
-TABLES = {"pickle": PICKLES, "safetensors": SAFETENSORS, "npz": ARCHIVES, "ResNet": RESNETS, "folder": FOLDERS}
+TABLES = {
+    "pickle": PICKLES,
+    "safetensors": SAFETENSORS,
+    "npz": ARCHIVES,
+    "ResNet": RESNETS,
+    "folder": FOLDERS,
+    "ONNX": GRAPHS,
+}
 HOSTILE = {f"{kind}: {name}": case for kind, cases in TABLES.items() for name, case in cases.items()}
 
 
@@ -55,7 +63,7 @@ def refused(path: Path, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", slow_except(HOSTILE, HOSTILE.keys() - {"pickle: 10,001 tensors"}))
-def test_a_hostile_file_is_refused_in_one_message_and_nothing_of_it_runs(name, tmp_path, fast):
+def test_a_hostile_file_is_refused_in_one_message_and_nothing_of_it_runs(name, tmp_path, fast, fast_trial):
     make, words = HOSTILE[name]
     message = refused(make(tmp_path), tmp_path)
     assert words in message

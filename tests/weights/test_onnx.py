@@ -26,6 +26,7 @@ from vitrail.workflows.convert import convert
 from vitrail.workflows.evaluate import evaluate
 from vitrail.workflows.predict import embed, predict
 
+pytestmark = pytest.mark.usefixtures("fast_trial")
 WEIGHT, BIAS = head_of(3, 3)
 
 
@@ -214,10 +215,10 @@ def of_no_sense(path: Path) -> None:
 
 BROKEN = {
     foreign: "has no description of the model",
-    torn: "onnxruntime cannot run",
-    no_graph: "onnxruntime cannot run",
-    empty: "onnxruntime cannot run",
-    elsewhere: "onnxruntime cannot run",
+    torn: "it ends too early",
+    no_graph: "is not an ONNX file",
+    empty: "it has no graph",
+    elsewhere: "'weights.bin', which is not in its folder",
     of_another_model: "does not match its description",
     of_other_classes: "does not match its description",
     of_pictures: "includes preprocessing",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from vitrail.models import MODELS
 from vitrail.weights.description import hash_file
 from vitrail.weights.folders import CONFIG, OF_A_FOLDER
 from vitrail.weights.hub import REMOTE, fetch
+from vitrail.weights.onnx.contents import read_contents
 from vitrail.weights.public import list_public
 from vitrail.weights.tensors import check_intact, printable, read_json
 
@@ -77,7 +77,7 @@ def hash_model(resolved: ResolvedModel) -> str:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
     else:
-        files = [path, *path.parent.glob(glob.escape(path.name) + ".data")]  # weights of an .onnx in a separate file
+        files = read_contents(path).list_files(path) if resolved.layout == "onnx file" else [path]
     hashes = [hash_file(file) for file in files]
     if len(files) == 1:
         return hashes[0]

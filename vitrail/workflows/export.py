@@ -27,7 +27,8 @@ from vitrail.runtime.progress import to_stderr
 from vitrail.tasks.task import Task
 from vitrail.weights.description import KEY, describe
 from vitrail.weights.hub import REMOTE
-from vitrail.weights.onnx import PARITY, ExportedBackbone, open_session, seal_onnx
+from vitrail.weights.onnx import PARITY, ExportedBackbone, open_session
+from vitrail.weights.onnx.digest import seal_onnx
 from vitrail.weights.read import read_model
 from vitrail.weights.resolve import resolve_model
 from vitrail.workflows.convert import Converted, convert

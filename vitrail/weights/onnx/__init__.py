@@ -1,12 +1,13 @@
 """ONNX files exported by vitrail: a model whose backbone is the graph, run by onnxruntime on the CPU.
 
+A file may come from anybody. Before onnxruntime opens it, `contents` and `operators` check what it contains, and `trial` runs it
+on one image in a process with limits.
+
 B images, C channels, H x W image size, F features, K classes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,11 +15,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from vitrail.checksums import ONNX_BYTES, onnx_checksum, read_onnx_checksum, sha256_of
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import AttentionGrid, Backbone, Config, configure, sketch
 from vitrail.tasks import Task
-from vitrail.weights.description import KEY, build_model_around, check_version, hash_file
+from vitrail.weights.description import KEY, build_model_around, check_version
+from vitrail.weights.onnx.contents import DISTRUST, read_contents
+from vitrail.weights.onnx.digest import read_digest
+from vitrail.weights.onnx.operators import find_unwanted
+from vitrail.weights.onnx.trial import try_out
 from vitrail.weights.tensors import AGAIN, parse_json, printable
 
 INSTALL = "pip install 'vitrail[onnx]'"
@@ -32,55 +36,67 @@ def read_onnx(path: Path) -> Task:
 
     Raises:
         ConfigError: onnxruntime is not installed.
-        CheckpointError: the file is damaged or foreign.
+        CheckpointError: the file is damaged or foreign, or does more than a network for images.
     """
-    digest = _read_digest(path)
-    session = open_session(path)
-    metadata = session.get_modelmeta().custom_metadata_map
-    if KEY not in metadata:
+    _import_runtime()
+    contents = read_contents(path)
+    files = contents.list_files(path)
+    digest = read_digest(*files)
+    if KEY not in contents.metadata:
         what = f"{path} has no description of the model: it was not written by `vitrail export`, or modified afterwards"
         raise CheckpointError(what, "export the model again: vitrail export MODEL --to onnx")
-    description = parse_json(metadata[KEY], f"the metadata of {path}")
+    if contents.inputs == [PICTURES]:
+        what = f"{path} includes preprocessing and is for use without vitrail"
+        raise CheckpointError(what, "to use it in vitrail, export it without --pictures")
+    if unwanted := find_unwanted(contents.nodes, contents.constants):
+        raise CheckpointError(f"{path} {printable(unwanted, 300)}", DISTRUST)
+    description = parse_json(contents.metadata[KEY], f"the metadata of {path}")
     check_version(description, path)
-    model = build_model_around(partial(_backbone, session, path, digest), description, path)
-    outputs = {value.name: value.shape[1:] for value in session.get_outputs()}
+    size = sum(file.stat().st_size for file in files)
+    model = build_model_around(partial(_backbone, path, size, digest), description, path)
+    assert isinstance(model.backbone, ExportedBackbone)
+    outputs = {value.name: value.shape[1:] for value in model.backbone.session.get_outputs()}
     classes = model.backbone.config.classes
     if outputs.keys() != set(model.graph_outputs) or outputs.get(LOGITS, [classes]) != [classes]:
-        raise _other_graph(session, path)
-    assert isinstance(model.backbone, ExportedBackbone)
+        raise _other_graph(model.backbone.session, path)
     model.run_graph(model.backbone.run_graph)
     return model
 
 
+def _import_runtime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as missing:
+        raise ConfigError("running an .onnx file requires onnxruntime, which is not installed", INSTALL) from missing
+    return onnxruntime
+
+
 def open_session(path: Path) -> Any:
-    """Opens and optimises the graph for the CPU, with the number of threads of torch.
+    """Opens and optimises the graph for the CPU, with the number of threads of torch. For files that are known to be harmless.
 
     Raises:
         ConfigError: onnxruntime is not installed.
         CheckpointError: onnxruntime cannot run the file.
     """
-    try:
-        import onnxruntime
-    except ImportError as missing:
-        raise ConfigError("running an .onnx file requires onnxruntime, which is not installed", INSTALL) from missing
+    onnxruntime = _import_runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4  # failures are reported by exceptions
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(str(path.resolve()), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # exceptions of its C++ code have no common base class
         what = f"onnxruntime cannot run {path}: {printable(error, 200)}"
         raise CheckpointError(what, AGAIN) from error
 
 
-def _backbone(session: Any, path: Path, digest: str, config: Config) -> ExportedBackbone:
-    """Builds the backbone. Raises `CheckpointError` if the inputs and outputs of the graph do not match ``config``."""
+def _backbone(path: Path, size: int, digest: str, config: Config) -> ExportedBackbone:
+    """Builds the backbone. Raises `CheckpointError` if its trial fails, or its inputs and outputs do not match ``config``."""
+    try_out(path, size, IMAGES, (1, config.in_channels, *config.image_size))
+    session = open_session(path)
     inputs = {value.name: value for value in session.get_inputs()}
-    if list(inputs) == [PICTURES]:
-        what = f"{path} includes preprocessing and is for use without vitrail"
-        raise CheckpointError(what, "to use it in vitrail, export it without --pictures")
     shape = inputs[IMAGES].shape if list(inputs) == [IMAGES] else []
     sound = len(shape) == 4 and shape[1] == config.in_channels and inputs[IMAGES].type == "tensor(float)"
+    sound = sound and (shape[0] == 1 or not isinstance(shape[0], int))
     if not sound:
         raise _other_graph(session, path)
     return ExportedBackbone(config, session, digest)
@@ -91,49 +107,6 @@ def _other_graph(session: Any, path: Path) -> CheckpointError:
     signature = ", ".join(f"{value.name} {value.type} {value.shape}" for value in ends)
     what = f"the graph in {path} does not match its description: it has {printable(signature, 300)}"
     return CheckpointError(what, AGAIN)
-
-
-def _read_digest(path: Path) -> str:
-    """Returns the SHA-256 of the file and, if it exists, of the separate file with its weights.
-
-    Raises:
-        CheckpointError: the file was changed after vitrail wrote it, or cannot be read.
-    """
-    weights = path.with_name(f"{path.name}.data")
-    hashed_weights = hash_file(weights) if weights.is_file() else ""
-    hashed, end = _hash_to_end(path)
-    checksum = read_onnx_checksum(end)
-    # a separate file may also be left from an earlier export
-    if checksum not in (None, hashed.hexdigest(), sha256_of(f"{hashed.hexdigest()}{hashed_weights}".encode())):
-        what = f"{path} was changed after vitrail wrote it: its content does not match its SHA-256"
-        raise CheckpointError(what, AGAIN)
-    hashed.update(end)
-    digest = hashed.hexdigest()
-    return sha256_of(f"{digest}{hashed_weights}".encode()) if hashed_weights else digest
-
-
-def seal_onnx(path: Path) -> None:
-    """Appends the checksum of a file, and of the separate file with its weights, as the last entry of its metadata."""
-    weights, digest = path.with_name(f"{path.name}.data"), hash_file(path)
-    if weights.is_file():
-        digest = sha256_of(f"{digest}{hash_file(weights)}".encode())
-    with open(path, "ab") as file:
-        file.write(onnx_checksum(digest))
-
-
-def _hash_to_end(path: Path) -> tuple[Any, bytes]:
-    """Returns the hash object of all but the last `ONNX_BYTES`, and those bytes, so that a file is read once."""
-    hashed = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            rest = os.fstat(file.fileno()).st_size - ONNX_BYTES
-            while rest > 0 and (piece := file.read(min(rest, 2**20))):
-                hashed.update(piece)
-                rest -= len(piece)
-            return hashed, file.read()
-    except OSError as error:
-        what = f"{path} cannot be read: {error.strerror}"
-        raise CheckpointError(what, "check the path and its permissions") from error
 
 
 class ExportedBackbone(Backbone):
@@ -186,7 +159,12 @@ class ExportedBackbone(Backbone):
         """Returns one output for images (B, C, H, W), on their device."""
         self._check(images)
         self._check_size(tuple(images.shape[2:]))
-        (values,) = self.session.run([output], {IMAGES: images.detach().float().cpu().contiguous().numpy()})
+        given = images.detach().float().cpu().contiguous().numpy()
+        try:
+            (values,) = self.session.run([output], {IMAGES: given})
+        except Exception as error:  # exceptions of onnxruntime's C++ code have no common base class
+            what = f"onnxruntime cannot run the graph on images of {tuple(given.shape)}: {printable(error, 200)}"
+            raise CheckpointError(what, "use fewer images at once, or the model that it was exported from") from error
         return torch.from_numpy(values).to(images.device)
 
     def _check_size(self, size: tuple[int, ...]) -> None:

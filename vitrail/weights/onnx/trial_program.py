@@ -1,0 +1,69 @@
+"""The program that tries a graph in a process of its own, started by `vitrail.weights.onnx.trial`.
+
+onnxruntime computes parts of a graph when it opens it, and a small file can describe results of any size. Here that costs a
+process with limited memory and time. The program takes one JSON argument, prints why it failed, if it did, and imports nothing of
+vitrail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+MEMORY = "memory"
+
+
+def run_once(path: str, name: str, shape: list[int]) -> None:
+    """Opens the graph as `vitrail.weights.onnx.open_session` does, and runs it on one black image if it takes such images."""
+    import numpy
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # the stacks of threads would count as memory
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    inputs = [(value.name, value.type) for value in session.get_inputs()]
+    lengths = session.get_inputs()[0].shape if inputs == [(name, "tensor(float)")] else []
+    if [length if isinstance(length, int) else wanted for length, wanted in zip(lengths, shape)] == shape:
+        session.run(None, {name: numpy.zeros(shape, numpy.float32)})
+
+
+def limit(kind: str, most: int) -> None:
+    """Sets a resource limit of this process, if the system supports it."""
+    with suppress(ImportError, AttributeError, ValueError, OSError):
+        import resource
+
+        _, hard = resource.getrlimit(getattr(resource, kind))
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(getattr(resource, kind), (most, most))
+
+
+def limit_memory(spare_bytes: int) -> None:
+    """Limits the memory of this process to its current size plus ``spare_bytes``. Linux only."""
+    with suppress(OSError, AttributeError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit("RLIMIT_AS", pages * os.sysconf("SC_PAGE_SIZE") + spare_bytes)
+
+
+def main() -> None:
+    told: dict[str, Any] = json.loads(sys.argv[1])
+    sys.path[:] = told["sys_path"]
+    limit("RLIMIT_CORE", 0)
+    limit("RLIMIT_FSIZE", 0)
+    limit("RLIMIT_CPU", told["seconds"])
+    import onnxruntime  # noqa: F401  # its own memory does not count
+
+    limit_memory(told["spare_bytes"])
+    try:
+        run_once(told["path"], told["name"], told["shape"])
+    except Exception as error:  # exceptions of onnxruntime's C++ code have no common base class
+        is_memory = isinstance(error, MemoryError) or "alloc" in str(error)
+        print(MEMORY if is_memory else ascii(str(error)[:1000]))
+
+
+if __name__ == "__main__":
+    main()
