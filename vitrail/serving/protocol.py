@@ -1,6 +1,7 @@
 """HTTP/1.1 of uvicorn and h11 with additional timeouts: for the head and body of a request, and for writing the reply.
 
-Without them, a client that sends a byte now and then keeps its connection open forever.
+Without them, a client that sends a byte now and then keeps its connection open forever. A client may close its own direction
+after a request and still gets the reply (RFC 9112, section 9.6).
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitrail.serving.limits import ServerLimits
 from vitrail.serving.refusals import Refused
+
+# seconds between the probes of a half-closed connection; with the first they are four, and Go's client accepts up to five
+PROBES = (0.02, 0.2, 2.0)
 
 
 class BufferedTransport:
@@ -71,6 +75,7 @@ class TimedProtocol(H11Protocol):
         self._receive_timer: asyncio.TimerHandle | None = None  # timeout of the head or body of a request
         self._write_timer: asyncio.TimerHandle | None = None  # timeout of the reply
         self._expected: Any = None
+        self._is_half_closed = False  # whether the client has closed its direction
         self._start_receive_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -82,9 +87,42 @@ class TimedProtocol(H11Protocol):
         super().data_received(data)
         self._start_receive_timer()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keeps the connection open if a complete request waits for its reply.
+
+        A client that has closed its direction looks like one that is gone, whose work is to be cancelled. `_probe` tells them
+        apart, which HTTP/1.0 does not allow.
+        """
+        self._is_half_closed = self._awaits_reply() and self.scope["http_version"] == "1.1"
+        if self._is_half_closed:
+            self._probe()
+        return self._is_half_closed
+
+    def _awaits_reply(self) -> bool:
+        """Whether a request was received completely and its reply has not begun."""
+        return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_started
+
+    def _probe(self, pauses: tuple[float, ...] = PROBES) -> None:
+        """Sends "100 Continue" now and after these pauses, until the reply begins.
+
+        The system of a client that is gone answers with a reset. The next write fails, and the connection is lost. Other
+        clients ignore it (RFC 9110, section 15.2).
+        """
+        if self.transport.is_closing() or not self._awaits_reply():
+            return
+        event = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+        self.transport.write(self.conn.send(event) or b"")
+        if pauses:
+            self.loop.call_later(pauses[0], self._probe, pauses[1:])
+
     def on_response_complete(self) -> None:
         self._stop_receive_timer()  # uvicorn's keep-alive timeout applies until the next request
         super().on_response_complete()
+        if self._is_half_closed:
+            if self._awaits_reply():  # of a pipelined request
+                self._probe()
+            else:
+                self._close()
         if self.conn.their_state is h11.SEND_BODY:  # of a pipelined request
             self._start_receive_timer()
 
