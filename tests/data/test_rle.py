@@ -1,0 +1,142 @@
+"""Masks as run lengths: every form equals pycocotools', byte for byte."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from vitrail.data.rle import Rle, intersections, mask_iou, unite
+
+SIZE = (37, 53)
+
+
+@pytest.fixture(scope="module")
+def coco():
+    return pytest.importorskip("pycocotools.mask")
+
+
+def theirs(rle: Rle) -> dict:
+    return {"size": list(rle.size), "counts": rle.to_text().encode()}
+
+
+def random_mask(generator: np.random.Generator) -> np.ndarray:
+    height, width = generator.integers(1, 40, 2)
+    mask = generator.random((height, width)) < generator.choice([0, 0.02, 0.5, 0.98, 1])
+    block = generator.random() < 0.5
+    return np.kron(mask, np.ones((9, 7), bool)) if block else mask  # long runs have numbers of several characters
+
+
+def random_polygon(generator: np.random.Generator) -> list[float]:
+    """On integers, halves or anywhere; inside, across the border or outside of the picture."""
+    points = generator.normal(generator.uniform(-20, 70), generator.choice([2, 15, 60]), (generator.integers(3, 9), 2))
+    grid = generator.choice([0, 1, 2])
+    points = np.round(points * grid) / grid if grid else points
+    return np.repeat(points, generator.integers(1, 3), axis=0).ravel().tolist()  # some with every corner twice
+
+
+def test_masks_and_their_text_are_pycocotools_both_ways(coco):
+    generator = np.random.default_rng(0)
+    for _ in range(500):
+        mask = random_mask(generator)
+        rle, expected = Rle.of_mask(mask), coco.encode(np.asfortranarray(mask, np.uint8))
+        assert rle.to_coco() == {"size": expected["size"], "counts": expected["counts"].decode()}
+        again = Rle.of_coco(expected, mask.shape)
+        np.testing.assert_array_equal(again.counts, rle.counts)
+        np.testing.assert_array_equal(again.to_mask(), mask)
+        np.testing.assert_array_equal(Rle.of_coco(json.loads(json.dumps(rle.to_coco())), mask.shape).to_mask(), mask)
+        assert rle.area == coco.area(expected)
+        x, y, width, height = coco.toBbox(expected)
+        assert rle.box == (x, y, x + width, y + height)
+
+
+def test_polygons_are_rasterised_as_pycocotools_does(coco):
+    generator = np.random.default_rng(1)
+    filled = 0
+    for _ in range(2000):
+        polygon = random_polygon(generator)
+        (expected,) = coco.frPyObjects([polygon], *SIZE)
+        rle = Rle.of_polygons([polygon], SIZE)
+        assert theirs(rle) == expected, polygon
+        filled += rle.area > 0
+    assert 800 < filled < 1900  # some lie outside
+
+
+def test_several_polygons_of_an_object_are_their_union(coco):
+    generator = np.random.default_rng(2)
+    for _ in range(300):
+        polygons = [random_polygon(generator) for _ in range(generator.integers(1, 5))]
+        expected = coco.merge(coco.frPyObjects(polygons, *SIZE))
+        assert theirs(Rle.of_coco(polygons, SIZE)) == expected
+
+
+def test_all_polygons_of_real_photographs_are_equal(coco, real_data):
+    content = json.loads((real_data / "coco_mini" / "instances.json").read_text())
+    sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
+    forms = {"polygons": 0, "runs": 0}
+    for annotation in content["annotations"]:
+        size, found = sizes[annotation["image_id"]], annotation["segmentation"]
+        if isinstance(found, list):
+            expected = coco.merge(coco.frPyObjects(found, *size))
+        else:
+            expected = coco.frPyObjects(found, *size)
+        assert theirs(Rle.of_coco(found, size)) == expected
+        forms["polygons" if isinstance(found, list) else "runs"] += 1
+    assert forms == {"polygons": 89, "runs": 1}
+
+
+def test_the_overlap_of_masks_is_pycocotools_also_of_crowds_and_empty_masks(coco):
+    generator = np.random.default_rng(3)
+    for _ in range(100):
+        one, other = (
+            [Rle.of_mask(generator.random(SIZE) < generator.choice([0, 0.1, 0.9, 1])) for _ in range(count)]
+            for count in generator.integers(1, 6, 2)
+        )
+        crowd = generator.random(len(other)) < 0.4
+        expected = coco.iou(list(map(theirs, one)), list(map(theirs, other)), crowd.tolist())
+        np.testing.assert_array_equal(mask_iou(one, other, crowd), expected)
+        np.testing.assert_array_equal(
+            intersections(one, other), [[(a.to_mask() & b.to_mask()).sum() for b in other] for a in one]
+        )
+    assert mask_iou([], other).shape == (0, len(other))
+    assert mask_iou(one, []).shape == (len(one), 0)
+
+
+def test_empty_runs_in_uncompressed_lengths_are_joined():
+    rle = Rle.of_counts([2, 0, 1, 3, 0, 2, 0, 0], (2, 4))
+    assert rle.counts.tolist() == [3, 5]
+    np.testing.assert_array_equal(rle.to_mask(), [[0, 0, 1, 1], [0, 1, 1, 1]])
+    assert Rle.of_counts([0, 8], (2, 4)).counts.tolist() == [0, 8]
+    assert unite([rle, Rle.of_counts([0, 3, 5], (2, 4))]).counts.tolist() == [0, 8]
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "words"),
+    [
+        ([], "without a polygon"),
+        ([[1, 1, 5, 5]], "a polygon of 2 points"),
+        ([[1, 1, 5, 5, 9]], "flat list x, y"),
+        ([[[1, 1], [5, 5], [9, 1]]], r"shape \(3, 2\)"),
+        ([1, 1, 5, 5, 9, 1], r"shape \(\)"),
+        ([[1, 1, 5, float("nan"), 9, 1]], "coordinate nan"),
+        ([[1, 1, 5, 1e9, 9, 1]], "coordinate 1000000000.0"),
+        ([["a", 1, 5, 5, 9, 1]], "flat list of numbers"),
+        ({"size": [2, 4], "counts": [3, 4]}, "runs of 7 pixels in all, and the picture has 2 x 4"),
+        ({"size": [2, 4], "counts": [3, -1, 6]}, "a run of -1 pixels"),
+        ({"size": [2, 4], "counts": [3.5, 4.5]}, "whole numbers"),
+        ({"size": [2, 4], "counts": []}, "runs of 0 pixels"),
+        ({"size": [4, 2], "counts": [3, 5]}, r"size \[4, 2\] in a picture of \[2, 4\]"),
+        ({"size": [2, 4], "counts": "3~"}, "a character '~'"),
+        ({"size": [2, 4], "counts": "3é"}, "a character"),
+        ({"size": [2, 4], "counts": "3P"}, "end within a number"),
+        ({"size": [2, 4], "counts": "P" * 12 + "0"}, "above"),
+        ({"size": [2, 4], "counts": "3O6"}, "a run of -1 pixels"),
+        ({"size": [2, 4], "counts": ""}, "runs of 0 pixels"),
+        ({"counts": [3, 5]}, "list of polygons or run lengths"),
+        (None, "not None"),
+    ],
+)
+def test_what_is_no_mask_is_refused_with_the_value(segmentation, words):
+    with pytest.raises(ValueError, match=words):
+        Rle.of_coco(segmentation, (2, 4))
