@@ -17,7 +17,6 @@ from tests.models.tiny import QUICK, TINY
 from tests.slow import slow_except
 from vitrail.analysis.equivariance import (
     AT_ONCE,
-    find_strides,
     measure_map_equivariance,
     measure_permutation_response,
     measure_shift_response,
@@ -48,7 +47,8 @@ class Mapping(nn.Module):
 
     def __init__(self, function: Callable[[Tensor], Tensor], size: tuple[int, int] = (12, 12), stride: int = 1) -> None:
         super().__init__()
-        self.config = SimpleNamespace(image_size=size, patch_size=(stride, stride), in_channels=1)
+        patch = (stride, stride)
+        self.config = SimpleNamespace(image_size=size, patch_size=patch, cells=[patch], in_channels=1)
         self.function = function
         self.unused = nn.Parameter(torch.zeros(()))
 
@@ -219,7 +219,7 @@ def test_a_map_grows_by_a_cell_for_each_of_its_strides(name):
     model = build(name)
     images = draw(model, batch=1)
     maps = model.feature_maps(images)
-    strides = find_strides(model.config, model.config.image_size, maps)
+    strides = model.config.cells
     below, beside = 2 * strides[-1][0], 3 * strides[-1][1]
     larger = model.feature_maps(F.pad(images, (0, beside, 0, below)))
     for before, after, (down, right) in zip(maps, larger, strides):

@@ -25,7 +25,7 @@ class Convolution(nn.Module):
 
     def __init__(self, kernel: Tensor, stride: int = 1) -> None:
         super().__init__()
-        self.config = SimpleNamespace(patch_size=(stride, stride))
+        self.config = SimpleNamespace(patch_size=(stride, stride), cells=[(stride, stride)])
         self.kernel = nn.Parameter(kernel.double())
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
@@ -37,7 +37,7 @@ class Everywhere(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.config = SimpleNamespace(patch_size=(2, 4))
+        self.config = SimpleNamespace(patch_size=(2, 4), cells=[(2, 4), (4, 8)])
         self.unused = nn.Parameter(torch.zeros(()))
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:

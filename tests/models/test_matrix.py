@@ -124,6 +124,23 @@ def test_feature_maps_are_images_that_keep_the_shape_of_the_image(model):
         assert one.shape[:3] == two.shape[:3]
         assert 2 * one.shape[3] - 1 <= two.shape[3] <= 2 * one.shape[3]
     assert square[-1].shape[:2] == (2, model.width)
+    assert tuple(each.shape[1] for each in square) == model.config.widths
+    assert len(model.config.cells) == len(square)
+
+
+def test_dense_maps_are_feature_maps_of_which_the_last_is_normed_as_the_tokens_are(model):
+    config, images = model.config, draw(model.config)
+    maps, dense = model.feature_maps(images), model.dense_maps(images)
+    assert len(dense) == len(config.dense_layers)
+    for layer, found in zip(config.dense_layers, dense):
+        assert found.shape == maps[layer].shape
+        if config.widths[layer] != model.width:
+            assert torch.equal(found, maps[layer])
+    tokens, cells = model.forward_features(images).x, dense[-1].flatten(2).mT
+    if getattr(config, "pool", "cls") == "gap":
+        tokens = model.fc_norm(tokens)
+    torch.testing.assert_close(cells, tokens[:, tokens.shape[1] - cells.shape[1] :])
+    assert torch.equal(model.dense_maps(images, [0, -1])[1], dense[-1])
 
 
 def test_attention_comes_with_the_same_logits_and_its_grids_say_where_each_number_belongs(model):
@@ -269,13 +286,14 @@ def test_every_parameter_gets_a_gradient(model):
         assert gradient.any(), name
 
 
-def test_checkpointing_computes_again_what_gives_the_same_loss_and_gradients(config):
+@pytest.mark.parametrize("dense", [False, True], ids=["logits", "maps"])
+def test_checkpointing_computes_again_what_gives_the_same_loss_and_gradients(config, dense):
     images, calls, found = draw(config), [], []
     count = torch.nn.modules.module.register_module_forward_pre_hook(lambda module, given: calls.append(module))
     for again in (False, True):
         model = build(config, checkpoint=again).train()
         calls.clear()
-        loss = model(images).square().sum()
+        loss = sum(each.square().sum() for each in (model.dense_maps(images) if dense else [model(images)]))
         found.append((loss, gradients(model, loss), len(calls)))
     count.remove()
     (loss, kept, once), (loss_again, recomputed, twice) = found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor
 from vitrail.errors import ConfigError, nearest
 from vitrail.models import Backbone, Patches, Tokens
 from vitrail.models.backbone import TAKE_SUBSETS, at_rest
-from vitrail.models.config import grid_of, is_whole
+from vitrail.models.config import is_whole
 from vitrail.tasks import Task
 
 Model = Task | Backbone
@@ -138,7 +138,7 @@ def measure_map_equivariance(
     with at_rest(model) as device:
         _check_room(images, size, [])
         first = model.feature_maps(_crop_window(images[:1], size, (0, 0)).to(device))
-        strides = find_strides(model.config, size, first)
+        strides = model.config.cells
         margins = [_find_margin(map_, step, margin) for map_ in first]
         measured = {stride for stride, cells in zip(strides, margins) if cells is not None}
         moves = {stride: (stride[0] * step[0], stride[1] * step[1]) for stride in measured}
@@ -203,21 +203,6 @@ def check_images(images: Tensor) -> Tensor:
     if images.ndim != 4 or not len(images):
         raise ConfigError(f"images of shape {tuple(images.shape)}", "give at least one normalised image, (B, C, H, W)")
     return images
-
-
-def find_strides(config: Any, size: Pair, maps: Sequence[Tensor]) -> list[Pair]:
-    """Returns the stride (height, width) in pixels of each of the `feature_maps` of images of ``size``.
-
-    Each map is a reduction of the previous one by a whole factor, rounded up; the smallest possible factor is assumed.
-    """
-    before, stride = grid_of(size, config.patch_size), config.patch_size
-    strides = []
-    for map_ in maps:
-        grid = (map_.shape[2], map_.shape[3])
-        factors = grid_of(before, grid)
-        before, stride = grid, (stride[0] * factors[0], stride[1] * factors[1])
-        strides.append(stride)
-    return strides
 
 
 class _Answers(NamedTuple):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitrail.analysis.equivariance import Model, Pair, check_images, find_strides
+from vitrail.analysis.equivariance import Model, Pair, check_images
 from vitrail.models.backbone import at_rest
 
 AT_ONCE = 4  # images per pass; small, as gradients need all activations
@@ -55,12 +55,11 @@ def measure_locality(model: Model, images: Tensor, *, seed: int = 0) -> list[Loc
         ConfigError: images of an invalid shape.
     """
     generator, (height, width) = torch.Generator().manual_seed(seed), check_images(images).shape[2:]
-    measured, strides, uniforms = [], [], []
+    measured, strides, uniforms = [], model.config.cells, []
     with at_rest(model, gradients=True) as device:
         for part in images.split(AT_ONCE):
             pixels = part.detach().to(device, copy=True).requires_grad_()
             maps = model.feature_maps(pixels)
-            strides = find_strides(model.config, (height, width), maps)
             centres = [_find_centre(map_, stride) for map_, stride in zip(maps, strides)]
             uniforms = [_compute_distance(torch.ones(1, height, width), centre).item() for centre in centres]
             weights = (_compute_dependence(map_, pixels, generator) for map_ in maps)

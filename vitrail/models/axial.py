@@ -73,6 +73,10 @@ class AxialConfig(Config):
             check_divides(self.image_size, self.patch_size)
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        return (self.width,) * self.depth
+
+    @property
     def blocks(self) -> int:
         return self.depth
 
@@ -178,7 +182,7 @@ class AxialViT(Backbone):
         """Returns the patches after each block, before the last norm, as images: depth times (B, D, h, w)."""
         x, maps = self._begin(self.place(self.patchify(images))), []
         for block in self.blocks:
-            x = block(x)
+            x = self._run(block, x)
             maps.append(x.permute(0, 3, 1, 2))
         return maps
 

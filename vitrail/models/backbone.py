@@ -35,6 +35,7 @@ class Backbone(nn.Module):
 
     config: Any
     patch_embed: Any
+    norm: Any
     head: nn.Module
 
     def __init__(self, config: Config) -> None:
@@ -117,6 +118,26 @@ class Backbone(nn.Module):
     @abstractmethod
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """Returns feature maps (B, D, h, w) before the last norm, after each block, or after each stage of a pyramid."""
+
+    def dense_maps(self, images: Tensor, layers: Sequence[int] | None = None) -> list[Tensor]:
+        """Returns feature maps for tasks that answer for every place of an image: (B, D, h, w) each.
+
+        Maps of the width of the last go through the last norm; if it normalises pooled features, it is applied to each cell.
+
+        Args:
+            images: (B, C, H, W) of any size that the model supports; positions are resized.
+            layers: indices of `feature_maps`; by default `Config.dense_layers`, every stage of a pyramid or the last block.
+        """
+        maps = self.feature_maps(images)
+        return [self._norm_map(maps[layer]) for layer in (self.config.dense_layers if layers is None else layers)]
+
+    def _norm_map(self, x: Tensor) -> Tensor:
+        """Applies the last norm to a map (B, D, h, w) if it has the width of the last."""
+        return self._last_norm(x.movedim(1, -1)).movedim(-1, 1) if x.shape[1] == self.width else x
+
+    @property
+    def _last_norm(self) -> nn.Module:
+        return self.norm
 
     def forward_recording(self, images: Tensor, on_attention: OnAttention) -> Tensor:
         """Returns logits (B, K) identical to those of `forward`, and calls ``on_attention`` with the `AttentionRecord` of each

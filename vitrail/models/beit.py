@@ -97,6 +97,10 @@ class BEiTConfig(Config):
         return ("cls",)
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        return (self.width,) * self.depth
+
+    @property
     def blocks(self) -> int:
         return self.depth
 
@@ -254,9 +258,13 @@ class BEiT(Backbone):
         patches = self._place_all(self.patchify(images))
         x, maps = self._begin(patches), []
         for block, bias in self._layers(patches):
-            x = block(x, bias)
+            x = self._run(block, x, bias)
             maps.append(x[:, 1:].mT.unflatten(2, patches.grid))
         return maps
+
+    @property
+    def _last_norm(self) -> nn.Module:
+        return self.fc_norm if self.config.pool == "gap" else self.norm
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """Returns the grid of each matrix of `forward_with_attention` for images of ``size`` (height, width)."""

@@ -84,6 +84,10 @@ class CaiTConfig(Config):
         return ("cls",)
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        return (self.width,) * self.depth
+
+    @property
     def blocks(self) -> int:
         return self.depth + self.class_depth
 
@@ -271,7 +275,7 @@ class CaiT(Backbone):
         patches = self._place_all(self.patchify(images))
         x, maps = residual_stream(patches.x), []
         for block in self.blocks:
-            x = block(x)
+            x = self._run(block, x)
             maps.append(x.mT.unflatten(2, patches.grid))
         return maps
 

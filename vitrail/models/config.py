@@ -103,9 +103,25 @@ class Config(CheckedConfig):
         raise NotImplementedError
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """Width of each of the maps of `Backbone.feature_maps`; a field in some architectures."""
+        raise NotImplementedError
+
+    @property
+    def cells(self) -> list[tuple[int, int]]:
+        """Size (height, width) in pixels of a cell of each of the maps of `Backbone.feature_maps`, their strides."""
+        return [self.patch_size] * len(self.widths)
+
+    @property
+    def dense_layers(self) -> tuple[int, ...]:
+        """Indices of the maps that dense tasks use by default: every stage of a pyramid, the last block of other networks."""
+        stages = len(self.cells)
+        return tuple(range(stages)) if self.cells[0] != self.cells[-1] else (stages - 1,)
+
+    @property
     def cell(self) -> tuple[int, int]:
         """Size (height, width) in pixels of a token of `encode`: a patch, unless stages downsample."""
-        return self.patch_size
+        return self.cells[-1]
 
     @property
     def blocks(self) -> int:
@@ -140,6 +156,12 @@ def grid_of(size: Sequence[int], patch_size: Sequence[int]) -> tuple[int, int]:
     # without negative numbers, whose quotient the ONNX exporter rounds up
     rows, columns = ((length + patch - 1) // patch for length, patch in zip(size, patch_size))
     return rows, columns
+
+
+def stage_cells(patch_size: tuple[int, int], stages: int) -> list[tuple[int, int]]:
+    """Returns `Config.cells` of a pyramid, in which each stage halves the map of the one before."""
+    height, width = patch_size
+    return [(height << stage, width << stage) for stage in range(stages)]
 
 
 def check_divides(size: Sequence[int], patch_size: Sequence[int]) -> None:

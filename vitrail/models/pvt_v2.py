@@ -223,6 +223,10 @@ class PVTv2(Backbone):
         """Returns the map of each stage after its norm, the input of the next stage: (B, D, h, w)."""
         return [as_map(x, grid) for x, grid in self._stages(self.place(self.patchify(images)))]
 
+    def _norm_map(self, x: Tensor) -> Tensor:
+        """Returns the map as it is: each stage ends with a norm."""
+        return x
+
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """Returns the grid of each matrix of `forward_with_attention` for images of ``size`` (height, width).
 

@@ -25,7 +25,7 @@ from vitrail.errors import ConfigError
 from vitrail.models.attention import AttentionGrid, OnAttention
 from vitrail.models.axial_attention import AxialAttention, line_grids
 from vitrail.models.backbone import Backbone, block_number
-from vitrail.models.config import STANDARDISATIONS, Config, grid_of
+from vitrail.models.config import STANDARDISATIONS, Config, grid_of, stage_cells
 from vitrail.models.initialise import fill_lecun_normal, fills
 from vitrail.models.layers import Patches, Tokens, add_branch, residual_stream, stage_drop_rates
 from vitrail.models.positions import resize
@@ -62,9 +62,8 @@ class BottleneckConfig(Config):
         return 4, 4
 
     @property
-    def cell(self) -> tuple[int, int]:
-        side = 4 * 2 ** (len(self.depths) - 1)
-        return side, side
+    def cells(self) -> list[tuple[int, int]]:
+        return stage_cells(self.patch_size, len(self.depths))
 
     @property
     def blocks(self) -> int:
@@ -75,9 +74,13 @@ class BottleneckConfig(Config):
         return STEM_WIDTH * self.width_factor
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(4 * self.stem_width * 2**stage for stage in range(len(self.depths)))
+
+    @property
     def width(self) -> int:
         """Width of the last map."""
-        return 4 * self.stem_width * 2 ** (len(self.depths) - 1)
+        return self.widths[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +281,9 @@ class BottleneckNet(Backbone):
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """Returns the map after each stage, before the last norm: (B, D, h, w)."""
         return self._maps(self.place(self.patchify(images)))
+
+    def _norm_map(self, x: Tensor) -> Tensor:
+        return self.norm(x) if x.shape[1] == self.width else x
 
     def _layer(self, name: str) -> int:
         part, *rest = name.split(".")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
 from vitrail.models.attention import AttentionGrid, AttentionRecord, OnAttention, attend, attention_path
-from vitrail.models.config import GELUS, Config, grid_of
+from vitrail.models.config import GELUS, Config, grid_of, stage_cells
 from vitrail.models.layers import Conv, Dense, LayerNorm
 
 Grid = tuple[int, int]  # rows, columns
@@ -62,10 +62,6 @@ class PyramidConfig(Config):
         self._check("heads", divide, f"in each stage a divisor of its width, widths={self.widths}")
 
     @property
-    def cell(self) -> Grid:
-        return self.cells[-1]
-
-    @property
     def blocks(self) -> int:
         return sum(self.depths)
 
@@ -78,8 +74,7 @@ class PyramidConfig(Config):
 
     @property
     def cells(self) -> list[Grid]:
-        """Returns the size (height, width) in pixels of a cell of the map of each stage."""
-        return [(self.patch_size[0] << stage, self.patch_size[1] << stage) for stage in range(len(self.depths))]
+        return stage_cells(self.patch_size, len(self.depths))
 
     def check_reduces(self, size: Sequence[int]) -> None:
         """Raises `ConfigError` for an image whose map in some stage is smaller than one square of R x R cells."""

@@ -24,7 +24,7 @@ from vitrail.models.attention import (
     attention_path,
 )
 from vitrail.models.backbone import Backbone, block_number
-from vitrail.models.config import GELUS, Config, grid_of
+from vitrail.models.config import GELUS, Config, grid_of, stage_cells
 from vitrail.models.initialise import fill_truncated, fill_uniform, fills
 from vitrail.models.layers import (
     Dense,
@@ -89,9 +89,8 @@ class SwinConfig(Config):
         self._check("heads", divides, f"in each stage a divisor of its width, {', '.join(map(str, self.widths))}")
 
     @property
-    def cell(self) -> tuple[int, int]:
-        height, width = (length * 2 ** (len(self.depths) - 1) for length in self.patch_size)
-        return height, width
+    def cells(self) -> list[tuple[int, int]]:
+        return stage_cells(self.patch_size, len(self.depths))
 
     @property
     def blocks(self) -> int:

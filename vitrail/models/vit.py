@@ -238,9 +238,13 @@ class ViT(Backbone):
         patches = self._place_all(self.patchify(images))
         x, maps = self._begin(patches), []
         for block, added, relative in self._layers(patches):
-            x = block(x if added is None else x + added, relative)
+            x = self._run(block, x if added is None else x + added, relative)
             maps.append(x[:, -patches.x.shape[1] :].mT.unflatten(2, patches.grid))
         return maps
+
+    @property
+    def _last_norm(self) -> nn.Module:
+        return self.fc_norm if self.config.pool_norm else self.norm
 
     def forward_recording(self, images: Tensor, on_attention: OnAttention) -> Tensor:
         patches = self._place_all(self.patchify(images))

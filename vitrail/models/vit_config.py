@@ -150,6 +150,10 @@ class ViTConfig(Config):
         return len(self.prefix) if self.prefix_positions else 0
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        return (self.width,) * self.depth
+
+    @property
     def blocks(self) -> int:
         return self.depth
 

@@ -38,7 +38,7 @@ BATCH = 32  # pictures that `Task.predict` shows the network at one time
 BACKBONE_VERBS = {
     *("config", "about", "width", "patch_width", "prefix", "first_layer", "layers", "no_decay"),
     *("patchify", "place", "encode", "pool", "head", "heads", "features", "forward_features", "feature_maps"),
-    *("attention_grids", "forward_recording", "forward_with_attention", "pooling_shares"),
+    *("dense_maps", "attention_grids", "forward_recording", "forward_with_attention", "pooling_shares"),
 }
 Targets = Any  # a task's own: a tensor with the images first, or a tuple of such
 Figures = dict[str, float]

@@ -25,7 +25,6 @@ from vitrail.analysis.embeddings import (
     render_filters,
 )
 from vitrail.analysis.equivariance import (
-    find_strides,
     measure_map_equivariance,
     measure_permutation_response,
     measure_shift_response,
@@ -42,7 +41,6 @@ from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import inputs
 from vitrail.models import cost_of, device_of
-from vitrail.models.backbone import at_rest
 from vitrail.reports.inspection.facts import Biases, Filters, Inspection, Positions, Sample
 from vitrail.reports.inspection.findings import findings
 from vitrail.reports.inspection.numbers import numbers
@@ -252,10 +250,7 @@ def _measure_biases(model: Task, source: Source, options: InferenceOptions, bad:
 
 def _compute_room(model: Task) -> int:
     """Pixels by which a window must be able to move: whole patches, and a place of the coarsest map."""
-    config = model.config
-    with at_rest(model) as device:
-        maps = model.feature_maps(torch.zeros(1, config.in_channels, *config.image_size, device=device))
-    return max(math.lcm(*config.patch_size), *map(max, find_strides(config, config.image_size, maps)))
+    return max(math.lcm(*model.config.patch_size), *map(max, model.config.cells))
 
 
 def _choose_evenly(count: int, most: int) -> np.ndarray:

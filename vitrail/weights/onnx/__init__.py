@@ -182,6 +182,6 @@ class ExportedBackbone(Backbone):
         return []
 
     patchify = place = encode = pool = head = heads = _refuse
-    feature_maps = forward_recording = pooling_shares = _refuse
+    feature_maps = dense_maps = forward_recording = pooling_shares = _refuse
     layers = no_decay = new_head = _refuse
     resize_tensors = classmethod(_refuse)
