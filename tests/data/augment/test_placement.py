@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from io import BytesIO
+from math import floor
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from PIL import Image
 
 from vitrail.data.augment.apply import augment_and_place
+from vitrail.data.augment.geometry import resample_nearest
 from vitrail.data.augment.placement import Frames, Placement, place
 from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import eval_batches, train_batches
@@ -18,6 +21,7 @@ from vitrail.data.sources.contents import Arrays, Files, Strings
 from vitrail.data.sources.source import Source
 
 HEIGHT, WIDTH, SIZE = 96, 128, (40, 32)
+IGNORED = 255
 TURNING = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 POLICIES = {
     "crop and flip": Augment(crop="inception", crop_area=(0.3, 1.0), flip=0.5),
@@ -83,8 +87,40 @@ def test_points_of_a_picture_follow_their_pixels():
 
 def test_points_follow_a_quarter_turn_by_hand():
     """The image shows the picture turned: its point (x, y) is the picture's (y, 10 - x)."""
-    turned = Placement(np.array([[[0.0, 1, 0], [-1, 0, 10], [0, 0, 1]]]), (10, 10), Frames.whole(1, (10, 10)))
+    matrices = np.array([[[0.0, 1, 0], [-1, 0, 10], [0, 0, 1]]])
+    turned = Placement(matrices, (10, 10), Frames.whole(1, (10, 10)), matrices)
     np.testing.assert_allclose(turned.move(np.array([[[2.0, 7.0], [0.0, 10.0]]])), [[[3, 2], [0, 0]]], atol=1e-12)
+
+
+def test_maps_are_resampled_to_the_pixel_that_holds_each_centre():
+    """Against a loop over pixels in exact arithmetic: turned, mirrored, scaled, moved beyond the edges, on the edges of pixels."""
+    generator = np.random.default_rng(0)
+    maps = torch.from_numpy(generator.integers(0, 20, (9, 7, 11)).astype(np.uint8))
+    matrices = np.tile(np.eye(3), (9, 1, 1))
+    matrices[1:7, :2] += generator.normal(0, 1, (6, 2, 3)) * [0.5, 0.5, 3]
+    matrices[7, :2], matrices[8, :2] = [[-2, 0, 11], [0, 2, 0]], [[0.5, 0, 0], [0, 0.5, 2]]
+    made = resample_nearest(maps, matrices, size=(6, 8), fill=255)
+    assert made.dtype == torch.uint8
+    for image, row, column in np.ndindex(9, 6, 8):
+        exact = [[Fraction(entry) for entry in line] for line in matrices[image, :2].tolist()]
+        x, y = (a * (column + Fraction(1, 2)) + b * (row + Fraction(1, 2)) + c for a, b, c in exact)
+        inside = 0 <= x < 11 and 0 <= y < 7
+        assert made[image, row, column] == (maps[image, floor(y), floor(x)] if inside else 255)
+    assert (made == 255).any() and (made[0] == maps[0, :6, :8]).all()
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_maps_follow_the_pixels_that_they_describe(policy):
+    images = torch.from_numpy(coordinates(12)).permute(0, 3, 1, 2)
+    ids = np.stack([np.zeros(12, int), np.arange(12), np.zeros(12, int)], 1)
+    made, matrices = augment_and_place(images, ids, policy, size=SIZE, seed=3, cropped=False)
+    placement = place(Frames.whole(12, (HEIGHT, WIDTH)), (HEIGHT, WIDTH), matrices, SIZE)
+    columns = torch.arange(WIDTH, dtype=torch.uint8).expand(12, HEIGHT, WIDTH)  # each pixel's own
+    found = resample_nearest(columns, placement.sampling, size=SIZE, fill=IGNORED)
+    known = (found != IGNORED) & ((made[:, :2] - 0.5).abs().sum(1) > 0.02)  # what geometry uncovers is grey
+    distances = (found + 0.5 - made[:, 0] * WIDTH).abs()[known]
+    assert len(distances) > 3000
+    assert distances.quantile(0.98) < 1.6  # a part of a pixel, and the 2 or 4 pixels that a smaller image averages
 
 
 def test_what_is_judged_says_which_part_of_the_picture_it_shows(tmp_path):

@@ -106,6 +106,31 @@ def resample(
     return made
 
 
+def resample_nearest(maps: Tensor, matrices: Numbers, *, size: tuple[int, int], fill: int) -> Tensor:
+    """Transform every map by its matrix; a pixel of the output has the value of the input pixel in which its centre lies.
+
+    Args:
+        maps: (B, H, W), such as indices of classes.
+        matrices: (B, 3, 3).
+        size: (h, w).
+        fill: the value outside of the input.
+
+    Returns:
+        (B, h, w) of the same type.
+    """
+    # in double precision where there is one: a centre on the edge of a pixel must not depend on the rounding
+    dtype = torch.float32 if maps.device.type == "mps" else torch.float64
+    terms = torch.from_numpy(matrices[:, :2]).to(maps.device, dtype)  # (B, x or y, 3)
+    x_factor, y_factor, offset = terms[..., None, None].unbind(2)  # each (B, 2, 1, 1)
+    x = torch.arange(size[1], device=maps.device, dtype=dtype) + 0.5
+    y = torch.arange(size[0], device=maps.device, dtype=dtype)[:, None] + 0.5
+    column, row = (x_factor * x + (y_factor * y + offset)).floor().long().unbind(1)  # each (B, h, w)
+    height, width = maps.shape[1:]
+    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    places = (row * width + column).where(inside, 0)
+    return maps.flatten(1).gather(1, places.flatten(1)).view_as(places).where(inside, fill)
+
+
 def visible(matrices: Numbers, frames: Numbers, size: tuple[int, int]) -> Tensor:
     """For each output row the first column that maps into the frame, and the one after the last.
 

@@ -70,11 +70,14 @@ class Placement:
         matrices: (B, 3, 3), from (x, y, 1) of the model's input to the point of the picture.
         size: (h, w).
         frames: the crop box and the size of each picture.
+        sampling: (B, 3, 3), from (x, y, 1) of the model's input to the pixel of the image as it was read, which shows the crop
+            box; for targets that are read and cropped as the image is (`geometry.resample_nearest`).
     """
 
     matrices: Numbers
     size: tuple[int, int]
     frames: Frames
+    sampling: Numbers
 
     def move(self, points: NDArray[np.float64], rows: NDArray[np.intp] | slice = slice(None)) -> NDArray[np.float64]:
         """Maps points (B, N, 2) of the pictures, or of those in ``rows``, to points of the images."""
@@ -88,4 +91,4 @@ def place(frames: Frames, read: tuple[int, int], matrices: Numbers, size: tuple[
     scale = np.tile(np.eye(3), (len(frames), 1, 1))  # from pixels of the read image to pixels of the picture
     scale[:, 0, 0], scale[:, 0, 2] = (right - left) / read[1], left
     scale[:, 1, 1], scale[:, 1, 2] = (bottom - top) / read[0], top
-    return Placement(scale @ matrices, size, frames)
+    return Placement(scale @ matrices, size, frames, matrices)
