@@ -49,8 +49,8 @@ class StdConv(Conv):
 class GroupNorm(nn.GroupNorm):
     """Group norm with fp32 statistics and the output type of `LayerNorm`, followed by ReLU unless ``relu`` is False."""
 
-    def __init__(self, channels: int, *, eps: float, relu: bool = True) -> None:
-        super().__init__(GROUPS, channels, eps=eps)
+    def __init__(self, channels: int, *, eps: float, relu: bool = True, groups: int = GROUPS) -> None:
+        super().__init__(groups, channels, eps=eps)
         self.relu = relu
 
     def reset_parameters(self) -> None:

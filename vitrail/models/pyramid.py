@@ -1,0 +1,172 @@
+"""Necks of dense tasks: from the feature maps of a backbone to maps of one width at several strides.
+
+B images, D width of a map, h x w cells. A level is a stride in pixels; with patches of 14 pixels the levels 4, 8, 16 and 32
+are maps of strides 3.5, 7, 14 and 28.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.models.config import Config
+from vitrail.models.initialise import fill_truncated, fills
+from vitrail.models.layers import Conv, LayerNorm
+
+Stride = tuple[Fraction, Fraction]  # (height, width) in pixels
+
+
+class ChannelNorm(LayerNorm):
+    """Layer normalisation over the channels of each cell of a map."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, D, h, w) to the same."""
+        return super().forward(input.movedim(1, -1)).movedim(-1, 1)
+
+
+class Upscale(nn.Module):
+    """Doubles the rows and columns of a map: a transposed convolution of 2 x 2 cells, GELU, a depthwise convolution and a norm.
+
+    The transposed convolution, whose windows do not overlap, is a dense layer to four cells. The depthwise convolution removes
+    the pattern of 2 x 2 cells that it leaves.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.expand = Conv(inputs, 4 * outputs, 1)
+        self.depthwise = Conv(outputs, outputs, 3, padding=1, groups=outputs)
+        self.norm = ChannelNorm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, D, h, w) to (B, D', 2 h, 2 w)."""
+        return self.norm(self.depthwise(F.pixel_shuffle(self.expand(x, "exact"), 2)))
+
+
+class SimplePyramid(nn.Module):
+    """The simple feature pyramid of ViTDet (Li et al. 2022, section 3): all levels are made from the last map.
+
+    Args:
+        inputs: width of the map.
+        cell: its stride (height, width) in pixels.
+        levels: strides of the results in pixels, nearest to which a power of two of ``cell`` is taken.
+        width: width of the results.
+    """
+
+    def __init__(self, inputs: int, cell: tuple[int, int], levels: Sequence[int], width: int) -> None:
+        super().__init__()
+        doublings = [round(math.log2(math.sqrt(cell[0] * cell[1]) / level)) for level in levels]
+        self.strides: list[Stride] = [_divide(cell, times) for times in doublings]
+        self.levels = nn.ModuleList(self._make_level(inputs, times, width) for times in doublings)
+        fill_dense(self)
+
+    @staticmethod
+    def _make_level(inputs: int, doublings: int, width: int) -> nn.Sequential:
+        widths = [max(inputs >> times, 1) for times in range(max(doublings, 0) + 1)]
+        pool = [nn.MaxPool2d(2**-doublings, ceil_mode=True)] if doublings < 0 else []
+        scale = [*pool, *(Upscale(*pair) for pair in pairwise(widths))]
+        return nn.Sequential(
+            *scale, Conv(widths[-1], width, 1), ChannelNorm(width), Conv(width, width, 3, padding=1), ChannelNorm(width)
+        )
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Maps (B, D, h, w), of which the last is used, to one of ``width`` for each level."""
+        return [level(maps[-1]) for level in self.levels]
+
+
+class FeaturePyramid(nn.Module):
+    """A feature pyramid network (Lin et al. 2017) on the stages of a pyramid: coarse maps are added to finer ones.
+
+    Levels coarser than the last map are its maximum over squares of cells.
+
+    Args:
+        widths, cells: those of the maps, from fine to coarse, each half as large as the one before.
+        levels: strides of the results in pixels, from fine to coarse.
+        width: width of the results.
+
+    Raises:
+        ConfigError: a level is finer than the first map.
+    """
+
+    def __init__(
+        self, widths: Sequence[int], cells: Sequence[tuple[int, int]], levels: Sequence[int], width: int
+    ) -> None:
+        super().__init__()
+        side = math.sqrt(cells[0][0] * cells[0][1])
+        places = [round(math.log2(level / side)) for level in levels]
+        if min(places) < 0:
+            what = f"a level of {min(levels)} pixels, and the finest map has a stride of {side:g}"
+            raise ConfigError(what, f"levels = strides from {side:g} pixels")
+        self.strides: list[Stride] = [_divide(cells[0], -place) for place in places]
+        self.first, self.places = min(*places, len(widths) - 1), places
+        self.lateral = nn.ModuleList(
+            nn.Sequential(Conv(inputs, width, 1), ChannelNorm(width)) for inputs in widths[self.first :]
+        )
+        self.smooth = nn.ModuleList(nn.Sequential(Conv(width, width, 3, padding=1), ChannelNorm(width)) for _ in levels)
+        fill_dense(self)
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Maps (B, D, h, w) of all stages to one of ``width`` for each level."""
+        summed: list[Tensor] = []
+        for lateral, x in zip(reversed(self.lateral), reversed(maps)):
+            y = lateral(x)
+            summed.insert(0, y + fit(F.interpolate(summed[0], scale_factor=2.0), y) if summed else y)
+        last = len(summed) - 1
+        chosen = []
+        for smooth, place in zip(self.smooth, self.places):
+            x, beyond = summed[min(place - self.first, last)], place - self.first - last
+            chosen.append(smooth(F.max_pool2d(x, 2**beyond, ceil_mode=True) if beyond > 0 else x))
+        return chosen
+
+
+class StageNorms(nn.Module):
+    """A norm for each map of a pyramid, whose stages differ in scale; widths and strides stay as they are."""
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(map(ChannelNorm, widths))
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Maps (B, D, h, w) to the same, normalised."""
+        return [norm(x) for norm, x in zip(self.norms, maps)]
+
+
+def create_pyramid(config: Config, levels: Sequence[int], width: int) -> SimplePyramid | FeaturePyramid:
+    """Returns the neck for `Backbone.dense_maps` of a network of ``config``. Raises `ConfigError` as `FeaturePyramid` does."""
+    if len(config.dense_layers) == 1:
+        return SimplePyramid(config.widths[-1], config.cells[-1], levels, width)
+    return FeaturePyramid(config.widths, config.cells, levels, width)
+
+
+def to_strides(cells: Iterable[tuple[int, int]]) -> list[Stride]:
+    """Returns the strides of maps with these cells."""
+    return [_divide(cell, 0) for cell in cells]
+
+
+def _divide(cell: tuple[int, int], doublings: int) -> Stride:
+    height, width = (Fraction(length) / Fraction(2) ** doublings for length in cell)
+    return height, width
+
+
+def upsample(x: Tensor, height: Fraction, width: Fraction) -> Tensor:
+    """Enlarges a map (B, D, h, w) by these factors, bilinearly."""
+    # in whole numbers, which an exported graph can compute from sizes that it does not know
+    size = [side * by.numerator // by.denominator for side, by in zip(x.shape[2:], (height, width))]
+    return F.interpolate(x, size, mode="bilinear", align_corners=False)
+
+
+def fit(x: Tensor, like: Tensor) -> Tensor:
+    """Cuts a map (B, D, h, w) at the bottom and right to the size of another, which may end with part of a cell."""
+    return x[..., : like.shape[2], : like.shape[3]]
+
+
+@fills
+def fill_dense(module: nn.Module) -> None:
+    """Initialises a neck or head in place: matrices normal, std 0.02, truncated at +-2; norms 1 and 0; biases 0."""
+    for name, parameter in module.named_parameters():
+        fill_truncated(name, parameter, 0.0)
