@@ -20,6 +20,7 @@ from vitrail.exports.comparison import (
 )
 from vitrail.models import create_backbone
 from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.task import largest_difference
 
 LOGITS = torch.tensor([[3.0, 1.0, -4.0], [0.5, 2.0, 1.0]])
 FEATURES = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
@@ -31,14 +32,18 @@ def answers(logits: torch.Tensor = LOGITS, features: torch.Tensor = FEATURES):
 
 def test_the_difference_is_a_share_of_the_largest_number_of_its_output():
     images = torch.zeros(2, 3, 8, 8)
-    assert compare(answers(), answers(), [images]).difference == 0
-    assert compare(answers(), answers(LOGITS + 0.04), [images]).difference == pytest.approx(0.01)
-    assert compare(answers(), answers(features=FEATURES + 0.04), [images]).difference == pytest.approx(0.02)
+    assert compare(answers(), answers(), [images], largest_difference).difference == 0
+    assert compare(answers(), answers(LOGITS + 0.04), [images], largest_difference).difference == pytest.approx(0.01)
+    assert compare(
+        answers(), answers(features=FEATURES + 0.04), [images], largest_difference
+    ).difference == pytest.approx(0.02)
 
 
 def test_the_worst_batch_counts_and_all_answers_are_kept():
     graph = lambda images: {"logits": LOGITS + images.mean(), "features": FEATURES}  # noqa: E731
-    found = compare(answers(), graph, [torch.full((2, 3, 8, 8), value) for value in (0.04, 0.4, 0.004)])
+    found = compare(
+        answers(), graph, [torch.full((2, 3, 8, 8), value) for value in (0.04, 0.4, 0.004)], largest_difference
+    )
     assert found.difference == pytest.approx(0.1)
     assert found.expected["logits"].shape == found.actual["logits"].shape == (6, 3)
 
@@ -49,22 +54,22 @@ def test_an_output_that_is_no_finite_number_fails_whose_ever_it_is(output, value
     broken = {"logits": LOGITS.clone(), "features": FEATURES.clone()}
     broken[output][1, 1] = value
     with pytest.raises(CheckpointError, match=f"{output} of the graph are not finite"):
-        compare(answers(), lambda images: broken, [torch.zeros(1)])
+        compare(answers(), lambda images: broken, [torch.zeros(1)], largest_difference)
     with pytest.raises(CheckpointError, match=f"{output} of the model are not finite"):
-        compare(lambda images: broken, answers(), [torch.zeros(1)])
+        compare(lambda images: broken, answers(), [torch.zeros(1)], largest_difference)
 
 
 def test_other_outputs_fail():
     with pytest.raises(CheckpointError, match="the outputs of the graph are"):
-        compare(answers(), answers(LOGITS[:1]), [torch.zeros(1)])
+        compare(answers(), answers(LOGITS[:1]), [torch.zeros(1)], largest_difference)
     with pytest.raises(CheckpointError, match="the outputs of the graph are"):
-        compare(answers(), lambda images: {"features": FEATURES}, [torch.zeros(1)])
+        compare(answers(), lambda images: {"features": FEATURES}, [torch.zeros(1)], largest_difference)
 
 
 def test_a_head_of_zeros_is_no_division_by_zero():
     nothing = torch.zeros(2, 3)
-    assert compare(answers(nothing), answers(nothing), [torch.zeros(1)]).difference == 0
-    assert compare(answers(nothing), answers(nothing + 1e-3), [torch.zeros(1)]).difference > 1
+    assert compare(answers(nothing), answers(nothing), [torch.zeros(1)], largest_difference).difference == 0
+    assert compare(answers(nothing), answers(nothing + 1e-3), [torch.zeros(1)], largest_difference).difference > 1
 
 
 def test_agreement_is_of_best_classes_or_of_each_yes_and_no_or_of_features():

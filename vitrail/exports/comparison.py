@@ -19,10 +19,10 @@ from vitrail.models import Config
 
 BATCHES = (1, 3, 8)  # batch sizes
 MOST_ROUNDS, LEAST_ROUNDS, SECONDS = 30, 5, 3.0  # limits of the speed measurement: rounds and time
-SMALLEST = 1e-30  # lower bound of the maximum, to avoid division by zero
 
 Answers = Mapping[str, Tensor]  # outputs by name, as in `Task.graph`
 Verb = Callable[[Tensor], Answers]
+Difference = Callable[[Answers, Answers], float]  # `Task.difference`
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class Compared:
     """The outputs of model and graph, and their difference.
 
     Args:
-        difference: maximum absolute difference of an output, divided by the maximum absolute value of that output in its
-            batch.
+        difference: the largest `Task.difference` of a batch.
         expected, actual: outputs of the model and of the graph for all images.
     """
 
@@ -41,7 +40,7 @@ class Compared:
 
 
 @torch.inference_mode()
-def compare(model: Verb, graph: Verb, batches: Iterable[Tensor]) -> Compared:
+def compare(model: Verb, graph: Verb, batches: Iterable[Tensor], difference: Difference) -> Compared:
     """Runs model and graph on every batch and compares the outputs.
 
     Raises:
@@ -51,11 +50,12 @@ def compare(model: Verb, graph: Verb, batches: Iterable[Tensor]) -> Compared:
     for images in batches:
         expected.append(model(images))
         actual.append(graph(images))
-        worst = max(worst, _measure_difference(expected[-1], actual[-1]))
+        _check_answers(expected[-1], actual[-1])
+        worst = max(worst, difference(expected[-1], actual[-1]))
     return Compared(worst, _concatenate(expected), _concatenate(actual))
 
 
-def _measure_difference(expected: Answers, actual: Answers) -> float:
+def _check_answers(expected: Answers, actual: Answers) -> None:
     shapes = [{name: tuple(output.shape) for name, output in answers.items()} for answers in (expected, actual)]
     if shapes[0] != shapes[1]:
         raise CheckpointError(
@@ -66,11 +66,6 @@ def _measure_difference(expected: Answers, actual: Answers) -> float:
             raise CheckpointError(f"the {name} of the model are not finite", "export a model with finite outputs")
         if not actual[name].isfinite().all():
             raise CheckpointError(f"the {name} of the graph are not finite", "this is a bug in vitrail")
-    shares = (
-        (expected[name] - actual[name]).abs().max() / expected[name].abs().max().clamp(min=SMALLEST)
-        for name in expected
-    )
-    return max(map(float, shares))
 
 
 def _concatenate(batches: list[Answers]) -> Answers:

@@ -6,11 +6,17 @@ from vitrail.tasks.answer import Answers as Answers
 from vitrail.tasks.classification import Classifier as Classifier
 from vitrail.tasks.classification import Prediction as Prediction
 from vitrail.tasks.classification import create_classifier as create_classifier
+from vitrail.tasks.detection import Detector as Detector
+from vitrail.tasks.segmentation import Segmenter as Segmenter
 from vitrail.tasks.task import Metric as Metric
 from vitrail.tasks.task import Task as Task
 from vitrail.tasks.task import create_task as create_task
 
-TASKS: dict[str, type[Task]] = {"classification": Classifier}
+TASKS: dict[str, type[Task]] = {
+    "classification": Classifier,
+    "segmentation": Segmenter,
+    "detection": Detector,
+}
 
 
 def find_task(name: str) -> type[Task]:

@@ -272,6 +272,10 @@ def create_classifier(
     Raises:
         ConfigError: an unknown model or field, with the nearest names; a value that cannot be meant.
     """
-    names = tuple(map(str, range(classes))) if isinstance(classes, int) else classes
-    arguments = {"classes": names, "multi_label": multi_label}
+    arguments = {"classes": list_names(classes), "multi_label": multi_label}
     return create_task(Classifier, name, arguments, preprocessing=preprocessing, **changes)
+
+
+def list_names(classes: int | Sequence[str]) -> Sequence[str]:
+    """The names of classes; of a number of them the numbers from 0."""
+    return tuple(map(str, range(classes))) if isinstance(classes, int) else classes

@@ -243,11 +243,15 @@ class Task(nn.Module, ABC):
         close = (expected[name] - given[name]).abs() <= 1e-3 * expected[name].abs().amax().clamp(min=1e-30)
         return float(close.reshape(len(close), -1).all(1).double().mean())
 
-    def run_graph(self, run: Callable[[str, Tensor], Tensor]) -> None:
-        """Lets ``run``, from an output's name and images to that output, stand for what this task has of its own."""
+    def difference(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
+        """How far two graphs' outputs are apart, where 0 is equal; see `largest_difference`."""
+        return largest_difference(expected, given)
+
+    def run_graph(self, run: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
+        """Lets ``run``, from images to all outputs of an exported graph, stand for what this task has of its own."""
         if self.own:
             self.own = nn.ModuleDict()
-            self.compute = lambda images: run(self.graph_outputs[0], images)  # type: ignore[method-assign]
+            self.compute = lambda images: run(images)[self.graph_outputs[0]]  # type: ignore[method-assign]
 
     # What every task does alike.
 
@@ -337,6 +341,14 @@ class Task(nn.Module, ABC):
 
     def _repr_html_(self) -> str:
         return join(tag("p", tag("strong", type(self).__name__)), show_facts(describe_model(self).items()))
+
+
+def largest_difference(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
+    """The largest absolute difference of an output, as a share of the largest absolute value of that output."""
+    shares = (
+        (output - given[name]).abs().max() / output.abs().max().clamp(min=1e-30) for name, output in expected.items()
+    )
+    return max(map(float, shares))
 
 
 def check_classes(classes: Sequence[str], *, outputs: int | None = None) -> tuple[str, ...]:

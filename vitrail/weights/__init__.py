@@ -10,8 +10,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import Config, configure
 from vitrail.runtime.progress import Say, to_stderr
-from vitrail.tasks import Classifier, Task
-from vitrail.tasks.classification import create_classifier
+from vitrail.tasks import Classifier, Task, create_task, find_task
+from vitrail.tasks.classification import list_names
 from vitrail.weights.adapt import adapt as adapt
 from vitrail.weights.adapt import apply_changes
 from vitrail.weights.hub import list_hashes
@@ -66,10 +66,12 @@ def create_model(
     classes: int | Sequence[str] | None = None,
     preprocessing: Preprocessing | None = None,
     multi_label: bool = False,
+    task: str = "classification",
+    arguments: Mapping[str, Any] | None = None,
     log: Say = to_stderr,
     **changes: Any,
-) -> Classifier:
-    """A classifier in training mode, freshly initialised or with public weights.
+) -> Task:
+    """A model in training mode, freshly initialised or with public weights; by default a `Classifier`.
 
     Args:
         name: a name of `vitrail.MODELS`, or a config.
@@ -79,6 +81,8 @@ def create_model(
             default the head of the weights is kept. Without weights the default is 1,000.
         preprocessing: by default that of the weights, else the paper's, at the model's image size.
         multi_label: an image may have several classes.
+        task: "classification", "segmentation" or "detection"; the last two require ``classes``, and have a new head.
+        arguments: further arguments of the task, such as ``{"head": "linear"}`` of `vitrail.tasks.Segmenter`.
         log: called with a line for the origin of weights, and for everything that they do not state.
         changes: fields of the model's config, such as ``image_size=384``, ``in_channels=5`` or ``drop_path=0.1``; positions
             and the first layer of pretrained weights are adapted as by `vitrail.load`.
@@ -87,9 +91,15 @@ def create_model(
         ConfigError: an unknown model, field or tag, with the nearest names; a value that cannot be meant.
         CheckpointError: the weights cannot be downloaded, or are damaged.
     """
+    kind, arguments = find_task(task), dict(arguments or {})
+    if kind is Classifier:
+        arguments |= {"multi_label": True} if multi_label else {}
+    elif classes is None or multi_label:
+        raise ConfigError(f"the task {task} takes names of classes, and no multi_label", 'classes = ["cat", "dog"]')
+    if classes is not None or not pretrained:
+        arguments["classes"] = list_names(1000 if classes is None else classes)
     if not pretrained:
-        fresh = 1000 if classes is None else classes
-        return create_classifier(name, classes=fresh, preprocessing=preprocessing, multi_label=multi_label, **changes)
+        return create_task(kind, name, arguments, preprocessing=preprocessing, **changes)
     if not isinstance(name, str):
         raise ConfigError("pretrained weights for a config", "give the name of a model, such as 'vit-b16'")
     if public := find_repository(name):
@@ -103,12 +113,7 @@ def create_model(
         log(f"SHA-256  {digest}  {file}")
     start = read_model(resolved, log, has_names=classes is not None).model
     warn_of_broken(start.backbone.state_dict(), resolved.path, log)
-    if classes is not None:
-        changes["classes"] = tuple(map(str, range(classes))) if isinstance(classes, int) else classes
-    if multi_label:
-        changes["arguments"] = {"multi_label": True}
-    model = adapt(start, task=Classifier, **changes)
-    assert isinstance(model, Classifier)
+    model = adapt(start, task=kind, arguments=arguments or None, **changes)
     if preprocessing is not None:
         model.preprocessing = preprocessing
     return model

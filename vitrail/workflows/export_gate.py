@@ -120,12 +120,12 @@ class Proof:
         truths: list[Truth] = []
         with ProgressBar("comparing", count, quiet=options.quiet) as show:
             images = self._generate(count) if source is None else self._read_inputs(source, truths, options)
-            comparison = compare(self.model, self.graph, _show_progress(images, show))
+            comparison = compare(self.model, self.graph, _show_progress(images, show), self.task.difference)
         if not comparison.expected:
             raise DataError(
                 "no image could be read: the split is empty or all of it is bad", "see `vitrail data check`"
             )
-        shapes = compare(self.model, self.graph, self._make_shapes())
+        shapes = compare(self.model, self.graph, self._make_shapes(), self.task.difference)
         judged = {} if source is None or not source.labelled else self._compute_accuracies(comparison, truths)
         return {
             "images": len(next(iter(comparison.expected.values()))),

@@ -93,7 +93,7 @@ def test_points_follow_a_quarter_turn_by_hand():
 
 
 def test_maps_are_resampled_to_the_pixel_that_holds_each_centre():
-    """Against a loop over pixels in exact arithmetic: turned, mirrored, scaled, moved beyond the edges, on the edges of pixels."""
+    """Against a loop in exact arithmetic: turned, mirrored, scaled, moved beyond the edges, on the edges of pixels."""
     generator = np.random.default_rng(0)
     maps = torch.from_numpy(generator.integers(0, 20, (9, 7, 11)).astype(np.uint8))
     matrices = np.tile(np.eye(3), (9, 1, 1))

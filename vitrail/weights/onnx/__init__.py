@@ -8,6 +8,7 @@ B images, C channels, H x W image size, F features, K classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -57,7 +58,7 @@ def read_onnx(path: Path) -> Task:
     assert isinstance(model.backbone, ExportedBackbone)
     outputs = {value.name: value.shape[1:] for value in model.backbone.session.get_outputs()}
     classes = model.backbone.config.classes
-    if outputs.keys() != set(model.graph_outputs) or outputs.get(LOGITS, [classes]) != [classes]:
+    if outputs.keys() != set(model.graph_outputs) or (classes and outputs.get(LOGITS) != [classes]):
         raise _other_graph(model.backbone.session, path)
     model.run_graph(model.backbone.run_graph)
     return model
@@ -150,22 +151,26 @@ class ExportedBackbone(Backbone):
         return ExportedBackbone(configure(self.config, image_size=size), self.session, self.sha256)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.run_graph(LOGITS if self.config.classes else FEATURES, images)
+        return self._run_output(LOGITS if self.config.classes else FEATURES, images)
 
     def features(self, images: Tensor) -> Tensor:
-        return self.run_graph(FEATURES, images)
+        return self._run_output(FEATURES, images)
 
-    def run_graph(self, output: str, images: Tensor) -> Tensor:
-        """Returns one output for images (B, C, H, W), on their device."""
+    def _run_output(self, output: str, images: Tensor) -> Tensor:
+        return self.run_graph(images, [output])[output]
+
+    def run_graph(self, images: Tensor, outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Returns the outputs with these names, by default all, for images (B, C, H, W), on their device."""
         self._check(images)
         self._check_size(tuple(images.shape[2:]))
+        names = [value.name for value in self.session.get_outputs()] if outputs is None else list(outputs)
         given = images.detach().float().cpu().contiguous().numpy()
         try:
-            (values,) = self.session.run([output], {IMAGES: given})
+            found = self.session.run(names, {IMAGES: given})
         except Exception as error:  # exceptions of onnxruntime's C++ code have no common base class
             what = f"onnxruntime cannot run the graph on images of {tuple(given.shape)}: {printable(error, 200)}"
             raise CheckpointError(what, "use fewer images at once, or the model that it was exported from") from error
-        return torch.from_numpy(values).to(images.device)
+        return {name: torch.from_numpy(values).to(images.device) for name, values in zip(names, found)}
 
     def _check_size(self, size: tuple[int, ...]) -> None:
         if self.fixed is not None and size != self.fixed:

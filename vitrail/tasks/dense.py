@@ -1,0 +1,80 @@
+"""What tasks that answer for places of an image have in common: a head of their own on feature maps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from vitrail.data.augment.placement import Placement
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError
+from vitrail.models import Backbone, Config
+from vitrail.tasks.task import Task
+
+WIDTHS = {192: 128, 768: 256}  # of heads, by the largest width of the backbone that they are for
+WIDEST = 512
+
+
+class DenseTask(Task):
+    """A task with ``neck`` and ``head`` of its own on `Backbone.dense_maps`; the backbone has no head.
+
+    Raises:
+        ConfigError: as `Task` has it; a backbone that drops patches, whose maps would have holes.
+    """
+
+    head_fields: ClassVar[tuple[str, ...]]  # further arguments on which the shapes of the head depend
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        classes: Sequence[str],
+        preprocessing: Preprocessing,
+        *,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(backbone, classes, preprocessing, provenance=provenance)
+        if dropped := getattr(backbone.config, "patch_dropout", 0.0):
+            what = f"patch_dropout is {dropped:g}, and the task {self.name} needs every patch of an image"
+            raise ConfigError(what, "set patch_dropout=0: --set 'model.changes={patch_dropout: 0}'")
+
+    @classmethod
+    def head_outputs(cls, classes: Sequence[str]) -> int:
+        return 0
+
+    def keeps_head(self, arguments: Mapping[str, Any]) -> bool:
+        shaping = {name: value for name, value in arguments.items() if name in ("classes", *self.head_fields)}
+        return super().keeps_head(shaping)
+
+
+def choose_width(config: Config, *, most: int = WIDEST) -> int:
+    """The width of a head for a network: 128 for tiny ones, 256, and for the largest plain ones 512; at most ``most``."""
+    if len(config.dense_layers) > 1:
+        return 256
+    return min(next((width for largest, width in WIDTHS.items() if config.widths[-1] <= largest), WIDEST), most)
+
+
+def check_placed(placement: Placement) -> None:
+    """Raises `ConfigError` for images that a transform of the user's own made, which targets cannot follow."""
+    if not math.isfinite(placement.matrices.sum()):
+        what = "boxes and masks cannot follow a transform of your own, which does not say where its pixels come from"
+        raise ConfigError(what, "leave the transform out; the settings augment.* change images and targets alike")
+
+
+def read_levels(value: Any) -> tuple[int, ...]:
+    """Strides in pixels, from fine to coarse. Raises `ValueError` for anything else."""
+    levels = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    whole = all(isinstance(level, int) and not isinstance(level, bool) and 1 <= level <= 1024 for level in levels)
+    if not levels or not whole or list(levels) != sorted(set(levels)):
+        raise ValueError(f"levels is {value!r:.40}, and not strides in pixels from fine to coarse, such as [8, 16, 32]")
+    return levels
+
+
+def read_number(name: str, value: Any, low: float, high: float, *, whole: bool = False) -> Any:
+    """A number in [low, high]. Raises `ValueError` for anything else."""
+    kind = int if whole else (int, float)
+    if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(
+            f"{name} is {value!r:.40}, and not a {'whole ' if whole else ''}number from {low:g} to {high:g}"
+        )
+    return value

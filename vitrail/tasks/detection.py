@@ -1,0 +1,250 @@
+"""Detection: a box and a class for every object; its head's outputs, loss and answers.
+
+B images, M objects at most, N cells of all levels, K classes, n detections of an image. Boxes are (left, top, right, bottom) in
+pixels from the upper left corner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitrail.data.augment.placement import Frames, Placement
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.source import Source
+from vitrail.errors import ConfigError, DataError
+from vitrail.models import Backbone
+from vitrail.models.dense_heads import TOWER_GROUPS, BoxHead
+from vitrail.models.pyramid import create_pyramid
+from vitrail.tasks.answer import Answer
+from vitrail.tasks.boxes import suppress_duplicates
+from vitrail.tasks.dense import DenseTask, check_placed, choose_width, read_levels, read_number
+from vitrail.tasks.detection_graphs import compare_detections, covers, join_outputs, split_outputs
+from vitrail.tasks.detection_loss import sum_losses
+from vitrail.tasks.task import Metric
+
+LEVELS = (8, 16, 32)
+CANDIDATES = 4  # best pairs of cell and class among which duplicates are removed, for each detection that is kept
+SAME_OBJECT = 0.6  # overlap above which two boxes of a class are one object
+BOX_WEIGHT = 4.0  # of the loss of boxes, in that of classes
+CELLS_PER_OBJECT = 5.0  # about which a sum of scores is divided, and for which it stands
+LEAST_SHARE, LEAST_AREA = 0.25, 4.0  # of an object that a crop must show: share of its box, square pixels
+ROWS = 16  # the rows of a batch's targets are a multiple of this, so that a compiled step sees few shapes
+
+
+@dataclass(frozen=True, eq=False)
+class Detections(Answer):
+    """The objects on one picture, the most certain first.
+
+    Args:
+        boxes: (n, 4) float32, left, top, right, bottom in pixels of the picture.
+        scores: (n,) float32 in [0, 1].
+        labels: the class of each.
+        size: (height, width) of the picture.
+    """
+
+    boxes: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    labels: tuple[str, ...]
+    size: tuple[int, int]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def row(self) -> dict[str, Any]:
+        """The number of objects, and how many of each class there are, as in "cat 2, dog 1"."""
+        counts = ", ".join(f"{label} {count}" for label, count in Counter(self.labels).most_common())
+        return {"objects": len(self), "labels": counts}
+
+    def to_json(self) -> dict[str, Any]:
+        listed = zip(self.labels, self.scores.tolist(), self.boxes.tolist())
+        objects = [{"label": label, "score": score, "box": box} for label, score, box in listed]
+        return {"width": self.size[1], "height": self.size[0], "objects": objects}
+
+
+class Detector(DenseTask):
+    """A model that finds objects. Calling it gives, for every cell, a box, its centre and stride, and logits: (B, N, 7 + K).
+
+    An anchor-free detector: the cells of a pyramid of maps each answer with one box, and the cells that find an object best
+    learn it (`vitrail.tasks.assignment`). Targets of a batch are (B, M, 6): label, whether it is a crowd, and the box; a label
+    of -1 fills up the rows.
+
+    Args:
+        backbone, classes, preprocessing, provenance: as `Task` has them.
+        levels: strides of the maps in pixels, from fine to coarse.
+        head_width: width of neck and head, a multiple of 16; by default it follows that of the backbone.
+        most: detections of a picture, at most.
+        threshold: the least score of an answer. Figures are computed from all detections.
+
+    Raises:
+        ConfigError: as `DenseTask` has it; an argument that cannot be meant.
+    """
+
+    name = "detection"
+    head_fields = ("levels", "head_width")
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        classes: Sequence[str],
+        preprocessing: Preprocessing,
+        *,
+        levels: Sequence[int] = LEVELS,
+        head_width: int | None = None,
+        most: int = 100,
+        threshold: float = 0.3,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(backbone, classes, preprocessing, provenance=provenance)
+        if not self.classes:
+            raise ConfigError("a detector without classes", "give one name at least")
+        self.head_width = choose_width(backbone.config, most=256) if head_width is None else head_width
+        if self.head_width % TOWER_GROUPS:
+            raise ConfigError(f"head_width is {head_width}", f"head_width = a multiple of {TOWER_GROUPS}")
+        self.levels, self.most, self.threshold = tuple(levels), most, threshold
+        self.own["neck"] = neck = create_pyramid(backbone.config, self.levels, self.head_width)
+        self.own["head"] = BoxHead(neck.strides, self.head_width, len(self.classes))
+
+    @classmethod
+    def read_source(cls, train: Source) -> dict[str, Any]:
+        if not train.classes:
+            raise DataError("the data have no class of objects", "see `vitrail data check`")
+        return {"classes": train.classes}
+
+    def describe(self) -> dict[str, Any]:
+        numbers = {"head_width": self.head_width, "most": self.most, "threshold": self.threshold}
+        return {"levels": list(self.levels), **numbers}
+
+    @classmethod
+    def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "levels": read_levels(description["levels"]),
+            "head_width": read_number("head_width", description["head_width"], 1, 4096, whole=True),
+            "most": read_number("most", description["most"], 1, 10_000, whole=True),
+            "threshold": read_number("threshold", description["threshold"], 0, 1),
+        }
+
+    def compute(self, images: Tensor) -> Tensor:
+        return self.own["head"](self.own["neck"](self.backbone.dense_maps(images)))
+
+    # Training.
+
+    def collate(self, rows: Any) -> Tensor:
+        """`Objects` of B images as (B, M, 6), with M a multiple of 16."""
+        counts = np.diff(rows.ends, prepend=0)
+        made = np.zeros((len(counts), ROWS * max(math.ceil(counts.max(initial=0) / ROWS), 1), 6), np.float32)
+        made[..., 0] = -1
+        images = np.arange(len(counts)).repeat(counts)
+        places = np.arange(len(images)) - (rows.ends - counts).repeat(counts)
+        made[images, places] = np.column_stack([rows.labels, rows.crowd, rows.boxes])
+        return torch.from_numpy(made)
+
+    def move(self, targets: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
+        """The objects (B, M, 6) in pixels of the images, and the weight (B,) of each image, the images per object of the batch.
+
+        The box of an object that was turned is that of its corners. Objects of which an image shows less than a quarter, or 4
+        square pixels, are left out; crowds stay however little is shown.
+        """
+        check_placed(placement)
+        moved = targets.cpu().double().numpy()
+        corners = moved[..., [2, 3, 4, 3, 4, 5, 2, 5]].reshape(len(moved), -1, 2)
+        corners = placement.move(corners).reshape(*moved.shape[:2], 4, 2)
+        boxes = np.concatenate([corners.min(2), corners.max(2)], -1)  # (B, M, 4)
+        clipped = boxes.clip(0, [*placement.size[::-1]] * 2)
+        before, area = (np.prod(each[..., 2:] - each[..., :2], -1) for each in (boxes, clipped))
+        is_crowd = moved[..., 1] > 0
+        is_shown = (area >= LEAST_AREA) & ((area >= LEAST_SHARE * before) | is_crowd)
+        labels = np.where(is_shown, moved[..., 0], -1)
+        objects = np.concatenate([labels[..., None], moved[..., 1:2], clipped], -1)
+        weight = torch.full((len(moved),), len(moved) / max(int(((labels >= 0) & ~is_crowd).sum()), 1))
+        return torch.from_numpy(objects).float(), weight
+
+    def loss(self, outputs: Tensor, targets: tuple[Tensor, Tensor], **options: Any) -> Tensor:
+        """Binary cross-entropy of the classes and 4 (1 - GIoU) of the boxes, per 5 cells for each object of the batch."""
+        classes, boxes = sum_losses(outputs, targets[0])
+        return (targets[1] * (classes + BOX_WEIGHT * boxes)).mean() / CELLS_PER_OBJECT
+
+    # Answers.
+
+    def detect(self, outputs: Tensor) -> Tensor:
+        """The best detections of each image, (B, most, 6): box, score and label, the most certain first.
+
+        Duplicates are removed; where fewer are left, rows of zeros fill up. Boxes are in pixels of the model's input and may
+        reach beyond it.
+        """
+        boxes, logits = outputs[..., :4], outputs[..., 7:]
+        candidates, classes = CANDIDATES * self.most, logits.shape[2]
+        # more than there are, for maps that have fewer cells than candidates
+        scores = F.pad(logits.sigmoid().flatten(1), (0, candidates))  # (B, N K + P)
+        scores, places = scores.topk(candidates, dim=1)
+        cells = (places // classes).clamp(max=logits.shape[1] - 1)
+        boxes = boxes.gather(1, cells[..., None].expand(-1, -1, 4))  # (B, P, 4)
+        labels = places % classes
+        scores = scores * suppress_duplicates(boxes, labels, SAME_OBJECT)
+        scores, order = scores.topk(self.most, dim=1)
+        boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4))  # (B, most, 4)
+        found = torch.cat([boxes, scores[..., None], labels.gather(1, order)[..., None].to(boxes.dtype)], -1)
+        return found * (scores > 0)[..., None]
+
+    def place_in_pictures(self, found: Tensor, frames: Frames | None) -> NDArray[np.float64]:
+        """What `detect` gave, (B, most, 6), with boxes in pixels of the pictures and clipped to them."""
+        size = self.preprocessing.size
+        frames = Frames.whole(len(found), size) if frames is None else frames
+        placed = found.double().cpu().numpy()
+        corners = frames.move(placed[..., :4].reshape(len(placed), -1, 2), size).reshape(*placed.shape[:2], 4)
+        limits = frames.pictures[:, None, [1, 0, 1, 0]]  # (B, 1, 4)
+        return np.concatenate([corners.clip(0, limits), placed[..., 4:]], -1)
+
+    def decode(self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5) -> list[Detections]:
+        """The objects on each picture whose score reaches ``threshold``; of these ``most`` is the limit, not ``top``."""
+        placed = self.place_in_pictures(self.detect(outputs), frames)  # (B, most, 6)
+        sizes = [self.preprocessing.size] * len(placed) if frames is None else frames.pictures.astype(int).tolist()
+        answers = []
+        for found, (height, width) in zip(placed, sizes):
+            is_shown = (found[:, 4] > 0) & (found[:, 4] >= self.threshold) & (found[:, 2:4] > found[:, :2]).all(1)
+            found = found[is_shown]
+            labels = tuple(self.classes[label] for label in found[:, 5].astype(int).tolist())
+            boxes, scores = found[:, :4].astype(np.float32), found[:, 4].astype(np.float32)
+            answers.append(Detections(boxes, scores, labels, (height, width)))
+        return answers
+
+    def reply_arrays(self, outputs: Tensor) -> dict[str, NDArray | list[str]]:
+        return {name: values.numpy() for name, values in split_outputs(self.detect(outputs)).items()}
+
+    def metric(self) -> Metric:
+        raise NotImplementedError
+
+    # Leaving PyTorch.
+
+    @property
+    def graph_outputs(self) -> tuple[str, ...]:
+        return ("boxes", "scores", "labels")
+
+    def graph(self, images: Tensor) -> dict[str, Tensor]:
+        """``boxes`` (B, most, 4), ``scores`` and ``labels`` (B, most) as `detect` has them."""
+        return split_outputs(self.detect(self(images)))
+
+    def run_graph(self, run: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
+        def compute(images: Tensor) -> Tensor:
+            return join_outputs(run(images))
+
+        self.own = nn.ModuleDict()
+        self.compute, self.detect = compute, lambda outputs: outputs  # type: ignore[method-assign]
+
+    def difference(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
+        return compare_detections(join_outputs(expected), join_outputs(given))
+
+    def agreement(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
+        """The share of images on which the same objects reach the threshold: of one class, and boxes that all but coincide."""
+        pairs = list(zip(join_outputs(expected), join_outputs(given)))
+        same = [covers(one, other, self.threshold) and covers(other, one, self.threshold) for one, other in pairs]
+        return sum(same) / len(same)

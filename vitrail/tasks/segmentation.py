@@ -1,0 +1,269 @@
+"""Semantic segmentation: a class for every pixel; its loss and answers.
+
+B images, H x W pixels of a picture, h x w of the model's input, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from vitrail.data.augment.geometry import resample_nearest
+from vitrail.data.augment.placement import Frames, Placement
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.source import Source
+from vitrail.errors import ConfigError, DataError, nearest
+from vitrail.models import Backbone
+from vitrail.models.dense_heads import FusedHead, LinearHead
+from vitrail.models.pyramid import StageNorms, create_pyramid, fit, to_strides, upsample
+from vitrail.tasks.answer import Answer
+from vitrail.tasks.dense import DenseTask, check_placed, choose_width, read_levels, read_number
+from vitrail.tasks.task import Metric
+
+IGNORED = 255  # the index of pixels without a class
+HEADS = ("fused", "linear")
+LEVELS = (4,)  # of the fused head on a network whose maps have one stride
+MOST_WEIGHT = 10.0  # of a class, relative to that of the average pixel
+AT_ONCE = 2**24  # logits that are enlarged to the pixels of a picture at one time
+
+
+@dataclass(frozen=True, eq=False)
+class Segmentation(Answer):
+    """The class of every pixel of one picture.
+
+    Args:
+        map: (H, W) uint8 indices of ``classes``; 255 where the model was not shown the picture.
+        classes: the names of all classes.
+        top: classes that `row` lists.
+    """
+
+    map: NDArray[np.uint8]
+    classes: tuple[str, ...]
+    top: int = 5
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of pixels of each class that occurs, the largest first."""
+        counts = np.bincount(self.map.reshape(-1), minlength=256)[: len(self.classes)]
+        ranked = np.argsort(-counts, kind="stable")
+        return {self.classes[place]: float(counts[place] / self.map.size) for place in ranked if counts[place]}
+
+    def row(self) -> dict[str, Any]:
+        """The largest classes and their shares of the picture: label, share, then label_2, share_2 and so on."""
+        row: dict[str, Any] = {}
+        for place, (label, share) in enumerate(list(self.shares.items())[: self.top], start=1):
+            mark = f"_{place}" if place > 1 else ""
+            row |= {f"label{mark}": label, f"share{mark}": round(share, 6)}
+        return row
+
+    def to_json(self) -> dict[str, Any]:
+        shares = [{"label": label, "share": share} for label, share in self.shares.items()]
+        return {"width": self.map.shape[1], "height": self.map.shape[0], "classes": shares}
+
+
+class Segmenter(DenseTask):
+    """A model that names the class of every pixel. Calling it gives logits (B, K, h, w) at the size of the images.
+
+    Targets of a batch are maps (B, h, w) uint8 of classes, 255 for pixels without one.
+
+    Args:
+        backbone, classes, preprocessing, provenance: as `Task` has them.
+        head: ``fused``, SegFormer's head on maps of several strides; or ``linear``, one layer on the last map.
+        levels: strides in pixels of the maps that the fused head gets from a network whose maps have one stride; by default 4.
+            Of a pyramid it uses all stages.
+        head_width: width of the fused head; by default it follows that of the backbone.
+        class_weights: the weight of a pixel of each class in the loss, such as `weigh_classes` gives; by default all are equal.
+
+    Raises:
+        ConfigError: as `DenseTask` has it; an argument that cannot be meant.
+    """
+
+    name = "segmentation"
+    head_fields = ("head", "levels", "head_width")
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        classes: Sequence[str],
+        preprocessing: Preprocessing,
+        *,
+        head: str = "fused",
+        levels: Sequence[int] | None = None,
+        head_width: int | None = None,
+        class_weights: Sequence[float] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(backbone, classes, preprocessing, provenance=provenance)
+        if not 2 <= len(self.classes) <= IGNORED:
+            what = f"a segmenter with {len(self.classes)} classes"
+            raise ConfigError(what, f"give the names of 2 to {IGNORED} classes, one of which may be the background")
+        if head not in HEADS:
+            raise ConfigError(f"there is no head {head!r} for segmentation", nearest(head, HEADS))
+        is_pyramid = len(backbone.config.dense_layers) > 1
+        if levels is not None and (head == "linear" or is_pyramid):
+            what = f"levels is {list(levels)}, and {'the linear head' if head == 'linear' else 'a pyramid'} has its own"
+            raise ConfigError(what, "leave levels out")
+        if class_weights is not None and len(class_weights) != len(self.classes):
+            what = f"{len(class_weights)} class weights for {len(self.classes)} classes"
+            raise ConfigError(what, "give one weight for each class")
+        self.head = head
+        self.head_width = choose_width(backbone.config) if head_width is None else head_width
+        self.levels = tuple(LEVELS if levels is None else levels) if head == "fused" and not is_pyramid else None
+        self.class_weights = None if class_weights is None else tuple(map(float, class_weights))
+        self._create_head()
+
+    def _create_head(self) -> None:
+        config, classes = self.backbone.config, len(self.classes)
+        strides = to_strides(config.cells[layer] for layer in config.dense_layers)
+        if self.head == "linear":
+            self.own["neck"], self.strides = nn.Identity(), strides[-1:]
+            self.own["head"] = LinearHead(config.widths[-1], classes)
+            return
+        if self.levels is None:
+            widths, self.strides = config.widths, strides
+            self.own["neck"] = StageNorms(widths)
+        else:
+            neck = create_pyramid(config, self.levels, self.head_width)
+            widths, self.strides, self.own["neck"] = [self.head_width] * len(self.levels), neck.strides, neck
+        self.own["head"] = FusedHead(widths, self.strides, self.head_width, classes)
+
+    @classmethod
+    def read_source(cls, train: Source) -> dict[str, Any]:
+        if len(train.classes) < 2:
+            raise DataError(
+                f"the data have {len(train.classes)} class of pixels", "name the background as a class, too"
+            )
+        return {"classes": train.classes}
+
+    def describe(self) -> dict[str, Any]:
+        weights = None if self.class_weights is None else list(self.class_weights)
+        levels = None if self.levels is None else list(self.levels)
+        return {"head": self.head, "levels": levels, "head_width": self.head_width, "class_weights": weights}
+
+    @classmethod
+    def read_description(cls, description: Mapping[str, Any]) -> dict[str, Any]:
+        levels, weights = description["levels"], description["class_weights"]
+        return {
+            "head": description["head"],
+            "levels": None if levels is None else read_levels(levels),
+            "head_width": read_number("head_width", description["head_width"], 1, 4096, whole=True),
+            "class_weights": weights and [read_number("a class weight", each, 0, math.inf) for each in list(weights)],
+        }
+
+    def compute(self, images: Tensor) -> Tensor:
+        maps = self.own["neck"](self.backbone.dense_maps(images))
+        logits = self.own["head"](maps)  # (B, K, rows, columns)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return fit(upsample(logits, *self.strides[0]), images)
+
+    # Training.
+
+    def collate(self, rows: Sequence[NDArray[np.uint8]]) -> Tensor:
+        """Maps (H, W) as (B, H, W); smaller ones are filled with 255 on the right and at the bottom."""
+        height, width = np.max([each.shape for each in rows], axis=0).tolist()
+        made = np.full((len(rows), height, width), IGNORED, np.uint8)
+        for filled, each in zip(made, rows):
+            filled[: each.shape[0], : each.shape[1]] = each
+        return torch.from_numpy(made)
+
+    def move(self, targets: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
+        """Maps (B, h, w) of the images, and the weight (B,) of each image: the images per weight of all pixels of the batch.
+
+        ``targets`` (B, H, W) were read with the same crops as the images. Pixels of which an image shows nothing get 255.
+        """
+        check_placed(placement)
+        maps = resample_nearest(targets, placement.sampling, size=placement.size, fill=IGNORED)
+        weights = F.pad(self._weigh(maps.device), (0, 256 - len(self.classes)))  # (256,), 0 for ignored pixels
+        total = (torch.bincount(maps.flatten().long(), minlength=256) * weights).sum()
+        return maps, (len(maps) / total.clamp(min=weights[weights > 0].min())).expand(len(maps))
+
+    def _weigh(self, device: torch.device) -> Tensor:
+        """The weight of a pixel of each class, (K,) in fp32."""
+        return torch.tensor(self.class_weights or [1.0] * len(self.classes), device=device)
+
+    def loss(self, outputs: Tensor, targets: tuple[Tensor, Tensor], **options: Any) -> Tensor:
+        """Cross-entropy, the weighted mean over all pixels of the batch that have a class."""
+        maps, weight = targets
+        logits, classes = outputs.float(), maps.long()
+        weights = self._weigh(logits.device)
+        losses = F.cross_entropy(logits, classes, weights, ignore_index=IGNORED, reduction="none")  # (B, h, w)
+        return (weight * losses.flatten(1).sum(1)).mean()
+
+    @torch.no_grad()
+    def measure(self, outputs: Tensor, targets: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        """The share of pixels with a class whose class is right."""
+        maps, _ = targets
+        is_known = maps != IGNORED
+        right = (outputs.argmax(1) == maps) & is_known
+        return {"pixel_accuracy": right.sum() / is_known.sum().clamp(min=1)}
+
+    # Answers.
+
+    def draw_maps(self, outputs: Tensor, frames: Frames | None = None) -> list[NDArray[np.uint8]]:
+        """The class of every pixel of each picture, (H, W) each; 255 where the model was not shown the picture."""
+        size = (outputs.shape[2], outputs.shape[3])
+        frames = Frames.whole(len(outputs), size) if frames is None else frames
+        pictures = frames.pictures.astype(int).tolist()
+        return [_draw_map(*each) for each in zip(outputs, frames.crops.tolist(), pictures)]
+
+    def decode(self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5) -> list[Segmentation]:
+        return [Segmentation(drawn, self.classes, top) for drawn in self.draw_maps(outputs, frames)]
+
+    def reply_arrays(self, outputs: Tensor) -> dict[str, NDArray | list[str]]:
+        return {"map": outputs.argmax(1).to(torch.uint8).numpy()}
+
+    def metric(self) -> Metric:
+        raise NotImplementedError
+
+    # Leaving PyTorch.
+
+    @property
+    def graph_outputs(self) -> tuple[str, ...]:
+        return ("logits",)
+
+    def graph(self, images: Tensor) -> dict[str, Tensor]:
+        return {"logits": self(images)}
+
+    def agreement(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
+        """The share of pixels of the same class."""
+        same = expected["logits"].argmax(1) == given["logits"].argmax(1)
+        return float(same.double().mean())
+
+
+def weigh_classes(pixels: ArrayLike) -> list[float]:
+    """Weights of classes that occur in so many pixels (K,): 1 / sqrt(frequency), so that rare classes are learned.
+
+    They are scaled to a mean of 1 over the pixels, and at most 10; a class without pixels has the largest weight of the others.
+    """
+    counts = np.asarray(pixels, np.float64)
+    occurs = counts > 0
+    if not occurs.any():
+        return [1.0] * len(counts)
+    weights = 1 / np.sqrt(np.where(occurs, counts, counts[occurs].min()))
+    weights = (weights * counts.sum() / (weights * counts).sum()).clip(max=MOST_WEIGHT)
+    return weights.tolist()
+
+
+def _draw_map(logits: Tensor, crop: Sequence[float], picture: tuple[int, int]) -> NDArray[np.uint8]:
+    """The best class at the centre of every pixel of a ``picture`` (H, W), whose ``crop`` the logits (K, h, w) cover."""
+    left, top, right, bottom = crop
+    drawn = np.full(picture, IGNORED, np.uint8)
+    # places from -1 at the first edge of the logits to 1 at the last, of all pixels and then of those that lie between
+    y = 2 * (torch.arange(picture[0], device=logits.device) + 0.5 - top) / (bottom - top) - 1
+    x = 2 * (torch.arange(picture[1], device=logits.device) + 0.5 - left) / (right - left) - 1
+    rows, columns = ((each.abs() <= 1).nonzero()[:, 0] for each in (y, x))
+    if not len(rows) or not len(columns):
+        return drawn
+    for part in rows.split(max(AT_ONCE // (len(logits) * len(columns)), 1)):
+        grid = torch.stack([x[columns].expand(len(part), -1), y[part, None].expand(-1, len(columns))], -1)
+        found = F.grid_sample(logits[None], grid[None].to(logits), padding_mode="border", align_corners=False)
+        drawn[part[0] : part[-1] + 1, columns[0] : columns[-1] + 1] = found[0].argmax(0).cpu().numpy()
+    return drawn
