@@ -45,7 +45,7 @@ def choose(monkeypatch):
     """A function that fixes the part (left, top, width, height) of the picture, in hundredths."""
 
     def choose(*part):
-        def crop_box(policy, seed, epoch, sample, view, height, width, *, aspect):
+        def crop_box(policy, seed, epoch, sample, view, height, width, *, aspect, attempt):
             return tuple(each * whole / 100 for each, whole in zip(part, (width, height, width, height)))
 
         monkeypatch.setattr(pictures, "crop_box", crop_box)
@@ -115,7 +115,7 @@ def test_only_a_jpeg_has_a_size_to_decode_at_and_a_broken_one_has_none():
 def test_the_policy_is_told_the_shape_of_the_upright_picture_and_the_aspect_of_the_result(tmp_path, monkeypatch):
     told = []
 
-    def crop_box(policy, *arguments, aspect):
+    def crop_box(policy, *arguments, aspect, attempt):
         told.append((*arguments, aspect))
         return 0, 0, 70, 90
 

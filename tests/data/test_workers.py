@@ -87,7 +87,7 @@ def test_a_worker_makes_what_this_process_makes_and_gives_the_reason_of_a_bad_im
     make = shades(bad=(4,))
     here, there = make_all(make, rows(3, 4, 5)), pool_of(make)(rows(3, 4, 5))
     assert np.array_equal(here[0].pixels, there[0].pixels)
-    assert here[0][1:] == there[0][1:] == ((0, 0, 8, 6), (6, 8))
+    assert here[0][1:] == there[0][1:] == ((0, 0, 8, 6), (6, 8), None)
     assert here[1] == there[1] == "OSError: no picture 4"
     assert there[2].pixels.tolist() == np.full((3, 6, 8), 5).tolist()
 

@@ -62,7 +62,7 @@ class WeightsFlags(TypedDict, total=False):
         ),
     ]
     resize: Annotated[
-        int | str | None, Flag("Pixels of the shorter side before the crop, or squash or none.", word=str)
+        int | str | None, Flag("Pixels of the shorter side before the crop, or squash, fit or none.", word=str)
     ]
     mean: Annotated[
         str | Sequence[float] | None,

@@ -28,7 +28,7 @@ class ModelSettings:
     """The network: a name of `vitrail.models.MODELS` with changes, or the weights to start from.
 
     ``preprocessing`` overrides that of the weights: ``mean`` and ``std`` of values in [0, 1], and ``resize``,
-    pixels of the shorter side before the crop, or "squash" or "none".
+    pixels of the shorter side before the crop, or "squash", "fit" or "none".
     """
 
     name: str | None = None

@@ -97,6 +97,18 @@ def header_size(content: bytes) -> tuple[int, int] | None:
         return None
 
 
+def upright_size(content: bytes) -> tuple[int, int] | None:
+    """(height, width) as `header_size`, after the EXIF orientation is applied."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            with Image.open(BytesIO(content), formats=FORMATS) as image:
+                lies = _read_orientation(image) >= 5
+                return (image.width, image.height) if lies else (image.height, image.width)
+    except Exception:
+        return None
+
+
 def convert_image(image: Image.Image, channels: int = 3) -> Image.Image | np.ndarray:
     """Converts a Pillow image to upright pixels with the requested number of channels, by the rules of `decode`."""
     if channels not in MODES:

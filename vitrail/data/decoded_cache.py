@@ -14,6 +14,7 @@ import numpy as np
 
 from vitrail.data.decode import BadImage, decode, header_size
 from vitrail.data.sources.contents import Arrays, UserDataset
+from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
 
@@ -33,7 +34,8 @@ def keep_decoded(
 
     The decision depends only on the source, never on free memory: the headers of 65 images, evenly spaced, must have the
     same size of at most 64 x 64, all images must fit in 4 GiB, and every image that can be decoded must have that size.
-    A user's Dataset is unchanged, because its images may differ each time.
+    A user's Dataset is unchanged, because its images may differ each time; so are images with maps of classes, which are read
+    with them.
 
     Args:
         channels: to which files are decoded; 3 by default.
@@ -46,7 +48,8 @@ def keep_decoded(
         DataError: a bad image if ``bad`` is None, or what ``bad`` raises.
     """
     channels = channels or 3
-    size = None if source.kind == "arrays" or isinstance(source.contents, UserDataset) else _common_size(source)
+    as_is = source.kind == "arrays" or isinstance(source.contents, UserDataset) or isinstance(source.targets, LabelMaps)
+    size = None if as_is else _common_size(source)
     if size is None or max(size) > SMALL or len(source) * size[0] * size[1] * channels > KEPT_BYTES:
         return source
     if sample is not None and sample < len(source):

@@ -7,7 +7,7 @@ Axes: B images, C channels, H and W, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,9 @@ from vitrail.data.augment.policy import Augment
 from vitrail.data.pictures import Evaluated, Picture, TrainingCrop, Transformed
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sample_order import TrainStream
+from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import UserDataset
+from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.source import Source
 from vitrail.data.workers import Made, Make, Workers, in_order, make_all
 from vitrail.errors import DataError
@@ -126,7 +128,7 @@ def train_batches(
     if transform is not None:
         make = Transformed(source.contents, transform, size, seed, channels)
     else:
-        make = TrainingCrop(source.contents, policy, size, seed, channels)
+        make = TrainingCrop(source.contents, policy, size, seed, channels, _annotations(source))
     batches = _read_pictures(
         source, make, steps, collate=collate, workers=workers, bad=bad, views=views, users=transform is not None
     )
@@ -163,7 +165,7 @@ def eval_batches(
         if preprocessing.resized(*size) == size == preprocessing.size:
             yield from _read_arrays(source, jobs, None, collate)
             return
-    make = Evaluated(source.contents, preprocessing, fast)
+    make = Evaluated(source.contents, preprocessing, fast, _annotations(source))
     batches = _read_pictures(source, make, jobs, collate=collate, workers=workers, bad=bad)
     with closing(batches):
         yield from filter(len, batches)
@@ -200,9 +202,11 @@ def _read_arrays(
     for ids in jobs:
         rows = ids[:, 1]
         pixels = torch.from_numpy(images[rows]) if kept is None else kept[torch.from_numpy(rows).to(device)]
-        yield _make_batch(
-            source, pixels.permute(0, 3, 1, 2).contiguous(), ids, Frames.whole(len(ids), images.shape[1:3]), collate
-        )
+        size = images.shape[1:3]
+        annotations = _annotations(source)
+        maps = None if annotations is None else [annotations.read_map(row, size) for row in rows.tolist()]
+        frames = Frames.whole(len(ids), size)
+        yield _make_batch(source, pixels.permute(0, 3, 1, 2).contiguous(), ids, frames, collate, maps)
 
 
 def _read_pictures(
@@ -226,19 +230,19 @@ def _read_pictures(
     else:
         results = in_order(partial(_stack_pictures, here, views=views), jobs, threads=1)
     with closing(results):
-        for ids, images, frames, reasons in results:
+        for ids, images, frames, maps, reasons in results:
             by_sample = ids.reshape(-1, views, 3)
             for place, reason in reasons.items():
                 bad(source.keys[by_sample[place, 0, 1]], reason)
             kept = np.delete(by_sample, list(reasons), axis=0).reshape(-1, 3)
-            yield _make_batch(source, torch.from_numpy(images), kept, frames, collate)
+            yield _make_batch(source, torch.from_numpy(images), kept, frames, collate, maps)
 
 
 def _stack_pictures(
     make: Callable[[np.ndarray], list[Made]], ids: np.ndarray, *, views: int
-) -> tuple[np.ndarray, np.ndarray, Frames, dict[int, str]]:
-    """Returns the ids of a job, its valid pictures (B, C, H, W), their frames, and the reasons of bad samples by index in the
-    job.
+) -> tuple[np.ndarray, np.ndarray, Frames, list[np.ndarray | None], dict[int, str]]:
+    """Returns the ids of a job, its valid pictures (B, C, H, W), their frames and maps of classes, and the reasons of bad
+    samples by index in the job.
     """
     made = make(ids)
     reasons: dict[int, str] = {}
@@ -252,10 +256,23 @@ def _stack_pictures(
     if len({image.dtype for image in pixels}) > 1:  # a user's Dataset may return either type
         pixels = [image if image.dtype == np.float32 else image / np.float32(255) for image in pixels]
     images = np.stack(pixels) if pixels else np.zeros((0, 0, 0, 0), np.uint8)
-    return ids, images, Frames.of(pictures), reasons
+    return ids, images, Frames.of(pictures), [picture.map for picture in pictures], reasons
 
 
-def _make_batch(source: Source, images: Tensor, ids: np.ndarray, frames: Frames, collate: Collate) -> Batch:
+def _annotations(source: Source) -> Annotations | None:
+    return source.targets if isinstance(source.targets, Annotations) else None
+
+
+def _make_batch(
+    source: Source,
+    images: Tensor,
+    ids: np.ndarray,
+    frames: Frames,
+    collate: Collate,
+    maps: Sequence[np.ndarray | None] | None,
+) -> Batch:
     rows = ids[:, 1]
-    targets = collate(source.targets[rows]) if source.labelled else torch.full((len(rows),), -1)
+    targets: Any = torch.full((len(rows),), -1)
+    if source.labelled:
+        targets = collate(maps if isinstance(source.targets, LabelMaps) else source.targets[rows])
     return Batch(images, targets, [source.keys[row] for row in rows.tolist()], ids, frames)

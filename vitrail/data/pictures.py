@@ -8,22 +8,22 @@ from __future__ import annotations
 import math
 import random
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from vitrail.data.augment.crops import crop_box
+from vitrail.data.augment.crops import TRIES, crop_box
 from vitrail.data.augment.policy import Augment
-from vitrail.data.decode import FORMATS, ORIENTATION, BadImage, decode
+from vitrail.data.decode import BadImage, decode, upright_size
 from vitrail.data.preprocessing import INTERPOLATIONS, Preprocessing
 from vitrail.data.rng import keys
+from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import Contents, UserDataset
+from vitrail.data.sources.label_maps import IGNORED
 from vitrail.errors import ConfigError, DataError
 
 JPEG = b"\xff\xd8\xff"  # the only format with decoding at a reduced size
@@ -34,12 +34,14 @@ class Picture(NamedTuple):
     """An image, (C, h, w) uint8 or float32 in [0, 1], and the region of the picture that it shows.
 
     ``crop`` is left, top, right, bottom of the region in pixels of the upright picture, and ``full`` the size (height, width)
-    of the picture; None for images of a user's transform.
+    of the picture; None for images of a user's transform. ``map`` (H, W) uint8 is the class of every pixel: of the region, in
+    training, and of the whole picture, in evaluation; None without `LabelMaps`.
     """
 
     pixels: np.ndarray
     crop: tuple[float, float, float, float] | None = None
     full: tuple[int, int] | None = None
+    map: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class TrainingCrop:
     """Crops an item by the policy and resizes it to ``size``: uint8 (C, h, w), or float32 for float arrays.
 
     The crop is resampled once from the original pixels, so a small crop of a large photograph keeps its detail. A JPEG is
-    decoded at a reduced size only if the crop is at least twice the result.
+    decoded at a reduced size only if the crop is at least twice the result. What the crop shows beyond the picture has the
+    level ``policy.fill``. The classes of pixels (``annotations`` with maps) are cropped alike, by the nearest pixel.
     """
 
     contents: Contents
@@ -55,27 +58,40 @@ class TrainingCrop:
     size: tuple[int, int]
     seed: int
     channels: int
+    annotations: Annotations | None = None
 
     def __call__(self, epoch: int, sample: int, view: int) -> Picture:
-        def choose(full: tuple[int, int]) -> tuple[int, int, int, int]:
-            aspect = self.size[1] / self.size[0]
-            return crop_box(self.policy, self.seed, epoch, sample, view, *full, aspect=aspect)
-
         content = read(self.contents, self.seed, epoch, sample, view)
         if isinstance(content, bytes) and (full := jpeg_size(content)):
-            left, top, wide, tall = choose(full)
+            (left, top, wide, tall), levels = self._choose_box(full, epoch, sample, view)
             at_least = math.ceil(full[0] * self.size[0] / tall), math.ceil(full[1] * self.size[1] / wide)
             image = decode(content, channels=self.channels, at_least=at_least)
         else:
             image = decode(content, channels=self.channels) if isinstance(content, bytes) else content
             full = size_of(image)
-            left, top, wide, tall = choose(full)
+            (left, top, wide, tall), levels = self._choose_box(full, epoch, sample, view)
         seen = size_of(image)
         scale = round(max(full) / max(seen))  # 1, 2, 4 or 8, exactly: decoders round the size up, not the scale
-        right, bottom = min((left + wide) / scale, seen[1]), min((top + tall) / scale, seen[0])
-        box = left / scale, top / scale, right, bottom
+        box = left / scale, top / scale, (left + wide) / scale, (top + tall) / scale
         shown = float(left), float(top), float(left + wide), float(top + tall)
-        return Picture(crop(image, box, self.size, self.channels), shown, full)
+        return Picture(crop_beyond(image, box, self.size, self.channels, self.policy.fill), shown, full, levels)
+
+    def _choose_box(
+        self, full: tuple[int, int], epoch: int, sample: int, view: int
+    ) -> tuple[tuple[int, int, int, int], np.ndarray | None]:
+        """The box to crop (left, top, width, height), and the classes of its pixels (h, w) where there are maps.
+
+        It is drawn again while one class takes more of it than the policy accepts.
+        """
+        whole = None if self.annotations is None else self.annotations.read_map(sample, full)
+        aspect = self.size[1] / self.size[0]
+        attempts = TRIES if whole is not None and self.policy.crop == "jitter" else 1
+        for attempt in range(attempts):
+            box = crop_box(self.policy, self.seed, epoch, sample, view, *full, aspect=aspect, attempt=attempt)
+            levels = None if whole is None else crop_map(whole, box, self.size)
+            if levels is None or not _has_one_class(levels, self.policy.crop_major):
+                break
+        return box, levels
 
 
 @dataclass(frozen=True)
@@ -129,19 +145,21 @@ class Evaluated:
     contents: Contents
     preprocessing: Preprocessing
     fast: bool = False
+    annotations: Annotations | None = None
 
     def __call__(self, epoch: int, sample: int, view: int) -> Picture:
         content = read(self.contents, 0, epoch, sample, view)
         if isinstance(content, np.ndarray):
-            return self._prepare(content, content.shape[:2])
+            return self._prepare(content, content.shape[:2], sample)
         full = jpeg_size(content) if self.fast else None
         at_least = self.preprocessing.resized(*full) if full else None
         image = decode(content, channels=self.preprocessing.channels, at_least=at_least)
-        return self._prepare(image, full or size_of(image))
+        return self._prepare(image, full or size_of(image), sample)
 
-    def _prepare(self, image: Image.Image | np.ndarray, full: tuple[int, int]) -> Picture:
+    def _prepare(self, image: Image.Image | np.ndarray, full: tuple[int, int], sample: int) -> Picture:
         top, left, bottom, right = self.preprocessing.visible_box(*full)
-        return Picture(self.preprocessing.picture(image), (left, top, right, bottom), full)
+        levels = None if self.annotations is None else self.annotations.read_map(sample, full)
+        return Picture(self.preprocessing.picture(image), (left, top, right, bottom), full, levels)
 
 
 def read(contents: Contents, seed: int, epoch: int, sample: int, view: int) -> bytes | np.ndarray:
@@ -176,16 +194,7 @@ def seeded(stream: str, seed: int, epoch: int, sample: int, view: int) -> Iterat
 
 def jpeg_size(content: bytes) -> tuple[int, int] | None:
     """Returns the upright (height, width) of a JPEG from its header; None for other or broken files."""
-    if not content.startswith(JPEG):
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"PIL\.")  # decoding checks the limit of pixels
-            image = Image.open(BytesIO(content), formats=FORMATS)
-            lies = image.getexif().get(ORIENTATION, 1) >= 5
-            return (image.width, image.height) if lies else (image.height, image.width)
-    except Exception:  # decoding raises the error
-        return None
+    return upright_size(content) if content.startswith(JPEG) else None
 
 
 def size_of(image: Image.Image | np.ndarray) -> tuple[int, int]:
@@ -198,6 +207,53 @@ def as_image(array: np.ndarray) -> Image.Image | np.ndarray:
     if array.dtype != np.uint8 or array.shape[2] not in (1, 3):
         return array
     return Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
+
+
+def crop_beyond(
+    image: Image.Image | np.ndarray,
+    box: tuple[float, float, float, float],
+    size: tuple[int, int],
+    channels: int,
+    fill: int,
+) -> np.ndarray:
+    """`crop` for a box that may reach beyond the image, where the pixels have the level ``fill``: (C, h, w)."""
+    height, width = size_of(image)
+    left, top, right, bottom = box
+    if left >= 0 and top >= 0 and right < width + 1 and bottom < height + 1:  # a reduced JPEG may miss part of a pixel
+        return crop(image, (left, top, min(right, width), min(bottom, height)), size, channels)
+    across, down = (right - left) / size[1], (bottom - top) / size[0]  # pixels of the image per pixel of the result
+    first_column, first_row = max(math.ceil(-left / across), 0), max(math.ceil(-top / down), 0)
+    columns = min(math.floor((width - left) / across), size[1]) - first_column
+    rows = min(math.floor((height - top) / down), size[0]) - first_row
+    floating = isinstance(image, np.ndarray) and image.dtype == np.float32
+    made = np.full((channels, *size), fill / 255 if floating else fill, np.float32 if floating else np.uint8)
+    if rows > 0 and columns > 0:
+        x, y = max(left + first_column * across, 0), max(top + first_row * down, 0)
+        inside = x, y, min(x + columns * across, width), min(y + rows * down, height)
+        part = crop(image, inside, (rows, columns), channels)
+        made[:, first_row : first_row + rows, first_column : first_column + columns] = part
+    return made
+
+
+def crop_map(levels: np.ndarray, box: tuple[int, int, int, int], size: tuple[int, int]) -> np.ndarray:
+    """The part ``box`` (left, top, width, height) of the classes (H, W) of a picture, by the nearest pixel: (h, w) uint8.
+
+    What lies beyond the picture is `IGNORED`.
+    """
+    left, top, wide, tall = box
+    rows = np.floor(top + (np.arange(size[0]) + 0.5) * tall / size[0]).astype(int)  # (h,)
+    columns = np.floor(left + (np.arange(size[1]) + 0.5) * wide / size[1]).astype(int)  # (w,)
+    height, width = levels.shape
+    made = levels[rows.clip(0, height - 1)[:, None], columns.clip(0, width - 1)]
+    made[(rows < 0) | (rows >= height)] = IGNORED
+    made[:, (columns < 0) | (columns >= width)] = IGNORED
+    return made
+
+
+def _has_one_class(levels: np.ndarray, share: float) -> bool:
+    """Whether more than ``share`` of the pixels that have a class have the same, or none has any."""
+    counts = np.bincount(levels.reshape(-1), minlength=256)[:IGNORED]
+    return share < 1 and bool(counts.max() > share * counts.sum() or not counts.any())
 
 
 def crop(

@@ -16,7 +16,7 @@ from vitrail.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
-Resize = Literal["short", "squash", "none"]
+Resize = Literal["short", "squash", "fit", "none"]
 Interpolation = Literal["nearest", "box", "bilinear", "bicubic", "lanczos"]
 INTERPOLATIONS = {
     "nearest": Image.Resampling.NEAREST,
@@ -39,7 +39,8 @@ class Preprocessing:
         size: (height, width) of the model's input.
         resize: `short` scales the shorter side to `resize_to` and keeps the aspect ratio (if `size` is not square: to the
             smallest image that covers `size` x `resize_to` / its shorter side); `squash` ignores the aspect ratio and
-            scales to `size` or, if `resize_to` is given, to that larger image; `none` does not resize.
+            scales to `size` or, if `resize_to` is given, to that larger image; `fit` scales to the largest image that lies in
+            `size`, with a border of the mean colour at the right or below; `none` does not resize.
         resize_to: pixels of the shorter side before the centre crop; at least the shorter side of `size`.
         rounding: of the longer side after `short`: `floor` (timm, torchvision) or `round` (big_vision).
         crop_rounding: of the centre crop's corner (W - w) / 2: `even`, half to even (timm, torchvision), or `floor`
@@ -61,7 +62,7 @@ class Preprocessing:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     def __post_init__(self) -> None:
-        allowed = {"resize": ("short", "squash", "none"), "rounding": ("floor", "round")}
+        allowed = {"resize": ("short", "squash", "fit", "none"), "rounding": ("floor", "round")}
         allowed |= {"crop_rounding": ("even", "floor"), "interpolation": tuple(INTERPOLATIONS)}
         for name, names in allowed.items():
             if getattr(self, name) not in names:
@@ -129,7 +130,7 @@ class Preprocessing:
 
         Args:
             mean, std: for values in [0, 1], one number per channel or one for all.
-            resize: pixels of the shorter side before the crop, or "squash" or "none".
+            resize: pixels of the shorter side before the crop, or "squash", "fit" or "none".
 
         Raises:
             ConfigError: as in the constructor.
@@ -157,7 +158,8 @@ class Preprocessing:
             BadImage: an array of a wrong shape or number of channels.
         """
         planes = [
-            np.asarray(self._resize_and_crop(part)) for part in self._split_planes(image)
+            np.asarray(self._fit(*pair) if self.resize == "fit" else self._resize_and_crop(pair[1]))
+            for pair in enumerate(self._split_planes(image))
         ]  # each (h, w) or (h, w, 3)
         picture = np.concatenate([plane.reshape(*self.size, -1) for plane in planes], axis=2)  # (h, w, C)
         picture = np.ascontiguousarray(picture.transpose(2, 0, 1))  # (C, h, w)
@@ -179,6 +181,9 @@ class Preprocessing:
         """(height, width) to which an image of that size is scaled before the crop."""
         if self.resize == "none":
             return height, width
+        if self.resize == "fit":
+            scale = min(self.size[0] / height, self.size[1] / width)
+            return max(round(height * scale), 1), max(round(width * scale), 1)
         shorter = min(self.size) if self.resize_to is None else self.resize_to
         rounded = math.floor if self.rounding == "floor" else round
         cover_height, cover_width = (shorter * side // min(self.size) for side in self.size)
@@ -191,7 +196,7 @@ class Preprocessing:
     def visible_box(self, height: int, width: int) -> tuple[float, float, float, float]:
         """(top, left, bottom, right) of the part of an image of that size that the model sees, in pixels of the image.
 
-        If a small image gets a black border, the box extends beyond the image.
+        If the image gets a border, the box extends beyond the image.
         """
         tall, wide, top, left = self._crop_geometry(height, width)
         down, across = height / tall, width / wide
@@ -232,8 +237,23 @@ class Preprocessing:
     def _crop_geometry(self, height: int, width: int) -> tuple[int, int, int, int]:
         """(height, width) of the scaled image, and top and left of the crop in it."""
         tall, wide = self.resized(height, width)
+        if self.resize == "fit":
+            return tall, wide, 0, 0
         corner = round if self.crop_rounding == "even" else math.floor
         return tall, wide, corner((tall - self.size[0]) / 2), corner((wide - self.size[1]) / 2)
+
+    def _fit(self, plane: int, image: Image.Image) -> Image.Image:
+        """Scaled to lie in `size`, with a border of the mean colour. ``plane`` is the channel of an image that has only one."""
+        tall, wide = self.resized(image.height, image.width)
+        resample = INTERPOLATIONS[self.interpolation]
+        scaled = image if (tall, wide) == (image.height, image.width) else image.resize((wide, tall), resample)
+        if (tall, wide) == self.size:
+            return scaled
+        levels = tuple(round(255 * mean) for mean in self.mean)
+        single = self.mean[plane] if image.mode == "F" else levels[plane]
+        whole = Image.new(image.mode, self.size[::-1], single if len(image.getbands()) == 1 else levels)
+        whole.paste(scaled)
+        return whole
 
     def _resize_and_crop(self, image: Image.Image) -> Image.Image:
         """Scaled and cropped to `size`."""

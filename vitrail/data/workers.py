@@ -252,9 +252,11 @@ def _encode_line(value: Any) -> bytes:
 def _send(answer: Made | Exception, replies: BinaryIO) -> None:
     if isinstance(answer, Picture):
         pixels = answer.pixels
-        shown = {"crop": answer.crop, "full": answer.full}
+        shown = {"crop": answer.crop, "full": answer.full, "map": None if answer.map is None else answer.map.shape}
         replies.write(_encode_line({"shape": pixels.shape, "type": pixels.dtype.str, **shown}))
-        replies.write(np.ascontiguousarray(pixels).data)
+        for array in (pixels, answer.map):
+            if array is not None:
+                replies.write(np.ascontiguousarray(array).data)
     elif isinstance(answer, VitrailError):
         words = {"what": answer.what, "remedy": answer.remedy, "value": answer.value}
         replies.write(_encode_line({"error": type(answer).__name__, **words}))
@@ -273,8 +275,14 @@ def _receive(replies: BufferedReader) -> Made | Exception:
     if "error" in head:
         kind = {"ConfigError": ConfigError, "DataError": DataError}.get(head["error"])
         return kind(head["what"], head["remedy"], value=head["value"]) if kind else RuntimeError(head["what"])
-    pixels = np.empty(head["shape"], head["type"])
-    if replies.readinto(pixels.data.cast("B")) < pixels.nbytes:
-        raise EOFError
+    pixels = _receive_array(replies, head["shape"], head["type"])
+    levels = None if head["map"] is None else _receive_array(replies, head["map"], "u1")
     crop, full = (None if value is None else tuple(value) for value in (head["crop"], head["full"]))
-    return Picture(pixels, crop, full)
+    return Picture(pixels, crop, full, levels)
+
+
+def _receive_array(replies: BufferedReader, shape: list[int], kind: str) -> np.ndarray:
+    array = np.empty(shape, kind)
+    if replies.readinto(array.data.cast("B")) < array.nbytes:
+        raise EOFError
+    return array

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.data.preprocessing import WHOLE_PIXELS, Preprocessing
+from vitrail.errors import ConfigError
 from vitrail.torch_private import check
 
 HALF_WIDTHS = {"box": 0.5, "bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}  # radius of the kernels without downscaling
@@ -32,6 +33,9 @@ class Preparation(nn.Module):
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()
+        if preprocessing.resize == "fit":
+            what = "a graph cannot contain the preprocessing 'fit', whose border depends on the shape of the picture"
+            raise ConfigError(what, "export without pictures, and prepare images as config.json says")
         self.preprocessing = preprocessing
 
     def forward(self, pictures: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class Features:
     @property
     def targets(self) -> np.ndarray:
         """(N,) int64, or (N, K) float32; (0,) where the source is unlabelled."""
-        return self.source.targets[self.rows] if self.source.labelled else self.source.targets
+        return self.source.labels[self.rows] if self.source.labelled else self.source.labels
 
     @property
     def keys(self) -> list[str]:

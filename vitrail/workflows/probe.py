@@ -134,7 +134,7 @@ def probe(
         models.append(InferenceOptions(device=options.device).load(against, None, say))
     splits = open_to_probe(data, models[0])
     train, split, judged = choose_parts(splits)
-    settings.check(train.targets)
+    settings.check(train.labels)
     say(f"data     {splits.layout}")
     for loaded in models:
         warn_of_training_images(loaded, data, splits, say)

@@ -293,7 +293,7 @@ class DataSet:
 
     def probe(self, protocol: ProbeProtocol) -> dict[str, float]:
         """The figures of a protocol on frozen features."""
-        protocol.check(self.parts[0].targets)
+        protocol.check(self.parts[0].labels)
         learnt, judged = self.features
         return judge_features(protocol, self.parts[1], [learnt], [judged], say=self.say).figures
 

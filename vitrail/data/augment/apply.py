@@ -156,12 +156,15 @@ def _resample(
     matrices = window @ mirrored @ moved
     corners = np.array([[0.0, size[1]], [0.0, size[0]], [1.0, 1.0]])  # x, y, 1 of the upper left and the lower right
     frames = (window @ corners)[:, :2].transpose(0, 2, 1).reshape(-1, 4)
+    if policy.crop == "jitter":  # the box may be larger than the picture
+        frames = np.clip(frames, 0, [width, height, width, height])
     halvings = np.rint(np.log2(np.abs(np.linalg.det(matrices))) / 2).clip(0).astype(int)
     border = policy.pad_mode if policy.crop == "pad" else "edge"
     for times in np.unique(halvings[~plain]):
         chosen = np.flatnonzero(~plain & (halvings == times))
         matrix = matrices[chosen]
-        regions = [visible(matrix, frames[chosen], size)] if turned[chosen].any() else []
+        uncovers = policy.crop == "jitter" or turned[chosen].any()
+        regions = [visible(matrix, frames[chosen], size)] if uncovers else []
         for rows, chunk, *where in parts(levels, _to_device(chosen, levels), torch.from_numpy(matrix), *regions):
             made = resample(chunk, *where, size=size, fill=policy.fill, border=border, step=2**times)
             put(placed, rows, made)

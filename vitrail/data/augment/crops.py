@@ -15,17 +15,30 @@ TRIES = 10  # draws of a crop before the largest part is used instead, as in tor
 
 
 def crop_box(
-    policy: Augment, seed: int, epoch: int, sample: int, view: int, height: int, width: int, *, aspect: float = 1.0
+    policy: Augment,
+    seed: int,
+    epoch: int,
+    sample: int,
+    view: int,
+    height: int,
+    width: int,
+    *,
+    aspect: float = 1.0,
+    attempt: int = 0,
 ) -> tuple[int, int, int, int]:
-    """The crop box of one view of an image: (left, top, width, height), whole pixels inside the image.
+    """The crop box of one view of an image: (left, top, width, height), whole pixels.
+
+    It lies inside the image, but for ``crop="jitter"``, whose box is larger than the image where that is scaled down.
 
     A function of its arguments alone; worker processes call it before they decode. It does not include the shift of
     ``crop="pad"``, which `augment` applies.
 
     Args:
         aspect: width / height of the size to which the crop is scaled.
+        attempt: of ``crop="jitter"``, whose boxes are drawn again where a crop cannot be used.
     """
-    left, top, wide, tall = crop_boxes(policy, seed, epoch, sample, view, height, width, aspect=aspect).tolist()
+    how = {"aspect": aspect, "attempt": attempt}
+    left, top, wide, tall = crop_boxes(policy, seed, epoch, sample, view, height, width, **how).tolist()
     return left, top, wide, tall
 
 
@@ -39,8 +52,12 @@ def crop_boxes(
     width: int,
     *,
     aspect: float = 1.0,
+    attempt: int = 0,
 ) -> NDArray[np.int64]:
     """`crop_box` of several ids, for images of one size.  # -> (..., 4)"""
+    if policy.crop == "jitter":
+        draws = uniforms(seed, "crop", epoch, sample, view, 3 * (attempt + 1))[..., -3:]  # (..., 3)
+        return _jittered_boxes(policy, draws, height, width, aspect)
     draws = uniforms(seed, "crop", epoch, sample, view, 2 + 2 * TRIES)  # (..., 2 + 2 tries)
     wide = min(width, round(height * aspect))
     tall = min(height, round(width / aspect))
@@ -61,6 +78,22 @@ def _scale_sides(policy: Augment, draws: NDArray[np.float64], height: int, width
     small, large = policy.crop_area
     scale = np.sqrt(small + (large - small) * draws)[..., None]
     return np.maximum(np.rint(scale * [width, height]), 1).astype(np.int64)
+
+
+def _jittered_boxes(
+    policy: Augment, draws: NDArray[np.float64], height: int, width: int, aspect: float
+) -> NDArray[np.int64]:
+    """Boxes at a random place of the image, which is as large as the crop times a factor; it lies anywhere in a larger box.
+
+    At a factor of 1 the box just contains the image (large-scale jitter: Ghiasi et al. 2021, section 3).  # -> (..., 4)
+    """
+    small, large = policy.crop_scale
+    scale = small * (large / small) ** draws[..., :1]  # (..., 1)
+    sides = np.maximum(np.rint(np.array([max(width, height * aspect), max(height, width / aspect)]) / scale), 1)
+    room = np.array([width, height]) - sides  # (..., 2), negative where the box is larger
+    corner = np.trunc(draws[..., 1:] * (room + np.where(room < 0, -1, 1)))
+    corner = np.where(room < 0, np.maximum(corner, room), np.minimum(corner, room))
+    return np.concatenate([corner, sides], axis=-1).astype(np.int64)
 
 
 def _sides_by_area(policy: Augment, draws: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:

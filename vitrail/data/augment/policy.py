@@ -13,7 +13,7 @@ OPERATIONS = (
     "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y", "cutout",
 )  # fmt: skip
 CHOICES = {
-    "crop": ("none", "squash", "inception", "pad"),
+    "crop": ("none", "squash", "inception", "pad", "jitter"),
     "crop_rule": ("area", "height"),
     "pad_mode": ("reflect", "zero"),
     "erase_fill": ("noise", "constant"),
@@ -28,11 +28,15 @@ class Augment:
 
     Attributes:
         crop: ``inception`` is a part of random area and aspect ratio, scaled; ``squash`` a part of random area with the
-            aspect ratio of the image, scaled to the required one; ``pad`` a shift over a padded border; ``none`` the
-            largest centred part of the required aspect ratio.
+            aspect ratio of the image, scaled to the required one; ``pad`` a shift over a padded border; ``jitter`` the image
+            scaled by a random factor, at a random place, with a border where it is smaller than the crop (for boxes and maps
+            of classes); ``none`` the largest centred part of the required aspect ratio.
         crop_area, crop_aspect: ranges of the area of the part relative to the image, and of its width / height.
         crop_rule: ``area`` draws the area and the logarithm of the aspect ratio uniformly (torchvision); ``height`` draws
             the aspect ratio and then the height, which favours small parts (TensorFlow, and so the papers from Google).
+        crop_scale: range of the factor of ``jitter``; at 1 the whole image just fits.
+        crop_major: share of the pixels of one class above which a crop of ``jitter`` is drawn again, ten times at most; 1
+            accepts every crop.
         pad: largest shift of ``pad``, relative to the side: 0.125 is 4 pixels of 32.
         pad_mode: padding: the image reflected, or zeros.
         flip: probability of a horizontal flip.
@@ -63,10 +67,12 @@ class Augment:
         ConfigError: a value out of range, or an unknown name.
     """
 
-    crop: Literal["none", "squash", "inception", "pad"] = "inception"
+    crop: Literal["none", "squash", "inception", "pad", "jitter"] = "inception"
     crop_area: tuple[float, float] = (0.08, 1.0)
     crop_aspect: tuple[float, float] = (3 / 4, 4 / 3)
     crop_rule: Literal["area", "height"] = "area"
+    crop_scale: tuple[float, float] = (0.5, 2.0)
+    crop_major: float = 1.0
     pad: float = 0.125
     pad_mode: Literal["reflect", "zero"] = "reflect"
     flip: float = 0.5
@@ -110,7 +116,7 @@ class Augment:
             self._demand(
                 name, len(views) == 2 and all(0 <= view <= 1 for view in views), "give two probabilities, 0 to 1"
             )
-        for name in ("crop_area", "crop_aspect", "erase_area", "erase_aspect", "blur"):
+        for name in ("crop_area", "crop_aspect", "crop_scale", "erase_area", "erase_aspect", "blur"):
             low, high = getattr(self, name)
             self._demand(name, 0 < low <= high, "give two numbers above 0 in increasing order")
         for name in ("crop_area", "erase_area"):
@@ -119,6 +125,7 @@ class Augment:
             self._demand(name, 0 <= getattr(self, name) < float("inf"), "give a number, 0 or more")
         self._demand("jitter", all(0 <= strength <= 1 for strength in self.jitter), "give three numbers from 0 to 1")
         self._demand("hue", 0 <= self.hue <= 0.5, "give a fraction of the colour circle, at most 0.5")
+        self._demand("crop_major", 0 < self.crop_major <= 1, "give a share of the crop, at most 1")
         self._demand("pad", 0 <= self.pad <= 0.5, "give a fraction of the side, at most 0.5")
         self._demand("fill", 0 <= self.fill <= 255, "give a level from 0 to 255")
         self._demand("smoothing", 0 <= self.smoothing < 1, "give a number from 0 to below 1, such as 0.1")

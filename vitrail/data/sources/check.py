@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.decode import BadImage, decode
+from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.bad_images import MOST_BAD
 from vitrail.data.sources.labels import ROWS_SHOWN, SPLIT_ORDER
 from vitrail.data.sources.layout_warnings import find_layout_warnings
@@ -33,7 +34,8 @@ class CheckResult(Rows):
 
     layout: str
     classes: tuple[str, ...]
-    counts: dict[str, dict[str, int]]  # split -> class -> images; an unlabelled split has its images under ""
+    # split -> class -> images, or objects or pixels of that class; an unlabelled split has its images under ""
+    counts: dict[str, dict[str, int]]
     sizes: dict[str, int]  # shorter side, e.g. "224-383" -> images
     smallest: tuple[int, int] | None  # (height, width), of the good images
     largest: tuple[int, int] | None
@@ -46,10 +48,8 @@ class CheckResult(Rows):
     widths: tuple[int, int] | None = None  # (smallest, largest), of the good images
     heights: tuple[int, int] | None = None
     refused: str = ""  # why `vitrail train` refuses the data
-
-    @property
-    def images(self) -> int:
-        return sum(sum(counts.values()) for counts in self.counts.values())
+    counted: str = "images"  # what ``counts`` are of
+    images: int = 0
 
     @property
     def sound(self) -> bool:
@@ -58,12 +58,12 @@ class CheckResult(Rows):
 
     def to_dict(self) -> dict[str, Any]:
         """The result in JSON types."""
-        return asdict(self) | {"images": self.images, "sound": self.sound}
+        return asdict(self) | {"sound": self.sound}
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """The number of images of every split and class."""
+        """The number of images, objects or pixels of every split and class."""
         return [
-            {"split": split, "class": name, "images": count}
+            {"split": split, "class": name, self.counted: count}
             for split, counts in self.counts.items()
             for name, count in counts.items()
         ]
@@ -75,7 +75,7 @@ class CheckResult(Rows):
         """The result as lines of text. Long lists are shortened; `to_dict` has them in full."""
         splits = list(self.counts)
         lines = [f"layout   {self.layout}", f"images   {self.images:,}", f"classes  {len(self.classes)}"]
-        rows: list[tuple[str, ...]] = [("", *splits)]
+        rows: list[tuple[str, ...]] = [("" if self.counted == "images" else self.counted, *splits)]
         rows += [
             (name or "unlabelled", *(f"{self.counts[split].get(name, 0):,}" for split in splits))
             for name in dict.fromkeys(name for split in splits for name in self.counts[split])
@@ -121,6 +121,8 @@ def check(data: Any, *, channels: int = 3, progress: Callable[[int, int], None] 
         else:
             digests[number] = digest
             sizes[size] += 1
+            if fault := _check_annotation(sources, images[number], size):
+                bad[number] = fault
         if progress is not None:
             progress(number + 1, len(images))
 
@@ -131,7 +133,7 @@ def check(data: Any, *, channels: int = 3, progress: Callable[[int, int], None] 
 
     def label(number: int) -> bytes | None:
         split, index = images[number]
-        return sources[split].targets[index].tobytes() if sources[split].labelled else None
+        return sources[split].digest_target(index)
 
     groups = _find_duplicates(digests)
     across = [group for group in groups if len({images[number][0] for number in group}) > 1]
@@ -150,11 +152,26 @@ def check(data: Any, *, channels: int = 3, progress: Callable[[int, int], None] 
         leaks=tuple(tuple(map(name, group)) for group in across),
         conflicts=tuple(tuple(map(name, group)) for group in unlike),
         few=tuple(name for name, count in counts.get("train", {}).items() if name and count < FEW),
+        counted=next((source.counted for source in sources.values()), "images"),
+        images=len(images),
         warnings=tuple(find_layout_warnings(splits, data)),
         widths=_find_range(width for _, width in sizes),
         heights=_find_range(height for height, _ in sizes),
         refused=_find_refusal(data, channels, bad=len(bad), images=len(images)),
     )
+
+
+def _check_annotation(sources: dict[str, Source], image: tuple[str, int], size: tuple[int, int]) -> str:
+    """Why the annotation of an image of this (height, width) cannot be used; empty if it can."""
+    split, index = image
+    targets = sources[split].targets
+    if not isinstance(targets, Annotations):
+        return ""
+    try:
+        targets.read_map(index, size)
+    except BadImage as error:
+        return error.reason
+    return ""
 
 
 def _find_range(sides: Iterable[int]) -> tuple[int, int] | None:

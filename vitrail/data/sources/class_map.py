@@ -54,15 +54,15 @@ def map_classes(source: Source, mapping: Mapping[str, Sequence[str]], classes: S
                 raise ConfigError(f"the class map names {wanted!r}, no class of the model", nearest(wanted, classes))
             stands_for[row, number[wanted]] = 1
     mapped = stands_for.sum(1) > 0  # (D,)
-    kept = np.flatnonzero((source.targets > 0) @ mapped if source.multi_label else mapped[source.targets])
+    kept = np.flatnonzero((source.labels > 0) @ mapped if source.multi_label else mapped[source.labels])
     if not len(kept):
         remedy = f"its names are matched with those of the data: {', '.join(source.classes[:5])}, ..."
         raise DataError("none of the images has a class of the class map", remedy)
     source = source.subset(kept)
     if source.multi_label:
-        targets = (source.targets @ stands_for > 0).astype(np.float32)  # (n, K)
+        targets = (source.labels @ stands_for > 0).astype(np.float32)  # (n, K)
     elif stands_for.sum(1).max() == 1:
-        targets = stands_for.argmax(1)[source.targets]  # (n,)
+        targets = stands_for.argmax(1)[source.labels]  # (n,)
     else:
-        targets = stands_for[source.targets]  # (n, K)
+        targets = stands_for[source.labels]  # (n, K)
     return replace(source, targets=targets, classes=tuple(classes), multi_label=targets.ndim == 2)

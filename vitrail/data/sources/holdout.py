@@ -11,12 +11,13 @@ from hashlib import blake2b
 
 import numpy as np
 
+from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import Contents
 
 COMPARED = 100_000  # items; larger data sets are not searched for duplicates
 
 
-def choose_held_out(contents: Contents, targets: np.ndarray, *, part: float, seed: int) -> np.ndarray:
+def choose_held_out(contents: Contents, targets: np.ndarray | Annotations, *, part: float, seed: int) -> np.ndarray:
     """Which items are held out: (n,) bool, True = held out.
 
     The split is stratified: of the m distinct images of a class round(``part`` x m) are held out; if m > 1, each side
@@ -24,7 +25,7 @@ def choose_held_out(contents: Contents, targets: np.ndarray, *, part: float, see
     if comparing contents is cheap.
 
     Args:
-        targets: (n,) int64; (n, K) float32; or empty for unlabelled data.
+        targets: (n,) int64; (n, K) float32; annotations; or empty for unlabelled data.
     """
     first = _find_first_duplicates(contents)  # (n,)
     leaders = np.flatnonzero(first == np.arange(len(first)))  # one item per distinct content
@@ -49,8 +50,10 @@ def _find_first_duplicates(contents: Contents) -> np.ndarray:
     return np.array([first.setdefault(value, row) for row, value in enumerate(fingerprints)], np.int64)
 
 
-def _assign_strata(targets: np.ndarray, items: int) -> np.ndarray:
+def _assign_strata(targets: np.ndarray | Annotations, items: int) -> np.ndarray:
     """The class that each item counts for: (n,) int64."""
+    if isinstance(targets, Annotations):
+        return targets.strata()
     if targets.ndim == 1:
         return targets if len(targets) else np.zeros(items, np.int64)
     by_rarity = np.argsort(targets.sum(0), kind="stable")  # (K,)

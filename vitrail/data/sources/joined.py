@@ -38,7 +38,7 @@ def join_sources(first: Source, second: Source) -> Source:
     Raises `DataError` for images in memory that differ in size or type.
     """
     assert (first.classes, first.multi_label) == (second.classes, second.multi_label), "the classes differ"
-    targets = np.concatenate([first.targets, second.targets])
+    targets = np.concatenate([first.labels, second.labels])
     return replace(first, contents=_join_contents(first.contents, second.contents), targets=targets)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.imagenet import index_classes
+from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import Contents, check_names
 from vitrail.errors import DataError, nearest
 
@@ -34,10 +35,10 @@ ROWS_SHOWN = 20
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The labels of n items as indices, and the names of the indices."""
+    """The labels or annotations of n items, whose classes are indices, and the names of the indices."""
 
     names: tuple[str, ...]
-    values: np.ndarray  # (n,) int64 into names; or (n, len(names)) float32 of zeros and ones: several labels an item
+    values: np.ndarray | Annotations  # (n,) int64; or (n, len(names)) float32 of zeros and ones: several labels an item
     declared: bool = False  # the data declare the names and their order; otherwise both come from the items
 
     def __post_init__(self) -> None:
@@ -45,13 +46,13 @@ class Labels:
 
     @property
     def multi(self) -> bool:
-        return self.values.ndim == 2
+        return isinstance(self.values, np.ndarray) and self.values.ndim == 2
 
     def take(self, rows: np.ndarray) -> Labels:
         return Labels(self.names, self.values[rows], self.declared)
 
     def counts(self) -> np.ndarray:
-        """Number of items per name: (len(names),) int64."""
+        """How often each name occurs: (len(names),) int64; see `count_classes`."""
         return count_classes(self.values, len(self.names))
 
 
@@ -61,13 +62,16 @@ class RawSplit:
 
     contents: Contents
     labels: Labels | None = None  # None: unlabelled
+    notes: tuple[str, ...] = ()  # what is wrong with the annotations and was repaired or left out
 
     def take(self, rows: np.ndarray) -> RawSplit:
-        return RawSplit(self.contents.take(rows), self.labels and self.labels.take(rows))
+        return RawSplit(self.contents.take(rows), self.labels and self.labels.take(rows), self.notes)
 
 
-def count_classes(values: np.ndarray, classes: int) -> np.ndarray:
-    """Number of items per class in targets (n,) int64 or (n, K) float32: (K,) int64."""
+def count_classes(values: np.ndarray | Annotations, classes: int) -> np.ndarray:
+    """Number of items per class in targets (n,) int64 or (n, K) float32, of objects or of pixels: (K,) int64."""
+    if isinstance(values, Annotations):
+        return values.count_classes(classes)
     if values.ndim == 2:
         return (values > 0).sum(0)
     return np.bincount(values, minlength=classes)
@@ -160,14 +164,15 @@ def check_no_class_is_empty(splits: Mapping[str, Labels]) -> None:
 
 def join_labels(
     splits: Mapping[str, Labels], classes: Sequence[str] | None
-) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+) -> tuple[tuple[str, ...], dict[str, np.ndarray | Annotations]]:
     """Convert the labels of every split to indices into one list of classes, matched as `index_classes` does.
 
     Args:
         classes: the list, e.g. a model's. None takes the classes of the training split, or of all splits without one.
 
     Returns:
-        The classes, and for each split its targets: (n,) int64, or (n, K) float32 if any split has several labels per item.
+        The classes, and for each split its targets: (n,) int64, (n, K) float32 if any split has several labels per item, or
+        annotations.
 
     Raises:
         DataError: items of classes that are not in the list; the message has a table of these classes.
@@ -189,10 +194,12 @@ def _merge_names(splits: Iterable[Labels]) -> tuple[str, ...]:
     return tuple(names) if any(labels.declared for labels in splits) else sort_names(names)
 
 
-def _renumber(labels: Labels, number: Mapping[str, int], columns: int | None) -> np.ndarray:
-    """Indices (n,); or zeros and ones (n, columns) if ``columns`` are given."""
+def _renumber(labels: Labels, number: Mapping[str, int], columns: int | None) -> np.ndarray | Annotations:
+    """Indices (n,); or zeros and ones (n, columns) if ``columns`` are given; or annotations."""
     # a name outside the list has no items, so its index is never used
     new = np.array([number.get(name, 0) for name in labels.names], np.int64)  # (len(names),)
+    if isinstance(labels.values, Annotations):
+        return labels.values.renumber(new)
     rows = np.arange(len(labels.values))
     if columns is None:
         return new[labels.values]
@@ -207,7 +214,7 @@ def _renumber(labels: Labels, number: Mapping[str, int], columns: int | None) ->
 
 def _check_known(splits: Mapping[str, Labels], number: Mapping[str, int], who: str) -> None:
     unknown = [
-        (name, split, count)
+        (name, split, count, labels.values.counted if isinstance(labels.values, Annotations) else "images")
         for split, labels in splits.items()
         for name, count in zip(labels.names, labels.counts().tolist())
         if count and name not in number
@@ -215,12 +222,12 @@ def _check_known(splits: Mapping[str, Labels], number: Mapping[str, int], who: s
     if not unknown:
         return
     lines = []
-    for name, split, count in unknown[:ROWS_SHOWN]:
+    for name, split, count, counted in unknown[:ROWS_SHOWN]:
         close = nearest(name, number, most=1)  # the whole list if no name is close
-        lines.append(f"{name:<24} {split:<6} {count:>8,} images  {close if close.endswith('?') else ''}".rstrip())
+        lines.append(f"{name:<24} {split:<6} {count:>8,} {counted}  {close if close.endswith('?') else ''}".rstrip())
     if len(unknown) > ROWS_SHOWN:
         lines.append(f"... and {len(unknown) - ROWS_SHOWN} more")
-    different = len({name for name, _, _ in unknown})
+    different = len({name for name, *_ in unknown})
     raise DataError(
         f"the data have {'a class' if different == 1 else f'{different} classes'} not among {who}",
         "rename or remove them, or use a model that was trained with them",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.data.sources.annotations import Annotations, Objects
 from vitrail.data.sources.labels import SPLITS
 from vitrail.data.sources.source import Source, Splits, list_splits
 
@@ -20,16 +21,30 @@ def find_layout_warnings(splits: Splits, data: Any = None) -> list[str]:
     if not splits.classes:
         return []
     named = f"class {splits.classes[0]!r}" if len(splits.classes) == 1 else f"{len(splits.classes):,} classes"
-    words = []
+    annotated = [part for part in list_splits(splits).values() if isinstance(part.targets, Annotations)]
+    words = [*splits.notes, *_find_unused(splits)] if annotated else []
     by_folders = splits.layout.startswith("class folders") and not any("/" in name for name in splits.classes)
     if by_folders and (pattern := _find_nested_pattern(splits, data)):
         words.append(
             f"the images are in subfolders of the class folders, but the first folder level gives the labels ({named}); "
             f"if the subfolders are the classes, give '{pattern}'"
         )
-    elif len(splits.classes) == 1:
+    elif len(splits.classes) == 1 and not annotated:
         words.append(f"there is only one class, {splits.classes[0]!r}; a classifier needs two or more")
     return words + _find_odd_names(splits.classes)
+
+
+def _find_unused(splits: Splits) -> list[str]:
+    """Of annotated data: classes that never occur in training, and images without objects."""
+    words = []
+    if splits.train is not None and (empty := np.flatnonzero(splits.train.counts() == 0)).size:
+        names = ", ".join(repr(splits.classes[index]) for index in empty[:5])
+        of_all = f"{len(empty)} of {len(splits.classes)} classes"
+        words.append(f"{of_all} have no {splits.train.counted} in train: {names}{', ...' if len(empty) > 5 else ''}")
+    for split, source in list_splits(splits).items():
+        if isinstance(source.targets, Objects) and (nothing := int((source.targets.lengths() == 0).sum())):
+            words.append(f"{nothing:,} of {len(source):,} images in {split} have no objects, and count as background")
+    return words
 
 
 def _find_odd_names(classes: tuple[str, ...]) -> list[str]:

@@ -22,13 +22,17 @@ from vitrail.data.sources.arrays import (
     read_npy,
     read_npz,
 )
+from vitrail.data.sources.coco import find_coco, is_coco, read_coco, split_of
 from vitrail.data.sources.contents import Files, Strings
 from vitrail.data.sources.folders import find_data_files, read_class_folders, read_folder
 from vitrail.data.sources.holdout import choose_held_out
 from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, RawSplit, check_no_class_is_empty, join_labels
 from vitrail.data.sources.manifests import read_manifest
+from vitrail.data.sources.mask_folders import find_masks, read_masks
 from vitrail.data.sources.parquet import read_parquet
 from vitrail.data.sources.source import Source, Splits
+from vitrail.data.sources.voc import is_voc, read_voc
+from vitrail.data.sources.yolo import find_yolo, is_yolo, read_yolo
 from vitrail.errors import ConfigError, DataError, nearest
 
 READ = (
@@ -72,7 +76,8 @@ def open_data(
     sources = _make_sources(raw_splits, classes, labelled)
     names = next(iter(sources.values())).classes
     train, val, test = (sources.get(split) for split in SPLIT_ORDER)
-    splits = Splits(train=train, val=val, test=test, classes=names, layout=layout, seed=seed)
+    notes = tuple(f"{split}: {note}" for split, part in raw_splits.items() for note in part.notes)
+    splits = Splits(train=train, val=val, test=test, classes=names, layout=layout, seed=seed, notes=notes)
     if val is not None or train is None or not validation:
         return splits
     held = choose_held_out(train.contents, train.targets, part=validation, seed=seed)
@@ -102,7 +107,7 @@ def _make_sources(
     if labelled and classes is None and "train" in labels:
         check_no_class_is_empty(labels)
     names, targets = join_labels(labels, classes) if labels else ((), {})
-    multi_label = any(values.ndim == 2 for values in targets.values())
+    multi_label = any(isinstance(values, np.ndarray) and values.ndim == 2 for values in targets.values())
     none = np.zeros(0, np.int64)
     return {
         split: Source(contents=part.contents, targets=targets.get(split, none), classes=names, multi_label=multi_label)
@@ -168,6 +173,8 @@ def _find_at(path: Path, labelled: bool, *, given: str) -> tuple[str, dict[str, 
         return _find_in_folder(path, labelled)
     if not path.is_file():
         raise DataError(f"{path} is neither a regular file nor a folder", f"give {READ}")
+    if annotated := _read_annotation_file(path):
+        return annotated
     if suffix in (".csv", ".tsv", ".jsonl", ".ndjson"):
         return read_manifest(path, labelled=labelled)
     if suffix in (".parquet", ".pq"):
@@ -182,6 +189,8 @@ def _find_at(path: Path, labelled: bool, *, given: str) -> tuple[str, dict[str, 
 
 
 def _find_in_folder(root: Path, labelled: bool) -> tuple[str, dict[str, RawSplit]]:
+    if annotated := _read_annotated_folder(root):
+        return annotated
     if described := read_folder(root, labelled=labelled):
         return described
     if files := find_data_files(root):
@@ -202,6 +211,33 @@ def _find_in_folder(root: Path, labelled: bool) -> tuple[str, dict[str, RawSplit
     names = sorted(path.name for path in root.iterdir())
     holds = f"it contains {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}" if names else "it is empty"
     raise DataError(f"there are no images in {root}", f"give {READ}", value=holds)
+
+
+def _read_annotated_folder(root: Path) -> tuple[str, dict[str, RawSplit]] | None:
+    """A description of an annotated data set, and its splits; None for a folder without annotations.
+
+    Raises:
+        DataError: annotations that cannot be read, or several files for one split.
+    """
+    if description := find_yolo(root):
+        return read_yolo(description)
+    if files := find_coco(root):
+        return read_coco(root, files)
+    if is_voc(root):
+        return read_voc(root)
+    if found := find_masks(root):
+        return read_masks(root, found)
+    return None
+
+
+def _read_annotation_file(path: Path) -> tuple[str, dict[str, RawSplit]] | None:
+    """The same for one file of annotations, ``.json`` of COCO or ``.yaml`` of YOLO; None for any other."""
+    if path.suffix.lower() == ".json" and is_coco(path):
+        root = path.parent.parent if path.parent.name == "annotations" else path.parent
+        return read_coco(root, {split_of(path, path.parent): path})
+    if path.suffix.lower() in (".yaml", ".yml") and is_yolo(path):
+        return read_yolo(path)
+    return None
 
 
 def _missing_data(path: Path, given: str) -> DataError:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import Arrays, Contents, Strings
 from vitrail.data.sources.labels import count_classes
 from vitrail.errors import DataError
@@ -22,7 +23,7 @@ class Item:
     """One example: the bytes of an image file or an array (H, W, C) uint8 or float32, its target, and its key."""
 
     content: bytes | np.ndarray
-    target: int | np.ndarray | None  # class index; (K,) float32 of zeros and ones; None: unlabelled
+    target: Any  # class index; (K,) float32 of zeros and ones; of `Annotations` what they have of it; None: unlabelled
     key: str
 
 
@@ -31,7 +32,7 @@ class Source:
     """Examples by index. Immutable and small to pickle; files are opened when they are read."""
 
     contents: Contents
-    targets: np.ndarray  # (n,) int64, or (n, K) float32; (0,) where unlabelled
+    targets: np.ndarray | Annotations  # (n,) int64, or (n, K) float32; (0,) where unlabelled
     classes: tuple[str, ...] = ()
     multi_label: bool = False
 
@@ -58,13 +59,31 @@ class Source:
     def labelled(self) -> bool:
         return len(self.targets) > 0
 
+    @property
+    def labels(self) -> np.ndarray:
+        """The targets of a source whose images have classes. Raises `DataError` for boxes or a class for every pixel."""
+        if isinstance(self.targets, Annotations):
+            what = f"classes of images are required, and the data have classes of {self.targets.counted}"
+            raise DataError(what, "give data with one class folder per class, or a manifest with labels")
+        return self.targets
+
     def read(self, index: int) -> Item:
         """One item, not yet decoded. Raises `BadImage` if it cannot be read."""
         index = range(len(self))[index]
-        target = self.targets[index] if self.labelled else None
-        if isinstance(target, np.integer):
-            target = int(target)
-        return Item(self.contents[index], target, self.keys[index])
+        return Item(self.contents[index], self._target(index) if self.labelled else None, self.keys[index])
+
+    def digest_target(self, index: int) -> bytes | None:
+        """Bytes that are equal for equal targets; None for an unlabelled image."""
+        if not self.labelled:
+            return None
+        targets = self.targets
+        return targets.digest(index) if isinstance(targets, Annotations) else targets[index].tobytes()
+
+    def _target(self, index: int) -> Any:
+        if isinstance(self.targets, Annotations):
+            return self.targets.of(index)
+        target = self.targets[index]
+        return int(target) if isinstance(target, np.integer) else target
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> Source:
         """The items at these indices, in this order."""
@@ -80,8 +99,13 @@ class Source:
             raise DataError(fact, "give the same data that the run was started with")
         return self.subset([index[key] for key in keys])
 
+    @property
+    def counted(self) -> str:
+        """What `counts` counts: images, objects or pixels."""
+        return self.targets.counted if isinstance(self.targets, Annotations) else "images"
+
     def counts(self) -> np.ndarray:
-        """Number of items per class: (K,) int64."""
+        """Number of items per class: (K,) int64; of objects or of pixels where the targets are such."""
         return count_classes(self.targets, len(self.classes))
 
 
@@ -96,6 +120,7 @@ class Splits:
     layout: str = ""  # description of the detected layout
     held_out: bool = False  # val was held out of train by `open_data`
     seed: int = 0  # of the held-out split
+    notes: tuple[str, ...] = ()  # on annotations that were repaired or left out
 
 
 def fingerprint(source: Source) -> str:

@@ -88,6 +88,9 @@ def to_processor(preprocessing: Preprocessing) -> tuple[dict[str, Any], list[str
         CheckpointError: no image processor of transformers supports the preprocessing.
     """
     size, way, to = preprocessing.size, preprocessing.resize, preprocessing.resize_to
+    if way == "fit":
+        what = "no image processor of transformers scales an image to fit and adds a border on one side"
+        raise CheckpointError(what, "take resize 'squash' or 'short'")
     if way == "short" and size[0] != size[1]:
         what = f"transformers has no counterpart of a shorter side of {to} pixels before a crop of {size[0]}x{size[1]}"
         raise CheckpointError(what, "squash instead, with `stated(resize='squash')`, or take a square image size")

@@ -222,7 +222,14 @@ def as_timm(classifier: Classifier) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _stated(preprocessing: Preprocessing) -> dict[str, Any]:
-    """The inverse of `parse_preprocessing`. timm supports neither other rounding nor pictures without resizing."""
+    """The inverse of `parse_preprocessing`. timm supports neither other rounding nor pictures without resizing.
+
+    Raises `CheckpointError` for a border on one side.
+    """
+    if preprocessing.resize == "fit":
+        raise CheckpointError(
+            "timm has no preprocessing that adds a border on one side", "take resize 'squash' or 'short'"
+        )
     side, fraction = min(preprocessing.size), 1.0
     if preprocessing.resize_to is not None:
         fraction = side / preprocessing.resize_to

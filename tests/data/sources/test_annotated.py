@@ -1,0 +1,382 @@
+"""Data sets of boxes and masks: one set of images in all layouts, and what is wrong in each said with its remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail.data.sources.annotations import Objects
+from vitrail.data.sources.check import check
+from vitrail.data.sources.label_maps import IGNORED, LabelMaps
+from vitrail.data.sources.layout_warnings import find_layout_warnings
+from vitrail.data.sources.open import open_data
+from vitrail.errors import DataError
+
+NAMES = ("cat", "dog")
+SIZES = {"a": (40, 60), "b": (30, 30), "c": (50, 20)}
+# (class, left, top, right, bottom) in pixels; `b` has no objects
+OBJECTS = {"a": [("dog", 0, 0, 30, 20), ("cat", 12, 8, 60, 40)], "b": [], "c": [("cat", 5, 10, 15, 30)]}
+
+
+def save_images(folder: Path, names=SIZES) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(names):
+        Image.new("RGB", SIZES[name][::-1], (number * 20, 0, 0)).save(folder / f"{name}.png")
+
+
+def write(path: Path, content: str | dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def coco(names=SIZES, **changes) -> dict:
+    """Ids are neither in order nor without gaps, as in the files that people have."""
+    numbers = {name: 100 - place for place, name in enumerate(SIZES)}
+    objects = [(name, *one) for name in names for one in OBJECTS[name]]
+    return {
+        "images": [
+            {"id": numbers[name], "file_name": f"{name}.png", "height": SIZES[name][0], "width": SIZES[name][1]}
+            for name in names
+        ],
+        "annotations": [
+            {
+                "id": place,
+                "image_id": numbers[name],
+                "category_id": {"cat": 3, "dog": 17}[label],
+                "bbox": [left, top, right - left, bottom - top],
+                "iscrowd": 0,
+            }
+            for place, (name, label, left, top, right, bottom) in enumerate(objects)
+        ],
+        "categories": [{"id": 17, "name": "dog"}, {"id": 3, "name": "cat"}],
+        **changes,
+    }
+
+
+def voc(name: str) -> str:
+    height, width = SIZES[name]
+    objects = "".join(
+        f"<object><name>{label}</name><bndbox><xmin>{left + 1}</xmin><ymin>{top + 1}</ymin><xmax>{right}</xmax>"
+        f"<ymax>{bottom}</ymax></bndbox></object>"
+        for label, left, top, right, bottom in OBJECTS[name]
+    )
+    return f"<annotation><size><width>{width}</width><height>{height}</height></size>{objects}</annotation>"
+
+
+def yolo(name: str, polygon: bool = False) -> str:
+    height, width = SIZES[name]
+    lines = []
+    for label, left, top, right, bottom in OBJECTS[name]:
+        if polygon:
+            corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
+            places = [value for x, y in corners for value in (x / width, y / height)]
+        else:
+            places = [
+                (left + right) / 2 / width,
+                (top + bottom) / 2 / height,
+                (right - left) / width,
+                (bottom - top) / height,
+            ]
+        lines.append(" ".join(map(str, (NAMES.index(label), *places))))
+    return "\n".join(lines)
+
+
+def write_coco(root: Path) -> Path:
+    save_images(root / "images")
+    write(root / "annotations" / "instances.json", coco())
+    return root
+
+
+def write_coco_beside_images(root: Path) -> Path:
+    """The layout that Roboflow exports."""
+    save_images(root / "train", ("a", "b"))
+    save_images(root / "valid", ("c",))
+    write(root / "train" / "_annotations.coco.json", coco(("a", "b")))
+    write(root / "valid" / "_annotations.coco.json", coco(("c",)))
+    return root
+
+
+def write_voc(root: Path) -> Path:
+    save_images(root / "JPEGImages")
+    for name in SIZES:
+        write(root / "Annotations" / f"{name}.xml", voc(name))
+    write(root / "ImageSets" / "Main" / "train.txt", "a\nb\n")
+    write(root / "ImageSets" / "Main" / "val.txt", "c\n")
+    return root
+
+
+def write_yolo(root: Path) -> Path:
+    for split, names in (("train", ("a", "b")), ("val", ("c",))):
+        save_images(root / "images" / split, names)
+        for name in names:
+            write(root / "labels" / split / f"{name}.txt", yolo(name))
+    write(root / "data.yaml", "path: .\ntrain: images/train\nval: images/val\nnames: [cat, dog]\n")
+    return root
+
+
+def write_yolo_polygons(root: Path) -> Path:
+    write_yolo(root)
+    for split, name in (("train", "a"), ("train", "b"), ("val", "c")):
+        write(root / "labels" / split / f"{name}.txt", yolo(name, polygon=True))
+    write(root / "data.yaml", "train: images/train\nval: images/val\nnames: {0: cat, 1: dog}\n")
+    return root
+
+
+def refusal(path: Path, **options) -> str:
+    """What is said of data that cannot be opened, with the remedy."""
+    with pytest.raises(DataError) as error:
+        open_data(path, **options)
+    return f"{error.value.what}; {error.value.remedy}"
+
+
+@pytest.mark.parametrize("layout", [write_coco, write_coco_beside_images, write_voc, write_yolo, write_yolo_polygons])
+def test_the_same_objects_are_read_from_every_layout(layout, tmp_path):
+    splits = open_data(layout(tmp_path), validation=0)
+    assert set(splits.classes) == set(NAMES)
+    found = {}
+    for source in (splits.train, splits.val):
+        if source is not None:
+            assert isinstance(source.targets, Objects)
+            for row, key in enumerate(source.keys):
+                one = source.targets.of(row)
+                assert source.contents[row].startswith(b"\x89PNG")
+                assert tuple(one.sizes[0]) == SIZES[Path(key).stem]
+                boxes = one.boxes.round(4).tolist()
+                found[Path(key).stem] = sorted((splits.classes[label], *box) for label, box in zip(one.labels, boxes))
+    assert found == {name: sorted(objects) for name, objects in OBJECTS.items()}
+
+
+def test_a_split_of_coco_is_judged_by_the_names_of_a_model(tmp_path):
+    splits = open_data(write_coco(tmp_path), validation=0, classes=("bird", "dog", "cat"))
+    assert splits.train is not None
+    assert sorted(splits.train.targets.labels) == [1, 2, 2]
+    assert "a class not among the 1 given classes" in refusal(tmp_path, classes=("cat",))
+
+
+def test_boxes_that_cannot_be_meant_are_left_out_and_said(tmp_path):
+    odd = coco()
+    odd["annotations"] += [
+        {"id": 90, "image_id": 100, "category_id": 3, "bbox": [5, 5, 0, 9]},
+        {"id": 91, "image_id": 100, "category_id": 3, "bbox": [80, 5, 9, 9]},
+        {"id": 92, "image_id": 98, "category_id": 3, "bbox": [-9, 0, 19, 5]},
+        {"id": 93, "image_id": 98, "category_id": 3, "bbox": [0, 0, 20.5, 5], "iscrowd": 1, "area": 7},
+    ]
+    save_images(tmp_path)
+    write(tmp_path / "train.json", odd)
+    splits = open_data(tmp_path / "train.json", validation=0)
+    assert splits.notes == (
+        "train: boxes without area, left out: 1 (a.png)",
+        "train: boxes outside of their image, left out: 1 (a.png)",
+        "train: boxes that reach out of their image, cut at its edge: 1 (c.png)",
+    )
+    last = splits.train.targets.of(2)
+    assert last.boxes.tolist() == [[5, 10, 15, 30], [0, 0, 10, 5], [0, 0, 20, 5]]
+    assert last.crowd.tolist() == [False, False, True] and last.areas.tolist() == [200, 50, 7]
+    warnings = find_layout_warnings(splits)
+    assert warnings[0] == splits.notes[0]
+    assert "1 of 3 images in train have no objects, and count as background" in warnings
+
+
+def test_data_check_counts_objects_and_finds_pictures_of_another_size(tmp_path):
+    write_voc(tmp_path)
+    Image.new("RGB", (30, 31)).save(tmp_path / "JPEGImages" / "b.png")
+    found = check(tmp_path)
+    assert (found.counted, found.images) == ("objects", 3)
+    assert found.counts == {"train": {"cat": 1, "dog": 1}, "val": {"cat": 1, "dog": 0}}
+    assert found.bad == (
+        ("train/JPEGImages/b.png", "the annotation is for 30 x 30 pixels, the upright image has 30 x 31"),
+    )
+    assert "objects  train  val" in found.to_text()
+
+
+MISTAKES = {
+    "no such category": (
+        lambda root: write(root / "annotations" / "instances.json", coco(categories=[{"id": 3, "name": "cat"}])),
+        "annotations of the categories 17, which it does not name",
+    ),
+    "an image that is not listed": (
+        lambda root: write(root / "annotations" / "instances.json", coco(images=coco()["images"][1:])),
+        "an annotation of the image 100, which it does not list",
+    ),
+    "a box of words": (
+        lambda root: write(
+            root / "annotations" / "instances.json",
+            coco(annotations=[{"id": 1, "image_id": 100, "category_id": 3, "bbox": "0 0 1 1"}]),
+        ),
+        "and not four numbers; give bbox: [left, top, width, height] in pixels",
+    ),
+    "cut off": (
+        lambda root: write(root / "annotations" / "instances.json", json.dumps(coco())[:-20]),
+        "is no valid JSON",
+    ),
+    "deep": (
+        lambda root: write(
+            root / "annotations" / "instances.json", '{"images": ' + "[" * 90_000 + ', "annotations", "categories"'
+        ),
+        "is no valid JSON",
+    ),
+    "images elsewhere": (
+        lambda root: (
+            write(root / "annotations" / "instances.json", coco()),
+            (root / "images").rename(root / "pictures"),
+        ),
+        "are not found, e.g. 'a.png'; put them in one of",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_in_coco_files_are_named_with_the_remedy(mistake, tmp_path):
+    write_coco(tmp_path)
+    spoil, message = MISTAKES[mistake]
+    spoil(tmp_path)
+    assert message in refusal(tmp_path)
+
+
+def test_mistakes_in_voc_files_are_named_with_the_remedy(tmp_path):
+    write_voc(tmp_path)
+    path = tmp_path / "Annotations" / "a.xml"
+    for content, message in (
+        ("<annotation><object><name>cat</name></object></annotation>", "an object has no name or no bndbox"),
+        ("<annotation>", "a.xml cannot be read"),
+        ('<!DOCTYPE x [<!ENTITY a "b">]><annotation/>', "declares XML entities"),
+        (voc("a").replace("<xmin>1<", "<xmin>one<"), "could not convert string to float: 'one'"),
+    ):
+        write(path, content)
+        assert message in refusal(tmp_path)
+    write(path, voc("a"))
+    write(tmp_path / "ImageSets" / "Main" / "val.txt", "c\nd\n")
+    assert "the image 'd' of the split val is not in" in refusal(tmp_path)
+
+
+def test_mistakes_in_yolo_files_are_named_with_the_remedy(tmp_path):
+    write_yolo(tmp_path)
+    path = tmp_path / "labels" / "train" / "a.txt"
+    for content, message in (
+        ("0 30 20 10 10", "the coordinate 30, and not fractions of the image; divide by the image's width and height"),
+        ("0 0.5 0.5 0.2 1.2", "the coordinate 1.2, and not fractions of the image; give numbers from 0 to 1"),
+        ("2 0.5 0.5 0.1 0.1", "the class 2, which has no name"),
+        ("0 0.5 0.5 0.1", "a line of 3 coordinates"),
+        ("cat 0.5 0.5 0.1 0.1", "has the line 'cat 0.5"),
+    ):
+        write(path, content)
+        assert message in refusal(tmp_path)
+    path.unlink()
+    splits = open_data(tmp_path)
+    assert splits.notes == ("train: images without a text file, taken as images without objects: 1 (a.png)",)
+    write(tmp_path / "data.yaml", "train: images/missing\nval: images/val\nnames: [cat, dog]\n")
+    assert "missing, which does not exist; give folders relative to the file" in refusal(tmp_path)
+    write(tmp_path / "more.yaml", "train: images/train\nnames: [cat, dog]\n")
+    assert "several descriptions of objects: data.yaml, more.yaml" in refusal(tmp_path)
+
+
+def write_masks(root: Path, values: dict[int, object], *, mode: str = "L", splits: bool = True) -> Path:
+    """Masks whose left half has class 0 and right half class 1, with an ignored first row."""
+    for split, names in (("train", ("a", "b")), ("val", ("c",))):
+        inside = Path(split) if splits else Path()
+        save_images(root / "images" / inside, names)
+        (root / "masks" / inside).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            height, width = SIZES[name]
+            classes = np.zeros((height, width), int)
+            classes[:, width // 2 :] = 1
+            classes[0] = 2
+            levels = np.array([values[number] for number in range(len(values))], np.uint8)[
+                classes.clip(max=len(values) - 1)
+            ]
+            Image.fromarray(levels).convert(mode).save(root / "masks" / inside / f"{name}_mask.png")
+    return root
+
+
+def expect_halves(source) -> None:
+    assert isinstance(source.targets, LabelMaps)
+    for row, key in enumerate(source.keys):
+        levels = source.targets.of(row)
+        assert levels.shape == SIZES[Path(key).stem]
+        assert (levels[0] == IGNORED).all()
+        middle = levels.shape[1] // 2
+        assert (levels[1:, :middle] == 0).all() and (levels[1:, middle:] == 1).all()
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_masks_are_paired_with_their_images_and_255_is_ignored(splits, tmp_path):
+    write_masks(tmp_path, {0: 0, 1: 1, 2: 255}, splits=splits)
+    write(tmp_path / "classes.txt", "sky\nground\n")
+    opened = open_data(tmp_path, validation=0)
+    assert opened.classes == ("sky", "ground")
+    assert [part and len(part) for part in (opened.train, opened.val)] == ([2, 1] if splits else [3, None])
+    expect_halves(opened.train)
+
+
+def test_masks_of_colours_are_read_by_their_table(tmp_path):
+    write_masks(tmp_path, {0: (9, 8, 7), 1: (200, 0, 0), 2: (0, 0, 0)}, mode="RGB")
+    write(tmp_path / "palette.csv", "index,name,red,green,blue\n0,sky,9,8,7\n1,ground,200,0,0\n255,void,0,0,0\n")
+    opened = open_data(tmp_path)
+    assert opened.classes == ("sky", "ground")
+    expect_halves(opened.train)
+
+
+def test_colours_without_a_table_become_classes_and_unknown_ones_are_refused(tmp_path):
+    write_masks(tmp_path, {0: (9, 8, 7), 1: (200, 0, 0)}, mode="RGB")
+    opened = open_data(tmp_path)
+    assert opened.classes == ("#090807", "#c80000")
+    assert "give a palette.csv with index,name,red,green,blue" in opened.notes[0]
+    write(tmp_path / "palette.csv", "index,name,red,green,blue\n0,sky,9,8,7\n1,ground,201,0,0\n")
+    assert "have the colours (200, 0, 0), which the table does not name" in refusal(tmp_path)
+
+
+def test_255_is_the_foreground_of_masks_without_other_values(tmp_path):
+    write_masks(tmp_path, {0: 0, 1: 255})
+    opened = open_data(tmp_path)
+    assert opened.classes == ("background", "foreground")
+    np.testing.assert_array_equal(np.unique(opened.train.targets.of(0)), [0, 1])
+    assert "255 is taken as the second class, not as ignored" in opened.notes[0]
+
+
+def test_values_without_a_name_and_images_without_a_mask_are_said(tmp_path):
+    write_masks(tmp_path, {0: 0, 1: 4, 2: 255})
+    write(tmp_path / "classes.txt", "sky\nground\n")
+    assert "have the values 4, and there are 2 class names; add their names to classes.txt" in refusal(tmp_path)
+    (tmp_path / "classes.txt").unlink()
+    (tmp_path / "masks" / "train" / "a_mask.png").unlink()
+    opened = open_data(tmp_path)
+    assert opened.classes == ("0", "4")
+    assert opened.notes == ("train: images in images/train without a mask, left out: 1 (a.png)",)
+
+
+def test_cityscapes_is_read_as_its_19_judged_classes(tmp_path):
+    for kind, value in (("leftImg8bit", None), ("gtFine", 26)):
+        folder = tmp_path / kind / "train" / "ulm"
+        folder.mkdir(parents=True)
+        name = "ulm_000_leftImg8bit.png" if value is None else "ulm_000_gtFine_labelIds.png"
+        image = Image.new("RGB" if value is None else "L", (8, 4), 0 if value is None else value)
+        if value is not None:
+            image.paste(1, (0, 0, 2, 4))  # the ego vehicle, which is not judged
+        image.save(folder / name)
+    opened = open_data(tmp_path, validation=0)
+    assert len(opened.classes) == 19 and opened.classes[13] == "car"
+    np.testing.assert_array_equal(opened.train.targets.of(0)[0], [255, 255, 13, 13, 13, 13, 13, 13])
+
+
+def test_class_folders_are_still_class_folders(tmp_path):
+    for name in ("images", "pictures"):
+        save_images(tmp_path / name)
+    assert open_data(tmp_path).layout.startswith("class folders")
+
+
+def test_real_annotations_are_read_whole(real_data):
+    """The numbers that the README of each data set states."""
+    cells = open_data(real_data / "bccd")
+    assert [len(part) for part in (cells.train, cells.val, cells.test)] == [205, 87, 72]
+    counts = sum(part.counts() for part in (cells.train, cells.val, cells.test))
+    left_out = [note for note in cells.notes if "boxes without area, left out: 1 (" in note]
+    assert counts.sum() + len(left_out) == 4_888 and dict(zip(cells.classes, counts))["WBC"] == 372
+    streets = open_data(real_data / "camvid")
+    assert [len(part) for part in (streets.train, streets.val, streets.test)] == [123, 34, 59]
+    assert streets.classes[:3] == ("sky", "building", "pole") and streets.notes == ()
+    coco_boxes = open_data(real_data / "coco_mini" / "instances.json", validation=0).train
+    assert coco_boxes.targets.crowd.sum() == 1 and len(coco_boxes) == 15

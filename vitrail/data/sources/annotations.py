@@ -1,0 +1,190 @@
+"""Targets that are more than a label; here the objects of an image as boxes, for maps of classes see label_maps.py. No torch.
+
+n images, M objects, K classes. Boxes are (left, top, right, bottom) in pixels of the upright picture, measured from its upper
+left corner, so that a whole picture of H x W pixels is the box (0, 0, W, H).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.data.decode import BadImage
+
+
+class Annotations(ABC):
+    """One target for each of n images; see `Objects`, and `LabelMaps` in label_maps.py. Immutable."""
+
+    counted: ClassVar[str]  # what `count_classes` counts
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, rows: NDArray[np.integer]) -> Self:
+        """The targets of these images, in this order."""
+
+    @abstractmethod
+    def of(self, row: int) -> Any:
+        """The target of one image."""
+
+    @abstractmethod
+    def digest(self, row: int) -> bytes:
+        """Bytes that are equal for images with equal targets."""
+
+    @abstractmethod
+    def count_classes(self, classes: int) -> NDArray[np.int64]:
+        """How often each class occurs: (K,)."""
+
+    @abstractmethod
+    def renumber(self, indices: NDArray[np.int64]) -> Self:
+        """The same targets with class k as class ``indices[k]``."""
+
+    def strata(self) -> NDArray[np.int64]:
+        """(n,) the class that stands for each image in a stratified split; without one all images are alike."""
+        return np.zeros(len(self), np.int64)
+
+    @abstractmethod
+    def read_map(self, row: int, size: tuple[int, int]) -> NDArray[np.uint8] | None:
+        """The class of every pixel of an upright picture of this (height, width), or None.
+
+        Raises `BadImage` where the picture was annotated in another size.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class Objects(Annotations):
+    """The objects of n images in flat buffers: small to pickle, however many there are.
+
+    Args:
+        boxes: (M, 4) float32, those of the first image first.
+        labels: (M,) int32 indices of classes.
+        crowd: (M,) bool: groups of objects, or objects that are too difficult. They are ignored in training and judged as COCO
+            judges them: they can absorb detections, and nobody has to find them.
+        areas: (M,) float32 in square pixels, of the objects' outlines where these are known.
+        ends: (n,) int64, the number of objects up to and with each image.
+        sizes: (n, 2) int32 height and width of the pictures as they were annotated; 0 where the annotation does not say.
+        outlines: the outline of each object as compressed run lengths of COCO (`vitrail.data.rle`), where the data have them.
+    """
+
+    counted = "objects"
+    boxes: NDArray[np.float32]
+    labels: NDArray[np.int32]
+    crowd: NDArray[np.bool_]
+    areas: NDArray[np.float32]
+    ends: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+    outlines: tuple[bytes, ...] | None = None
+
+    def __post_init__(self) -> None:
+        objects, images = len(self.boxes), len(self.ends)
+        assert self.boxes.shape == (objects, 4), self.boxes.shape
+        assert len(self.labels) == len(self.crowd) == len(self.areas) == objects, "one of each per object"
+        assert len(self.sizes) == images, (len(self.sizes), images)
+        assert objects == (self.ends[-1] if images else 0), "the last end is the number of objects"
+        assert self.outlines is None or len(self.outlines) == objects, "one outline per object"
+
+    @classmethod
+    def join(cls, images: Sequence[Objects]) -> Objects:
+        """The objects of all ``images``, one after the other; outlines only if all have them."""
+        if not images:
+            nothing = np.zeros(0, np.int64)
+            return cls.of_image(np.zeros((0, 4)), np.zeros(0))[nothing]
+        outlined = all(part.outlines is not None for part in images)
+        return cls(
+            boxes=np.concatenate([part.boxes for part in images]),
+            labels=np.concatenate([part.labels for part in images]),
+            crowd=np.concatenate([part.crowd for part in images]),
+            areas=np.concatenate([part.areas for part in images]),
+            ends=np.concatenate([part.lengths() for part in images]).cumsum(),
+            sizes=np.concatenate([part.sizes for part in images]),
+            outlines=tuple(outline for part in images for outline in part.outlines or ()) if outlined else None,
+        )
+
+    @classmethod
+    def of_image(
+        cls,
+        boxes: Any,
+        labels: Any,
+        *,
+        crowd: Any = None,
+        areas: Any = None,
+        size: tuple[int, int] = (0, 0),
+        outlines: Sequence[bytes] | None = None,
+    ) -> Objects:
+        """The objects of one image; areas are those of the boxes unless they are given."""
+        boxes = np.asarray(boxes, np.float32).reshape(-1, 4)
+        sides = boxes[:, 2:] - boxes[:, :2]
+        return cls(
+            boxes=boxes,
+            labels=np.asarray(labels, np.int32).reshape(-1),
+            crowd=np.zeros(len(boxes), bool) if crowd is None else np.asarray(crowd, bool),
+            areas=sides.prod(1) if areas is None else np.asarray(areas, np.float32),
+            ends=np.array([len(boxes)], np.int64),
+            sizes=np.array([size], np.int32),
+            outlines=None if outlines is None else tuple(outlines),
+        )
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def lengths(self) -> NDArray[np.int64]:
+        """(n,) how many objects each image has."""
+        return np.diff(self.ends, prepend=0)
+
+    def __getitem__(self, rows: NDArray[np.integer]) -> Objects:
+        rows = np.asarray(rows, np.int64)
+        lengths = self.lengths()[rows]
+        ends = lengths.cumsum()
+        # the number of each chosen object: where its image begins, and its place in the image
+        within = np.arange(lengths.sum()) - (ends - lengths).repeat(lengths)
+        chosen = (self.ends[rows] - lengths).repeat(lengths) + within
+        return Objects(
+            boxes=self.boxes[chosen],
+            labels=self.labels[chosen],
+            crowd=self.crowd[chosen],
+            areas=self.areas[chosen],
+            ends=ends,
+            sizes=self.sizes[rows],
+            outlines=None if self.outlines is None else tuple(self.outlines[place] for place in chosen.tolist()),
+        )
+
+    def of(self, row: int) -> Objects:
+        return self[np.array([row])]
+
+    def digest(self, row: int) -> bytes:
+        one = self.of(row)
+        return b"".join(part.tobytes() for part in (one.boxes, one.labels, one.crowd))
+
+    def count_classes(self, classes: int) -> NDArray[np.int64]:
+        return np.bincount(self.labels, minlength=classes)
+
+    def renumber(self, indices: NDArray[np.int64]) -> Objects:
+        return replace(self, labels=indices.astype(np.int32)[self.labels])
+
+    def strata(self) -> NDArray[np.int64]:
+        """The rarest class of each image; images without objects form a class of their own."""
+        counts = np.bincount(self.labels, minlength=1)
+        rank = np.argsort(np.argsort(counts, kind="stable"), kind="stable")  # 0 is the rarest
+        by_rank = np.argsort(rank)
+        least = np.full(len(self), len(counts), np.int64)
+        np.minimum.at(least, np.arange(len(self)).repeat(self.lengths()), rank[self.labels])
+        return np.append(by_rank, len(counts))[least]
+
+    def read_map(self, row: int, size: tuple[int, int]) -> None:
+        check_annotated_size(tuple(self.sizes[row].tolist()), size)
+
+
+def check_annotated_size(annotated: tuple[int, ...], size: tuple[int, int], what: str = "annotation") -> None:
+    """Raises `BadImage` where an upright picture has another (height, width) than its annotation, of which 0 says nothing."""
+    if not all(annotated) or annotated == size:
+        return
+    fact = f"the {what} is for {annotated[1]} x {annotated[0]} pixels, the upright image has {size[1]} x {size[0]}"
+    if annotated == size[::-1]:
+        fact += ": it was annotated before it was turned upright by its EXIF orientation"
+    raise BadImage(fact)
