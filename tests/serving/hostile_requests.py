@@ -170,7 +170,7 @@ def odd_call(chance: Random) -> Hostile:
     """A sound request in form whose path, query, method or headers mean nothing."""
     image = chance.choice(sound_files())
     name = chance.choice(list(CALLS))
-    return Hostile(f"call: {name}", CALLS[name](chance, image), frozenset({200, *range(400, 423), 431, 501, 504}))
+    return Hostile(f"call: {name}", CALLS[name](chance, image), frozenset({200, *range(400, 423), 431, 501, 503, 504}))
 
 
 CALLS: dict[str, Callable[[Random, bytes], bytes]] = {
@@ -270,7 +270,25 @@ FRAMES: dict[str, Callable[[Random, bytes], bytes]] = {
     "a head of 100,000": lambda chance, sound: with_headers(sound, b"X-A: " + b"a" * 100_000, b"Content-Length: 3"),
     "asks first": lambda chance, sound: sound.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n", 1),
     "upgrade": lambda chance, sound: sound.replace(b"\r\n\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 1),
+    "a negative chunk": lambda chance, sound: with_headers(sound, CHUNKED, b"", b"-5"),
+    "a chunk too long": lambda chance, sound: with_headers(sound, CHUNKED, b"", b"2", b"abcdef", b"0", b""),
+    "a trailer of 100,000": lambda chance, sound: with_headers(sound, CHUNKED, b"", b"0", b"X-A: " + b"a" * 100_000),
+    "2,000 headers": lambda chance, sound: with_headers(sound, *(b"X-%d: %s" % (at, b"a" * 40) for at in range(2000))),
+    "a method of signs": lambda chance, sound: sound.replace(b"POST", b"P@ST"),
+    "no method": lambda chance, sound: sound.replace(b"POST", b""),
+    "an older version": lambda chance, sound: b"GET /v1/model\r\n\r\n",
+    "a later protocol": lambda chance, sound: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "two hosts": lambda chance, sound: sound.replace(b"\r\n", b"\r\nHost: example.org\r\n", 1),
+    "a path of bytes": lambda chance, sound: sound.replace(b"/v1", b"/v\xff"),
+    "a path of 100,000": lambda chance, sound: sound.replace(b"/v1", b"/" * 100_000),
 }  # fmt: skip
+# those to which the reply comes before the client has closed anything; to others there may be more to come
+REFUSED_AT_ONCE = (
+    "negative", "beyond count", "no number", "two lengths", "length and chunks", "broken chunks", "a chunk beyond count",
+    "another coding", "TLS", "no host", "folded", "NUL", "a name with blanks", "a head of 100,000",
+    "a negative chunk", "a chunk too long", "a trailer of 100,000", "2,000 headers", "a method of signs", "no method",
+    "an older version", "a later protocol", "two hosts", "a path of bytes",
+)  # fmt: skip
 
 # how often each comes, out of 100
 FAMILIES: dict[Callable[[Random], Hostile], int] = {

@@ -123,3 +123,10 @@ def test_lengths_that_are_told_twice_or_not_at_all_are_refused(client, png):
 
 def test_an_origin_that_is_no_address_is_refused(client):
     assert client.get("/livez", headers={"Origin": "http://["}).status_code == 403
+
+
+def test_a_head_beyond_64_kilobytes_is_refused(client):
+    for given in ({"headers": {"x-a": "a" * 70_000}}, {"headers": {f"x-{at}": "a" * 90 for at in range(800)}}):
+        reply = client.get("/v1/model", **given)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (431, "head_too_large")
+    assert client.get("/v1/model", headers={"x-a": "a" * 60_000}).status_code == 200

@@ -145,3 +145,8 @@ def test_a_client_that_is_gone_is_noticed_before_its_reply():
         return gone
 
     assert asyncio.run(leave()) == ["http.disconnect"]
+
+
+@pytest.mark.parametrize("head", [b"a" * 70_000, b"GET / HTTP/1.1\r\nX-A: " + b"a" * 70_000], ids=["path", "header"])
+def test_a_head_that_does_not_end_is_too_large(head):
+    assert asyncio.run(exchange(head)).startswith(b"HTTP/1.1 431 ")

@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
-from vitrail.serving.refusals import Refused
+from vitrail.serving.limits import MOST_HEAD
+from vitrail.serving.refusals import Refused, head_error
 from vitrail.serving.service import Service
 
 Message = MutableMapping[str, Any]
@@ -98,7 +99,11 @@ class Admission:
             self.service.held -= len(body)
 
     def _check_head(self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]) -> None:
-        """Checks host, origin, token and Content-Length. Raises `Refused`."""
+        """Checks size, host, origin, token and Content-Length. Raises `Refused`."""
+        # h11 limits a head that arrives in pieces
+        target = len(scope["raw_path"]) + len(scope["query_string"])
+        if target + sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEAD:
+            raise head_error(MOST_HEAD)
         host = headers.get(b"host", b"").decode("latin-1")
         # health probes connect by IP address
         probed = scope["path"] in ("/livez", "/readyz")

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from vitrail.data.decode import MAX_PIXELS
 from vitrail.errors import ConfigError
 
+MOST_HEAD = 64 << 10  # maximum size of a request's head in bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLimits:

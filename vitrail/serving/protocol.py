@@ -14,8 +14,8 @@ import h11
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from vitrail.serving.limits import ServerLimits
-from vitrail.serving.refusals import Refused
+from vitrail.serving.limits import MOST_HEAD, ServerLimits
+from vitrail.serving.refusals import Refused, head_error
 
 # seconds between the probes of a half-closed connection; with the first they are four, and Go's client accepts up to five
 PROBES = (0.02, 0.2, 2.0)
@@ -156,7 +156,11 @@ class TimedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Replies to invalid HTTP in the format of all other errors."""
-        self._refuse(Refused("bad_request", "this is not a valid HTTP/1.1 request"))
+        received = self.conn.trailing_data[0]
+        is_long = len(received) > MOST_HEAD and b"\r\n\r\n" not in received
+        self._refuse(
+            head_error(MOST_HEAD) if is_long else Refused("bad_request", "this is not a valid HTTP/1.1 request")
+        )
         self._close()
 
     def _refuse(self, refused: Refused) -> None:

@@ -43,6 +43,11 @@ class Refused(Exception):
         return json.dumps(content).encode()
 
 
+def head_error(most: int) -> Refused:
+    """Returns the error for a request whose head has more than ``most`` bytes."""
+    return Refused("head_too_large", f"the head of the request is over {most:,} bytes", "send fewer headers")
+
+
 STATUS = {
     "bad_request": 400,
     "unauthorised": 401,
@@ -57,6 +62,7 @@ STATUS = {
     "invalid": 422,
     "cannot_explain": 422,
     "no_head": 422,
+    "head_too_large": 431,
     "internal": 500,
     "queue_full": 503,
     "not_ready": 503,

@@ -18,6 +18,7 @@ import uvicorn
 
 from vitrail.errors import ConfigError
 from vitrail.serving.app import create_app
+from vitrail.serving.limits import MOST_HEAD
 from vitrail.serving.protocol import make_protocol
 from vitrail.serving.refusals import Refused
 from vitrail.serving.service import Service
@@ -30,7 +31,6 @@ except ImportError:  # Windows has none
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 QUIET = 1.0  # seconds without a request after which a stopping server closes its socket
 MOST_PORT = 65_535
-MOST_HEAD = 64 << 10  # maximum size of a request's head in bytes
 SPARE_FILES = 256  # open files that are not connections
 log = logging.getLogger("vitrail.serving")
 

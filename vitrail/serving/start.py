@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vitrail.data.libtiff import redirect_libtiff
 from vitrail.errors import ConfigError
 from vitrail.inference.options import InferenceOptions
 from vitrail.runtime.process import cores
@@ -42,7 +43,7 @@ def start(
     _configure_logging(access_log)
     token = read_token(token_file)
     check_reach(host, token)
-    with bind(host, port) as bound, _exit_on_sigterm():
+    with bind(host, port) as bound, _exit_on_sigterm(), redirect_libtiff(log.warning):
         load = None
         if model is not None:
             load = functools.partial(load_model, model, name=name, classes=classes, options=options, say=log.info)
@@ -85,3 +86,4 @@ def _configure_logging(access_log: bool) -> None:
     log.setLevel(logging.INFO)
     logging.getLogger("vitrail.access").setLevel(logging.INFO if access_log else logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # invalid requests are counted, not logged
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)  # what is wrong with an image is in the reply
