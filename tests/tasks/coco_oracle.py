@@ -92,6 +92,7 @@ def random_set(generator: np.random.Generator, *, masks: bool = False) -> tuple[
     for _ in range(generator.integers(1, 7)):
         count = int(generator.choice([0, 1, 5, 12]))
         boxes = random_boxes(generator, count)
+        boxes[count // 2 :] = boxes[: count - count // 2] + 2.5 * generator.integers(-1, 2, (count - count // 2, 1))
         crowd = generator.random(count) < 0.3 * crowds
         areas = np.exp(generator.uniform(np.log(50), np.log(2e4), count))
         areas[::3] = generator.choice([32.0**2, 96.0**2], len(areas[::3]))  # the ends of the ranges

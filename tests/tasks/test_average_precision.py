@@ -182,6 +182,13 @@ def test_the_confusion_has_a_row_and_a_column_for_nothing(errors):
     assert confuse(errors, 2, 1).tolist() == [[0, 0, 2], [0, 0, 2], [0, 0, 0]]
 
 
+def test_an_object_with_a_badly_placed_answer_is_not_missed_but_is_answered_with_nothing():
+    one = Truth(np.zeros(1, int), np.zeros(1, bool), np.full(1, 100.0), boxes((0, 0, 10, 10)))
+    beside = judge([Detected(np.zeros(1, int), np.ones(1), boxes((6, 0, 16, 10)))], [one])
+    assert count_errors(beside, 0.5) == {**dict.fromkeys(ERRORS, 0), "location": 1}
+    assert confuse(beside, 1, 0.5).tolist() == [[0, 1], [1, 0]]
+
+
 def test_the_best_threshold_is_where_f1_is_largest_and_ties_stay_together(errors):
     curve = trace_curve(errors, 0)
     assert curve.scores.tolist() == [0.95, 0.8, 0.7, 0.6]  # what is in a crowd does not count
