@@ -1,9 +1,11 @@
-"""Confidence intervals of a mean over images, exact for proportions, and of the difference of two models.
+"""Confidence intervals of a mean over images, exact for proportions, of other figures, and of the difference of two models.
 
 N images, R resamples, U distinct values, S random draws (e.g. of few-shot images).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -55,8 +57,20 @@ def bootstrap(
     assert 0 < level < 1, f"level {level}"
     if not len(values):
         return float("nan"), float("nan")
+    return bound_percentiles(resample_means(values, seed=seed, resamples=resamples), level=level)
+
+
+def bound_percentiles(resampled: np.ndarray, *, level: float = 0.95) -> tuple[float, float]:
+    """The percentile interval of a figure from its values in resamples (R,), of which those that are NaN are left out.
+
+    Returns:
+        (low, high); NaN if all are NaN.
+    """
+    defined = resampled[~np.isnan(resampled)]
+    if not len(defined):
+        return float("nan"), float("nan")
     tail = (1 - level) / 2
-    low, high = np.quantile(resample_means(values, seed=seed, resamples=resamples), (tail, 1 - tail))
+    low, high = np.quantile(defined, (tail, 1 - tail))
     return float(low), float(high)
 
 
@@ -122,3 +136,14 @@ def resample_means(values: np.ndarray, *, seed: int, resamples: int) -> np.ndarr
         for done in range(0, resamples, rows)
     ]
     return np.concatenate(parts) / len(values)
+
+
+def draw_weights(images: int, *, seed: int, resamples: int) -> Iterator[np.ndarray]:
+    """How often each of N images is in each of ``resamples`` samples of N with replacement, in parts: (rows, N) int64.
+
+    The same seed gives the same samples, whatever is judged on them.
+    """
+    generator = np.random.default_rng(seed)
+    rows = max(CELLS // images, 1)
+    for done in range(0, resamples, rows):
+        yield generator.multinomial(images, np.full(images, 1 / images), size=min(rows, resamples - done))

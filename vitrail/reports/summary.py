@@ -49,7 +49,7 @@ def headline(judged: JudgedRun) -> Markup:
     if f"{first}_low" in figures:
         ends = " to ".join(metric.format(figures[f"{first}_{end}"]) for end in ("low", "high"))
         words.append(lead(f"95 % confidence interval for images of the same distribution: {ends}."))
-    hidden = {first, f"{first}_low", f"{first}_high", "images"}
+    hidden = {first, "images", *(f"{name}_{end}" for name in figures for end in ("low", "high"))}
     others = [(metric_of(name), value) for name, value in figures.items() if name not in hidden]
     rows = [(other.heading, other.format(value), other.gloss) for other, value in others]
     return join(show_figure(metric.format(figures[first]), metric.label, *words), list_figures(rows))

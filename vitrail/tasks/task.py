@@ -51,6 +51,7 @@ class Metric(ABC):
 
     keys: list[str]  # of the images that were added
     higher_is_better: ClassVar[bool] = True  # of the first figure
+    resamples: ClassVar[int] = 0  # how many samples `resample` is asked for; 0 where it gives nothing
 
     @abstractmethod
     def update(self, outputs: Tensor, targets: Targets, keys: Sequence[str], frames: Frames | None = None) -> None:
@@ -67,6 +68,17 @@ class Metric(ABC):
     def samples(self) -> NDArray[np.float64] | None:
         """One value an image, of which the first figure is the mean, for its interval; None where it is no such mean."""
         return None
+
+    def resample(self, weights: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+        """Figures of samples drawn from the images with replacement, for their intervals where they are no means over images.
+
+        Args:
+            weights: (R, N) how often each image is in each of R samples.
+
+        Returns:
+            (R,) for each figure that gets an interval.
+        """
+        return {}
 
     def summarize(self) -> Figures:
         """The few figures of an evaluation during training, the most important one first."""
