@@ -34,6 +34,8 @@ class Metric:
     line: str = ""
 
 
+# of objects, in pixels of the picture
+SIZES = {"small": "below 32 x 32 pixels", "medium": "of 32 x 32 to 96 x 96 pixels", "large": "above 96 x 96 pixels"}
 METRICS: dict[str, Metric] = {
     # of a classifier on a split
     "top1": Metric("top-1 accuracy", "Top-1", "", percent, True, "Accuracy", "training"),
@@ -50,6 +52,55 @@ METRICS: dict[str, Metric] = {
         "expected calibration error", "ECE", "mean difference between confidence and accuracy", percent, False
     ),
     "brier": Metric("Brier score", "Brier", "mean squared error of the probabilities; 0 is perfect", decimal, False),
+    # of detections
+    "ap": Metric(
+        *("average precision", "AP", "the mean over IoU thresholds from 0.5 to 0.95 and classes, as COCO has it"),
+        *(percent, True, "Average precision", "AP"),
+    ),
+    "ap50": Metric(
+        *("AP at IoU 0.5", "AP50", "average precision where a box counts from an IoU of 0.5"),
+        *(percent, True, "Average precision", "AP50"),
+    ),
+    "ap75": Metric("AP at IoU 0.75", "AP75", "average precision where a box counts from an IoU of 0.75", percent, True),
+    **{
+        f"ap_{size}": Metric(
+            f"AP, {size} objects", f"AP {size}", f"average precision of objects {extent}", percent, True
+        )
+        for size, extent in SIZES.items()
+    },
+    **{
+        f"ar_{most}": Metric(
+            *(f"average recall, {most}", f"AR@{most}", f"recall of the best {most} answers an image and class"),
+            *(percent, True),
+        )
+        for most in (1, 10, 100)
+    },
+    **{
+        f"ar_{size}": Metric(
+            f"average recall, {size} objects", f"AR {size}", f"recall of objects {extent}", percent, True
+        )
+        for size, extent in SIZES.items()
+    },
+    "threshold": Metric("best threshold", "Threshold", "the score from which on answers have the largest F1", decimal),
+    "precision": Metric(
+        "precision", "Precision", "share of the answers above the threshold that are right", percent, True
+    ),
+    "recall": Metric("recall", "Recall", "share of the objects that are found above the threshold", percent, True),
+    "f1": Metric("F1", "F1", "harmonic mean of the precision and the recall at the threshold", percent, True),
+    # of label maps
+    "miou": Metric(
+        *("mean IoU", "mIoU", "intersection over union, the mean over classes", percent, True),
+        *("Mean IoU", "validation"),
+    ),
+    "pixel_accuracy": Metric("pixel accuracy", "Pixel accuracy", "share of the pixels that are right", percent, True),
+    "mean_accuracy": Metric("mean accuracy", "Mean accuracy", "recall of pixels, the mean over classes", percent, True),
+    "frequency_weighted_iou": Metric(
+        "frequency-weighted IoU", "Weighted IoU", "IoU of each class weighted by its pixels", percent, True
+    ),
+    "dice": Metric("Dice coefficient", "Dice", "F1 of pixels, the mean over classes", percent, True),
+    "boundary_f": Metric(
+        "boundary F", "Boundary F", "F1 of pixels on boundaries, the mean over classes", percent, True
+    ),
     # of features that were learned without labels
     "knn": Metric(
         "kNN accuracy",
@@ -114,7 +165,7 @@ METRICS: dict[str, Metric] = {
     "codes_in_use": Metric("codes in use", "Codes in use", "effective number of codes on held-out images"),
 }
 # the metrics by which runs are compared: for each run, the first that it has
-SELECTED_BY = ("val_top1", "val_map", "knn", "psnr_held_out")
+SELECTED_BY = ("val_top1", "val_map", "val_ap", "val_miou", "knn", "psnr_held_out")
 
 
 def metric_of(column: str) -> Metric:

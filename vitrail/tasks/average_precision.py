@@ -7,8 +7,10 @@ defined, as the precision of a class without objects, is NaN.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitrail.tasks.matching import AREAS, BACKGROUND, CLASS, ERRORS, IOUS, RIGHT, UNCOUNTED, Indices, Matches, Numbers
 
@@ -33,7 +35,9 @@ class Curve:
         return int(self.f1.argmax()) if len(self.f1) and not np.isnan(self.f1[0]) else None
 
 
-def average_precision(matches: Matches, classes: int, *, areas: int = 1, weights: Numbers | None = None) -> Numbers:
+def average_precision(
+    matches: Matches, classes: int, *, areas: int = 1, weights: NDArray[Any] | None = None
+) -> Numbers:
     """The mean of the best precision at `RECALLS` or more: (R, K, A, T).
 
     Args:
@@ -56,7 +60,7 @@ def average_precision(matches: Matches, classes: int, *, areas: int = 1, weights
     return found
 
 
-def _average(owners: Indices, outcome: np.ndarray, positives: Numbers, weights: Numbers) -> Numbers:
+def _average(owners: Indices, outcome: np.ndarray, positives: NDArray[Any], weights: NDArray[Any]) -> Numbers:
     """Of one class, range and threshold: detections (D,) by decreasing score, objects (R,), weights (R, N) -> (R,)."""
     right = np.flatnonzero(outcome == RIGHT)
     if not len(right):
