@@ -78,7 +78,7 @@ class Segmenter(DenseTask):
         backbone, classes, preprocessing, provenance: as `Task` has them.
         head: ``fused``, SegFormer's head on maps of several strides; or ``linear``, one layer on the last map.
         levels: strides in pixels of the maps that the fused head gets from a network whose maps have one stride; by default 4.
-            Of a pyramid it uses all stages.
+            Of a pyramid it uses all stages, and the linear head uses the last map.
         head_width: width of the fused head; by default it follows that of the backbone.
         class_weights: the weight of a pixel of each class in the loss, such as `weigh_classes` gives; by default all are equal.
 
@@ -108,9 +108,6 @@ class Segmenter(DenseTask):
         if head not in HEADS:
             raise ConfigError(f"there is no head {head!r} for segmentation", nearest(head, HEADS))
         is_pyramid = len(backbone.config.dense_layers) > 1
-        if levels is not None and (head == "linear" or is_pyramid):
-            what = f"levels is {list(levels)}, and {'the linear head' if head == 'linear' else 'a pyramid'} has its own"
-            raise ConfigError(what, "leave levels out")
         if class_weights is not None and len(class_weights) != len(self.classes):
             what = f"{len(class_weights)} class weights for {len(self.classes)} classes"
             raise ConfigError(what, "give one weight for each class")

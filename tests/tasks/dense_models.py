@@ -1,0 +1,82 @@
+"""Small detectors and segmenters, and batches for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from tests.models.conftest import shaken
+from tests.models.tiny import SHALLOW, TINY
+from vitrail.data.augment.placement import Frames, place
+from vitrail.models import configure
+from vitrail.tasks import TASKS, create_task
+
+VIT = SHALLOW["vit"]
+BACKBONES = {
+    "vit": VIT,
+    "deit": replace(VIT, prefix=("cls", "dist")),
+    "swin": TINY["swin"],
+    **{name: SHALLOW[name] for name in ("pvt v2", "bit", "cait", "beit")},
+}
+CLASSES = ("cell", "dot", "line")
+
+
+def create(task="detection", config=VIT, *, shake=True, classes=CLASSES, size=None, **arguments):
+    """A small model without chance, in evaluation mode; with random weights unless they are to be those of training."""
+    config = configure(config, **dict.fromkeys(config.SHARES, 0.0), **({"image_size": size} if size else {}))
+    torch.manual_seed(0)
+    model = create_task(TASKS[task], config, {"classes": classes, "head_width": 16, **arguments})
+    if shake:
+        shaken(model.own)
+    return model.eval()
+
+
+def draw_images(model, batch=2, size=None, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, model.config.in_channels, *(size or model.config.image_size), generator=generator)
+
+
+def objects_of(boxes, labels, ends, crowd=None):
+    """What a source has of B images."""
+    crowd = np.zeros(len(labels), bool) if crowd is None else np.array(crowd)
+    return SimpleNamespace(
+        boxes=np.array(boxes, np.float32).reshape(-1, 4),
+        labels=np.array(labels, np.int32),
+        crowd=crowd,
+        ends=np.array(ends),
+    )
+
+
+def draw_objects(counts, size, classes=len(CLASSES), seed=0):
+    """Objects of images of ``size`` (height, width), so many of each."""
+    generator = np.random.default_rng(seed)
+    height, width = size
+    corners = generator.uniform(0, [width * 0.9, height * 0.9], (sum(counts), 2))
+    ends = np.minimum(corners + generator.uniform(2, max(size), (sum(counts), 2)), [width, height])
+    labels = generator.integers(0, classes, sum(counts))
+    return objects_of(np.concatenate([corners, ends], 1), labels, np.cumsum(counts))
+
+
+def whole(images, size):
+    """The placement of images that show whole pictures of their own size."""
+    return place(Frames.whole(images, size), size, np.tile(np.eye(3), (images, 1, 1)), size)
+
+
+def draw_targets(model, counts, size, seed=0):
+    """Targets of a batch as the loss takes them: so many objects on each image, or maps with some pixels ignored."""
+    if model.name == "detection":
+        rows = model.collate(draw_objects(counts, size, len(model.classes), seed))
+    else:
+        generator = np.random.default_rng(seed)
+        rows = torch.from_numpy(generator.integers(0, len(model.classes), (len(counts), *size)).astype(np.uint8))
+        rows[:, : size[0] // 3] = 255
+    return model.move(rows, whole(len(counts), size))
+
+
+def micro_batches(model, outputs, targets, parts):
+    """The sum over micro-batches of the share of each times its loss, as a training step adds them up."""
+    chunks = zip(*(each.split(parts) for each in (outputs, *targets)))
+    return sum(len(chunk[0]) / len(outputs) * model.loss(chunk[0], chunk[1:]) for chunk in chunks)
