@@ -122,13 +122,15 @@ def test_reports_are_whole_whenever_their_writer_is_killed(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_at_any_change_to_the_disk_has_a_whole_model_and_ends_as_ever(tmp_path) -> None:
+@pytest.mark.parametrize("verb", ["train", "pretrain"])
+def test_a_run_that_is_killed_at_any_change_to_the_disk_has_a_whole_model_and_ends_as_ever(tmp_path, verb) -> None:
     arrays = np.random.default_rng(0).integers(0, 256, (30, 8, 8, 1), dtype=np.uint8), np.arange(30) % 3
     changes = "model.changes={width: 8, depth: 1, heads: 1, mlp_width: 8, patch_size: [4, 4]}"
     settings = ("model.name=vit-ti16", changes, "data.batch=8")
 
     def train(place: Path, steps: int) -> None:
-        vitrail.train(arrays, steps=steps, settings=settings, out=place, quiet=True)
+        how = {"steps": steps, "settings": settings, "out": place, "quiet": True}
+        vitrail.train(arrays, **how) if verb == "train" else vitrail.pretrain(arrays, objective="masked-patch", **how)
 
     train(tmp_path / "first", 2)
     shutil.copytree(tmp_path / "first", tmp_path / "whole")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ import torch
 from tests.models.conftest import shaken
 from tests.models.tiny import SHALLOW, TINY
 from vitrail.data.augment.placement import Frames, place
+from vitrail.data.sources.annotations import Objects
 from vitrail.models import configure
 from vitrail.tasks import TASKS, create_task
 
@@ -40,14 +40,10 @@ def draw_images(model, batch=2, size=None, seed=1):
 
 
 def objects_of(boxes, labels, ends, crowd=None):
-    """What a source has of B images."""
-    crowd = np.zeros(len(labels), bool) if crowd is None else np.array(crowd)
-    return SimpleNamespace(
-        boxes=np.array(boxes, np.float32).reshape(-1, 4),
-        labels=np.array(labels, np.int32),
-        crowd=crowd,
-        ends=np.array(ends),
-    )
+    """The objects of images that have so many up to and with each."""
+    counts = np.diff(ends, prepend=0)
+    one = Objects.of_image(boxes, labels, crowd=crowd)
+    return replace(one, ends=np.cumsum(counts), sizes=np.zeros((len(counts), 2), np.int32))
 
 
 def draw_objects(counts, size, classes=len(CLASSES), seed=0):

@@ -36,12 +36,12 @@ def answer(detector, batch=3, seed=0):
 
 def test_objects_are_collated_to_rows_of_a_multiple_of_16(detector):
     rows = detector.collate(objects_of([[0, 0, 1, 2], [3, 4, 5, 6], [7, 8, 9, 10]], [2, 0, 1], [1, 1, 3], [0, 1, 0]))
-    assert rows.shape == (3, 16, 6)
-    assert rows[0, 0].tolist() == [2, 0, 0, 0, 1, 2]
-    assert rows[2, :2].tolist() == [[0, 1, 3, 4, 5, 6], [1, 0, 7, 8, 9, 10]]
+    assert rows.shape == (3, 16, 7)
+    assert rows[0, 0].tolist() == [2, 0, 0, 0, 1, 2, 2]
+    assert rows[2, :2].tolist() == [[0, 1, 3, 4, 5, 6, 4], [1, 0, 7, 8, 9, 10, 4]]
     assert (rows[..., 0] == -1).sum() == 3 * 16 - 3
-    assert detector.collate(objects_of([], [], [0, 0])).shape == (2, 16, 6)
-    assert detector.collate(objects_of(np.zeros((17, 4)), [0] * 17, [17])).shape == (1, 32, 6)
+    assert detector.collate(objects_of([], [], [0, 0])).shape == (2, 16, 7)
+    assert detector.collate(objects_of(np.zeros((17, 4)), [0] * 17, [17])).shape == (1, 32, 7)
 
 
 def test_boxes_follow_a_mirrored_crop_by_hand(detector):
@@ -98,12 +98,12 @@ def loss_by_hand(outputs, objects, wanted, divisor):
 
 def test_the_loss_and_its_gradient_are_those_by_hand(detector):
     outputs = answer(detector).requires_grad_()
-    rows = [[0, 0, 20, 20], [30, 5, 47, 30], [1, 1, 3, 3], [10, 0, 48, 32]]
-    targets = detector.collate(objects_of(rows, [0, 2, 1, 1], [3, 4, 4], [0, 0, 0, 1]))
+    rows = [[0, 0, 20, 20], [30, 5, 47, 30], [1, 1, 3, 3], [10, 0, 48, 32], [5, 5, 30, 30]]  # a crowd over two objects
+    targets = detector.collate(objects_of(rows, [0, 2, 1, 1, 2], [4, 4, 5], [0, 0, 0, 1, 0]))
     objects, weight = detector.move(targets, whole(3, SIZE))
     loss = detector.loss(outputs, (objects, weight))
     (slopes,) = torch.autograd.grad(loss, outputs)
-    given, divisor, expected, step = outputs.detach().tolist(), 5 * 3, 0.0, 1e-6
+    given, divisor, expected, step = outputs.detach().tolist(), 5 * 4, 0.0, 1e-6
     for image, truth in enumerate(objects.double().tolist()):
         cells = torch.tensor(given[image]).double()
         parts = (cells[:, :4], cells[:, 7:].sigmoid(), cells[:, 4:6])
@@ -203,6 +203,18 @@ def test_answers_lie_in_the_picture_and_reach_the_threshold(detector):
     assert second.boxes.tolist() == [[0, 0, 48, 60]]
     assert first.row() == {"objects": 2, "labels": "line 1, dot 1"}
     assert first.to_json()["objects"][0] == {"label": "line", "score": pytest.approx(0.9), "box": [124, 66, 148, 130]}
+
+
+def test_true_objects_as_answers_are_judged_right(detector):
+    """What calling the model gives is judged in pixels of the pictures, of which the input shows half the size."""
+    objects = detector.collate(objects_of([[0, 0, 20, 20], [60, 10, 90, 60], [10, 10, 30, 50]], [0, 2, 1], [2, 3]))
+    boxes = objects[:, :2, 2:6].double() / 2
+    logits = torch.full((2, 2, 3), -9.0).double()
+    logits[0, 0, 0] = logits[0, 1, 2] = logits[1, 0, 1] = 3
+    outputs = torch.cat([boxes, torch.zeros(2, 2, 3), logits], -1)
+    metric = detector.metric()
+    metric.update(outputs, objects, ["a", "b"], Frames.whole(2, (64, 96)))
+    assert metric.compute()["ap"] == pytest.approx(1)
 
 
 # Graphs.

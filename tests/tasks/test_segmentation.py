@@ -11,7 +11,6 @@ from tests.models.tiny import TINY
 from tests.tasks.dense_models import create, draw_images, draw_targets, micro_batches, whole
 from vitrail.data.augment.placement import UNKNOWN, Frames, place
 from vitrail.errors import ConfigError
-from vitrail.tasks import segmentation
 from vitrail.tasks.segmentation import IGNORED, Segmentation, weigh_classes
 from vitrail.weights import adapt
 from vitrail.weights.native import load_model, save_model
@@ -106,21 +105,28 @@ def test_the_first_loss_of_a_new_head_is_that_of_a_guess():
 # Answers.
 
 
-def test_maps_lie_in_the_picture_however_many_pixels_are_drawn_at_once(segmenter, monkeypatch):
+def test_maps_lie_in_the_picture(segmenter):
     """The input shows a region of 96 x 64 pixels, which begins left of the picture and ends below it."""
-    outputs = answer(segmenter, 2)
+    outputs = answer(segmenter, 2).float()
     frames = Frames(np.array([[-10.0, 12, 86, 76], [4, 0, 100, 64]]), np.array([[70.0, 120], [64, 100]]))
-    enlarged = F.interpolate(outputs, (64, 96), mode="bilinear", align_corners=False).argmax(1)
-    for at_once in (2**24, 1000):
-        monkeypatch.setattr(segmentation, "AT_ONCE", at_once)
-        first, second = segmenter.draw_maps(outputs, frames)
-        assert first.shape == (70, 120) and second.shape == (64, 100)
-        assert (first[:12] == IGNORED).all() and (first[:, 86:] == IGNORED).all() and (second[:, :4] == IGNORED).all()
-        assert np.array_equal(first[12:, :86], enlarged[0, :58, 10:])
-        assert np.array_equal(second[:, 4:], enlarged[1])
+    enlarged = F.interpolate(outputs, (64, 96), mode="bilinear", align_corners=False).argmax(1).numpy()
+    first, second = (each.map for each in segmenter.decode(outputs, frames))
+    assert first.shape == (70, 120) and second.shape == (64, 100)
+    assert np.array_equal(first[12:, :86], enlarged[0, :58, 10:])
+    assert np.array_equal(second[:, 4:], enlarged[1])
     assert len(np.unique(enlarged)) > 1
-    (alone,) = segmenter.draw_maps(outputs[:1])
-    assert np.array_equal(alone, outputs[0].argmax(0))
+    (alone,) = segmenter.decode(outputs[:1])
+    assert np.array_equal(alone.map, outputs[0].argmax(0))
+
+
+def test_maps_of_pictures_of_unlike_sizes_are_judged_at_their_own(segmenter):
+    outputs, sizes = answer(segmenter, 2), np.array([[20.0, 30], [40, 12]])
+    frames = Frames(np.concatenate([np.zeros((2, 2)), sizes[:, ::-1]], 1), sizes)
+    true = [each.map.copy() for each in segmenter.decode(outputs, frames)]
+    true[0][3, 4:] = (true[0][3, 4:] + 1) % 3
+    metric = segmenter.metric()
+    metric.update(outputs, segmenter.collate(true), ["a", "b"], frames)
+    assert metric.compute()["pixel_accuracy"] == pytest.approx(1 - 26 / (600 + 480))
 
 
 def test_an_answer_lists_the_largest_classes():

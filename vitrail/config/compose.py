@@ -10,7 +10,7 @@ from vitrail.config.flags_training import PretrainFlags, TrainFlags
 from vitrail.config.keywords import flags_of
 from vitrail.config.parse import assignment, build, overlay, plain, read_yaml
 from vitrail.config.recipes import find_recipe
-from vitrail.config.schema import Run, Unlabelled
+from vitrail.config.schema import TASK_VERBS, Run, Unlabelled
 from vitrail.config.units import part, seconds, size_in_pixels
 from vitrail.errors import ConfigError, nearest
 
@@ -31,18 +31,20 @@ def request(
     settings: Sequence[str] = (),
     out: Path | None = None,
     resume: Path | None = None,
+    annotated: str | None = None,
 ) -> tuple[Run, Path | None]:
     """Composes the requested run; returns it and its folder, if one was given.
 
     Args:
         recipe: a name of `config.recipes.RECIPES`, or ``name/row``; without a row that of the model, where the recipe has one.
             By default that of an objective without labels, where one is named, else ``finetune`` with weights to start from,
-            else ``small-data``.
+            for boxes and maps of classes ``detect`` and ``segment``, else ``small-data``.
         config: a YAML file of settings.
         flags: nested settings; ``None`` means not given.
         settings: ``group.key=value`` strings.
         out: the run directory.
         resume: a run directory to resume, with its own settings.
+        annotated: the task that the data are annotated for, unless the settings name one.
 
     Raises `ConfigError` for invalid settings.
     """
@@ -56,11 +58,16 @@ def request(
         base = _read_stored(resume)
     else:
         objective = _group(asked, "objective").get("name") or "supervised"
+        asked_task = asked.get("task") or annotated
+        task = TASK_VERBS.get(str(asked_task), asked_task)
         otherwise = "finetune" if _group(asked, "model").get("init") else "small-data"
+        otherwise = {"segmentation": "segment", "detection": "detect"}.get(str(task), otherwise)
         name = recipe or asked.get("recipe") or (otherwise if objective == "supervised" else objective)
         run = find_recipe(str(name), model=_group(asked, "model").get("name")).run
         source = str(_group(asked, "data").get("source"))
         base = overlay(plain(run), BUILT_IN.get(source, {}))
+        if task is not None and run.objective.name == "supervised":
+            base = overlay(base, {"task": task})
         if run.objective.name == "supervised":
             base = overlay(base, BUILT_IN_LABELS.get(source, {}))
     if _group(asked, "model").get("init") and not _group(asked, "model").get("name"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, TypedDict
 
 from vitrail.config.flags_inference import Device, Flag, Pixels, Quiet
-from vitrail.config.schema import Precision, Unlabelled
+from vitrail.config.schema import Precision, TaskVerb, Unlabelled
 
 
 class TrainingFlags(TypedDict, total=False):
@@ -62,7 +62,15 @@ class TrainingFlags(TypedDict, total=False):
 class TrainFlags(TrainingFlags, total=False):
     """`vitrail train`."""
 
-    recipe: Annotated[str | None, Flag("Default values of all settings; `finetune` with --init, else `small-data`.")]
+    task: Annotated[
+        TaskVerb | None, Flag("What the model answers; by default what the data are annotated with.", setting="task")
+    ]
+    recipe: Annotated[
+        str | None,
+        Flag(
+            "Default values of all settings; `finetune` with --init, else `small-data`; `segment` and `detect` for these tasks."
+        ),
+    ]
     teacher: Annotated[
         str | Path | None,
         Flag("A model with the same classes, for distillation (DeiT).",

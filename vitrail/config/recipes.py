@@ -7,6 +7,7 @@ the updates that these epochs take on that data set (ImageNet-1k: 1,281,167 imag
 from __future__ import annotations
 
 from vitrail.config.recipe import Recipe as Recipe
+from vitrail.config.recipes_dense import DENSE
 from vitrail.config.recipes_paper import PAPER
 from vitrail.config.recipes_pretraining import PRETRAINING
 from vitrail.config.schema import DataSettings, ModelSettings, ObjectiveSettings, OptimSettings, Run, ScheduleSettings
@@ -105,6 +106,7 @@ RECIPES: dict[str, Recipe] = {
             augment=POLICIES["three_augment"],
         ),
     ),
+    **DENSE,
     **PAPER,
     **PRETRAINING,
 }

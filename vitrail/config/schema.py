@@ -14,6 +14,7 @@ from vitrail.data.augment.policy import Augment
 from vitrail.data.sources.bad_images import MOST_BAD
 from vitrail.errors import ConfigError, nearest
 
+TaskVerb = Literal["classify", "segment", "detect"]
 Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "tokenizer"]  # objectives that need no labels
 Precision = Literal["fp32", "bf16", "bf16-weights", "fp16"]
 
@@ -23,12 +24,17 @@ def _demand(holds: bool, what: str, remedy: str) -> None:
         raise ConfigError(what, remedy)
 
 
+# what a task is called on the command line
+TASK_VERBS = {"classify": "classification", "segment": "segmentation", "detect": "detection"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """The network: a name of `vitrail.models.MODELS` with changes, or the weights to start from.
 
     ``preprocessing`` overrides that of the weights: ``mean`` and ``std`` of values in [0, 1], and ``resize``,
-    pixels of the shorter side before the crop, or "squash", "fit" or "none".
+    pixels of the shorter side before the crop, or "squash", "fit" or "none". ``head`` are arguments of a segmenter or detector,
+    such as ``levels``.
     """
 
     name: str | None = None
@@ -36,6 +42,7 @@ class ModelSettings:
     size: tuple[int, int] | None = None
     changes: dict[str, Any] = field(default_factory=dict)
     preprocessing: dict[str, Any] = field(default_factory=dict)
+    head: dict[str, Any] = field(default_factory=dict)
     head_only: bool = False
 
     def __post_init__(self) -> None:
@@ -216,6 +223,8 @@ class Run:
     save: SaveSettings = SaveSettings()
 
     def __post_init__(self) -> None:
+        if self.task in TASK_VERBS:
+            object.__setattr__(self, "task", TASK_VERBS[self.task])
         _demand(0 <= self.seed < 2**31, f"seed is {self.seed}", "give a whole number from 0 to 2147483647")
 
     @property

@@ -25,6 +25,7 @@ MEANINGS = {
     "model.size": "input size in pixels, height and width; null follows the images or the weights",
     "model.changes": "changed fields of the model's config, see `vitrail models NAME`",
     "model.preprocessing": "mean, std (of values in [0, 1]) and resize (pixels, squash, fit or none) in place of the weights'",
+    "model.head": "arguments of a segmenter (head, levels, head_width) or a detector (levels, head_width, most)",
     "model.head_only": "train the classification head only",
     "data.source": "the data: a path, a pattern of class folders or a built-in name",
     "data.batch": "images per update",

@@ -15,7 +15,7 @@ import numpy as np
 from vitrail.errors import ConfigError
 from vitrail.evaluation.intervals import bound_percentiles, draw_weights, estimate_interval, paired_difference
 from vitrail.rows import Scores
-from vitrail.tasks.task import Metric
+from vitrail.tasks.metric import Metric
 
 
 @dataclass(frozen=True, repr=False)

@@ -20,7 +20,8 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.models.backbone import at_rest, device_of
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import ProgressBar
-from vitrail.tasks.task import Metric, Targets, Task
+from vitrail.tasks.metric import Metric, Targets
+from vitrail.tasks.task import Task
 
 Verb = Callable[[Tensor], Tensor]
 

@@ -7,8 +7,8 @@ from vitrail.tasks.classification import Classifier as Classifier
 from vitrail.tasks.classification import Prediction as Prediction
 from vitrail.tasks.classification import create_classifier as create_classifier
 from vitrail.tasks.detection import Detector as Detector
+from vitrail.tasks.metric import Metric as Metric
 from vitrail.tasks.segmentation import Segmenter as Segmenter
-from vitrail.tasks.task import Metric as Metric
 from vitrail.tasks.task import Task as Task
 from vitrail.tasks.task import create_task as create_task
 

@@ -151,6 +151,7 @@ class Classifier(Task):
 
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
+        _ = train.labels  # refuses boxes and maps of classes
         if len(train.classes) < 2:
             raise DataError(
                 f"the data have {len(train.classes)} class: {', '.join(train.classes) or 'none'}",

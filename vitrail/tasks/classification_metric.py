@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
 from vitrail.tasks import metrics
+from vitrail.tasks.metric import Figures, Metric
 from vitrail.tasks.metrics import Bins, Graded
-from vitrail.tasks.task import Figures, Metric
 
 
 class ClassMetric(Metric):

@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 from vitrail.data.augment.placement import Placement
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError
+from vitrail.data.sources.annotations import Annotations
+from vitrail.data.sources.source import Source
+from vitrail.errors import ConfigError, DataError
 from vitrail.models import Backbone, Config
 from vitrail.tasks.task import Task
 
@@ -24,6 +26,7 @@ class DenseTask(Task):
     """
 
     head_fields: ClassVar[tuple[str, ...]]  # further arguments on which the shapes of the head depend
+    resize = "fit"
 
     def __init__(
         self,
@@ -45,6 +48,15 @@ class DenseTask(Task):
     def keeps_head(self, arguments: Mapping[str, Any]) -> bool:
         shaping = {name: value for name, value in arguments.items() if name in ("classes", *self.head_fields)}
         return super().keeps_head(shaping)
+
+
+def check_annotated(train: Source, kind: type[Annotations], needs: str) -> None:
+    """Raises `DataError` for data with other targets than those of a task, which ``needs`` names."""
+    if isinstance(train.targets, kind):
+        return
+    has = f"classes of {train.counted}" if train.labelled else "no labels"
+    remedy = {"objects": "--task detect", "pixels": "--task segment"}.get(train.counted, "--task classify")
+    raise DataError(f"the data have {has}, and {needs}", f"give annotated data, or train with {remedy}")
 
 
 def choose_width(config: Config, *, most: int = WIDEST) -> int:

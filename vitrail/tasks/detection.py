@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from vitrail.data.augment.placement import Frames, Placement
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.annotations import Objects
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import Backbone
@@ -27,10 +28,10 @@ from vitrail.models.dense_heads import TOWER_GROUPS, BoxHead
 from vitrail.models.pyramid import create_pyramid
 from vitrail.tasks.answer import Answer
 from vitrail.tasks.boxes import suppress_duplicates
-from vitrail.tasks.dense import DenseTask, check_placed, choose_width, read_levels, read_number
+from vitrail.tasks.dense import DenseTask, check_annotated, check_placed, choose_width, read_levels, read_number
 from vitrail.tasks.detection_graphs import compare_detections, covers, join_outputs, split_outputs
 from vitrail.tasks.detection_loss import sum_losses
-from vitrail.tasks.task import Metric
+from vitrail.tasks.detection_metric import BoxMetric, place_boxes
 
 LEVELS = (8, 16, 32)
 CANDIDATES = 4  # best pairs of cell and class among which duplicates are removed, for each detection that is kept
@@ -91,6 +92,8 @@ class Detector(DenseTask):
 
     name = "detection"
     head_fields = ("levels", "head_width")
+    options = ("levels", "head_width", "most", "threshold")
+    pixels = {"cpu": 320 * 256, "cuda": 640 * 640}  # noqa: RUF012
 
     def __init__(
         self,
@@ -117,6 +120,7 @@ class Detector(DenseTask):
 
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
+        check_annotated(train, Objects, "detection needs boxes")
         if not train.classes:
             raise DataError("the data have no class of objects", "see `vitrail data check`")
         return {"classes": train.classes}
@@ -140,20 +144,20 @@ class Detector(DenseTask):
     # Training.
 
     def collate(self, rows: Any) -> Tensor:
-        """`Objects` of B images as (B, M, 6), with M a multiple of 16."""
+        """`Objects` of B images as (B, M, 7), with M a multiple of 16: as `Detector` has them, and the area of each object."""
         counts = np.diff(rows.ends, prepend=0)
-        made = np.zeros((len(counts), ROWS * max(math.ceil(counts.max(initial=0) / ROWS), 1), 6), np.float32)
+        made = np.zeros((len(counts), ROWS * max(math.ceil(counts.max(initial=0) / ROWS), 1), 7), np.float32)
         made[..., 0] = -1
         images = np.arange(len(counts)).repeat(counts)
         places = np.arange(len(images)) - (rows.ends - counts).repeat(counts)
-        made[images, places] = np.column_stack([rows.labels, rows.crowd, rows.boxes])
+        made[images, places] = np.column_stack([rows.labels, rows.crowd, rows.boxes, rows.areas])
         return torch.from_numpy(made)
 
     def move(self, targets: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
         """The objects (B, M, 6) in pixels of the images, and the weight (B,) of each image, the images per object of the batch.
 
         The box of an object that was turned is that of its corners. Objects of which an image shows less than a quarter, or 4
-        square pixels, are left out; crowds stay however little is shown.
+        square pixels, are left out; crowds stay however little is shown. The column of areas is dropped.
         """
         check_placed(placement)
         moved = targets.cpu().double().numpy()
@@ -199,11 +203,9 @@ class Detector(DenseTask):
     def place_in_pictures(self, found: Tensor, frames: Frames | None) -> NDArray[np.float64]:
         """What `detect` gave, (B, most, 6), with boxes in pixels of the pictures and clipped to them."""
         size = self.preprocessing.size
-        frames = Frames.whole(len(found), size) if frames is None else frames
         placed = found.double().cpu().numpy()
-        corners = frames.move(placed[..., :4].reshape(len(placed), -1, 2), size).reshape(*placed.shape[:2], 4)
-        limits = frames.pictures[:, None, [1, 0, 1, 0]]  # (B, 1, 4)
-        return np.concatenate([corners.clip(0, limits), placed[..., 4:]], -1)
+        boxes = place_boxes(placed[..., :4], Frames.whole(len(placed), size) if frames is None else frames, size)
+        return np.concatenate([boxes, placed[..., 4:]], -1)
 
     def decode(self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5) -> list[Detections]:
         """The objects on each picture whose score reaches ``threshold``; of these ``most`` is the limit, not ``top``."""
@@ -221,8 +223,8 @@ class Detector(DenseTask):
     def reply_arrays(self, outputs: Tensor) -> dict[str, NDArray | list[str]]:
         return {name: values.numpy() for name, values in split_outputs(self.detect(outputs)).items()}
 
-    def metric(self) -> Metric:
-        raise NotImplementedError
+    def metric(self) -> BoxMetric:
+        return BoxMetric(self.classes, self.preprocessing.size, self.detect)
 
     # Leaving PyTorch.
 

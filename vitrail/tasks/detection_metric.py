@@ -25,8 +25,8 @@ from vitrail.tasks.average_precision import (
     trace_curve,
 )
 from vitrail.tasks.matching import Detected, Matches, Truth, box_areas, match
+from vitrail.tasks.metric import Figures, Metric
 from vitrail.tasks.metrics import as_array
-from vitrail.tasks.task import Figures, Metric
 
 CELLS = 4_000_000  # weighted detections in memory at a time
 Numbers = NDArray[np.float64]

@@ -6,7 +6,7 @@ the targets nor in the predictions) is NaN.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -189,6 +189,14 @@ def _average_precision(scores: np.ndarray, true: np.ndarray) -> float:
     hits = np.cumsum(true[order])[steps]
     precision, recall = hits / (steps + 1), hits / hits[-1]
     return float((precision * np.diff(recall, prepend=0)).sum())
+
+
+def largest_difference(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
+    """The largest absolute difference of an output, as a share of the largest absolute value of that output."""
+    shares = (
+        (output - given[name]).abs().max() / output.abs().max().clamp(min=1e-30) for name, output in expected.items()
+    )
+    return max(map(float, shares))
 
 
 def as_array(values: Values) -> np.ndarray:

@@ -19,20 +19,20 @@ from torch import Tensor, nn
 from vitrail.data.augment.geometry import resample_nearest
 from vitrail.data.augment.placement import Frames, Placement
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.label_maps import IGNORED, LabelMaps
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.models import Backbone
 from vitrail.models.dense_heads import FusedHead, LinearHead
 from vitrail.models.pyramid import StageNorms, create_pyramid, fit, to_strides, upsample
 from vitrail.tasks.answer import Answer
-from vitrail.tasks.dense import DenseTask, check_placed, choose_width, read_levels, read_number
-from vitrail.tasks.task import Metric
+from vitrail.tasks.dense import DenseTask, check_annotated, check_placed, choose_width, read_levels, read_number
+from vitrail.tasks.label_maps import label_pixels
+from vitrail.tasks.segmentation_metric import MapMetric
 
-IGNORED = 255  # the index of pixels without a class
 HEADS = ("fused", "linear")
 LEVELS = (4,)  # of the fused head on a network whose maps have one stride
 MOST_WEIGHT = 10.0  # of a class, relative to that of the average pixel
-AT_ONCE = 2**24  # logits that are enlarged to the pixels of a picture at one time
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Segmentation(Answer):
     """The class of every pixel of one picture.
 
     Args:
-        map: (H, W) uint8 indices of ``classes``; 255 where the model was not shown the picture.
+        map: (H, W) uint8 indices of ``classes``. What the model was not shown has the class of the nearest pixel that it was.
         classes: the names of all classes.
         top: classes that `row` lists.
     """
@@ -88,6 +88,8 @@ class Segmenter(DenseTask):
 
     name = "segmentation"
     head_fields = ("head", "levels", "head_width")
+    options = ("head", "levels", "head_width", "class_weights")
+    pixels = {"cpu": 704 * 256, "cuda": 640 * 640}  # noqa: RUF012
 
     def __init__(
         self,
@@ -134,11 +136,13 @@ class Segmenter(DenseTask):
 
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
+        """The classes, and weights by which rare ones are learned; see `weigh_classes`."""
+        check_annotated(train, LabelMaps, "segmentation needs a class for every pixel")
         if len(train.classes) < 2:
             raise DataError(
                 f"the data have {len(train.classes)} class of pixels", "name the background as a class, too"
             )
-        return {"classes": train.classes}
+        return {"classes": train.classes, "class_weights": weigh_classes(train.counts())}
 
     def describe(self) -> dict[str, Any]:
         weights = None if self.class_weights is None else list(self.class_weights)
@@ -204,21 +208,15 @@ class Segmenter(DenseTask):
 
     # Answers.
 
-    def draw_maps(self, outputs: Tensor, frames: Frames | None = None) -> list[NDArray[np.uint8]]:
-        """The class of every pixel of each picture, (H, W) each; 255 where the model was not shown the picture."""
-        size = (outputs.shape[2], outputs.shape[3])
-        frames = Frames.whole(len(outputs), size) if frames is None else frames
-        pictures = frames.pictures.astype(int).tolist()
-        return [_draw_map(*each) for each in zip(outputs, frames.crops.tolist(), pictures)]
-
     def decode(self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5) -> list[Segmentation]:
-        return [Segmentation(drawn, self.classes, top) for drawn in self.draw_maps(outputs, frames)]
+        frames = Frames.whole(len(outputs), self.preprocessing.size) if frames is None else frames
+        return [Segmentation(drawn.cpu().numpy(), self.classes, top) for drawn in label_pixels(outputs, frames)]
 
     def reply_arrays(self, outputs: Tensor) -> dict[str, NDArray | list[str]]:
         return {"map": outputs.argmax(1).to(torch.uint8).numpy()}
 
-    def metric(self) -> Metric:
-        raise NotImplementedError
+    def metric(self) -> MapMetric:
+        return MapMetric(self.classes)
 
     # Leaving PyTorch.
 
@@ -247,20 +245,3 @@ def weigh_classes(pixels: ArrayLike) -> list[float]:
     weights = 1 / np.sqrt(np.where(occurs, counts, counts[occurs].min()))
     weights = (weights * counts.sum() / (weights * counts).sum()).clip(max=MOST_WEIGHT)
     return weights.tolist()
-
-
-def _draw_map(logits: Tensor, crop: Sequence[float], picture: tuple[int, int]) -> NDArray[np.uint8]:
-    """The best class at the centre of every pixel of a ``picture`` (H, W), whose ``crop`` the logits (K, h, w) cover."""
-    left, top, right, bottom = crop
-    drawn = np.full(picture, IGNORED, np.uint8)
-    # places from -1 at the first edge of the logits to 1 at the last, of all pixels and then of those that lie between
-    y = 2 * (torch.arange(picture[0], device=logits.device) + 0.5 - top) / (bottom - top) - 1
-    x = 2 * (torch.arange(picture[1], device=logits.device) + 0.5 - left) / (right - left) - 1
-    rows, columns = ((each.abs() <= 1).nonzero()[:, 0] for each in (y, x))
-    if not len(rows) or not len(columns):
-        return drawn
-    for part in rows.split(max(AT_ONCE // (len(logits) * len(columns)), 1)):
-        grid = torch.stack([x[columns].expand(len(part), -1), y[part, None].expand(-1, len(columns))], -1)
-        found = F.grid_sample(logits[None], grid[None].to(logits), padding_mode="border", align_corners=False)
-        drawn[part[0] : part[-1] + 1, columns[0] : columns[-1] + 1] = found[0].argmax(0).cpu().numpy()
-    return drawn

@@ -18,7 +18,7 @@ from vitrail.data.augment.placement import Frames
 from vitrail.errors import DataError
 from vitrail.tasks import metrics
 from vitrail.tasks.label_maps import label_pixels
-from vitrail.tasks.task import Figures, Metric
+from vitrail.tasks.metric import Figures, Metric
 
 IGNORED = 255
 TOLERANCE = 0.0075  # of the picture's diagonal, that a boundary may be off (Csurka et al. 2013)
@@ -45,13 +45,14 @@ class MapMetric(Metric):
         self._counts: list[NDArray[np.int64]] = []  # (7, K) each
 
     def update(
-        self, outputs: Tensor, targets: Sequence[Labels], keys: Sequence[str], frames: Frames | None = None
+        self, outputs: Tensor, targets: Sequence[Labels] | Tensor, keys: Sequence[str], frames: Frames | None = None
     ) -> None:
         """Adds a batch.
 
         Args:
             outputs: (B, K, h, w) logits at the size of the input.
-            targets: the classes of the pixels of each picture, (H, W); 255 is ignored.
+            targets: the classes of the pixels of each picture, (H, W); 255 is ignored, and may fill up rows and columns
+                beyond the picture.
             keys: the names of the images.
             frames: the regions that the images show; by default whole pictures.
 
@@ -61,9 +62,11 @@ class MapMetric(Metric):
         if frames is None:
             sizes = np.array([target.shape for target in targets], np.float64).reshape(-1, 2)
             frames = Frames(np.concatenate([np.zeros_like(sizes), sizes[:, ::-1]], 1), sizes)
-        for predicted, true, key in zip(label_pixels(outputs, frames), targets, keys, strict=True):
-            self._check(true, tuple(predicted.shape), key)
-            self._add(predicted.cpu().numpy(), true)
+        for predicted, target, key in zip(label_pixels(outputs, frames), targets, keys, strict=True):
+            found = predicted.cpu().numpy()
+            true = _cut_filling(metrics.as_array(target), found.shape)
+            self._check(true, found.shape, key)
+            self._add(found, true)
         self.keys.extend(keys)
 
     def _check(self, true: Labels, size: tuple[int, ...], key: str) -> None:
@@ -127,6 +130,13 @@ class MapMetric(Metric):
         counts = self.counts
         values = frequency_weighted_iou(counts)
         return np.argsort(np.where(np.isnan(values), 1, values), kind="stable")[:most]
+
+
+def _cut_filling(labels: Labels, size: tuple[int, ...]) -> Labels:
+    """A map without what lies beyond ``size``, if all of it is ignored."""
+    height, width = size
+    is_filling = (labels[height:] == IGNORED).all() and (labels[:, width:] == IGNORED).all()
+    return labels[:height, :width] if is_filling else labels
 
 
 def summarize_counts(counts: NDArray) -> dict[str, Numbers]:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -23,13 +23,15 @@ from torch import Tensor, nn
 from vitrail.data.augment.placement import Frames, Placement
 from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import collate_labels
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.preprocessing import Preprocessing, Resize
 from vitrail.data.sources.source import Source
-from vitrail.errors import ConfigError, find_fault
+from vitrail.errors import ConfigError, find_fault, nearest
 from vitrail.markup import join, tag
 from vitrail.models import Backbone, Config, create_backbone, device_of
 from vitrail.rows import show_facts
 from vitrail.tasks.answer import Answer, Answers
+from vitrail.tasks.metric import Metric, Targets
+from vitrail.tasks.metrics import largest_difference
 from vitrail.tasks.pictures import Picture, Transform, list_pictures, to_pixels
 from vitrail.tasks.summary import describe_model
 
@@ -40,53 +42,8 @@ BACKBONE_VERBS = {
     *("patchify", "place", "encode", "pool", "head", "heads", "features", "forward_features", "feature_maps"),
     *("dense_maps", "attention_grids", "forward_recording", "forward_with_attention", "pooling_shares"),
 }
-Targets = Any  # a task's own: a tensor with the images first, or a tuple of such
-Figures = dict[str, float]
 Loss = Literal["softmax", "sigmoid"]
 Kind = TypeVar("Kind", bound="Task")
-
-
-class Metric(ABC):
-    """Gathers what judging needs of each batch, and turns it into figures. Parts of a data set can be merged."""
-
-    keys: list[str]  # of the images that were added
-    higher_is_better: ClassVar[bool] = True  # of the first figure
-    resamples: ClassVar[int] = 0  # how many samples `resample` is asked for; 0 where it gives nothing
-
-    @abstractmethod
-    def update(self, outputs: Tensor, targets: Targets, keys: Sequence[str], frames: Frames | None = None) -> None:
-        """Adds a batch: what the model gave, what is true, the names of the images, and what they show of their pictures."""
-
-    @abstractmethod
-    def merge(self, other: Self) -> None:
-        """Adds what ``other`` gathered, as if its batches had come after one's own."""
-
-    @abstractmethod
-    def compute(self) -> Figures:
-        """Every figure of a judgement, the most important one first."""
-
-    def samples(self) -> NDArray[np.float64] | None:
-        """One value an image, of which the first figure is the mean, for its interval; None where it is no such mean."""
-        return None
-
-    def resample(self, weights: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
-        """Figures of samples drawn from the images with replacement, for their intervals where they are no means over images.
-
-        Args:
-            weights: (R, N) how often each image is in each of R samples.
-
-        Returns:
-            (R,) for each figure that gets an interval.
-        """
-        return {}
-
-    def summarize(self) -> Figures:
-        """The few figures of an evaluation during training, the most important one first."""
-        return self.compute()
-
-    def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
-        """A table for people, its head and its rows; empty where the task has none."""
-        return [], []
 
 
 class Task(nn.Module, ABC):
@@ -110,6 +67,9 @@ class Task(nn.Module, ABC):
     learns_from_teacher: bool = False  # whether a teacher's logits can stand beside the labels
     multi_label: bool = False  # whether an image has several classes, each a yes or no of its own
     temperature: float | None = None  # what logits are divided by; None where answers are no probabilities
+    options: ClassVar[tuple[str, ...]] = ()  # further arguments that the setting ``model.head`` may give
+    resize: ClassVar[Resize | None] = None  # of inputs, where it is not that of the weights or of the paper
+    pixels: ClassVar[Mapping[str, int]] = {}  # most pixels of an input whose size follows the images, by device
 
     def __init__(
         self,
@@ -146,6 +106,17 @@ class Task(nn.Module, ABC):
     def read_source(cls, train: Source) -> dict[str, Any]:
         """``classes`` and further arguments of the task, as training data say them. Raises `DataError`."""
         return {"classes": train.classes}
+
+    @classmethod
+    def choose_arguments(cls, train: Source, options: Mapping[str, Any]) -> dict[str, Any]:
+        """What `read_source` gives, with ``options`` of the user. Raises `ConfigError` for unknown ones, and `DataError`."""
+        for name in options:
+            if name not in cls.options:
+                remedy = (
+                    nearest(name, cls.options) if cls.options else f"the head of the task {cls.name} has no options"
+                )
+                raise ConfigError(f"model.head sets {name!r}", remedy)
+        return {**cls.read_source(train), **options}
 
     def describe(self) -> dict[str, Any]:
         """Further arguments as plain values; they stand in config.json."""
@@ -353,14 +324,6 @@ class Task(nn.Module, ABC):
 
     def _repr_html_(self) -> str:
         return join(tag("p", tag("strong", type(self).__name__)), show_facts(describe_model(self).items()))
-
-
-def largest_difference(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
-    """The largest absolute difference of an output, as a share of the largest absolute value of that output."""
-    shares = (
-        (output - given[name]).abs().max() / output.abs().max().clamp(min=1e-30) for name, output in expected.items()
-    )
-    return max(map(float, shares))
 
 
 def check_classes(classes: Sequence[str], *, outputs: int | None = None) -> tuple[str, ...]:

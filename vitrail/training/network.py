@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,17 @@ from vitrail import weights
 from vitrail.config.default_model import model_for_images
 from vitrail.config.reconcile import changes_for
 from vitrail.config.schema import ModelSettings, Run
+from vitrail.data.decode import BadImage, upright_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
 from vitrail.models import activation_bytes, configure, cost_of, sketch
+from vitrail.runtime.device import find_device
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task, create_task, find_task
 from vitrail.weights.resolve import resolve_model
+
+SIZES_READ = 65  # images whose headers decide the size of inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +72,12 @@ def load_start(run: Run, say: Say) -> Task | None:
 def plan_network(run: Run, train: Source, start: Task | None, say: Say, *, arguments: Mapping[str, Any]) -> NetworkPlan:
     """The network that the run names or starts from, or one that follows the size and number of the images."""
     own_size, own_channels = size_and_channels(train)
-    name, defaults, init = run.model.name, {}, None
+    kind, name, defaults, init = find_task(run.task), run.model.name, {}, None
+    if kind.pixels and run.model.size is None and own_size is None:
+        cell = (start.config if start is not None else configure(name or "vit-s16")).cells[-1]
+        own_size = choose_size(
+            train, cell, kind.pixels["cuda" if find_device(run.compute.device).type == "cuda" else "cpu"]
+        )
     if start is None:
         channels = run.data.channels or own_channels or 3
         size = run.model.size or own_size or (224, 224)
@@ -77,10 +87,10 @@ def plan_network(run: Run, train: Source, start: Task | None, say: Say, *, argum
     else:
         assert run.model.init is not None
         channels = run.data.channels or own_channels or start.config.in_channels
-        size, base = run.model.size or start.preprocessing.size, start.config
+        size, base = run.model.size or (own_size if kind.pixels else None) or start.preprocessing.size, start.config
         init = str(resolve_model(run.model.init).path.resolve())  # `latest` may be another one when the run is resumed
     changes = {**defaults, **changes_for(run, base, say, from_weights=start is not None)}
-    classes = find_task(run.task).head_outputs(arguments["classes"])
+    classes = kind.head_outputs(arguments["classes"])
     config = configure(base, **{**changes, "classes": classes, "image_size": size, "in_channels": channels})
     model = replace(run.model, name=name, init=init, changes=changes, size=config.image_size)
     return NetworkPlan(model=model, channels=channels, width=sketch(config).width, image_bytes=activation_bytes(config))
@@ -93,14 +103,15 @@ def build_network(run: Run, start: Task | None, say: Say, *, arguments: Mapping[
     """
     size, channels, kind = run.model.size, run.data.channels, find_task(run.task)
     assert size is not None and channels is not None, "the run is not resolved"
+    prepared: dict[str, Any] = {**({} if kind.resize is None else {"resize": kind.resize}), **run.model.preprocessing}
+    torch.manual_seed(run.seed)
     if start is None:
         assert run.model.name is not None
-        torch.manual_seed(run.seed)
         model = create_task(
             kind,
             run.model.name,
             arguments,
-            preprocessing=Preprocessing.paper(size, channels=channels).override(**run.model.preprocessing),
+            preprocessing=Preprocessing.paper(size, channels=channels).override(**prepared),
             image_size=size,
             in_channels=channels,
             **run.model.changes,
@@ -111,7 +122,7 @@ def build_network(run: Run, start: Task | None, say: Say, *, arguments: Mapping[
             say(f"channels {channels}; the first layer of the weights, which has {before}, is adapted to them")
         fitted = {"image_size": size, "in_channels": channels}
         model = weights.adapt(start, task=kind, arguments=arguments, **fitted, **run.model.changes)  # type: ignore[bad-argument-type]
-        model.preprocessing = model.preprocessing.override(**run.model.preprocessing)
+        model.preprocessing = model.preprocessing.override(**prepared)
     cost = cost_of(model.config)
     return Kept(
         model=model,
@@ -120,6 +131,23 @@ def build_network(run: Run, start: Task | None, say: Say, *, arguments: Mapping[
         parameters=cost.parameters,
         multiply_adds=cost.multiply_adds,
     )
+
+
+def choose_size(train: Source, cell: tuple[int, int], pixels: int) -> tuple[int, int]:
+    """(height, width) of inputs that show whole images of files: that of the middle image, in whole cells of the last map.
+
+    Larger images are scaled down to about so many ``pixels``.
+    """
+    sizes = []
+    for row in np.unique(np.linspace(0, len(train) - 1, min(SIZES_READ, len(train))).astype(int)).tolist():
+        with suppress(BadImage):
+            content = train.contents[row]
+            size = content.shape[:2] if isinstance(content, np.ndarray) else upright_size(content)
+            sizes.append(size or cell)
+    height, width = np.median(sizes, axis=0).tolist() if sizes else (224, 224)
+    scale = min((pixels / (height * width)) ** 0.5, 1)
+    across, down = max(round(width * scale / cell[1]), 1), max(round(height * scale / cell[0]), 1)
+    return down * cell[0], across * cell[1]
 
 
 def size_and_channels(train: Source) -> tuple[tuple[int, int] | None, int | None]:

@@ -34,8 +34,9 @@ from vitrail.inference.inputs import find_inputs, split_to_judge
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import inputs
 from vitrail.runtime.progress import ProgressBar, Say
+from vitrail.tasks.metric import Targets
 from vitrail.tasks.pictures import to_pixels
-from vitrail.tasks.task import Targets, Task
+from vitrail.tasks.task import Task
 
 Truth = tuple[Targets, Frames]  # of a batch
 

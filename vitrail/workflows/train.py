@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from vitrail.config.compose import FLAGS, check_objective, request, settings_of
 from vitrail.config.flags_training import PretrainFlags, TrainFlags
 from vitrail.config.keywords import takes
+from vitrail.data.sources.open import find_annotation
 from vitrail.data.workers import refuse_in_worker
 from vitrail.runtime.progress import Say
 from vitrail.training.dry_run import dry_run
@@ -85,7 +86,10 @@ def _start(
     options = {name: value for name, value in flags.items() if name in FLAGS and value is not False}
     paths = {name: None if flags[name] is None else Path(flags[name]) for name in ("out", "resume", "config")}
     settings = settings_of(options, source)
-    run, folder = request(recipe=flags["recipe"], flags=settings, settings=flags["set"] or (), **paths)
+    annotated = find_annotation(source if is_named else data) if labels and paths["resume"] is None else None
+    run, folder = request(
+        recipe=flags["recipe"], flags=settings, settings=flags["set"] or (), annotated=annotated, **paths
+    )
     check_objective(run, labels=labels)
     held = None if is_named else data
     if flags["dry_run"]:

@@ -20,6 +20,7 @@ from vitrail.data.decode import BadImage
 class Annotations(ABC):
     """One target for each of n images; see `Objects`, and `LabelMaps` in label_maps.py. Immutable."""
 
+    task: ClassVar[str]  # that learns from them, as in `vitrail.tasks.TASKS`
     counted: ClassVar[str]  # what `count_classes` counts
 
     @abstractmethod
@@ -72,7 +73,7 @@ class Objects(Annotations):
         outlines: the outline of each object as compressed run lengths of COCO (`vitrail.data.rle`), where the data have them.
     """
 
-    counted = "objects"
+    task, counted = "detection", "objects"
     boxes: NDArray[np.float32]
     labels: NDArray[np.int32]
     crowd: NDArray[np.bool_]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import cached_property
 from io import BytesIO
 
 import numpy as np
@@ -31,7 +32,7 @@ class LabelMaps(Annotations):
         indices: (V,) uint8 the class of each value, or `IGNORED`.
     """
 
-    counted = "pixels"
+    task, counted = "segmentation", "pixels"
     contents: Contents
     values: NDArray[np.uint8]
     indices: NDArray[np.uint8]
@@ -69,19 +70,20 @@ class LabelMaps(Annotations):
         except BadImage:
             return b""
 
-    def count_pixels(self, classes: int) -> NDArray[np.int64]:
-        """(K,) pixels of each class in at most `COUNTED` masks, without those that cannot be read."""
+    @cached_property
+    def pixels(self) -> NDArray[np.int64]:
+        """(256,) pixels of each class in at most `COUNTED` masks, without those that cannot be read."""
         total = np.zeros(256, np.int64)
         for row in np.unique(np.linspace(0, len(self) - 1, min(COUNTED, len(self))).astype(int)).tolist():
             try:
                 total += np.bincount(self.of(row).reshape(-1), minlength=256)
             except BadImage:
                 continue
-        return total[:classes]
+        return total
 
     def count_classes(self, classes: int) -> NDArray[np.int64]:
-        """(K,) pixels of each class; see `count_pixels`."""
-        return self.count_pixels(classes)
+        """(K,) pixels of each class; see `pixels`."""
+        return self.pixels[:classes]
 
     def renumber(self, indices: NDArray[np.int64]) -> LabelMaps:
         table = np.append(indices, np.full(256 - len(indices), IGNORED)).astype(np.uint8)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.decode import EXTENSIONS
+from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.arrays import (
     BUILT_IN,
     is_dataset,
@@ -30,14 +31,15 @@ from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, RawSplit, c
 from vitrail.data.sources.manifests import read_manifest
 from vitrail.data.sources.mask_folders import find_masks, read_masks
 from vitrail.data.sources.parquet import read_parquet
-from vitrail.data.sources.source import Source, Splits
+from vitrail.data.sources.source import Source, Splits, list_splits
 from vitrail.data.sources.voc import is_voc, read_voc
 from vitrail.data.sources.yolo import find_yolo, is_yolo, read_yolo
 from vitrail.errors import ConfigError, DataError, nearest
 
 READ = (
     "a folder with one folder of images per class (optionally inside train, val and test folders), a manifest "
-    "(.csv .tsv .jsonl .parquet), Parquet with images, .npy or .npz arrays, or 'digits'"
+    "(.csv .tsv .jsonl .parquet), Parquet with images, .npy or .npz arrays, boxes in COCO's, VOC's or YOLO's format, "
+    "a folder of images beside one of masks, or 'digits'"
 )
 
 
@@ -54,9 +56,10 @@ def open_data(
 
     Args:
         data: a path to a folder (of class folders, optionally inside train / val / test; of Parquet, .npz or manifest
-            files by split; or of images alone), a pattern of class folders (``photos/*/*``), a manifest, Parquet, .npy,
-            .npz or one image; or "digits"; a `Source` or `Splits`; arrays (images, labels); a torch-style Dataset; a
-            list of image files; or a dict of these by split.
+            files by split; of boxes in COCO's, VOC's or YOLO's format; of images beside masks; or of images alone), a pattern
+            of class folders (``photos/*/*``), a COCO .json, a YOLO .yaml, a manifest, Parquet, .npy, .npz or one image; or
+            "digits"; a `Source` or `Splits`; arrays (images, labels); a torch-style Dataset; a list of image files; or a dict
+            of these by split.
         seed: of the held-out validation split.
         validation: fraction of each class to hold out where there is no validation split; 0 holds out nothing.
         classes: class names in the order of their indices, e.g. a model's; None takes those of the training images.
@@ -213,6 +216,27 @@ def _find_in_folder(root: Path, labelled: bool) -> tuple[str, dict[str, RawSplit
     raise DataError(f"there are no images in {root}", f"give {READ}", value=holds)
 
 
+def find_annotation(data: Any) -> str | None:
+    """The task that data are annotated for, ``detection`` or ``segmentation``; None for classes of images, or for no path.
+
+    Of a folder only the names and the beginnings of files are read.
+    """
+    if isinstance(data, Splits):
+        data = next(iter(list_splits(data).values()), None)
+    if isinstance(data, Source):
+        return data.targets.task if isinstance(data.targets, Annotations) else None
+    if not isinstance(data, str | os.PathLike):
+        return None
+    path = Path(data).expanduser()
+    if path.is_file():
+        return "detection" if _is_annotation_file(path) else None
+    if not path.is_dir():
+        return None
+    if find_yolo(path) or find_coco(path) or is_voc(path):
+        return "detection"
+    return "segmentation" if find_masks(path) else None
+
+
 def _read_annotated_folder(root: Path) -> tuple[str, dict[str, RawSplit]] | None:
     """A description of an annotated data set, and its splits; None for a folder without annotations.
 
@@ -232,12 +256,17 @@ def _read_annotated_folder(root: Path) -> tuple[str, dict[str, RawSplit]] | None
 
 def _read_annotation_file(path: Path) -> tuple[str, dict[str, RawSplit]] | None:
     """The same for one file of annotations, ``.json`` of COCO or ``.yaml`` of YOLO; None for any other."""
-    if path.suffix.lower() == ".json" and is_coco(path):
-        root = path.parent.parent if path.parent.name == "annotations" else path.parent
-        return read_coco(root, {split_of(path, path.parent): path})
-    if path.suffix.lower() in (".yaml", ".yml") and is_yolo(path):
+    if not _is_annotation_file(path):
+        return None
+    if path.suffix.lower() != ".json":
         return read_yolo(path)
-    return None
+    root = path.parent.parent if path.parent.name == "annotations" else path.parent
+    return read_coco(root, {split_of(path, path.parent): path})
+
+
+def _is_annotation_file(path: Path) -> bool:
+    suffix = path.suffix.lower()
+    return (suffix == ".json" and is_coco(path)) or (suffix in (".yaml", ".yml") and is_yolo(path))
 
 
 def _missing_data(path: Path, given: str) -> DataError:

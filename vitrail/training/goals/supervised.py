@@ -47,14 +47,16 @@ class SupervisedGoal:
         run_data = open_run_data(run, data, folder, transform, channels=channels, labels=True)
         if run_data.splits.train is None or not len(run_data.splits.train):
             raise DataError("the data hold no training images", "see `vitrail data check`")
-        find_task(run.task).read_source(run_data.train)
+        find_task(run.task).choose_arguments(run_data.train, run.model.head)
         return run_data
 
     def plan(self, run: Run, train: Source, start: Task | None, say: Say) -> NetworkPlan:
-        return plan_network(run, train, start, say, arguments=find_task(run.task).read_source(train))
+        arguments = find_task(run.task).choose_arguments(train, run.model.head)
+        return plan_network(run, train, start, say, arguments=arguments)
 
     def build(self, run: Run, data: RunData, start: Task | None, say: Say) -> Kept:
-        return build_network(run, start, say, arguments=find_task(run.task).read_source(data.train))
+        arguments = find_task(run.task).choose_arguments(data.train, run.model.head)
+        return build_network(run, start, say, arguments=arguments)
 
     def objective(self, run: Run, kept: Kept, data: RunData, say: Say) -> tuple[Objective, Inputs]:
         """The targets alone, or also a teacher's outputs.

@@ -9,8 +9,8 @@ import json
 import numpy as np
 import pytest
 
-from vitrail.data.coco_results import FoundBoxes, read_results, write_results
 from vitrail.errors import DataError
+from vitrail.tasks.coco_results import FoundBoxes, read_results, write_results
 
 CATEGORIES = {"cat": 17, "chien": 18, "été": 90}
 

@@ -1,0 +1,59 @@
+"""The interface of what judges a task: it gathers what it needs of each batch, and turns it into figures."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.data.augment.placement import Frames
+
+Targets = Any  # a task's own: a tensor with the images first, or a tuple of such
+Figures = dict[str, float]
+
+
+class Metric(ABC):
+    """Gathers what judging needs of each batch, and turns it into figures. Parts of a data set can be merged."""
+
+    keys: list[str]  # of the images that were added
+    higher_is_better: ClassVar[bool] = True  # of the first figure
+    resamples: ClassVar[int] = 0  # how many samples `resample` is asked for; 0 where it gives nothing
+
+    @abstractmethod
+    def update(self, outputs: Tensor, targets: Targets, keys: Sequence[str], frames: Frames | None = None) -> None:
+        """Adds a batch: what the model gave, what is true, the names of the images, and what they show of their pictures."""
+
+    @abstractmethod
+    def merge(self, other: Self) -> None:
+        """Adds what ``other`` gathered, as if its batches had come after one's own."""
+
+    @abstractmethod
+    def compute(self) -> Figures:
+        """Every figure of a judgement, the most important one first."""
+
+    def samples(self) -> NDArray[np.float64] | None:
+        """One value an image, of which the first figure is the mean, for its interval; None where it is no such mean."""
+        return None
+
+    def resample(self, weights: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+        """Figures of samples drawn from the images with replacement, for their intervals where they are no means over images.
+
+        Args:
+            weights: (R, N) how often each image is in each of R samples.
+
+        Returns:
+            (R,) for each figure that gets an interval.
+        """
+        return {}
+
+    def summarize(self) -> Figures:
+        """The few figures of an evaluation during training, the most important one first."""
+        return self.compute()
+
+    def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
+        """A table for people, its head and its rows; empty where the task has none."""
+        return [], []
