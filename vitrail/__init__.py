@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from vitrail.workflows.api import doctor as doctor
     from vitrail.workflows.api import embed as embed
     from vitrail.workflows.api import evaluate as evaluate
-    from vitrail.workflows.api import explain as explain
     from vitrail.workflows.api import export as export
-    from vitrail.workflows.api import inspect as inspect
     from vitrail.workflows.api import list_models as list_models
     from vitrail.workflows.api import list_settings as list_settings
     from vitrail.workflows.api import predict as predict
     from vitrail.workflows.api import probe as probe
     from vitrail.workflows.api import serve as serve
     from vitrail.workflows.api import transfer as transfer
+    from vitrail.workflows.api_inspecting import explain as explain
+    from vitrail.workflows.api_inspecting import inspect as inspect
     from vitrail.workflows.train import pretrain as pretrain
     from vitrail.workflows.train import train as train
 
@@ -42,9 +42,9 @@ _HOMES = {
     "doctor": "vitrail.workflows.api",
     "embed": "vitrail.workflows.api",
     "evaluate": "vitrail.workflows.api",
-    "explain": "vitrail.workflows.api",
+    "explain": "vitrail.workflows.api_inspecting",
     "export": "vitrail.workflows.api",
-    "inspect": "vitrail.workflows.api",
+    "inspect": "vitrail.workflows.api_inspecting",
     "list_models": "vitrail.workflows.api",
     "list_settings": "vitrail.workflows.api",
     "load": "vitrail.weights",

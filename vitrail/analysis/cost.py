@@ -256,13 +256,16 @@ def _measure_seconds(step: Callable[[], object], repeats: int, device: torch.dev
     """Returns the median time of ``repeats`` calls, after one warm-up call."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if alone else time.perf_counter
+    time_once(step, device, clock)
+    return statistics.median(time_once(step, device, clock) for _ in range(repeats))
 
-    def time_once() -> float:
-        started = clock()
-        step()
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
-        return clock() - started
 
-    time_once()
-    return statistics.median(time_once() for _ in range(repeats))
+def time_once(
+    step: Callable[[], object], device: torch.device, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Returns the seconds of one call, until the device has finished."""
+    started = clock()
+    step()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return clock() - started

@@ -237,7 +237,22 @@ class InspectFlags(ImageFlags, total=False):
         Flag("Images to analyse, labelled or not: what `vitrail train` takes, or a folder of images.", word=str),
     ]
     most: Annotated[int, Flag("Largest number of images, spread evenly over the data.", 512)]
-    cost: Annotated[bool, Flag("Also measure time and memory at larger image sizes.", False)]
+    cost: Annotated[
+        bool,
+        Flag(
+            "Also measure time and memory at larger image sizes; of several models, compare images per second and the "
+            "largest batch.",
+            False,
+        ),
+    ]
+    sizes: Annotated[
+        str | Sequence[Any] | None,
+        Flag("Image sizes of the comparison, as 64,128,224x160; 64 to 512 by default.", word=str),
+    ]
+    cost_batch: Annotated[
+        int | None,
+        Flag("Images per timed pass of the comparison; 64 by default, and 8 on a CPU, fewer if they do not fit."),
+    ]
 
 
 class LayoutFlags(TypedDict, total=False):

@@ -163,6 +163,15 @@ def vertical_axis(
     return Axis(low, high, *reach, words=words)
 
 
+def log_axis(values: np.ndarray, reach: tuple[float, float], words: Callable[[float], str]) -> Axis:
+    """Returns a logarithmic axis around all values, with marks at 1, 2 and 5 times powers of ten."""
+    low, high = float(values.min()) / 1.25, float(values.max()) * 1.25
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if high < 100 * low else (1,)
+    marks = [step * 10.0**power for power in powers for step in steps]
+    return Axis(low, high, *reach, log=True, words=words, marks=[mark for mark in marks if low <= mark <= high])
+
+
 def line_chart(
     title: str,
     series: Sequence[Series],

@@ -39,6 +39,23 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def available_memory() -> int | None:
+    """Bytes of memory that processes may still allocate without swapping, within the limit of the control group; None if the
+    system does not report it.
+    """
+    table = Path("/proc/meminfo")
+    if not table.exists():
+        return None
+    lines = dict(line.split(":") for line in table.read_text().splitlines())
+    available = int(lines["MemAvailable"].split()[0]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, max(int(limit) - int(used), 0))
+
+
 def versions() -> dict[str, str]:
     """The version of each package that counts, ``absent`` where it is not installed."""
     by_package = {"python": platform.python_version()}

@@ -1,7 +1,8 @@
 """The verbs for Python: every verb of the command line is a function of `vitrail` with the same name and the same options.
 
-Those that train stand in `vitrail.workflows.train`, the options and their help texts in `vitrail.config.flags_inference`. Three
-have another name: `list_models` is ``vitrail models``, `list_settings` ``vitrail settings``, `check_data` ``vitrail data check``.
+Those that train stand in `vitrail.workflows.train`, those that look inside a model in `vitrail.workflows.api_inspecting`, and
+the options with their help texts in `vitrail.config.flags_inference`. Three have another name: `list_models` is
+``vitrail models``, `list_settings` ``vitrail settings``, `check_data` ``vitrail data check``.
 
 Each function imports what it needs when it is called. All of them raise `ConfigError` for an unknown option, `DataError` for
 data that cannot be opened, and `CheckpointError` for a model that cannot be read (`vitrail.errors`). A ``log`` is called with
@@ -18,10 +19,8 @@ from vitrail.config.flags_inference import (
     ConvertFlags,
     EmbedFlags,
     EvaluateFlags,
-    ExplainFlags,
     ExportFlags,
     ExportToFlags,
-    InspectFlags,
     LayoutFlags,
     ModelFlags,
     ModelsFlags,
@@ -41,7 +40,6 @@ from vitrail.runtime.progress import Say, to_stderr
 from vitrail.workflows.api_options import ALL, choose_cache, list_inputs, parse_options, parse_weights, to_path
 
 if TYPE_CHECKING:
-    from vitrail.analysis.explanation import Explanation
     from vitrail.config.settings import Setting
     from vitrail.data.sources.check import CheckResult
     from vitrail.evaluation.judgement import Judgement
@@ -213,60 +211,6 @@ def embed(
     written = write_features(out, features)
     features.check()
     return written
-
-
-@takes(ExplainFlags)
-def explain(
-    model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[ExplainFlags]
-) -> Results[Explanation] | Any:
-    """Explains the predictions for images, as maps and, in the folder ``out``, as pictures and numbers.
-
-    Args:
-        model: anything `vitrail.load` takes, or a `Classifier`.
-        inputs: files, folders, globs or a manifest.
-
-    Returns:
-        An iterator, which explains one image after another, and writes its files, as it is read: take a ``list`` of it. With
-        ``faithfulness`` the number of images and the scores of every method.
-    """
-    from vitrail.analysis.explanation import ExplainOptions
-
-    head = flags["head"]
-    if isinstance(head, str) and head.removeprefix("-").isdecimal():
-        head = int(head)
-    options = ExplainOptions(method=flags["method"], layer=flags["layer"], head=head, target=flags["target"])
-    reading = parse_options(flags, max_bad=ALL)
-    question: dict[str, Any] = {"options": options, "inference": reading["options"], "classes": reading["classes"]}
-    if flags["faithfulness"]:
-        from vitrail.workflows.explain_faithfulness import faithfulness as judge
-
-        return judge(model, list_inputs(inputs), **question, say=log)
-    from vitrail.workflows.explain import explain as compute
-
-    if flags["out"] is None:
-        raise ConfigError("there is no folder for the pictures", "give --out FOLDER")
-    return compute(model, list_inputs(inputs), Path(flags["out"]), **question, say=log)
-
-
-@takes(InspectFlags)
-def inspect(
-    model: Model, *, command: str = "vitrail.inspect", log: Say = to_stderr, **flags: Unpack[InspectFlags]
-) -> tuple[Path, dict[str, Any]]:
-    """Inspects a model: the paper's figures of its filters, positions and heads, on one page and as numbers.
-
-    Args:
-        model: anything `vitrail.load` takes, or a `Classifier`.
-        command: how the report names the call.
-
-    Returns:
-        The path of the report, and the numbers.
-
-    Raises `DataError` if none of the images could be read, `DiskError` if ``out`` cannot be written.
-    """
-    from vitrail.workflows.inspect import inspect as look
-
-    own: dict[str, Any] = {name: flags[name] for name in ("most", "cost")}
-    return look(model, Path(flags["out"]), flags["data"], **parse_options(flags), command=command, say=log, **own)
 
 
 @takes(LayoutFlags, ConvertFlags)

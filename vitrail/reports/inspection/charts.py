@@ -163,11 +163,11 @@ def cost_chart(
     ]
     known = np.concatenate(lines)
     across, reach = (draw.LEFT, draw.WIDTH - draw.RIGHT), (draw.HEIGHT - draw.BOTTOM, draw.TOP)
-    up = _log_axis(known[np.isfinite(known) & (known > 0)], reach, words)
+    up = draw.log_axis(known[np.isfinite(known) & (known > 0)], reach, words)
     return draw.chart(
         title,
         series,
-        replace(_log_axis(tokens, across, "{:,.0f}".format), marks=list(dict.fromkeys(tokens.tolist()))),
+        replace(draw.log_axis(tokens, across, "{:,.0f}".format), marks=list(dict.fromkeys(tokens.tolist()))),
         up,
         "tokens",
         f"{title} against tokens: "
@@ -203,12 +203,3 @@ def _linear_axis(
     return Axis(
         min(0.0, values[np.isfinite(values)].min(initial=0.0)), top or 1.0, height - draw.BOTTOM, draw.TOP, words=words
     )
-
-
-def _log_axis(values: np.ndarray, reach: tuple[float, float], words: Callable[[float], str]) -> Axis:
-    """Returns a logarithmic axis around all values, with marks at 1, 2 and 5 times powers of ten."""
-    low, high = float(values.min()) / 1.25, float(values.max()) * 1.25
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if high < 100 * low else (1,)
-    marks = [step * 10.0**power for power in powers for step in steps]
-    return Axis(low, high, *reach, log=True, words=words, marks=[mark for mark in marks if low <= mark <= high])

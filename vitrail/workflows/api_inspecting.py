@@ -1,0 +1,96 @@
+"""The verbs for Python that look inside a model: `explain` and `inspect`, as `vitrail.workflows.api` has the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from vitrail.config.flags_inference import ExplainFlags, InspectFlags
+from vitrail.config.keywords import takes
+from vitrail.config.units import size_in_pixels, split_commas
+from vitrail.errors import ConfigError
+from vitrail.runtime.progress import Say, to_stderr
+from vitrail.workflows.api_options import ALL, list_inputs, parse_options
+
+if TYPE_CHECKING:
+    from vitrail.analysis.explanation import Explanation
+    from vitrail.inference.results import Results
+    from vitrail.tasks.classification import Classifier
+
+    Model = str | Path | Classifier
+    Inputs = str | Path | Sequence[str | Path]
+
+
+@takes(ExplainFlags)
+def explain(
+    model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[ExplainFlags]
+) -> Results[Explanation] | Any:
+    """Explains the predictions for images, as maps and, in the folder ``out``, as pictures and numbers.
+
+    Args:
+        model: anything `vitrail.load` takes, or a `Classifier`.
+        inputs: files, folders, globs or a manifest.
+
+    Returns:
+        An iterator, which explains one image after another, and writes its files, as it is read: take a ``list`` of it. With
+        ``faithfulness`` the number of images and the scores of every method.
+    """
+    from vitrail.analysis.explanation import ExplainOptions
+
+    head = flags["head"]
+    if isinstance(head, str) and head.removeprefix("-").isdecimal():
+        head = int(head)
+    options = ExplainOptions(method=flags["method"], layer=flags["layer"], head=head, target=flags["target"])
+    reading = parse_options(flags, max_bad=ALL)
+    question: dict[str, Any] = {"options": options, "inference": reading["options"], "classes": reading["classes"]}
+    if flags["faithfulness"]:
+        from vitrail.workflows.explain_faithfulness import faithfulness as judge
+
+        return judge(model, list_inputs(inputs), **question, say=log)
+    from vitrail.workflows.explain import explain as compute
+
+    if flags["out"] is None:
+        raise ConfigError("there is no folder for the pictures", "give --out FOLDER")
+    return compute(model, list_inputs(inputs), Path(flags["out"]), **question, say=log)
+
+
+@takes(InspectFlags)
+def inspect(
+    model: Model | list[Model] | tuple[Model, ...],
+    *,
+    command: str = "vitrail.inspect",
+    log: Say = to_stderr,
+    **flags: Unpack[InspectFlags],
+) -> tuple[Path, dict[str, Any]]:
+    """Inspects a model: the paper's figures of its filters, positions and heads, on one page and as numbers.
+
+    With ``cost`` and several models, or with ``sizes``, it compares their speed, memory and largest batch instead.
+
+    Args:
+        model: anything `vitrail.load` takes, or a `Classifier`. Several of them are compared; those may also be names of
+            models, such as "vit-b16", with random weights.
+        command: how the report names the call.
+
+    Returns:
+        The path of the report, and the numbers.
+
+    Raises `ConfigError` for several models without ``cost``, `DataError` if none of the images could be read, and `DiskError`
+    if ``out`` cannot be written.
+    """
+    out, models = Path(flags["out"]), [*model] if isinstance(model, list | tuple) else [model]
+    parsed: dict[str, Any] = {**parse_options(flags), "command": command, "say": log}
+    if len(models) != 1 or flags["sizes"] is not None or flags["cost_batch"] is not None:
+        from vitrail.workflows.inspect_cost import SIZES, compare_costs
+
+        if not flags["cost"]:
+            raise ConfigError(
+                "several models, sizes and a cost batch are for --cost alone", "add --cost, or leave them out"
+            )
+        if flags["data"] is not None:
+            raise ConfigError("a comparison of cost takes no --data", "inspect one model without --sizes")
+        sizes = SIZES if flags["sizes"] is None else [size_in_pixels(size) for size in split_commas(flags["sizes"])]
+        return compare_costs(models, out, sizes=sizes, batch=flags["cost_batch"], **parsed)
+    from vitrail.workflows.inspect import inspect as look
+
+    return look(models[0], out, flags["data"], most=flags["most"], cost=flags["cost"], **parsed)
