@@ -11,9 +11,13 @@ from vitrail.config.flags_inference import ExplainFlags
 
 if TYPE_CHECKING:
     from vitrail.workflows.explain_faithfulness import MethodScore
+    from vitrail.workflows.explain_masks import Localisation
 
 Json = Annotated[
-    bool, Parameter(negative="", help="JSON lines on stdout; with --faithfulness one JSON object on the last line.")
+    bool,
+    Parameter(
+        negative="", help="JSON lines on stdout; with --faithfulness or --masks one JSON object on the last line."
+    ),
 ]
 
 
@@ -32,6 +36,9 @@ def explain(model: str, /, *inputs: str, json: Json = False, **flags: Any) -> No
     from vitrail.workflows.predict import write_rows
 
     result: Any = answer(model, inputs or ("-",), **flags)
+    if flags.get("masks") is not None:
+        _print_localisation(result, json=json)
+        return
     if flags.get("faithfulness"):
         _print_scores(*result, json=json)
         return
@@ -48,3 +55,16 @@ def _print_scores(images: int, scores: list[MethodScore], *, json: bool) -> None
     print(columns((score.row() for score in scores), scores[0].HEAD))
     over, brackets = ("1 image", "") if images == 1 else (f"{images:,} images", "; in brackets 95 % intervals")
     print(f"over {over}; of deletion less is better, of insertion more{brackets}")
+
+
+def _print_localisation(result: Localisation, *, json: bool) -> None:
+    from vitrail.cli.output import columns, one_line
+    from vitrail.reports.wording import plural
+
+    if json:
+        print(one_line(result.figures()))
+        return
+    print(columns((score.row() for score in result.scores), result.scores[0].HEAD))
+    over = plural(len(result.rows), "image")
+    print(f"over {over} whose masks cover {result.area:.1%} of what the model sees; in brackets 95 % intervals")
+    print(f"{ {True: 'true', False: 'false', None: 'not clear'}[result.holds]:10}{result.CLAIM}")

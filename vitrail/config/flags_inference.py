@@ -226,6 +226,13 @@ class ExplainFlags(ImageFlags, total=False):
     faithfulness: Annotated[
         bool, Flag("Evaluate all methods by deletion and insertion instead, and print the table.", False)
     ]
+    masks: Annotated[
+        str | Path | None,
+        Flag(
+            "A folder with a mask of the objects for each image, PNG by the same name: print how much attention lies inside.",
+            word=Path,
+        ),
+    ]
 
 
 class InspectFlags(ImageFlags, total=False):

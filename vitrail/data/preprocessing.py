@@ -165,6 +165,11 @@ class Preprocessing:
         picture = np.ascontiguousarray(picture.transpose(2, 0, 1))  # (C, h, w)
         return picture if picture.dtype == np.uint8 else picture.clip(0, 1)  # cubic filters overshoot
 
+    def mask(self, inside: np.ndarray) -> np.ndarray:
+        """A mask of an image, bool (H, W), resized and cropped as the image: the covered share of each pixel, float32 (h, w)."""
+        one_channel = replace(self, interpolation="box", mean=(0.0,), std=(1.0,))
+        return one_channel.picture(inside.astype(np.float32))[0]
+
     def normalise(self, images: Tensor) -> Tensor:
         """(x / 255 - mean) / std of uint8 images (B, C, H, W), in fp32; floats must be in [0, 1] already."""
         scaled = images.float() if images.is_floating_point() else images.float() / 255

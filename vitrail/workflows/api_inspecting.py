@@ -11,7 +11,7 @@ from vitrail.config.keywords import takes
 from vitrail.config.units import size_in_pixels, split_commas
 from vitrail.errors import ConfigError
 from vitrail.runtime.progress import Say, to_stderr
-from vitrail.workflows.api_options import ALL, list_inputs, parse_options
+from vitrail.workflows.api_options import ALL, list_inputs, parse_options, to_path
 
 if TYPE_CHECKING:
     from vitrail.analysis.explanation import Explanation
@@ -34,7 +34,7 @@ def explain(
 
     Returns:
         An iterator, which explains one image after another, and writes its files, as it is read: take a ``list`` of it. With
-        ``faithfulness`` the number of images and the scores of every method.
+        ``faithfulness`` the number of images and the scores of every method; with ``masks`` `Localisation`.
     """
     from vitrail.analysis.explanation import ExplainOptions
 
@@ -44,6 +44,14 @@ def explain(
     options = ExplainOptions(method=flags["method"], layer=flags["layer"], head=head, target=flags["target"])
     reading = parse_options(flags, max_bad=ALL)
     question: dict[str, Any] = {"options": options, "inference": reading["options"], "classes": reading["classes"]}
+    if flags["masks"] is not None:
+        from vitrail.workflows.explain_masks import judge_by_masks
+
+        if flags["faithfulness"]:
+            raise ConfigError("--masks and --faithfulness are two tables", "give one of them")
+        del question["options"]  # all methods and layers, of the predicted class
+        out = to_path(flags["out"])
+        return judge_by_masks(model, list_inputs(inputs), Path(flags["masks"]), out=out, **question, say=log)
     if flags["faithfulness"]:
         from vitrail.workflows.explain_faithfulness import faithfulness as judge
 
