@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vitrail.data.libtiff import redirect_libtiff
 from vitrail.errors import ConfigError
 from vitrail.inference.options import InferenceOptions
+from vitrail.runtime.libtiff import redirect_libtiff
 from vitrail.runtime.process import cores
 from vitrail.serving.limits import ServerLimits
 from vitrail.serving.loaded_model import load_model

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from vitrail.data.decode import BadImage, decode
-from vitrail.data.libtiff import redirect_libtiff
+from vitrail.runtime.libtiff import redirect_libtiff
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or "libtiff" not in Path("/proc/self/maps").read_text(), reason="no shared libtiff"
