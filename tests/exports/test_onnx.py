@@ -14,6 +14,8 @@ from tests.exports.exported import ALL, assert_same_answers, classifier_of
 from vitrail.errors import ConfigError
 from vitrail.exports.graph import dynamic_size
 from vitrail.exports.onnx import to_onnx
+from vitrail.weights.onnx.contents import read_contents
+from vitrail.weights.onnx.operators import find_unwanted
 
 
 def session_of(path):
@@ -49,6 +51,8 @@ def test_so_it_does_for_every_architecture(name, tmp_path):
     model = classifier_of(name)
     is_dynamic = to_onnx(model, tmp_path / "model.onnx")
     assert_same_answers(model, partial(run, session_of(tmp_path / "model.onnx")), is_dynamic=is_dynamic)
+    contents = read_contents(tmp_path / "model.onnx")
+    assert find_unwanted(contents.nodes, contents.constants) == "", "vitrail refuses what it has written"
 
 
 def test_only_a_beit_with_cubic_tables_has_a_fixed_size():
