@@ -170,7 +170,7 @@ def odd_call(chance: Random) -> Hostile:
     """A sound request in form whose path, query, method or headers mean nothing."""
     image = chance.choice(sound_files())
     name = chance.choice(list(CALLS))
-    return Hostile(f"call: {name}", CALLS[name](chance, image), frozenset({200, *range(400, 423), 431, 501, 503, 504}))
+    return Hostile(f"call: {name}", CALLS[name](chance, image), frozenset({200, *range(400, 423), 431, 501, 504}))
 
 
 CALLS: dict[str, Callable[[Random, bytes], bytes]] = {
