@@ -102,9 +102,11 @@ class BoxMetric(Metric):
 
     def compute(self) -> Figures:
         """COCO's twelve: ``ap ap50 ap75 ap_small ap_medium ap_large ar_1 ar_10 ar_100 ar_small ar_medium ar_large``; then the
-        ``threshold`` with the largest F1, and the ``precision recall f1`` there, at an IoU of 0.5.
+        ``threshold`` with the largest F1, and the ``precision recall f1`` there, at an IoU of 0.5. What is not defined, as
+        ``ap_small`` without small objects, is left out.
         """
-        return {**summarize_detections(self.matches, len(self.classes)), **_describe_best(self.curve())}
+        figures = {**summarize_detections(self.matches, len(self.classes)), **_describe_best(self.curve())}
+        return {name: value for name, value in figures.items() if name == "ap" or not np.isnan(value)}
 
     def summarize(self) -> Figures:
         precision = average_precision(self.matches, len(self.classes))[0, :, 0]  # (K, T)
