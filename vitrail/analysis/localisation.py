@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from pathlib import Path, PurePath
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from vitrail.analysis.attention import compute_layer_maps
 from vitrail.analysis.rollout import relevance, rollout
+from vitrail.data.decode import BadImage
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.label_maps import decode_mask
 from vitrail.errors import DataError
 from vitrail.tasks import Task
-
-ONE_CHANNEL = ("1", "L", "P", "I", "I;16")  # Pillow's modes in which a pixel is one number
 
 
 def compute_share_inside(heat: Tensor, mask: Tensor, cell: tuple[int, int]) -> Tensor:
@@ -74,23 +72,21 @@ def read_mask(path: Path, size: tuple[int, int], preprocessing: Preprocessing) -
     """Reads the mask of an image, resized and cropped as the image: (1, H, W) in [0, 1], the covered share of each pixel.
 
     Args:
-        path: a PNG of one channel; 0 is outside of the objects, and any other value, or palette index, inside.
+        path: a PNG; black, or palette index 0, is outside of the objects, and any other value inside.
         size: (height, width) of the image.
 
     Raises:
-        DataError: the mask cannot be read, has several channels, or another size than its image.
+        DataError: the mask cannot be read, or has another size than its image.
     """
     try:
-        with Image.open(path, formats=("PNG",)) as image:
-            if image.mode not in ONE_CHANNEL:
-                what = f"the mask {path} has the channels {', '.join(image.getbands())}"
-                raise DataError(what, "give a PNG of one channel: 0 outside of the objects, any other value inside")
-            if (image.height, image.width) != size:
-                what = f"the mask {path} has {image.height} x {image.width} pixels, its image {size[0]} x {size[1]}"
-                raise DataError(what, "give masks of the size of their images, upright as they are shown")
-            inside = np.asarray(image) != 0
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"the mask {path} cannot be read: {error}", "give a PNG of one channel") from error
+        levels = decode_mask(path.read_bytes())
+    except (OSError, BadImage) as error:
+        raise DataError(f"the mask {path} cannot be read: {error}", "give a PNG of 8 bits") from error
+    if levels.shape[:2] != size:
+        found, wanted = (" x ".join(map(str, shape)) for shape in (levels.shape[:2], size))
+        what = f"the mask {path} has {found} pixels, its image {wanted}"
+        raise DataError(what, "give masks of the size of their images, upright as they are shown")
+    inside = levels.reshape(*size, -1).max(2) > 0
     return torch.from_numpy(preprocessing.mask(inside))[None]
 
 
