@@ -57,6 +57,8 @@ def test_a_cell_that_reaches_beyond_the_image_counts_by_its_pixels_in_it():
     mask[0, 2, 4] = 1
     assert share([[1, 1, 1], [1, 1, 1]], mask) == pytest.approx(1 / 6, abs=1e-12)
     assert share([[0, 0, 0], [0, 0, 7]], mask) == 1
+    # cells of 1 x 2
+    assert share(np.ones((3, 3)), mask, (1, 2)) == pytest.approx(1 / 9, abs=1e-12)
     # a row of cells of padding alone is not part of the image
     assert share([[1, 1, 1], [1, 1, 1], [9, 9, 9]], mask) == pytest.approx(1 / 6, abs=1e-12)
 
