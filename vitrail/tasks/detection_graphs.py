@@ -14,6 +14,7 @@ from vitrail.tasks.boxes import box_ious
 
 SAME_BOX = 0.99  # overlap from which two boxes of a class are one detection
 SAME_SCORE = 1e-3  # difference of its scores
+ALONE = 0.01  # share of detections that may have no counterpart
 LAST_PLACES = 1.01  # scores up to this multiple of the last may have fallen off the other list
 
 
@@ -30,7 +31,8 @@ def join_outputs(outputs: Mapping[str, Tensor]) -> Tensor:
 
 def compare_detections(expected: Tensor, given: Tensor) -> float:
     """The largest difference between detections (B, n, 6) that are the same: of scores, or of boxes as a share of the largest
-    coordinate; but at least the share of detections that have no counterpart.
+    coordinate. Where more than 1 % of the detections have no counterpart it is at least their share: rounding alone decides of
+    a few whether another one removes them as duplicates.
     """
     scale, worst, alone, total = expected[..., :4].abs().amax().clamp(min=1), 0.0, 0, 0
     for pair in zip(expected, given):
@@ -42,7 +44,8 @@ def compare_detections(expected: Tensor, given: Tensor) -> float:
             apart[:, :4] /= scale
             worst = max(worst, float(apart[:, :5].max())) if len(apart) else worst
             alone, total = alone + len(chosen) - len(apart), total + len(chosen)
-    return max(worst, alone / max(total, 1))
+    share = alone / max(total, 1)
+    return max(worst, share) if share > ALONE else worst
 
 
 def covers(one: Tensor, other: Tensor, threshold: float) -> bool:
