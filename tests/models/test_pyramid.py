@@ -84,7 +84,7 @@ def folded(theirs, ours):
         project.weight.copy_((part @ own.proj.weight)[..., None, None])
         bias = bias + part @ own.proj.bias
     ours.project[0].bias.copy_(bias)
-    ours.classifier.weight.copy_(theirs.classifier.weight[..., 0, 0])
+    ours.classifier.weight.copy_(theirs.classifier.weight)
     ours.classifier.bias.copy_(theirs.classifier.bias)
     return ours
 
@@ -118,7 +118,7 @@ def test_projecting_before_enlarging_is_enlarging_before_projecting(size):
         wide.append(x[:, :, :height, :width])  # the last cells reach beyond the image
     kernel = torch.cat([project.weight for project in head.project], 1)
     fused = head.norm(F.conv2d(torch.cat(wide, 1), kernel, head.project[0].bias))
-    expected = F.conv2d(F.gelu(fused), head.classifier.weight[..., None, None], head.classifier.bias)
+    expected = F.conv2d(F.gelu(fused), head.classifier.weight, head.classifier.bias)
     torch.testing.assert_close(head(maps), expected)
     found = gradients(head, head(maps).square().sum())
     for name, gradient in gradients(head, expected.square().sum()).items():

@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -22,37 +21,19 @@ MOST_ROUNDS, LEAST_ROUNDS, SECONDS = 30, 5, 3.0  # limits of the speed measureme
 
 Answers = Mapping[str, Tensor]  # outputs by name, as in `Task.graph`
 Verb = Callable[[Tensor], Answers]
-Difference = Callable[[Answers, Answers], float]  # `Task.difference`
 
 
-@dataclass(frozen=True)
-class Compared:
-    """The outputs of model and graph, and their difference.
-
-    Args:
-        difference: the largest `Task.difference` of a batch.
-        expected, actual: outputs of the model and of the graph for all images.
-    """
-
-    difference: float
-    expected: Answers
-    actual: Answers
-
-
-@torch.inference_mode()
-def compare(model: Verb, graph: Verb, batches: Iterable[Tensor], difference: Difference) -> Compared:
-    """Runs model and graph on every batch and compares the outputs.
+def compare(model: Verb, graph: Verb, batches: Iterable[Tensor]) -> Iterator[tuple[Answers, Answers]]:
+    """Runs model and graph on every batch and yields the outputs of both.
 
     Raises:
         CheckpointError: an output of either is not finite, or the graph has other outputs.
     """
-    worst, expected, actual = 0.0, [], []
     for images in batches:
-        expected.append(model(images))
-        actual.append(graph(images))
-        _check_answers(expected[-1], actual[-1])
-        worst = max(worst, difference(expected[-1], actual[-1]))
-    return Compared(worst, _concatenate(expected), _concatenate(actual))
+        with torch.inference_mode():
+            expected, actual = model(images), graph(images)
+        _check_answers(expected, actual)
+        yield expected, actual
 
 
 def _check_answers(expected: Answers, actual: Answers) -> None:
@@ -66,10 +47,6 @@ def _check_answers(expected: Answers, actual: Answers) -> None:
             raise CheckpointError(f"the {name} of the model are not finite", "export a model with finite outputs")
         if not actual[name].isfinite().all():
             raise CheckpointError(f"the {name} of the graph are not finite", "this is a bug in vitrail")
-
-
-def _concatenate(batches: list[Answers]) -> Answers:
-    return {name: torch.cat([batch[name] for batch in batches]) for name in (batches[0] if batches else ())}
 
 
 def choose_sizes(config: Config) -> list[tuple[int, int]]:

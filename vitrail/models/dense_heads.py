@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.heads import Head
-from vitrail.models.layers import Conv
+from vitrail.models.layers import Conv, by_hand
 from vitrail.models.pyramid import ChannelNorm, Stride, fill_dense, fit, upsample
 from vitrail.models.standardise import GroupNorm
 
@@ -20,6 +19,21 @@ TOWER_GROUPS = 16
 PRIOR = 0.01  # probability of every class in a cell before training (RetinaNet, Lin et al. 2017, section 4.1)
 REACH = 2  # initial distance from the centre of a cell to each side of its box, in strides
 STEEPEST = 6.0  # limit of the logarithm of a distance in strides, before its scale
+
+
+class LastLayer(Conv):
+    """A linear layer on each cell, in the type of its weights even under autocast, because bf16 has only two digits.
+
+    It is a convolution, which an export to int8 leaves in fp32.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 1)
+
+    def forward(self, input: Tensor, gelu: str | None = None) -> Tensor:
+        """(B, D, h, w) to (B, K, h, w)."""
+        with by_hand(input):
+            return super().forward(input, gelu)
 
 
 class LinearHead(nn.Module):
@@ -32,13 +46,13 @@ class LinearHead(nn.Module):
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
-        self.classifier = Head(width, classes)
+        self.classifier = LastLayer(width, classes)
         fill_dense(self)
         nn.init.zeros_(self.classifier.weight)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Maps (B, D, h, w) to logits (B, K, h, w) of the cells of the last."""
-        return self.classifier(maps[-1].movedim(1, -1)).movedim(-1, 1)
+        return self.classifier(maps[-1])
 
 
 class FusedHead(nn.Module):
@@ -65,7 +79,7 @@ class FusedHead(nn.Module):
         self.norm = ChannelNorm(width)
         self.activation = nn.GELU()
         self.dropout = nn.Dropout(dropout)
-        self.classifier = Head(width, classes)
+        self.classifier = LastLayer(width, classes)
         fill_dense(self)
         nn.init.zeros_(self.classifier.weight)
 
@@ -74,8 +88,7 @@ class FusedHead(nn.Module):
         fused = self.project[0](maps[0])  # (B, D, h, w)
         for project, x, factors in zip(self.project[1:], maps[1:], self.factors[1:]):
             fused = fused + fit(upsample(project(x), *factors), fused)
-        x = self.dropout(self.activation(self.norm(fused)))
-        return self.classifier(x.movedim(1, -1)).movedim(-1, 1)
+        return self.classifier(self.dropout(self.activation(self.norm(fused))))
 
 
 class BoxHead(nn.Module):
@@ -98,12 +111,13 @@ class BoxHead(nn.Module):
             norm = GroupNorm(width, eps=1e-5, relu=False, groups=TOWER_GROUPS)
             layers += [Conv(width, width, 3, padding=1), norm, nn.GELU()]
         self.tower = nn.Sequential(*layers)
-        self.classifier = Head(width, classes)
-        self.distances = Head(width, 4)
+        self.classifier = LastLayer(width, classes)
+        self.distances = LastLayer(width, 4)
         self.scales = nn.Parameter(torch.empty(len(strides)))
         fill_dense(self)
         for layer in (self.classifier, self.distances):
             nn.init.normal_(layer.weight, std=0.01)
+        assert self.classifier.bias is not None
         nn.init.constant_(self.classifier.bias, -math.log((1 - PRIOR) / PRIOR))
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
@@ -116,8 +130,8 @@ class BoxHead(nn.Module):
 
     def _answer(self, x: Tensor, stride: tuple[float, float], scale: Tensor) -> Tensor:
         batch, _, rows, columns = x.shape  # not len(x), which would fix the batch of an exported graph
-        cells = self.tower(x).flatten(2).mT  # (B, h w, D)
-        logits, reach = self.classifier(cells), self.distances(cells)
+        x = self.tower(x)
+        logits, reach = (layer(x).flatten(2).mT for layer in (self.classifier, self.distances))  # (B, h w, K or 4)
         dtype = torch.promote_types(logits.dtype, torch.float32)
         down = (torch.arange(rows, device=x.device, dtype=dtype) + 0.5) * stride[0]
         right = (torch.arange(columns, device=x.device, dtype=dtype) + 0.5) * stride[1]

@@ -25,6 +25,7 @@ from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.markup import Markup, join, tag
 from vitrail.models import Backbone, Config
 from vitrail.tasks.answer import Answer
+from vitrail.tasks.class_names import list_names
 from vitrail.tasks.classification_metric import AcceptableMetric, ClassMetric, LabelMetric
 from vitrail.tasks.task import Loss, Task, create_task
 
@@ -275,8 +276,3 @@ def create_classifier(
     """
     arguments = {"classes": list_names(classes), "multi_label": multi_label}
     return create_task(Classifier, name, arguments, preprocessing=preprocessing, **changes)
-
-
-def list_names(classes: int | Sequence[str]) -> Sequence[str]:
-    """The names of classes; of a number of them the numbers from 0."""
-    return tuple(map(str, range(classes))) if isinstance(classes, int) else classes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.data.augment.placement import Frames, Placement
 from vitrail.data.preprocessing import Preprocessing
@@ -184,8 +184,10 @@ class Detector(DenseTask):
         """The best detections of each image, (B, most, 6): box, score and label, the most certain first.
 
         Duplicates are removed; where fewer are left, rows of zeros fill up. Boxes are in pixels of the model's input and may
-        reach beyond it.
+        reach beyond it. Detections, which are all that an exported graph gives, are returned as they are.
         """
+        if outputs.shape[2] == 6:
+            return outputs
         boxes, logits = outputs[..., :4], outputs[..., 7:]
         candidates, classes = CANDIDATES * self.most, logits.shape[2]
         # more than there are, for maps that have fewer cells than candidates
@@ -236,12 +238,8 @@ class Detector(DenseTask):
         """``boxes`` (B, most, 4), ``scores`` and ``labels`` (B, most) as `detect` has them."""
         return split_outputs(self.detect(self(images)))
 
-    def run_graph(self, run: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
-        def compute(images: Tensor) -> Tensor:
-            return join_outputs(run(images))
-
-        self.own = nn.ModuleDict()
-        self.compute, self.detect = compute, lambda outputs: outputs  # type: ignore[method-assign]
+    def read_graph(self, outputs: Mapping[str, Tensor]) -> Tensor:
+        return join_outputs(outputs)
 
     def difference(self, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> float:
         return compare_detections(join_outputs(expected), join_outputs(given))

@@ -9,7 +9,6 @@ B images, C channels, H and W their size, h and w as the network takes them, F w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -25,11 +24,12 @@ from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import collate_labels
 from vitrail.data.preprocessing import Preprocessing, Resize
 from vitrail.data.sources.source import Source
-from vitrail.errors import ConfigError, find_fault, nearest
+from vitrail.errors import ConfigError, nearest
 from vitrail.markup import join, tag
 from vitrail.models import Backbone, Config, create_backbone, device_of
 from vitrail.rows import show_facts
 from vitrail.tasks.answer import Answer, Answers
+from vitrail.tasks.class_names import check_classes
 from vitrail.tasks.metric import Metric, Targets
 from vitrail.tasks.metrics import largest_difference
 from vitrail.tasks.pictures import Picture, Transform, list_pictures, to_pixels
@@ -230,11 +230,15 @@ class Task(nn.Module, ABC):
         """How far two graphs' outputs are apart, where 0 is equal; see `largest_difference`."""
         return largest_difference(expected, given)
 
+    def read_graph(self, outputs: Mapping[str, Tensor]) -> Tensor:
+        """What `decode` and `metric` take, from the outputs of an exported graph: by default the first."""
+        return outputs[self.graph_outputs[0]]
+
     def run_graph(self, run: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
         """Lets ``run``, from images to all outputs of an exported graph, stand for what this task has of its own."""
         if self.own:
             self.own = nn.ModuleDict()
-            self.compute = lambda images: run(images)[self.graph_outputs[0]]  # type: ignore[method-assign]
+            self.compute = lambda images: self.read_graph(run(images))  # type: ignore[method-assign]
 
     # What every task does alike.
 
@@ -324,23 +328,6 @@ class Task(nn.Module, ABC):
 
     def _repr_html_(self) -> str:
         return join(tag("p", tag("strong", type(self).__name__)), show_facts(describe_model(self).items()))
-
-
-def check_classes(classes: Sequence[str], *, outputs: int | None = None) -> tuple[str, ...]:
-    """The names as a tuple. Raises `ConfigError` for a text, names that repeat, or another number than there are outputs."""
-    if isinstance(classes, str):
-        raise ConfigError(
-            f"classes is the text {classes!r}", "give a list of names; for a file of names use classes_file"
-        )
-    names = tuple(map(str, classes))
-    for name in names:
-        if fault := find_fault(name):
-            raise ConfigError(f"the class name {name!r} {fault}", "give another name")
-    if outputs is not None and len(names) != outputs:
-        raise ConfigError(f"{len(names)} class names for {outputs} outputs", "give one name for each output, in order")
-    if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
-        raise ConfigError(f"class names repeat: {', '.join(repeated[:5])}", "give each output a name of its own")
-    return names
 
 
 def create_task(

@@ -13,7 +13,8 @@ from torch import Tensor
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import configure
-from vitrail.tasks.task import Task, check_classes
+from vitrail.tasks.class_names import check_classes
+from vitrail.tasks.task import Task
 from vitrail.weights.onnx import ExportedBackbone
 from vitrail.weights.tensors import build_backbone
 

@@ -22,7 +22,6 @@ from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.exports.comparison import (
     BATCHES,
     Answers,
-    Compared,
     Verb,
     choose_sizes,
     compare,
@@ -34,7 +33,7 @@ from vitrail.inference.inputs import find_inputs, split_to_judge
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import inputs
 from vitrail.runtime.progress import ProgressBar, Say
-from vitrail.tasks.metric import Targets
+from vitrail.tasks.metric import Metric, Targets
 from vitrail.tasks.pictures import to_pixels
 from vitrail.tasks.task import Task
 
@@ -119,23 +118,30 @@ class Proof:
             DataError: no image can be read.
         """
         truths: list[Truth] = []
+        judged = source is not None and source.labelled and bool(self.task.classes)
+        metrics = [self.task.metric() for _ in range(2)] if judged else []
+        seen, agreed, worst = 0, 0.0, 0.0
         with ProgressBar("comparing", count, quiet=options.quiet) as show:
             images = self._generate(count) if source is None else self._read_inputs(source, truths, options)
-            comparison = compare(self.model, self.graph, _show_progress(images, show), self.task.difference)
-        if not comparison.expected:
+            for pair in compare(self.model, self.graph, _show_progress(images, show)):
+                batch = len(next(iter(pair[0].values())))
+                seen, agreed = seen + batch, agreed + batch * self.task.agreement(*pair)
+                worst = max(worst, self.task.difference(*pair))
+                for metric, answers in zip(metrics, pair):
+                    metric.update(self.task.read_graph(answers), truths[-1][0], [""] * batch, truths[-1][1])
+        if not seen:
             raise DataError(
                 "no image could be read: the split is empty or all of it is bad", "see `vitrail data check`"
             )
-        shapes = compare(self.model, self.graph, self._make_shapes(), self.task.difference)
-        judged = {} if source is None or not source.labelled else self._compute_accuracies(comparison, truths)
+        shapes = compare(self.model, self.graph, self._make_shapes())
         return {
-            "images": len(next(iter(comparison.expected.values()))),
+            "images": seen,
             "real_images": source is not None,
             "batches": ",".join(map(str, BATCHES)),
             "sizes": ",".join(f"{height}x{width}" for height, width in self._list_sizes()),
-            "difference": max(comparison.difference, shapes.difference),
-            "agreement": self.task.agreement(comparison.expected, comparison.actual),
-            **judged,
+            "difference": max([worst, *(self.task.difference(*pair) for pair in shapes)]),
+            "agreement": agreed / seen,
+            **_compare_metrics(*metrics),
             **self._measure_speeds(),
         }
 
@@ -170,20 +176,6 @@ class Proof:
             truths.append((batch.targets, batch.frames))
             yield images
 
-    def _compute_accuracies(self, comparison: Compared, truths: list[Truth]) -> dict[str, Any]:
-        """The first figure of a judgement, of the model and of the graph."""
-        if not self.task.classes:
-            return {}
-        both = []
-        for answers in (comparison.expected, comparison.actual):
-            metric = self.task.metric()
-            outputs = answers[self.task.graph_outputs[0]].split([len(frames) for _, frames in truths])
-            for batch, (targets, frames) in zip(outputs, truths):
-                metric.update(batch, targets, [""] * len(batch), frames)
-            both.append(metric.compute())
-        name = next(iter(both[0]))
-        return {"metric": name, f"{name}_before": both[0][name], f"{name}_after": both[1][name]}
-
     def _measure_speeds(self) -> dict[str, float]:
         """Milliseconds an image, of one alone and of the largest batch."""
         times = {}
@@ -192,6 +184,15 @@ class Proof:
             before, after = measure_speeds(self.model, self.graph, self._to_input(pictures))
             times |= {f"ms_before_batch_{count}": before, f"ms_after_batch_{count}": after}
         return {**times, "threads": torch.get_num_threads()}
+
+
+def _compare_metrics(*metrics: Metric) -> dict[str, Any]:
+    """The first figure of a judgement, of the model and of the graph; nothing without both."""
+    if not metrics:
+        return {}
+    before, after = (metric.compute() for metric in metrics)
+    name = next(iter(before))
+    return {"metric": name, f"{name}_before": before[name], f"{name}_after": after[name]}
 
 
 def open_source(task: Task, data: Any, most: int, say: Say) -> Source:
