@@ -169,8 +169,7 @@ def test_the_objective_of_a_run_takes_targets_and_their_weight(task):
 
 @pytest.mark.slow
 @LOADS_A_COMPILER
-@every_task
-@pytest.mark.parametrize("name", ["vit", "swin"])  # a minute each
+@pytest.mark.parametrize(("task", "name"), [("detection", "vit"), ("segmentation", "swin")])  # a minute each
 def test_a_compiled_model_is_the_model(name, task):
     torch.compiler.reset()
     model = create(task, BACKBONES[name])
@@ -182,8 +181,9 @@ def test_a_compiled_model_is_the_model(name, task):
 
 
 @pytest.mark.slow
-@every_task
-@pytest.mark.parametrize("name", ["vit", "swin", "bit"])  # a minute each
+@pytest.mark.parametrize(  # a minute each
+    ("task", "name"), [("detection", "vit"), ("segmentation", "vit"), ("detection", "bit"), ("segmentation", "swin")]
+)
 def test_an_exported_graph_answers_as_the_model_at_any_size(tmp_path, name, task):
     pytest.importorskip("onnxruntime")
     import json

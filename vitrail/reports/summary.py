@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from vitrail.markup import Markup, join
+from vitrail.markup import Markup, join, tag
 from vitrail.reports import card, curves
-from vitrail.reports.components import charts, lead, list_figures, notes, run, show_figure
+from vitrail.reports.components import (
+    charts,
+    header,
+    lead,
+    list_figures,
+    make_scrollable,
+    notes,
+    run,
+    show_figure,
+)
 from vitrail.reports.facts import SPLITS, JudgedRun, RunFacts
 from vitrail.reports.metric_names import metric_of
 from vitrail.reports.page import frame, write_page
@@ -20,11 +29,22 @@ def write_documents(folder: Path, judged: JudgedRun) -> Path:
     card.write(folder, card_of(judged, facts))
     plots = drawings(facts)
     parts = {
+        "Classes": list_classes(judged),
         "Curves": charts(curves.troubles(facts.records), list(plots.values())),
         "Run details": run(facts, {"Task": judged.model.name}),
     }
     opening = join(headline(judged), notes(facts.notes))
     return write_page(folder, frame("vitrail report", facts.title, facts.date, opening, parts), plots)
+
+
+def list_classes(judged: JudgedRun) -> Markup | None:
+    """Returns the table of the metric, a row for each class; None where it has none."""
+    columns, rows = judged.judgement.per_class()
+    if not rows:
+        return None
+    body = (tag("tr", tag("th", name, scope="row"), *(tag("td", cell) for cell in cells)) for name, *cells in rows)
+    table = tag("table", header(columns), tag("tbody", *body))
+    return join(tag("h2", "Per-class metrics"), make_scrollable(table, "Per-class metrics"))
 
 
 def drawings(facts: RunFacts) -> dict[str, Markup]:

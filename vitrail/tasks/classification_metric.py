@@ -217,5 +217,5 @@ def class_table(classes: Sequence[str], values: metrics.PerClass) -> tuple[list[
     """A row for each class with precision, recall, F1 and the number of images, under its head."""
     rows: list[tuple[str, ...]] = []
     for name, count, *shares in zip(classes, values.support, values.precision, values.recall, values.f1):
-        rows.append((name, *(f"{100 * share:.1f}" for share in shares), str(int(count))))
+        rows.append((name, *(metrics.write_percent(share) for share in shares), str(int(count))))
     return ["class", "precision %", "recall %", "F1 %", "images"], rows

@@ -26,7 +26,7 @@ from vitrail.tasks.average_precision import (
 )
 from vitrail.tasks.matching import Detected, Matches, Truth, box_areas, match
 from vitrail.tasks.metric import Figures, Metric
-from vitrail.tasks.metrics import as_array
+from vitrail.tasks.metrics import as_array, write_percent
 
 CELLS = 4_000_000  # weighted detections in memory at a time
 Numbers = NDArray[np.float64]
@@ -137,7 +137,7 @@ class BoxMetric(Metric):
         for label, name in enumerate(self.classes):
             best = _describe_best(self.curve(label))
             shares = precision[label].mean(), precision[label, HALF], recall[label], best["precision"], best["recall"]
-            cells = [f"{100 * share:.1f}" for share in shares]
+            cells = [write_percent(share) for share in shares]
             rows.append((name, *cells[:3], f"{best['threshold']:.3f}", *cells[3:], str(int(objects[label]))))
         return ["class", "AP %", "AP50 %", "AR %", "best threshold", "precision %", "recall %", "objects"], rows
 

@@ -207,6 +207,11 @@ def as_array(values: Values) -> np.ndarray:
     return (values.float() if values.is_floating_point() else values).numpy()
 
 
+def write_percent(share: float) -> str:
+    """A share as the cell of a table in percent; a dash where it is not defined."""
+    return "–" if np.isnan(share) else f"{100 * share:.1f}"
+
+
 def divide(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
     """The quotient, NaN if the divisor is 0."""
     return np.divide(top, bottom, out=np.full(bottom.shape, np.nan), where=bottom != 0)

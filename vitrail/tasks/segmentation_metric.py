@@ -122,7 +122,7 @@ class MapMetric(Metric):
         ]
         rows: list[tuple[str, ...]] = []
         for name, images, *shares in zip(self.classes, (counts[:, TRUE] > 0).sum(0), *columns):
-            rows.append((name, *(f"{100 * share:.1f}" for share in shares), str(int(images))))
+            rows.append((name, *(metrics.write_percent(share) for share in shares), str(int(images))))
         return ["class", "IoU %", "precision %", "recall %", "boundary F %", "pixels %", "images"], rows
 
     def worst(self, most: int) -> NDArray[np.int64]:

@@ -128,7 +128,7 @@ def build_network(run: Run, start: Task | None, say: Say, *, arguments: Mapping[
         model=model,
         preprocessing=model.preprocessing,
         about=run.model.name or (Path(run.model.init).stem if run.model.init else "vit"),
-        parameters=cost.parameters,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
         multiply_adds=cost.multiply_adds,
     )
 

@@ -93,6 +93,8 @@ def test_a_segmenter_learns_and_is_judged_on_whole_pictures(scenes, segmented):
     assert weights["ground"] < 1 < weights["red"]
     judged = vitrail.evaluate(segmented.folder, scenes / "maps", quiet=True)
     assert judged.figures["miou"] == pytest.approx(segmented.figures["miou"], abs=1e-6)
+    report = (segmented.folder / "report.html").read_text()
+    assert "Per-class metrics" in report and '<th scope="row">ground</th>' in report
     records = [json.loads(line) for line in (segmented.folder / "metrics.jsonl").read_text().splitlines()]
     assert any("val_miou" in record for record in records)
 

@@ -94,7 +94,7 @@ def read_masks(root: Path, found: Sequence[tuple[str, str, str]]) -> tuple[str, 
         splits[split] = RawSplit(contents, Labels(names, targets, declared=True), tuple(notes[split]))
     first = next(iter(splits))
     splits[first] = RawSplit(splits[first].contents, splits[first].labels, (*splits[first].notes, *note))
-    return f"images and masks ({', '.join(sorted({masks for _, _, masks in found}))})", splits
+    return "images and masks", splits
 
 
 def _pair_files(root: Path, images: str, masks: str) -> tuple[list[tuple[str, str]], list[str]]:
