@@ -142,7 +142,7 @@ def test_the_threshold_table_and_worst_images_say_where_it_fails(street):
         **{"class": "bike", "AP %": "100.0", "AP50 %": "100.0", "AR %": "100.0", "best threshold": "0.800"},
         **{"precision %": "100.0", "recall %": "100.0", "objects": "1"},
     }
-    assert rows[2][1:] == (*["nan"] * 6, "0")
+    assert rows[2][1:] == (*["–"] * 6, "0")
 
 
 def test_a_model_that_answers_nothing_has_figures():

@@ -75,7 +75,7 @@ def test_a_class_that_is_named_but_absent_counts_and_one_that_is_neither_does_no
     assert judge([([[0, 0, 2]], [[0, 0, 0]])]).compute()["miou"] == pytest.approx((2 / 3 + 0) / 2)
     head, rows = judge([([[0, 0, 2]], [[0, 0, 0]])]).table()
     assert head[0] == "class" and len(head) == len(rows[0])
-    assert [row[1] for row in rows] == ["66.7", "nan", "0.0", "nan"]
+    assert [row[1] for row in rows] == ["66.7", "–", "0.0", "–"]
     assert [row[-1] for row in rows] == ["1", "0", "0", "0"]
 
 

@@ -138,7 +138,8 @@ class BoxMetric(Metric):
             best = _describe_best(self.curve(label))
             shares = precision[label].mean(), precision[label, HALF], recall[label], best["precision"], best["recall"]
             cells = [write_percent(share) for share in shares]
-            rows.append((name, *cells[:3], f"{best['threshold']:.3f}", *cells[3:], str(int(objects[label]))))
+            threshold = "–" if np.isnan(best["threshold"]) else f"{best['threshold']:.3f}"
+            rows.append((name, *cells[:3], threshold, *cells[3:], str(int(objects[label]))))
         return ["class", "AP %", "AP50 %", "AR %", "best threshold", "precision %", "recall %", "objects"], rows
 
     def worst(self, most: int) -> NDArray[np.int64]:
