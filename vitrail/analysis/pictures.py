@@ -7,7 +7,6 @@ columns of a grid of tiles.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from vitrail.analysis.palette import INK, LUMA, MUTED, PAPER, map_colours, parse_colour
 from vitrail.errors import ConfigError
 from vitrail.files import replace_file
+from vitrail.tasks.drawing import load_font, shorten
 
 Box = tuple[float, float, float, float]  # top, left, bottom, right, in pixels
 Range = tuple[float, float]  # values at the two ends of a scale
@@ -164,7 +164,7 @@ def _mark_within(start: float, stop: float, pixels: int, beyond: float = 0.0) ->
 
 def draw_scale_bar(low: float, high: float, *, label: str = "", width: int = 320) -> np.ndarray:
     """Draws the colour scale from ``low`` to ``high`` with numbers and a label below: uint8 (H, width, 3)."""
-    font, ends = _load_font(FOOTNOTE), (f"{low:.3g}", f"{high:.3g}")
+    font, ends = load_font(FOOTNOTE), (f"{low:.3g}", f"{high:.3g}")
     canvas = _make_canvas(FOOTNOTE + NEAR + _measure_line(font), width)
     canvas[:FOOTNOTE] = map_colours(np.linspace(0, 1, width))
     sheet, y = Image.fromarray(canvas), FOOTNOTE + NEAR
@@ -201,7 +201,7 @@ def draw_contact_sheet(
         raise ConfigError(f"tiles of {len(sizes)} sizes", "scale them to one size")
     height, across = sizes.pop()
     tall = max(1, round(side * height / across))
-    heading, caption_line, last = (_measure_line(_load_font(size)) for size in (TITLE, CAPTION, FOOTNOTE))
+    heading, caption_line, last = (_measure_line(load_font(size)) for size in (TITLE, CAPTION, FOOTNOTE))
     top, step = MARGIN + (heading + GAP if title else 0), tall + NEAR + caption_line + GAP
     bottom = top + math.ceil(len(tiles) / columns) * step - GAP
     sheet = Image.fromarray(_make_canvas(bottom + (GAP + last if footnote else 0) + MARGIN, width))
@@ -258,12 +258,6 @@ def _make_canvas(height: int, width: int) -> np.ndarray:
     return np.broadcast_to(PAPER, (height, width, 3)).copy()
 
 
-def _load_font(size: int) -> ImageFont.FreeTypeFont:
-    font = ImageFont.load_default(size)
-    assert isinstance(font, ImageFont.FreeTypeFont)  # always the case if a size is given
-    return font
-
-
 def _measure_line(font: ImageFont.FreeTypeFont) -> int:
     """Returns the line height in pixels, ascent plus descent."""
     return sum(font.getmetrics())
@@ -279,14 +273,5 @@ def _write(
     anchor: str = "la",
 ) -> None:
     """Writes one line of text at ``place``, its top left corner unless another Pillow ``anchor`` is given."""
-    font = _load_font(size)
+    font = load_font(size)
     ImageDraw.Draw(sheet).text(place, shorten(words, font, room), tuple(ink.tolist()), font, anchor)
-
-
-def shorten(words: str, font: ImageFont.FreeTypeFont, room: float) -> str:
-    """Joins ``words`` into one line and truncates it to ``room`` pixels, with "…" at the end."""
-    words = " ".join(words.split())
-    if font.getlength(words) <= room:
-        return words
-    fit = bisect_right(range(len(words)), room, key=lambda letters: font.getlength(words[:letters] + "…"))
-    return words[: fit - 1].rstrip() + "…" if fit else ""

@@ -23,7 +23,11 @@ class Answer(ABC):
 
     @abstractmethod
     def row(self) -> dict[str, Any]:
-        """As flat values for a table; "path" is added before them."""
+        """As flat values; "path" is added before them in a table."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """As the rows of a table, of which there is one at least; by default that of `row`."""
+        return [self.row()]
 
     def to_json(self) -> dict[str, Any]:
         """As the server sends it."""
@@ -32,6 +36,10 @@ class Answer(ABC):
     def show(self) -> Markup:
         """As a notebook shows it, beside the picture."""
         return show_facts(self.row().items())
+
+    def draw_small(self, picture: Picture) -> Markup | None:
+        """The picture as a notebook shows it beside the answer; None if it cannot be drawn."""
+        return draw_thumbnail(picture)
 
     def _repr_html_(self) -> str:
         return _show(self, self.key)
@@ -48,8 +56,8 @@ class Answers(list[Given], Rows):
         self._pictures = list(zip(self[:SHOWN], pictures))
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """For every answer its ``path``, empty for a picture in memory, and its values."""
-        return [{"path": answer.key, **answer.row()} for answer in self]
+        """The rows of every answer with its ``path``, which is empty for a picture in memory."""
+        return [{"path": answer.key, **row} for answer in self for row in answer.rows()]
 
     def _repr_html_(self) -> str:
         more = tag("p", f"the first {SHOWN} of {len(self):,} answers") if len(self) > SHOWN else None
@@ -61,9 +69,9 @@ class Answers(list[Given], Rows):
 
 
 def _show(answer: Answer, picture: Picture) -> Markup:
-    """The thumbnail of the picture, if it can be drawn, beside the answer."""
+    """The picture, if it can be drawn, beside the answer."""
     key = tag("div", answer.key, style=MUTED) if answer.key else None
-    thumbnail = draw_thumbnail(picture)
-    left = tag("div", thumbnail, style=f"flex:none;width:{THUMBNAIL}px") if thumbnail is not None else None
+    drawn = answer.draw_small(picture)
+    left = tag("div", drawn, style=f"flex:none;min-width:{THUMBNAIL}px") if drawn is not None else None
     style = "display:flex;gap:12px;align-items:center;margin:6px 0"
     return tag("div", left, tag("div", key, answer.show()), style=style)

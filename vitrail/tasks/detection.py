@@ -7,9 +7,7 @@ pixels from the upper left corner.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,9 +24,9 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.models import Backbone
 from vitrail.models.dense_heads import TOWER_GROUPS, BoxHead
 from vitrail.models.pyramid import create_pyramid
-from vitrail.tasks.answer import Answer
 from vitrail.tasks.boxes import suppress_duplicates
 from vitrail.tasks.dense import DenseTask, check_annotated, check_placed, choose_width, read_levels, read_number
+from vitrail.tasks.dense_answers import Detections
 from vitrail.tasks.detection_graphs import compare_detections, covers, join_outputs, split_outputs
 from vitrail.tasks.detection_loss import sum_losses
 from vitrail.tasks.detection_metric import BoxMetric, place_boxes
@@ -40,36 +38,6 @@ BOX_WEIGHT = 4.0  # of the loss of boxes, in that of classes
 CELLS_PER_OBJECT = 5.0  # about which a sum of scores is divided, and for which it stands
 LEAST_SHARE, LEAST_AREA = 0.25, 4.0  # of an object that a crop must show: share of its box, square pixels
 ROWS = 16  # the rows of a batch's targets are a multiple of this, so that a compiled step sees few shapes
-
-
-@dataclass(frozen=True, eq=False)
-class Detections(Answer):
-    """The objects on one picture, the most certain first.
-
-    Args:
-        boxes: (n, 4) float32, left, top, right, bottom in pixels of the picture.
-        scores: (n,) float32 in [0, 1].
-        labels: the class of each.
-        size: (height, width) of the picture.
-    """
-
-    boxes: NDArray[np.float32]
-    scores: NDArray[np.float32]
-    labels: tuple[str, ...]
-    size: tuple[int, int]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def row(self) -> dict[str, Any]:
-        """The number of objects, and how many of each class there are, as in "cat 2, dog 1"."""
-        counts = ", ".join(f"{label} {count}" for label, count in Counter(self.labels).most_common())
-        return {"objects": len(self), "labels": counts}
-
-    def to_json(self) -> dict[str, Any]:
-        listed = zip(self.labels, self.scores.tolist(), self.boxes.tolist())
-        objects = [{"label": label, "score": score, "box": box} for label, score, box in listed]
-        return {"width": self.size[1], "height": self.size[0], "objects": objects}
 
 
 class Detector(DenseTask):
@@ -219,7 +187,7 @@ class Detector(DenseTask):
             found = found[is_shown]
             labels = tuple(self.classes[label] for label in found[:, 5].astype(int).tolist())
             boxes, scores = found[:, :4].astype(np.float32), found[:, 4].astype(np.float32)
-            answers.append(Detections(boxes, scores, labels, (height, width)))
+            answers.append(Detections(boxes, scores, labels, (height, width), self.classes))
         return answers
 
     def reply_arrays(self, outputs: Tensor) -> dict[str, NDArray | list[str]]:

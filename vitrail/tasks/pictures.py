@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,16 +114,33 @@ class Transform:
         return self.preprocessing.normalise(pixels[None])[0], size_of(image)
 
 
-def draw_thumbnail(picture: Picture) -> Markup | None:
-    """A small image element of a picture with up to three channels; None if it cannot be read or drawn."""
+def open_image(picture: Picture) -> Image.Image:
+    """A picture with up to three channels, upright, in RGB. Raises `BadImage` if it cannot be read or drawn."""
     try:
         image = to_pixels(picture, 3)
         if isinstance(image, np.ndarray):
             image = Image.fromarray(image if image.dtype == np.uint8 else (image * 255).astype(np.uint8))
         image = convert_image(image, 3)
-    except (BadImage, TypeError, ValueError):  # of Pillow: an array with another number of channels
-        return None
+    except (TypeError, ValueError) as error:  # of Pillow, e.g. for an array with another number of channels
+        raise BadImage(f"it cannot be drawn: {error}") from error
     assert isinstance(image, Image.Image)
-    image = image.copy()
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    return image
+
+
+def draw_thumbnail(
+    picture: Picture, side: int = THUMBNAIL, finish: Callable[[Image.Image], Image.Image] = Image.Image.copy
+) -> Markup | None:
+    """A small image element of a picture; None if it cannot be read or drawn.
+
+    Args:
+        picture: with up to three channels.
+        side: pixels of the longer side.
+        finish: draws on the small image.
+    """
+    try:
+        image = open_image(picture).copy()
+    except BadImage:
+        return None
+    image.thumbnail((side, side))
+    image = finish(image)
     return tag("img", src=image_uri(image, "jpeg"), alt="", width=image.width, height=image.height, style="margin:0")

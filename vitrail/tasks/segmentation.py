@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,48 +24,14 @@ from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.models import Backbone
 from vitrail.models.dense_heads import FusedHead, LinearHead
 from vitrail.models.pyramid import StageNorms, create_pyramid, fit, to_strides, upsample
-from vitrail.tasks.answer import Answer
 from vitrail.tasks.dense import DenseTask, check_annotated, check_placed, choose_width, read_levels, read_number
+from vitrail.tasks.dense_answers import Segmentation
 from vitrail.tasks.label_maps import label_pixels
 from vitrail.tasks.segmentation_metric import MapMetric
 
 HEADS = ("fused", "linear")
 LEVELS = (4,)  # of the fused head on a network whose maps have one stride
 MOST_WEIGHT = 10.0  # of a class, relative to that of the average pixel
-
-
-@dataclass(frozen=True, eq=False)
-class Segmentation(Answer):
-    """The class of every pixel of one picture.
-
-    Args:
-        map: (H, W) uint8 indices of ``classes``. What the model was not shown has the class of the nearest pixel that it was.
-        classes: the names of all classes.
-        top: classes that `row` lists.
-    """
-
-    map: NDArray[np.uint8]
-    classes: tuple[str, ...]
-    top: int = 5
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """The share of pixels of each class that occurs, the largest first."""
-        counts = np.bincount(self.map.reshape(-1), minlength=256)[: len(self.classes)]
-        ranked = np.argsort(-counts, kind="stable")
-        return {self.classes[place]: float(counts[place] / self.map.size) for place in ranked if counts[place]}
-
-    def row(self) -> dict[str, Any]:
-        """The largest classes and their shares of the picture: label, share, then label_2, share_2 and so on."""
-        row: dict[str, Any] = {}
-        for place, (label, share) in enumerate(list(self.shares.items())[: self.top], start=1):
-            mark = f"_{place}" if place > 1 else ""
-            row |= {f"label{mark}": label, f"share{mark}": round(share, 6)}
-        return row
-
-    def to_json(self) -> dict[str, Any]:
-        shares = [{"label": label, "share": share} for label, share in self.shares.items()]
-        return {"width": self.map.shape[1], "height": self.map.shape[0], "classes": shares}
 
 
 class Segmenter(DenseTask):

@@ -1,0 +1,132 @@
+"""Drawing answers over pictures: boxes with their labels, and classes as tints. Sizes of lines and letters follow the picture.
+
+H and W of the picture, n boxes (left, top, right, bottom) in its pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from vitrail.tasks.class_colours import BACKGROUND, INK, Colour
+
+LETTERS, LEAST_LETTERS = 1 / 36, 11  # height of text: share of the picture's mean side, pixels
+LINE, LEAST_LINE = 1 / 200, 2  # width of the lines of boxes, in the same way
+TINT = 0.45  # of a class over its pixels; its border has the colour itself
+LEAST_NAMED = 0.01  # share of the picture from which a class is named in it
+COARSE = 96  # pixels of the longer side of the map in which the places of names are searched
+
+
+def draw_boxes(image: Image.Image, boxes: ArrayLike, captions: Sequence[str], colours: Sequence[Colour]) -> Image.Image:
+    """A copy of an RGB image with boxes (n, 4) and captions, the first ones on top."""
+    drawn = image.copy()
+    pen, line, font = ImageDraw.Draw(drawn), _scale(image, LINE, LEAST_LINE), _load_font(image)
+    rows = list(zip(np.asarray(boxes, np.float64).reshape(-1, 4).tolist(), captions, colours, strict=True))[::-1]
+    for (left, top, right, bottom), _, colour in rows:
+        # the last pixel of a box is the one before its right or lower edge
+        box = round(left), round(top), max(round(right) - 1, round(left)), max(round(bottom) - 1, round(top))
+        # a dark rim outside, so that the colour stands out from any picture
+        pen.rectangle((box[0] - 1, box[1] - 1, box[2] + 1, box[3] + 1), outline=INK)
+        pen.rectangle(box, outline=colour, width=line)
+    for (left, top, _, _), caption, colour in rows:
+        _draw_tag(pen, (left - 1, top - 1), caption, colour, font, image.size)
+    return drawn
+
+
+def tint_classes(
+    image: Image.Image, map: NDArray[np.uint8], classes: Sequence[str], colours: Mapping[str, Colour]
+) -> Image.Image:
+    """A copy of an RGB image, in which the pixels of each class have its colour, with a name on its largest parts.
+
+    ``map`` (h, w) holds indices of ``classes``; it is enlarged to the image. The background, and 255, are not tinted.
+    """
+    levels = np.asarray(Image.fromarray(map).resize(image.size, Image.Resampling.NEAREST))
+    table = np.zeros((256, 3), np.float32)
+    is_tinted = np.zeros(256, bool)
+    for index, name in enumerate(classes):
+        table[index], is_tinted[index] = colours[name], name not in BACKGROUND
+    strength = np.where(is_tinted, TINT, 0).astype(np.float32)[levels]  # (H, W)
+    strength[_find_borders(levels) & is_tinted[levels]] = 1
+    pixels = np.asarray(image, np.float32)
+    mixed = pixels + strength[..., None] * (table[levels] - pixels)
+    drawn = Image.fromarray(mixed.round().astype(np.uint8))
+    pen, font = ImageDraw.Draw(drawn), _load_font(image)
+    counts = np.bincount(map.reshape(-1), minlength=256)
+    for index, name in enumerate(classes):
+        if is_tinted[index] and counts[index] >= LEAST_NAMED * map.size:
+            x, y = find_middle(map == index)
+            _draw_tag(pen, (x * image.width, y * image.height), name, colours[name], font, image.size, centred=True)
+    return drawn
+
+
+def find_middle(mask: NDArray[np.bool_]) -> tuple[float, float]:
+    """A point (x, y) well inside of the thickest part of a mask (h, w) with some pixels, as shares of width and height."""
+    step = math.ceil(max(mask.shape) / COARSE)
+    coarse = mask[::step, ::step]
+    inside = coarse if coarse.any() else mask
+    while True:
+        padded = np.pad(inside, 1)
+        smaller = inside & padded[2:, 1:-1] & padded[:-2, 1:-1] & padded[1:-1, 2:] & padded[1:-1, :-2]
+        if not smaller.any():
+            break
+        inside = smaller
+    rows, columns = inside.nonzero()
+    middle = len(rows) // 2
+    return float(columns[middle] + 0.5) / inside.shape[1], float(rows[middle] + 0.5) / inside.shape[0]
+
+
+def shorten(words: str, font: ImageFont.FreeTypeFont, room: float) -> str:
+    """Joins ``words`` into one line and truncates it to ``room`` pixels, with "…" at the end."""
+    words = " ".join(words.split())
+    if font.getlength(words) <= room:
+        return words
+    fit = bisect_right(range(len(words)), room, key=lambda letters: font.getlength(words[:letters] + "…"))
+    return words[: fit - 1].rstrip() + "…" if fit else ""
+
+
+def load_font(size: int) -> ImageFont.FreeTypeFont:
+    """The font of Pillow in a size in pixels."""
+    font = ImageFont.load_default(size)
+    assert isinstance(font, ImageFont.FreeTypeFont)  # always the case if a size is given
+    return font
+
+
+def _load_font(image: Image.Image) -> ImageFont.FreeTypeFont:
+    return load_font(_scale(image, LETTERS, LEAST_LETTERS))
+
+
+def _scale(image: Image.Image, share: float, least: int) -> int:
+    return max(least, round(share * math.sqrt(image.width * image.height)))
+
+
+def _find_borders(levels: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """The pixels whose right or lower neighbour is of another class: (H, W)."""
+    borders = np.zeros(levels.shape, bool)
+    borders[:, :-1] = levels[:, :-1] != levels[:, 1:]
+    borders[:-1] |= levels[:-1] != levels[1:]
+    return borders
+
+
+def _draw_tag(
+    pen: ImageDraw.ImageDraw,
+    place: tuple[float, float],
+    words: str,
+    colour: Colour,
+    font: ImageFont.FreeTypeFont,
+    size: tuple[int, int],
+    *,
+    centred: bool = False,
+) -> None:
+    """Words on a patch of the colour, above a place or centred on it, moved into the picture of ``size`` (width, height)."""
+    gap = max(2, round(font.size / 5))
+    words = shorten(words, font, size[0] - 2 * gap)
+    wide, tall = math.ceil(font.getlength(words)) + 2 * gap, sum(font.getmetrics()) + gap
+    left, top = (place[0] - wide / 2, place[1] - tall / 2) if centred else (place[0], place[1] - tall)
+    left, top = (round(min(max(at, 0), limit)) for at, limit in zip((left, top), (size[0] - wide, size[1] - tall)))
+    pen.rectangle((left, top, left + wide - 1, top + tall - 1), fill=colour)
+    pen.text((left + gap, top + gap / 2), words, INK, font)
