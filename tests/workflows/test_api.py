@@ -69,7 +69,10 @@ def test_nothing_of_a_help_text_stands_twice() -> None:
     documented = inspect.getdoc(vitrail.predict)
     assert documented is not None
     assert "top: Number of labels per image." in documented
-    assert documented.splitlines()[0] == "Predicts the labels of images, in the order of the inputs."
+    assert (
+        documented.splitlines()[0]
+        == "Predicts what images show, in the order of the inputs: labels, objects, or the class of every pixel."
+    )
 
 
 WRONG = {

@@ -18,7 +18,10 @@ def predict(
     json: Annotated[bool, Parameter(negative="", help="JSON lines on stdout.")] = False,
     **flags: Any,
 ) -> None:
-    """Predict the labels of images: a table of labels and probabilities, row by row.
+    """Predict what images show: their labels, the objects on them, or the class of every pixel, as the model was trained.
+
+    The result is a table. Of objects it may also be COCO's results (--out boxes.json) or YOLO's text files (--out labels/), of
+    pixels a folder of masks (--out masks/).
 
     Parameters
     ----------
@@ -28,7 +31,7 @@ def predict(
         Files, folders, globs, a manifest, or - for paths on standard input.
     """
     from vitrail.workflows.api import predict as answer
-    from vitrail.workflows.predict import write_rows
+    from vitrail.workflows.predict import write_answers
 
     kind, out = "jsonl" if json else flags.pop("format", None), flags.pop("out", None)
-    write_rows(answer(model, inputs or ("-",), **flags), out, kind)
+    write_answers(answer(model, inputs or ("-",), **flags), out, kind)

@@ -185,12 +185,22 @@ class PredictFlags(ImageFlags, total=False):
 
     out: Annotated[
         str | Path | None,
-        Flag("The table: .csv, .jsonl or .parquet. By default CSV on stdout.", word=Path),
+        Flag(
+            "The table: .csv, .jsonl or .parquet; of objects also .json (COCO's results) or a folder (YOLO's text files), of "
+            "pixels a folder (masks). By default CSV on stdout.",
+            word=Path,
+        ),
     ]
     top: Annotated[int, Flag("Number of labels per image.", 5)]
+    threshold: Annotated[float | None, Flag("Least score of an object; by default that of the detector.")]
+    overlay: Annotated[
+        str | Path | None,
+        Flag("A folder for the pictures with objects or classes drawn on them: NAME.drawn.jpg.", word=Path),
+    ]
     fast: Annotated[bool, Flag("Decode large JPEGs at a reduced scale.", False)]
     format: Annotated[
-        Literal["csv", "jsonl", "parquet"] | None, Flag("Format of the table; by default that of the file extension.")
+        Literal["csv", "jsonl", "parquet", "coco", "yolo", "masks"] | None,
+        Flag("Format of the result; by default that of the file extension."),
     ]
     bad_list: BadList
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,6 +85,24 @@ def _check_exists(name: str) -> None:
     close = get_close_matches(path.name, beside, n=3)
     remedy = f"did you mean {' or '.join(map(repr, close))}?" if close else "check the path"
     raise DataError(f"there is no image {path.absolute()}", remedy)
+
+
+def name_files(keys: Sequence[str]) -> dict[str, str]:
+    """A name for the files of each image: that of its own file, with a number where several have the same."""
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for key in keys:
+        if key in names:  # the same file, given twice
+            continue
+        file, number = re.fullmatch(r"(.*?)(?:#(\d+))?", key, re.DOTALL).groups()  # type: ignore[union-attr]
+        stem = name = "-".join(filter(None, (Path(file).stem, number))) or "image"
+        count = 1
+        while name.lower() in taken:  # some file systems ignore case
+            count += 1
+            name = f"{stem}-{count}"
+        taken.add(name.lower())
+        names[key] = name
+    return names
 
 
 def split_to_judge(

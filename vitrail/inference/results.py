@@ -10,6 +10,8 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.inference.inputs import ImageInputs
 from vitrail.rows import Rows
 from vitrail.runtime.progress import Say
+from vitrail.tasks.answer import Answer
+from vitrail.tasks.task import Task
 
 Result = TypeVar("Result")
 
@@ -23,6 +25,7 @@ class Results(Iterator[Result], Rows, Generic[Result]):
     Args:
         batches: the keys and the results of the images that could be read, batch by batch.
         images: what was given.
+        task: the model, whose formats the results can be written in.
         bad: records the images that could not be read, while ``batches`` is consumed.
         done: a verb in the past participle, for the log: ``predicted``.
         say: called with the line at the end.
@@ -36,8 +39,9 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         *,
         done: str,
         say: Say,
+        task: Task | None = None,
     ) -> None:
-        self.images, self.done, self.say = images, done, say
+        self.images, self.done, self.say, self.task = images, done, say, task
         self.count = 0  # results so far
         self.failed: dict[str, str] = {}  # the images that could not be read so far, and the reason for each
         self._bad = bad
@@ -56,7 +60,7 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         return self._pairs
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Computes all results: a row for every image, as `build_rows` makes them. They are computed once and kept.
+        """Computes all results: the rows of every image, as `build_rows` makes them. They are computed once and kept.
 
         Raises:
             ConfigError: some results were taken before.
@@ -127,23 +131,25 @@ class Results(Iterator[Result], Rows, Generic[Result]):
             self.say(f"inputs   {self.summarize()}")
 
 
-def build_rows(results: Results[Any]) -> Iterator[dict[str, Any]]:
-    """Yields a row for every image: its path, the values of its result, and the error.
+def build_rows(results: Results[Any], pairs: Iterable[tuple[str, Any]] | None = None) -> Iterator[dict[str, Any]]:
+    """Yields the rows of every image: its path, the values of its result, and the error.
 
-    The values are those of the result's ``row()``; without a result they are None. With a result the error is empty.
+    An `Answer` has one or several ``rows()``, any other result is a row. Without a result there is one row with values of
+    None; with a result the error is empty. ``pairs`` are those of the results on their way through something else.
     """
+    failed = results.failed
     early: list[str] = []  # images before the first result, which determines the columns
     columns: dict[str, None] | None = None
-    for key, result in results.pairs():
+    for key, result in results.pairs() if pairs is None else pairs:
         if result is not None:
-            row = result.row()
+            rows = result.rows() if isinstance(result, Answer) else [result.row()]
             if columns is None:
-                columns = dict.fromkeys(name for name in row if name != "path")
-                yield from ({"path": name, **columns, "error": results.failed[name]} for name in early)
-            yield {"path": key, **{name: row[name] for name in columns}, "error": ""}
+                columns = dict.fromkeys(name for name in rows[0] if name != "path")
+                yield from ({"path": name, **columns, "error": failed[name]} for name in early)
+            yield from ({"path": key, **{name: row[name] for name in columns}, "error": ""} for row in rows)
         elif columns is None:
             early.append(key)
         else:
-            yield {"path": key, **columns, "error": results.failed[key]}
+            yield {"path": key, **columns, "error": failed[key]}
     if columns is None:
-        yield from ({"path": name, "error": results.failed[name]} for name in early)
+        yield from ({"path": name, "error": failed[name]} for name in early)

@@ -25,6 +25,7 @@ class DenseTask(Task):
         ConfigError: as `Task` has it; a backbone that drops patches, whose maps would have holes.
     """
 
+    draws_answers = True
     head_fields: ClassVar[tuple[str, ...]]  # further arguments on which the shapes of the head depend
     resize = "fit"
 

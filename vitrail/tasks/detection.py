@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.models import Backbone
 from vitrail.models.dense_heads import TOWER_GROUPS, BoxHead
 from vitrail.models.pyramid import create_pyramid
+from vitrail.tasks.answer_files import AnswerFiles, CocoResults, YoloFiles
 from vitrail.tasks.boxes import suppress_duplicates
 from vitrail.tasks.dense import DenseTask, check_annotated, check_placed, choose_width, read_levels, read_number
 from vitrail.tasks.dense_answers import Detections
@@ -59,6 +60,7 @@ class Detector(DenseTask):
     """
 
     name = "detection"
+    formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {"coco": CocoResults, "yolo": YoloFiles}
     head_fields = ("levels", "head_width")
     options = ("levels", "head_width", "most", "threshold")
     pixels = {"cpu": 320 * 256, "cuda": 640 * 640}  # noqa: RUF012
@@ -177,13 +179,24 @@ class Detector(DenseTask):
         boxes = place_boxes(placed[..., :4], Frames.whole(len(placed), size) if frames is None else frames, size)
         return np.concatenate([boxes, placed[..., 4:]], -1)
 
-    def decode(self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5) -> list[Detections]:
-        """The objects on each picture whose score reaches ``threshold``; of these ``most`` is the limit, not ``top``."""
+    def answer_options(self, *, top: int = 5, threshold: float | None = None) -> dict[str, Any]:
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise ConfigError(f"the threshold is {threshold}", "give the least score of an object, from 0 to 1")
+        return {**super().answer_options(top=top), "threshold": threshold}
+
+    def decode(
+        self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5, threshold: float | None = None
+    ) -> list[Detections]:
+        """The objects on each picture whose score reaches ``threshold``, by default that of the model.
+
+        The limit of their number is ``most``, and not ``top``.
+        """
+        least = self.threshold if threshold is None else threshold
         placed = self.place_in_pictures(self.detect(outputs), frames)  # (B, most, 6)
         sizes = [self.preprocessing.size] * len(placed) if frames is None else frames.pictures.astype(int).tolist()
         answers = []
         for found, (height, width) in zip(placed, sizes):
-            is_shown = (found[:, 4] > 0) & (found[:, 4] >= self.threshold) & (found[:, 2:4] > found[:, :2]).all(1)
+            is_shown = (found[:, 4] > 0) & (found[:, 4] >= least) & (found[:, 2:4] > found[:, :2]).all(1)
             found = found[is_shown]
             labels = tuple(self.classes[label] for label in found[:, 5].astype(int).tolist())
             boxes, scores = found[:, :4].astype(np.float32), found[:, 4].astype(np.float32)

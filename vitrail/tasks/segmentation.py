@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.models import Backbone
 from vitrail.models.dense_heads import FusedHead, LinearHead
 from vitrail.models.pyramid import StageNorms, create_pyramid, fit, to_strides, upsample
+from vitrail.tasks.answer_files import AnswerFiles, MaskFiles
 from vitrail.tasks.dense import DenseTask, check_annotated, check_placed, choose_width, read_levels, read_number
 from vitrail.tasks.dense_answers import Segmentation
 from vitrail.tasks.label_maps import label_pixels
@@ -52,6 +53,7 @@ class Segmenter(DenseTask):
     """
 
     name = "segmentation"
+    formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {"masks": MaskFiles}
     head_fields = ("head", "levels", "head_width")
     options = ("head", "levels", "head_width", "class_weights")
     pixels = {"cpu": 704 * 256, "cuda": 640 * 640}  # noqa: RUF012

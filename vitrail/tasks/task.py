@@ -29,6 +29,7 @@ from vitrail.markup import join, tag
 from vitrail.models import Backbone, Config, create_backbone, device_of
 from vitrail.rows import show_facts
 from vitrail.tasks.answer import Answer, Answers
+from vitrail.tasks.answer_files import AnswerFiles
 from vitrail.tasks.class_names import check_classes
 from vitrail.tasks.metric import Metric, Targets
 from vitrail.tasks.metrics import largest_difference
@@ -66,6 +67,8 @@ class Task(nn.Module, ABC):
     name: ClassVar[str]  # in `TASKS`, in config.json and as a setting
     learns_from_teacher: bool = False  # whether a teacher's logits can stand beside the labels
     multi_label: bool = False  # whether an image has several classes, each a yes or no of its own
+    draws_answers: ClassVar[bool] = False  # whether an answer is a `PlacedAnswer`, which can be drawn over its picture
+    formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {}  # of answers beside tables, by name; the usual ones first
     temperature: float | None = None  # what logits are divided by; None where answers are no probabilities
     options: ClassVar[tuple[str, ...]] = ()  # further arguments that the setting ``model.head`` may give
     resize: ClassVar[Resize | None] = None  # of inputs, where it is not that of the weights or of the paper
@@ -205,6 +208,17 @@ class Task(nn.Module, ABC):
             top: how many labels or objects an answer lists at most.
         """
 
+    def answer_options(self, *, top: int = 5, threshold: float | None = None) -> dict[str, Any]:
+        """Arguments of `decode`, from what users ask for: ``top`` labels, objects from ``threshold`` on.
+
+        Raises `ConfigError` for a model without a head, and for what answers of this task do not have.
+        """
+        self.check_can_answer(top)
+        if threshold is not None:
+            what = f"a threshold for the task {self.name}, whose answers have no objects with a score"
+            raise ConfigError(what, "leave the threshold out")
+        return {"top": top}
+
     def reply_arrays(self, outputs: Tensor) -> dict[str, NDArray | list[str]]:
         """Named arrays or words, the images first, for clients that want numbers (the Open Inference Protocol)."""
         return {"outputs": outputs.numpy()}
@@ -299,14 +313,17 @@ class Task(nn.Module, ABC):
         """
         return self.preprocessing.picture(to_pixels(picture, self.preprocessing.channels))
 
-    def predict(self, pictures: Picture | Iterable[Picture], top: int = 5) -> Answers[Any]:
+    def predict(
+        self, pictures: Picture | Iterable[Picture], top: int = 5, *, threshold: float | None = None
+    ) -> Answers[Any]:
         """The `Answer` for each picture, in a list with ``to_pandas()``; its ``key`` is the path, if one was given.
 
         Args:
             pictures: what `preprocess` takes.
-            top: how many labels or objects an answer lists, at most.
+            top: how many labels an answer lists, at most.
+            threshold: the least score of an object; by default that of the detector.
         """
-        self.check_can_answer(top)
+        options = self.answer_options(top=top, threshold=threshold)
         pictures = list_pictures(pictures)
         was_training = self.training
         self.eval()
@@ -315,7 +332,7 @@ class Task(nn.Module, ABC):
                 answers: list[Answer] = []
                 for first in range(0, len(pictures), BATCH):
                     images, frames = self._read(pictures[first : first + BATCH])
-                    answers += self.decode(self(images), frames, top=top)
+                    answers += self.decode(self(images), frames, **options)
             paths = (str(picture) if isinstance(picture, str | PathLike) else "" for picture in pictures)
             return Answers((replace(answer, key=path) for answer, path in zip(answers, paths)), pictures)
         finally:

@@ -151,7 +151,7 @@ def transfer(
 def predict(
     model: Model, inputs: Inputs, *, log: Say = to_stderr, **flags: Unpack[PredictFlags]
 ) -> Results[Answer] | Any:
-    """Predicts the labels of images, in the order of the inputs.
+    """Predicts what images show, in the order of the inputs: labels, objects, or the class of every pixel.
 
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`.
@@ -159,27 +159,30 @@ def predict(
 
     Returns:
         An iterator, which answers batch by batch as it is read; its ``failed`` are the images that could not be read. With
-        ``out`` the path of the finished table, which has a row for every image.
+        ``out`` the path of the finished table, which has a row for every image, or of the finished file or folder in a format
+        of the model's task.
 
     Raises:
-        DataError: an input that does not exist; with ``out``, after the table is written, an image that was named by its path
-            could not be read, or none could.
+        DataError: an input that does not exist; with ``out``, after it is written, an image that was named by its path could
+            not be read, or none could.
     """
     from vitrail.workflows.predict import predict as answer
-    from vitrail.workflows.predict import write_rows
+    from vitrail.workflows.predict import write_answers
 
     answers = answer(
         model,
         list_inputs(inputs),
         top=flags["top"],
+        threshold=flags["threshold"],
         fast=flags["fast"],
+        overlay=to_path(flags["overlay"]),
         **parse_options(flags, max_bad=ALL),
         bad_list=to_path(flags["bad_list"]),
         say=log,
     )
     if (out := to_path(flags["out"])) is None:
         return answers
-    write_rows(answers, out, flags["format"])
+    write_answers(answers, out, flags["format"])
     return out
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from vitrail.data.decode import BadImage
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Item, Source
 from vitrail.files import dump_json, make_folder, replace_file
-from vitrail.inference.inputs import find_inputs
+from vitrail.inference.inputs import find_inputs, name_files
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.results import Results
 from vitrail.reports.wording import plural
@@ -72,7 +71,7 @@ def _explain_each(
     say: Say,
 ) -> Iterator[Explanation]:
     rows: list[dict[str, Any]] = []
-    names = _name_files(list(map(str, source.keys)))
+    names = name_files(list(map(str, source.keys)))
     with ProgressBar("explaining", len(source), quiet=inference.quiet) as show:
         for number, (item, prepared) in enumerate(prepare_inputs(task, source, bad)):
             with in_precision(inference.precision, prepared.images.device):
@@ -130,21 +129,3 @@ def _write(
     np.savez_compressed(buffer, **numbers)
     replace_file(out / files["numbers"], buffer.getvalue())
     return files
-
-
-def _name_files(keys: Sequence[str]) -> dict[str, str]:
-    """A name for the files of each image: that of its own file, with a number where several have the same."""
-    names: dict[str, str] = {}
-    taken: set[str] = set()
-    for key in keys:
-        if key in names:  # the same file, given twice
-            continue
-        file, number = re.fullmatch(r"(.*?)(?:#(\d+))?", key, re.DOTALL).groups()  # type: ignore[union-attr]
-        stem = name = "-".join(filter(None, (Path(file).stem, number))) or "image"
-        count = 1
-        while name.lower() in taken:  # some file systems ignore case
-            count += 1
-            name = f"{stem}-{count}"
-        taken.add(name.lower())
-        names[key] = name
-    return names

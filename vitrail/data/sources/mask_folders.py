@@ -72,9 +72,9 @@ def read_masks(root: Path, found: Sequence[tuple[str, str, str]]) -> tuple[str, 
     """The images and masks of the pairs of folders that `find_masks` gives.
 
     Names of classes are those of ``classes.txt`` (one a line, in the order of the values) or of a ``palette.csv`` or
-    ``classes.csv`` with the columns ``index,name`` and, for colours, ``red,green,blue``; without one of these files, classes
-    are named after their values. The value 255, or the colour with this index, is ignored, unless masks have no other values
-    than 0 and 255.
+    ``classes.csv`` with the columns ``index,name`` and, for colours, ``red,green,blue``, in ``root`` or beside the masks;
+    without one of these files, classes are named after their values. The value 255, or the colour with this index, is ignored,
+    unless masks have no other values than 0 and 255.
 
     Raises:
         DataError: no image has a mask, a mask that is not lossless, or values without a name.
@@ -121,7 +121,7 @@ def _plain_name(path: str) -> str:
 def _find_classes(root: Path, masks: Sequence[str]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], tuple[str, ...]]:
     """The values of masks (V,) or (V, 3), the class of each (V,), the names of the classes, and notes."""
     found = _find_values(root, masks)
-    named = _read_names(root)
+    named = _read_names(root, masks[0])
     ignored = (named or {}).pop(IGNORED, ("", None))[1]
     if isinstance(next(iter(found)), tuple):
         return _match_colours(root, found, named, ignored)
@@ -174,17 +174,24 @@ def _find_values(root: Path, masks: Sequence[str]) -> set:
     return found
 
 
-def _read_names(root: Path) -> dict[int, tuple[str, Colour | None]] | None:
-    """The name, and the colour where it is given, of each value."""
-    for file in ("palette.csv", "classes.csv"):
-        if (root / file).is_file():
-            return dict(_read_table(root / file))
-    if not (root / "classes.txt").is_file():
-        return None
+def _read_names(root: Path, mask: str) -> dict[int, tuple[str, Colour | None]] | None:
+    """The name, and the colour where it is given, of each value, from the file nearest to a mask, in ``root`` at last."""
+    for folder in (root / mask).parents:
+        for file in ("palette.csv", "classes.csv"):
+            if (folder / file).is_file():
+                return dict(_read_table(folder / file))
+        if (folder / "classes.txt").is_file():
+            return _read_lines(folder / "classes.txt")
+        if folder == root:
+            break
+    return None
+
+
+def _read_lines(path: Path) -> dict[int, tuple[str, Colour | None]]:
     try:
-        lines = (root / "classes.txt").read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise DataError(f"{root / 'classes.txt'} cannot be read: {error}", "give one name a line in UTF-8") from error
+        raise DataError(f"{path} cannot be read: {error}", "give one name a line in UTF-8") from error
     return {number: (name.strip(), None) for number, name in enumerate(line for line in lines if line.strip())}
 
 
