@@ -8,40 +8,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import vitrail
-from vitrail.data.coco_results import read_results
+from tests.tasks.dense_models import create
 from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError, DataError
 from vitrail.tasks.class_colours import class_colours
+from vitrail.tasks.coco_results import read_results
 from vitrail.tasks.pictures import open_image
 
-CLASSES = ["background", "cat", "dog"]
-TINY = {"image_size": 32, "classes": CLASSES, "width": 32, "depth": 2, "heads": 2, "patch_size": (8, 8)}
+CLASSES = ("background", "cat", "dog")
 
 
 def silent(line: str) -> None: ...
 
 
-def make(task: str, **arguments):
-    torch.manual_seed(0)
-    model = vitrail.create_model("vit-ti16", task=task, arguments={"head_width": 16, **arguments}, **TINY)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model.eval()
-
-
 @pytest.fixture(scope="module")
 def detector():
-    return make("detection", threshold=0.0, most=5)
+    return create("detection", classes=CLASSES, most=5, threshold=0.0)
 
 
 @pytest.fixture(scope="module")
 def segmenter():
-    return make("segmentation")
+    return create("segmentation", classes=CLASSES)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +93,7 @@ def test_coco_results_load_in_pycocotools(detector, images, tmp_path):
 
 def test_yolo_files_are_read_back_as_the_same_boxes(detector, images, tmp_path):
     labels = predict(detector, images, images.parent / "labels")
-    assert (labels / "classes.txt").read_text().split() == CLASSES
+    assert (labels / "classes.txt").read_text().split() == list(CLASSES)
     index = rows(labels / "index.csv")
     assert {row["path"]: row["file"] for row in index} == {
         str(images / "a.png"): "a.txt",
@@ -125,7 +115,7 @@ def test_masks_are_read_back_as_the_same_maps(segmenter, images, tmp_path):
     masks = predict(segmenter, [images / "a.png", images / "b.png"], tmp_path / "masks")
     (tmp_path / "images").symlink_to(images)
     source = open_data(tmp_path, validation=0).train
-    assert list(source.classes) == CLASSES
+    assert source.classes == CLASSES
     for answer in predict(segmenter, [images / "a.png", images / "b.png"]):
         (place,) = (row for row, key in enumerate(source.keys) if key == f"images/{Path(answer.key).name}")
         np.testing.assert_array_equal(source.targets.of(place), answer.map)
@@ -160,8 +150,8 @@ def test_overlays_have_the_size_of_their_pictures(request, images, tmp_path, tas
 
 
 def test_what_a_task_does_not_have_is_refused(detector, segmenter, images, tmp_path):
-    classifier = vitrail.create_model("vit-ti16", **TINY)
-    with pytest.raises(ConfigError, match="whose answers have no objects"):
+    classifier = vitrail.create_model("vit-ti16", image_size=32, classes=CLASSES, depth=1)
+    with pytest.raises(ConfigError, match="have no objects with a score"):
         predict(classifier, images, threshold=0.5)
     with pytest.raises(ConfigError, match="do not lie in the picture"):
         predict(classifier, images, overlay=tmp_path)

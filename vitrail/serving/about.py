@@ -13,6 +13,8 @@ from vitrail.serving import schemas
 from vitrail.serving.documents import MODEL_ERRORS, errors
 from vitrail.serving.refusals import Refused
 from vitrail.serving.service import CurrentService, Service
+from vitrail.tasks import Task
+from vitrail.tasks.class_colours import class_colours, to_hex
 from vitrail.weights.description import describe
 
 router = APIRouter(tags=["server"])
@@ -40,12 +42,16 @@ def describe_model(service: Service) -> dict[str, Any]:
         "version": served.version,
         "source": served.about.get("source", ""),
         "sha256": served.about.get("sha256"),
+        "task": model.name,
         "architecture": description["architecture"],
         "image_size": list(model.preprocessing.size),
         "channels": model.preprocessing.channels,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "numerics": description["config"],
-        **{name: description[name] for name in ("classes", "multi_label", "temperature", "preprocessing")},
+        **{name: description[name] for name in ("classes", "preprocessing")},
+        **{name: getattr(model, name) for name in ("multi_label", "temperature")},
+        "threshold": getattr(model, "threshold", None),
+        "colours": list_colours(model),
         "provenance": strip_folders(description["provenance"]),
         "metrics": served.about.get("metrics", {}),
         "card": served.about.get("card"),
@@ -59,6 +65,14 @@ def describe_model(service: Service) -> dict[str, Any]:
             "deadline_seconds": limits.deadline,
         },
     }
+
+
+def list_colours(model: Task) -> list[str] | None:
+    """Returns the colour of each class in drawings; None for a model whose answers are not drawn."""
+    if not model.draws_answers:
+        return None
+    colours = class_colours(model.classes)
+    return [to_hex(colours[name]) for name in model.classes]
 
 
 def strip_folders(value: Any) -> Any:

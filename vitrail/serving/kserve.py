@@ -24,6 +24,7 @@ from vitrail.serving.service import CurrentService, Service
 from vitrail.serving.uploads import MOST_COMMAS, Upload, decode_base64, parse_json
 
 INPUTS = "send one input: 'image' BYTES (files in base64), 'pixels' UINT8 (N, h, w, C) or 'images' FP32 (N, C, h, w)"
+DATATYPES = {"float32": "FP32", "int64": "INT64", "uint8": "UINT8"}
 
 router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
@@ -126,7 +127,12 @@ INFERS = errors(400, 401, 403, 404, 408, 413, 422, 500, 503, 504)
     operation_id="infer_of_version",
 )
 async def infer(request: Request, served: CurrentModel, service: CurrentService) -> Response:
-    """Returns logits, probabilities and labels of each image, or features if the model has no head."""
+    """Returns the outputs of the model's task for each image, or features if the model has no head.
+
+    A classifier gives `logits`, `probabilities` and `label`. A detector gives `boxes` (left, top, right, bottom, in pixels of an
+    `image`, or of the input), `scores` and `labels`, sorted by score; a score of 0 is no object. A segmenter gives `map`, the
+    class of every pixel of the input.
+    """
     preprocessing = served.model.preprocessing
     numbers = service.limits.images * preprocessing.channels * math.prod(preprocessing.size)
     # parsing numbers from JSON is slow
@@ -237,14 +243,14 @@ def _describe_tensor(name: str, kind: str, *shape: int) -> dict[str, Any]:
 
 
 def _encode_tensor(name: str, values: np.ndarray) -> dict[str, Any]:
-    return {**_describe_tensor(name, "FP32", *values.shape), "data": values.ravel().tolist()}
+    return {**_describe_tensor(name, DATATYPES[values.dtype.name], *values.shape), "data": values.ravel().tolist()}
 
 
 def _describe_output(name: str, array: np.ndarray | list[str]) -> dict[str, Any]:
     """Returns the metadata of an output, with -1 for the number of images."""
     if isinstance(array, list):
         return _describe_tensor(name, "BYTES", -1)
-    return _describe_tensor(name, "FP32", -1, *array.shape[1:])
+    return _describe_tensor(name, DATATYPES[array.dtype.name], -1, *array.shape[1:])
 
 
 def _encode_output(name: str, array: np.ndarray | list[str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ C channels, K classes, F features, H heads, h x w pixels of the input or cells o
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import threading
 import time
@@ -43,7 +44,9 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import Say
-from vitrail.tasks import Task
+from vitrail.tasks import Answer, Task
+from vitrail.tasks.dense_answers import PlacedAnswer
+from vitrail.tasks.pictures import open_image
 from vitrail.weights.folders import CONFIG
 from vitrail.weights.onnx import ExportedBackbone
 from vitrail.weights.resolve import ResolvedModel, hash_model, resolve_model
@@ -153,22 +156,37 @@ class LoadedModel:
     def answer(self, pictures: list[Picture]) -> list[Output]:
         """Returns the output for each picture of `prepare`. Raises `ArithmeticError` if an output is not finite."""
         values = self._run(self.model, self._normalise(pictures))
-        frames = Frames.of(pictures)
-        return [Output(row, frames.take(np.array([index]))) for index, row in enumerate(values)]
+        return [
+            Output(row, None if picture.crop is None else Frames.of([picture]))
+            for row, picture in zip(values, pictures)
+        ]
 
     def answer_normalised(self, pictures: list[np.ndarray]) -> list[Output]:
         """Returns the output for each normalised image, float32 (C, h, w)."""
         values = self._run(self.model, torch.from_numpy(np.stack(pictures)).to(device_of(self.model)))
         return [Output(row, None) for row in values]
 
-    def decode(self, output: Output, top: int) -> dict[str, Any]:
-        """Returns the prediction of an output as JSON, with the ``top`` classes."""
-        (answer,) = self.model.decode(output.values[None], output.frames, top=top)
-        return answer.to_json()
+    def decode(self, output: Output, options: Mapping[str, Any]) -> Answer:
+        """Returns the answer of an output; ``options`` are those of `Task.answer_options`. Thread-safe."""
+        (answer,) = self.model.decode(output.values[None], output.frames, **options)
+        return answer
+
+    def draw(self, content: bytes, output: Output, options: Mapping[str, Any]) -> bytes:
+        """Returns the answer drawn over its image file: a PNG with at most `SHOWN` pixels on the longer side. Thread-safe."""
+        answer, image = self.decode(output, options), open_image(content)
+        assert isinstance(answer, PlacedAnswer)
+        image.thumbnail((SHOWN, SHOWN))
+        file = io.BytesIO()
+        answer.draw_over(image).save(file, "PNG")
+        return file.getvalue()
 
     def encode(self, outputs: list[Output]) -> dict[str, np.ndarray | list[str]]:
         """Returns outputs as named arrays with the images on the first axis."""
-        return self.model.reply_arrays(torch.stack([output.values for output in outputs]))
+        frames = [output.frames for output in outputs if output.frames is not None]
+        return self.model.reply_arrays(
+            torch.stack([output.values for output in outputs]),
+            Frames.join(frames) if len(frames) == len(outputs) else None,
+        )
 
     def features(self, pictures: list[Picture]) -> list[np.ndarray]:
         """Returns the features of each picture of `prepare`: (F,) float32. Raises `ArithmeticError`."""
@@ -196,7 +214,10 @@ class LoadedModel:
         """Returns the request with its layer counted from 0. Raises `ConfigError` if the model does not support it."""
         if (method := request.options.method) not in self.methods:
             known = ", ".join(self.methods) or "none"
-            raise ConfigError(f"this model does not support the method {method}", f"supported methods: {known}")
+            what = f"this model does not support the method {method}"
+            if self.model.draws_answers and method in NEEDS_ANSWER:
+                what += f", which explains the class of an image: the task is {self.model.name}"
+            raise ConfigError(what, f"supported methods: {known}")
         request = replace(request, options=resolve_options(self.model, request.options))
         if request.query is not None and not self._layers_of(request):
             where = "any layer" if request.every_layer else f"layer {request.options.layer}"

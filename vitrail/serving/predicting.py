@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitrail.analysis.explanation import ExplainOptions, Explanation, PreparedImage, draw_heads
 from vitrail.analysis.pictures import find_light_range, overlay
-from vitrail.errors import nearest
+from vitrail.errors import ConfigError, nearest
 from vitrail.serving import schemas
 from vitrail.serving.documents import IMAGE_ERRORS, errors, image_body
 from vitrail.serving.loaded_model import ExplanationRequest, LayerMaps, LoadedModel, Output
@@ -55,43 +55,88 @@ Method = Literal["attention", "rollout", "gradient", "occlusion"]
 Top = Annotated[int, Query(ge=1, le=1000, description="maximum number of classes")]
 
 
+PNG = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
+Show = Annotated[
+    Literal["json", "png"], Query(alias="as", description="values, or a picture with them drawn on the image")
+]
+
+
 @router.post(
     "/v1/predict",
-    summary="Predict the classes of images",
+    summary="Predict the classes of images, the objects on them, or the class of every pixel",
     openapi_extra=image_body(),
-    responses={200: {"model": schemas.Predictions}, **errors(*IMAGE_ERRORS, "invalid", "cannot_explain", "no_head")},
+    responses={
+        200: {"model": schemas.Predictions, "content": PNG},
+        **errors(*IMAGE_ERRORS, "invalid", "cannot_explain", "no_head"),
+    },
 )
 async def predict(
     request: Request,
     service: CurrentService,
     uploads: Annotated[list[Upload], Depends(get_uploads)],
     top: Top = LISTED,
+    threshold: Annotated[
+        float | None, Query(ge=0, le=1, description="least score of an object; by default that of the detector")
+    ] = None,
+    side: Annotated[
+        int | None,
+        Query(ge=1, description="pixels of the longer side of a map, at most; by default those of the image"),
+    ] = None,
+    show: Show = "json",
     explain: Method | None = None,
 ) -> Response:
-    """Returns the most probable classes of each image. With `explain`, also an explanation of the best class."""
+    """Returns the most probable classes of each image, its objects, or a map of the classes of its pixels.
+
+    With `as=png` objects or classes are drawn on the image. With `explain`, a classifier also explains the best class.
+    """
     served, deadline = service.served, request.state.deadline
-    if not served.model.classes:
-        raise Refused("no_head", "the model has no head", "use POST /v1/embed for features")
+    options = _choose_options(served, top, threshold, side)
+    if show == "png":
+        return await _draw_answer(service, served, uploads, options, deadline)
     wanted = (
         None if explain is None else served.check_request(ExplanationRequest(options=ExplainOptions(method=explain)))
     )
     with service.batcher.places(len(uploads), explain or served.answer, deadline):
         outputs = await service.run_each(served, served.answer, uploads, deadline)
-        rows = [{"name": upload.name, **_decode(served, output, top)} for upload, output in zip(uploads, outputs)]
+        decoded = [await _decode(service, served, output, options, deadline) for output in outputs]
+        rows = [{"name": upload.name, **row} for upload, row in zip(uploads, decoded)]
         if wanted is not None:
             for upload, row in zip(uploads, rows):
                 if "error" not in row:
                     prepared = await service.prepare(served.prepare_explanation, upload, deadline)
                     maps = await _explain(service, served, served.maps, prepared, wanted, deadline)
                     row["explanation"] = _encode_explanation(prepared, wanted, maps)
-    return JSONResponse({"model": served.identity, "multi_label": served.model.multi_label, "predictions": rows})
+    about = {"model": served.identity, "task": served.model.name, "multi_label": served.model.multi_label}
+    return JSONResponse({**about, "predictions": rows})
+
+
+def _choose_options(served: LoadedModel, top: int, threshold: float | None, side: int | None) -> dict[str, Any]:
+    """Returns the arguments of `LoadedModel.decode`. Raises `Refused` for what the model's answers do not have."""
+    if not served.model.classes:
+        raise Refused("no_head", "the model has no head", "use POST /v1/embed for features")
+    try:
+        return served.model.answer_options(top=top, threshold=threshold, side=side)
+    except ConfigError as error:
+        raise Refused("invalid", error.what, error.remedy) from error
+
+
+async def _draw_answer(
+    service: Service, served: LoadedModel, uploads: list[Upload], options: dict[str, Any], deadline: float
+) -> Response:
+    if not served.model.draws_answers or len(uploads) > 1:
+        what = f"{len(uploads)} images" if len(uploads) > 1 else f"an answer of the task {served.model.name}"
+        raise Refused("invalid", f"{what} cannot be drawn on an image", "leave as=png out")
+    with service.batcher.places(1, served.answer, deadline):
+        (output,) = await service.run_each(served, served.answer, uploads, deadline)
+        content = await service.run_in_thread(served.draw, uploads[0].content, output, options, deadline=deadline)
+    return Response(content, media_type="image/png")
 
 
 @router.post(
     "/v1/embed",
     summary="Compute the features of images",
     openapi_extra=image_body(),
-    responses={200: {"model": schemas.Embeddings}, **errors(*IMAGE_ERRORS)},
+    responses={200: {"model": schemas.Embeddings}, **errors(*IMAGE_ERRORS, "cannot_explain")},
 )
 async def embed(
     request: Request, service: CurrentService, uploads: Annotated[list[Upload], Depends(get_uploads)]
@@ -112,10 +157,7 @@ async def embed(
     summary="Explain the prediction for an image",
     openapi_extra=image_body(several=False),
     responses={
-        200: {
-            "model": schemas.ExplanationReply,
-            "content": {"image/png": {"schema": {"type": "string", "format": "binary"}}},
-        },
+        200: {"model": schemas.ExplanationReply, "content": PNG},
         **errors(*IMAGE_ERRORS, "invalid", "cannot_explain"),
     },
 )
@@ -134,9 +176,7 @@ async def explain(
         str, Query(pattern=r"^([0-9]{1,4},[0-9]{1,4})?$", description="row,column of the query patch")
     ] = "",
     target: Annotated[str | None, Query(description="the class to explain; by default the predicted class")] = None,
-    show: Annotated[
-        Literal["json", "png"], Query(alias="as", description="values, or the map drawn on the image")
-    ] = "json",
+    show: Show = "json",
 ) -> Response:
     """Returns an explanation as values or as an image.
 
@@ -169,7 +209,7 @@ async def explain(
         if served.model.answers_classes:
             images = prepared.images[0].cpu().numpy()  # (C, h, w), decoded once for both
             output = await service.batcher.run(served.answer_normalised, images, deadline)
-            prediction = _decode(served, output, LISTED)
+            prediction = served.decode(output, {"top": LISTED}).to_json()
         maps = await _explain(service, served, served.maps, prepared, wanted, deadline)
         reply = {"model": served.identity, "name": upload.name, "prediction": prediction}
         body = await service.run_in_thread(_encode_reply, reply, prepared, wanted, maps, deadline=deadline)
@@ -198,9 +238,19 @@ async def _explain(
         over.set()
 
 
-def _decode(served: LoadedModel, output: Output | Refused, top: int) -> dict[str, Any]:
+async def _decode(
+    service: Service, served: LoadedModel, output: Output | Refused, options: dict[str, Any], deadline: float
+) -> dict[str, Any]:
     """Returns the prediction for one image, or its error."""
-    return {"error": output.fault} if isinstance(output, Refused) else served.decode(output, top)
+    if isinstance(output, Refused):
+        return {"error": output.fault}
+    if not served.model.draws_answers:
+        return served.decode(output, options).to_json()
+
+    def work() -> dict[str, Any]:
+        return served.decode(output, options).to_json()
+
+    return await service.run_in_thread(work, deadline=deadline)  # a map is as large as its image
 
 
 def _encode_explanation(prepared: PreparedImage, wanted: ExplanationRequest, maps: list[LayerMaps]) -> dict[str, Any]:

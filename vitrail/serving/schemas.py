@@ -40,6 +40,27 @@ class Ranked(Schema):
     score: float = Score
 
 
+class Object(Schema):
+    label: str = Field(examples=["cat"])
+    score: float = Score
+    box: list[float] = Field(
+        description="left, top, right, bottom in pixels of the image after EXIF orientation",
+        examples=[[12.5, 40.0, 210.0, 180.5]],
+    )
+
+
+class Share(Schema):
+    label: str = Field(examples=["road"])
+    share: float = Field(ge=0, le=1, description="of the pixels of the image", examples=[0.31])
+
+
+class ClassMap(Schema):
+    """The class of every pixel, as an index of the model's classes."""
+
+    size: list[int] = Field(description="height and width")
+    png: str = Field(description="base64: a PNG with a palette, whose pixel values are the indices")
+
+
 class LayerMap(Schema):
     """The maps of a layer: one list of values per head, in row-major order."""
 
@@ -61,18 +82,28 @@ class Explanation(Schema):
 
 
 class Answer(Schema):
-    """The prediction for one image; for an invalid image, only ``error`` is set."""
+    """The prediction for one image. For an invalid image, only ``error`` is set.
+
+    A classifier sets ``label``, ``score`` and ``top``, a detector ``width``, ``height`` and ``objects``, a segmenter ``width``,
+    ``height``, ``classes`` and ``map``.
+    """
 
     name: str | None = Field(examples=["cat.jpg"])
     label: str | None = None
     score: float | None = None
     top: list[Ranked] | None = None
+    width: int | None = None
+    height: int | None = None
+    objects: list[Object] | None = Field(None, description="by score, the highest first")
+    classes: list[Share] | None = Field(None, description="those that occur, the largest share first")
+    map: ClassMap | None = None
     explanation: Explanation | None = None
     error: Fault | None = None
 
 
 class Predictions(Schema):
     model: ModelName
+    task: str = Field(examples=["classification", "detection", "segmentation"])
     multi_label: bool
     predictions: list[Answer]
 
@@ -133,6 +164,7 @@ class AboutModel(Schema):
     name: str
     version: str
     source: str
+    task: str = Field(examples=["classification", "detection", "segmentation"])
     sha256: str | None = Field(description="SHA-256 of the file; of a folder that of the hashes of its files")
     architecture: str
     image_size: list[int]
@@ -140,7 +172,9 @@ class AboutModel(Schema):
     parameters: int
     classes: list[str]
     multi_label: bool
-    temperature: float
+    temperature: float | None = Field(description="null for a model that is no classifier")
+    threshold: float | None = Field(description="least score of a detector's objects, if a request gives none")
+    colours: list[str] | None = Field(description="colours of the classes of a detector or segmenter, #rrggbb")
     numerics: dict[str, Any] = Field(description="the model's config")
     preprocessing: dict[str, Any]
     metrics: dict[str, Any]

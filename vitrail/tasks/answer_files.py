@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from vitrail.data.coco_results import FoundBoxes, write_results
 from vitrail.files import make_folder, replace_file
 from vitrail.tasks.answer import Answer
 from vitrail.tasks.class_colours import class_colours
+from vitrail.tasks.coco_results import FoundBoxes, write_results
 from vitrail.tasks.dense_answers import Detections, Segmentation
 
 

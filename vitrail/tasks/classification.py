@@ -222,7 +222,7 @@ class Classifier(Task):
         ]
         return [Prediction(*best[0], best) for best in ranked]
 
-    def reply_arrays(self, outputs: Tensor) -> dict[str, NDArray | list[str]]:
+    def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
         labels = [prediction.label for prediction in self.decode(outputs, top=1)]
         return {"logits": outputs.numpy(), "probabilities": self.probabilities(outputs).numpy(), "label": labels}
 

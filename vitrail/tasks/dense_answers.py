@@ -125,11 +125,13 @@ class Segmentation(PlacedAnswer):
             that it was.
         classes: the names of all classes.
         top: classes that `row` lists.
+        size: (height, width) of the picture, where a smaller map was asked for.
     """
 
     map: NDArray[np.uint8]
     classes: tuple[str, ...]
     top: int = 5
+    size: tuple[int, int] | None = None
 
     @property
     def colours(self) -> dict[str, Colour]:
@@ -157,8 +159,8 @@ class Segmentation(PlacedAnswer):
 
     def to_json(self) -> dict[str, Any]:
         shares = [{"label": label, "share": share} for label, share in self.shares.items()]
-        height, width = self.map.shape
-        drawn = {"size": [height, width], "png": b64encode(self.to_png()).decode()}
+        height, width = self.size or self.map.shape
+        drawn = {"size": list(self.map.shape), "png": b64encode(self.to_png()).decode()}
         return {"width": width, "height": height, "classes": shares, "map": drawn}
 
     def to_png(self) -> bytes:

@@ -179,10 +179,12 @@ class Detector(DenseTask):
         boxes = place_boxes(placed[..., :4], Frames.whole(len(placed), size) if frames is None else frames, size)
         return np.concatenate([boxes, placed[..., 4:]], -1)
 
-    def answer_options(self, *, top: int = 5, threshold: float | None = None) -> dict[str, Any]:
+    def answer_options(
+        self, *, top: int = 5, threshold: float | None = None, side: int | None = None
+    ) -> dict[str, Any]:
         if threshold is not None and not 0 <= threshold <= 1:
             raise ConfigError(f"the threshold is {threshold}", "give the least score of an object, from 0 to 1")
-        return {**super().answer_options(top=top), "threshold": threshold}
+        return {**super().answer_options(top=top, side=side), "threshold": threshold}
 
     def decode(
         self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5, threshold: float | None = None
@@ -203,8 +205,10 @@ class Detector(DenseTask):
             answers.append(Detections(boxes, scores, labels, (height, width), self.classes))
         return answers
 
-    def reply_arrays(self, outputs: Tensor) -> dict[str, NDArray | list[str]]:
-        return {name: values.numpy() for name, values in split_outputs(self.detect(outputs)).items()}
+    def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
+        """``boxes`` (B, most, 4), ``scores`` and ``labels`` (B, most); boxes are in pixels of the pictures of ``frames``."""
+        placed = torch.from_numpy(self.place_in_pictures(self.detect(outputs), frames)).float()
+        return {name: values.numpy() for name, values in split_outputs(placed).items()}
 
     def metric(self) -> BoxMetric:
         return BoxMetric(self.classes, self.preprocessing.size, self.detect)

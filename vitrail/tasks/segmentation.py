@@ -175,11 +175,24 @@ class Segmenter(DenseTask):
 
     # Answers.
 
-    def decode(self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5) -> list[Segmentation]:
-        frames = Frames.whole(len(outputs), self.preprocessing.size) if frames is None else frames
-        return [Segmentation(drawn.cpu().numpy(), self.classes, top) for drawn in label_pixels(outputs, frames)]
+    def answer_options(
+        self, *, top: int = 5, threshold: float | None = None, side: int | None = None
+    ) -> dict[str, Any]:
+        if side is not None and side < 1:
+            raise ConfigError(f"side is {side}", "give the pixels of the longer side of a map, at most")
+        return {**super().answer_options(top=top, threshold=threshold), "side": side}
 
-    def reply_arrays(self, outputs: Tensor) -> dict[str, NDArray | list[str]]:
+    def decode(
+        self, outputs: Tensor, frames: Frames | None = None, *, top: int = 5, side: int | None = None
+    ) -> list[Segmentation]:
+        """Maps in the size of each picture, or with ``side`` pixels on the longer side if the picture is larger."""
+        frames = Frames.whole(len(outputs), self.preprocessing.size) if frames is None else frames
+        sizes = [(height, width) for height, width in frames.pictures.astype(int).tolist()]
+        drawn = label_pixels(outputs, frames if side is None else frames.shrink(side))
+        return [Segmentation(map.cpu().numpy(), self.classes, top, size) for map, size in zip(drawn, sizes)]
+
+    def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
+        """``map`` (B, h, w) uint8, the class of every pixel of the model's input."""
         return {"map": outputs.argmax(1).to(torch.uint8).numpy()}
 
     def metric(self) -> MapMetric:

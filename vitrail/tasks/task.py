@@ -208,18 +208,27 @@ class Task(nn.Module, ABC):
             top: how many labels or objects an answer lists at most.
         """
 
-    def answer_options(self, *, top: int = 5, threshold: float | None = None) -> dict[str, Any]:
-        """Arguments of `decode`, from what users ask for: ``top`` labels, objects from ``threshold`` on.
+    def answer_options(
+        self, *, top: int = 5, threshold: float | None = None, side: int | None = None
+    ) -> dict[str, Any]:
+        """Further arguments of `decode`, from what users ask for. Raises `ConfigError` for what answers do not have.
 
-        Raises `ConfigError` for a model without a head, and for what answers of this task do not have.
+        Args:
+            top: labels that an answer lists, at most.
+            threshold: the least score of an object.
+            side: pixels of the longer side of a map of classes, at most.
         """
         self.check_can_answer(top)
-        if threshold is not None:
-            what = f"a threshold for the task {self.name}, whose answers have no objects with a score"
-            raise ConfigError(what, "leave the threshold out")
+        for name, value, lacking in (
+            ("threshold", threshold, "objects with a score"),
+            ("side", side, "map of classes"),
+        ):
+            if value is not None:
+                what = f"{name} is {value}, and answers of the task {self.name} have no {lacking}"
+                raise ConfigError(what, f"leave {name} out")
         return {"top": top}
 
-    def reply_arrays(self, outputs: Tensor) -> dict[str, NDArray | list[str]]:
+    def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
         """Named arrays or words, the images first, for clients that want numbers (the Open Inference Protocol)."""
         return {"outputs": outputs.numpy()}
 

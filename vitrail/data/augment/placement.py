@@ -38,6 +38,17 @@ class Frames:
     def take(self, rows: NDArray[np.intp]) -> Frames:
         return Frames(self.crops[rows], self.pictures[rows])
 
+    def shrink(self, most: int) -> Frames:
+        """Returns the frames of the same pictures, reduced to ``most`` pixels on the longer side if they are larger."""
+        longer = self.pictures.max(1, keepdims=True)  # (B, 1)
+        scale = np.minimum(most / longer, 1)
+        return Frames(self.crops * scale, np.maximum((self.pictures * scale).round(), 1))
+
+    @classmethod
+    def join(cls, frames: Sequence[Frames]) -> Frames:
+        """Returns the frames of several batches, one after the other."""
+        return cls(np.concatenate([each.crops for each in frames]), np.concatenate([each.pictures for each in frames]))
+
     @classmethod
     def whole(cls, images: int, size: tuple[int, int]) -> Frames:
         """Returns the frames of images that show whole pictures of these sizes (height, width)."""

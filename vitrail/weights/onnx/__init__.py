@@ -154,6 +154,9 @@ class ExportedBackbone(Backbone):
         return self._run_output(LOGITS if self.config.classes else FEATURES, images)
 
     def features(self, images: Tensor) -> Tensor:
+        if FEATURES not in {value.name for value in self.session.get_outputs()}:
+            what = "the exported graph of a detector or a segmenter gives no features of whole images"
+            raise ConfigError(what, "use the model that it was exported from")
         return self._run_output(FEATURES, images)
 
     def _run_output(self, output: str, images: Tensor) -> Tensor:

@@ -1,0 +1,176 @@
+"""The routes for a detector and a segmenter: their answers are those of the model, as JSON, as pictures and as tensors."""
+
+from __future__ import annotations
+
+import io
+import json
+from base64 import b64decode, b64encode
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitrail
+from tests.tasks.dense_models import create
+from vitrail.inference.options import InferenceOptions
+from vitrail.serving.loaded_model import LoadedModel, load_model
+from vitrail.tasks.class_colours import class_colours, to_hex
+from vitrail.weights.native import save_model
+
+TASKS = ("detection", "segmentation")
+CLASSES = ("background", "cat", "dog")
+
+
+@pytest.fixture(scope="module")
+def models():
+    anything = {"most": 5, "threshold": 0.0}  # five objects, whatever their scores
+    return {task: create(task, classes=CLASSES, **(anything if task == "detection" else {})) for task in TASKS}
+
+
+@pytest.fixture
+def clients(models, start):
+    return {task: start(lambda task=task: LoadedModel(models[task], "tiny")) for task in TASKS}
+
+
+def ask(client, content: bytes, **query):
+    return client.post("/v1/predict", params=query, files={"file": ("a.png", content)})
+
+
+def test_objects_are_those_of_the_model_in_pixels_of_the_picture(clients, models, png):
+    content = png()  # 40 x 52 pixels
+    reply = ask(clients["detection"], content, threshold=0).json()
+    assert reply["task"] == "detection"
+    (told,), (expected,) = reply["predictions"], models["detection"].predict([content], threshold=0)
+    assert (told["name"], told["width"], told["height"]) == ("a.png", 52, 40)
+    assert [each["label"] for each in told["objects"]] == list(expected.labels)
+    np.testing.assert_allclose([each["box"] for each in told["objects"]], expected.boxes, atol=1e-3)
+    scores = [each["score"] for each in told["objects"]]
+    assert scores == pytest.approx(expected.scores.tolist(), abs=1e-5) and len(scores) == 5
+    fewer = ask(clients["detection"], content, threshold=(scores[1] + scores[2]) / 2).json()["predictions"][0]
+    assert len(fewer["objects"]) == 2
+
+
+def test_a_map_is_that_of_the_model_in_the_size_of_the_picture_or_smaller(clients, models, png):
+    content = png()
+    (told,) = ask(clients["segmentation"], content).json()["predictions"]
+    (expected,) = models["segmentation"].predict([content])
+    levels = np.asarray(Image.open(io.BytesIO(b64decode(told["map"]["png"]))))
+    assert told["map"]["size"] == [40, 52] == list(levels.shape)
+    assert (levels == expected.map).mean() > 0.99
+    assert {each["label"]: each["share"] for each in told["classes"]} == pytest.approx(expected.shares, abs=0.01)
+    (small,) = ask(clients["segmentation"], content, side=26).json()["predictions"]
+    assert (small["map"]["size"], small["width"], small["height"]) == ([20, 26], 52, 40)
+    levels = np.asarray(Image.open(io.BytesIO(b64decode(small["map"]["png"]))))
+    assert (levels == expected.map[1::2, 1::2]).mean() > 0.8
+
+
+def test_a_broken_image_among_several_has_its_error(clients, png):
+    for client in clients.values():
+        reply = client.post("/v1/predict", files=[("file", png()), ("file", b"none"), ("file", png(30, 20, 1))])
+        first, second, third = reply.json()["predictions"]
+        assert second["error"]["code"] == "bad_image"
+        assert (first["width"], third["width"]) == (52, 20)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_answers_are_drawn_as_the_model_draws_them(clients, models, png, task):
+    content = png(200, 300)
+    reply = ask(clients[task], content, **{"as": "png"})
+    assert reply.headers["content-type"] == "image/png"
+    drawn = np.asarray(Image.open(io.BytesIO(reply.content)), int)
+    (expected,) = models[task].predict([content])
+    assert np.abs(drawn - np.asarray(expected.draw(content), int)).mean() < 1
+    large = ask(clients[task], png(600, 2048), **{"as": "png"})
+    assert Image.open(io.BytesIO(large.content)).size == (1024, 300)
+
+
+def test_what_an_answer_does_not_have_is_refused_in_words(clients, client, png):
+    refusals = [
+        (client, {"threshold": 0.5}, "have no objects with a score"),
+        (client, {"as": "png"}, "an answer of the task classification cannot be drawn"),
+        (clients["segmentation"], {"threshold": 0.5}, "have no objects with a score"),
+        (clients["detection"], {"side": 100}, "have no map of classes"),
+        (clients["detection"], {"threshold": 2}, "threshold"),
+    ]
+    for asked, query, words in refusals:
+        reply = ask(asked, png(), **query)
+        assert reply.status_code == 422 and reply.json()["error"]["code"] == "invalid", query
+        assert words in reply.json()["error"]["message"]
+    two = clients["detection"].post("/v1/predict?as=png", files=[("file", png()), ("file", png())])
+    assert "2 images cannot be drawn" in two.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_attention_is_shown_and_what_explains_a_class_is_refused(clients, models, png, task):
+    assert clients[task].get("/v1/model").json()["methods"] == ["attention", "rollout"]
+    told = clients[task].post("/v1/explain?layer=all&head=all", files={"file": png()}).json()
+    assert told["prediction"] is None and len(told["maps"]) == 1
+    for method in ("gradient", "occlusion"):
+        refused = clients[task].post(f"/v1/explain?method={method}", files={"file": png()}).json()["error"]
+        assert refused["code"] == "cannot_explain"
+        assert f"explains the class of an image: the task is {task}" in refused["message"]
+    assert (
+        len(clients[task].post("/v1/embed", files={"file": png()}).json()["embeddings"][0]["features"])
+        == models[task].width
+    )
+
+
+def test_the_model_tells_its_task_and_its_colours(clients, client):
+    for task, asked in clients.items():
+        told = asked.get("/v1/model").json()
+        colours = class_colours(CLASSES)
+        assert told["task"] == task and told["colours"] == [to_hex(colours[name]) for name in CLASSES]
+        assert told["temperature"] is None
+    assert clients["detection"].get("/v1/model").json()["threshold"] == 0
+    told = client.get("/v1/model").json()
+    assert (told["task"], told["colours"], told["threshold"]) == ("classification", None, None)
+
+
+def test_tensors_have_their_types_and_boxes_of_files_are_in_their_pixels(clients, models, png):
+    content = png()
+    image = [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [b64encode(content).decode()]}]
+    told = clients["detection"].post("/v2/models/tiny/infer", content=json.dumps({"inputs": image})).json()["outputs"]
+    outputs = {each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in told}
+    assert [(each["name"], each["datatype"]) for each in told] == [
+        ("boxes", "FP32"),
+        ("scores", "FP32"),
+        ("labels", "INT64"),
+    ]
+    (expected,) = models["detection"].predict([content], threshold=0)
+    np.testing.assert_allclose(outputs["boxes"][0], expected.boxes, atol=1e-3)
+    assert [CLASSES[label] for label in outputs["labels"][0]] == list(expected.labels)
+    pixels = models["detection"].picture(content).transpose(1, 2, 0)
+    tensor = {"name": "pixels", "shape": [1, *pixels.shape], "datatype": "UINT8", "data": pixels.ravel().tolist()}
+    told = (
+        clients["detection"].post("/v2/models/tiny/infer", content=json.dumps({"inputs": [tensor]})).json()["outputs"]
+    )
+    scale = np.tile([len(pixels) / 52, len(pixels) / 40], 2)
+    np.testing.assert_allclose(np.reshape(told[0]["data"], (5, 4)), expected.boxes * scale, atol=1e-3)
+    (map,) = (
+        clients["segmentation"].post("/v2/models/tiny/infer", content=json.dumps({"inputs": image})).json()["outputs"]
+    )
+    assert (map["name"], map["datatype"], map["shape"]) == ("map", "UINT8", [1, 32, 32])
+    described = clients["segmentation"].get("/v2/models/tiny").json()["outputs"]
+    assert described == [{"name": "map", "datatype": "UINT8", "shape": [-1, 32, 32]}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_an_exported_graph_answers_as_the_model_does(start, models, png, tmp_path, task):
+    pytest.importorskip("onnxruntime")
+    source = save_model(tmp_path / "model", models[task])
+    vitrail.export(source, tmp_path / "tiny.onnx", quiet=True, images=8)
+    served = load_model(str(tmp_path / "tiny.onnx"), name=None, classes=None, options=InferenceOptions(), say=print)
+    client = start(lambda: served)
+    about = client.get("/v1/model").json()
+    assert (about["task"], about["methods"], about["parity"] is None) == (task, [], False)
+    (told,), (expected,) = ask(client, png()).json()["predictions"], models[task].predict([png()])
+    if task == "detection":
+        np.testing.assert_allclose([each["box"] for each in told["objects"]], expected.boxes, atol=0.05)
+        assert [each["label"] for each in told["objects"]] == list(expected.labels)
+    else:
+        levels = np.asarray(Image.open(io.BytesIO(b64decode(told["map"]["png"]))))
+        assert (levels == expected.map).mean() > 0.99
+    refused = client.post("/v1/embed", files={"file": png()}).json()["error"]
+    assert "gives no features of whole images" in refused["message"]
+    assert ask(client, png(), **{"as": "png"}).status_code == 200
