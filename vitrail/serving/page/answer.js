@@ -4,26 +4,30 @@ import { make } from "./dom.js";
 import { percent } from "./numbers.js";
 
 export class Answer {
-  constructor() {
+  /** @param {boolean} multiLabel whether classes are scored independently */
+  constructor(multiLabel) {
+    this.multiLabel = multiLabel;
+    this.words = "";
     this.element = make("div", { class: "answer", role: "group", "aria-label": "Prediction" });
   }
+
+  /** The request parameters. */
+  static query = ({ top }) => `top=${top}`;
 
   wait() {
     this.element.replaceChildren(make("p", { class: "lead" }, "Computing the prediction …"));
   }
 
-  /**
-   * @param {{label: string, score: number, top: {label: string, score: number}[]}} prediction
-   * @param {boolean} multiLabel
-   */
-  show({ label, score, top }, multiLabel) {
+  /** @param {{label: string, score: number, top: {label: string, score: number}[]}} prediction */
+  show({ label, score, top }) {
     const bars = top.map((entry) => make("li", { style: { "--share": String(entry.score) } },
       make("span", { class: "label" }, entry.label), make("span", { class: "score" }, percent(entry.score)),
       make("span", { class: "track", "aria-hidden": "true" })));
     this.element.replaceChildren(
       make("h2", { class: "best" }, label),
-      make("p", { class: "lead" }, percent(score), multiLabel ? "; each class is scored independently." : " probability"),
+      make("p", { class: "lead" }, percent(score), this.multiLabel ? "; each class is scored independently." : " probability"),
       make("ol", { class: "bars" }, ...bars));
+    this.words = `${label}, ${percent(score)} probability.`;
   }
 
   /** The text for an encoder without a head. */
@@ -36,4 +40,7 @@ export class Answer {
   clear() {
     this.element.replaceChildren();
   }
+
+  /** Nothing of a class is drawn on a picture that is saved. */
+  drawOn() {}
 }

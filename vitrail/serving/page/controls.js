@@ -1,6 +1,7 @@
 /** @file The controls: method, layer, head, strength and display mode. */
 
 import { make } from "./dom.js";
+import { LEAST } from "./objects.js";
 import { STRENGTHS } from "./painter.js";
 import { askerOf } from "./slot.js";
 
@@ -18,17 +19,22 @@ export class Controls {
    */
   constructor(model, view, onChange) {
     Object.assign(this, { model, view, onChange });
-    this.methods = choice("method", "Method", model.methods.map((name) => [name, METHODS[name] ?? name]), view.method,
-      (value) => this.#set("method", value));
+    const methods = model.methods.map((name) => [name, METHODS[name] ?? name]);
+    this.methods = choice("method", model.colours ? "Map on the image" : "Method", model.colours ? [["", "None"], ...methods] : methods,
+      view.method ?? "", (value) => this.#set("method", value || null));
+    this.threshold = slider("threshold", "Threshold", (value) => this.#set("threshold", value / 100), LEAST * 100);
+    this.tint = slider("tint", "Tint", (value) => this.#set("tint", value / 100));
     this.layer = slider("layer", "Layer", (value) => this.#set("layer", value));
     this.head = slider("head", "Head", (value) => this.#set("head", value === 0 ? null : value - 1));
     this.opacity = slider("opacity", "Strength", (value) => this.#set("opacity", value / 100));
     this.manners = choice("manner", "Display", Object.entries(MANNERS), view.manner, (value) => this.#set("manner", value));
     this.back = make("button", { type: "button", class: "quiet", onclick: () => this.#set("spot", null) });
     this.hint = make("p", { class: "hint" }, "Click a patch, or select one with the arrow keys, to see what it attends to.");
+    this.asker = make("div", { class: "asker" }, this.hint, this.back);
     this.element = make("div", { class: "controls", role: "group", "aria-label": "Display options" },
-      this.methods, make("div", { class: "sliders" }, this.layer.element, this.head.element, this.opacity.element), this.manners,
-      make("div", { class: "asker" }, this.hint, this.back));
+      make("div", { class: "sliders" }, this.threshold.element, this.tint.element), this.methods,
+      make("div", { class: "sliders" }, this.layer.element, this.head.element, this.opacity.element), this.manners,
+      this.asker);
     this.show();
   }
 
@@ -46,6 +52,7 @@ export class Controls {
     const attention = view.method === "attention", heads = layers[view.layer]?.heads ?? 1;
     this.layer.element.hidden = this.head.element.hidden = !attention;
     this.back.hidden = !view.spot || !attention;
+    this.asker.hidden = !view.method;
     this.hint.hidden = !attention || Boolean(view.spot) || layers[view.layer]?.asks !== "all";
     if (attention) {
       this.back.textContent = `Back to ${askerOf(layers[view.layer])}`;
@@ -53,6 +60,10 @@ export class Controls {
       this.layer.show(view.layer, layers.length - 1, `${view.layer}`);
       this.head.show(head, heads, head === 0 ? "mean" : `${head - 1}`);
     }
+    this.threshold.show(Math.round(view.threshold * 100), 100, `${Math.round(view.threshold * 100)} %`);
+    this.threshold.element.hidden = model.task !== "detection";
+    this.tint.show(Math.round(view.tint * 100), 100, `${Math.round(view.tint * 100)} %`);
+    this.tint.element.hidden = model.task !== "segmentation" || Boolean(view.method);
     this.opacity.show(Math.round(view.opacity * 100), 100, `${Math.round(view.opacity * 100)} %`);
     this.methods.hidden = !model.methods.length;
     this.opacity.element.hidden = this.manners.hidden = !view.method;
@@ -64,9 +75,10 @@ export class Controls {
  * @param {string} id
  * @param {string} name
  * @param {(value: number) => void} onInput
+ * @param {number} [least]
  */
-function slider(id, name, onInput) {
-  const input = make("input", { type: "range", id, min: 0, max: 1, step: 1, oninput: () => onInput(Number(input.value)) });
+function slider(id, name, onInput, least = 0) {
+  const input = make("input", { type: "range", id, min: least, max: least + 1, step: 1, oninput: () => onInput(Number(input.value)) });
   const shown = make("span", { class: "value", "aria-hidden": "true" }); // the slider announces its value
   const element = make("div", { class: "slider" }, make("label", { for: id }, name), input, shown);
   return {
@@ -75,7 +87,7 @@ function slider(id, name, onInput) {
     show(value, most, words) {
       input.max = String(most);
       input.value = String(value);
-      input.style.setProperty("--done", `${most ? (value / most) * 100 : 0}%`);
+      input.style.setProperty("--done", `${most > least ? ((value - least) / (most - least)) * 100 : 0}%`);
       input.setAttribute("aria-valuetext", words);
       shown.textContent = words;
     },

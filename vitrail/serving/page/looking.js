@@ -5,11 +5,14 @@ import { Controls } from "./controls.js";
 import { alarm, announce, byId, make } from "./dom.js";
 import { chooseButton, listen, photographButton } from "./intake.js";
 import { megabytes, whole } from "./numbers.js";
+import { LEAST } from "./objects.js";
 import { readScale, STRENGTHS } from "./painter.js";
 import { cellAt } from "./picture.js";
 import { Slot } from "./slot.js";
 
 const TOPS = [5, 10, 20];
+const TINT = 0.5;
+const FOUND = { detection: "the objects", segmentation: "the class of every pixel" };
 
 export class Looking {
   /** @type {Slot[]} */
@@ -24,12 +27,12 @@ export class Looking {
     const layers = model.attention?.layers ?? [];
     this.api = api;
     this.model = { ...model, scale: readScale() };
-    // occlusion needs hundreds of forward passes, so it is never the default
-    const method = model.methods.find((name) => name !== "occlusion") ?? null;
+    // occlusion needs hundreds of forward passes, so it is never the default; objects and classes of pixels are shown alone at first
+    const method = model.colours ? null : model.methods.find((name) => name !== "occlusion") ?? null;
     /** @type {import("./slot.js").View} */
     this.view = {
       method, layer: Math.max(layers.length - 1, 0), head: null, spot: null, opacity: STRENGTHS.light, manner: "light",
-      top: TOPS[0],
+      top: TOPS[0], threshold: Math.max(model.threshold ?? 0, LEAST), tint: TINT, hidden: new Set(unseen(model)),
     };
     this.controls = new Controls(this.model, this.view, () => this.#refresh());
     this.stages = make("div", { class: "slots" });
@@ -51,15 +54,16 @@ export class Looking {
       make("p", { class: "lead" }, this.#promise()));
     byId("tools").replaceChildren(chooseButton("Change image", replace), photographButton(replace),
       this.compare, this.leave, this.save,
-      ...(this.model.classes.length > TOPS[0] ? [make("label", { class: "top" }, "Classes ", tops)] : []));
+      ...(this.model.classes.length > TOPS[0] && !this.model.colours ? [make("label", { class: "top" }, "Classes ", tops)] : []));
     byId("desk").replaceChildren(this.stages, this.controls.element);
     byId("heads-sheets").replaceChildren(this.sheets);
   }
 
   /** Returns the description of the view, before an image is chosen. */
   #promise() {
-    const { classes, attention } = this.model;
-    const answers = classes.length ? `the predicted class (of ${whole(classes.length)})` : "";
+    const { task, classes, attention } = this.model;
+    const found = FOUND[task] ?? "the predicted class";
+    const answers = classes.length ? `${found} (of ${whole(classes.length)})` : "";
     const looks = attention ? "the attention of each layer and head" : "the regions that the prediction depends on";
     return `The page shows ${[answers, looks].filter(Boolean).join(" and ")}. Choose two images to compare them.`;
   }
@@ -100,6 +104,11 @@ export class Looking {
     const slot = new Slot(this.api, this.model, {
       onPick: (spot) => { this.view.spot = spot; this.#changed(); },
       onChoose: (layer, head) => { Object.assign(this.view, { method: "attention", layer, head }); this.#changed(); },
+      onSwitch: (label) => {
+        const { hidden } = this.view;
+        if (!hidden.delete(label)) hidden.add(label);
+        this.#refresh();
+      },
       onTrouble: () => this.#arrange(),
     });
     this.#slots.push(slot);
@@ -159,10 +168,13 @@ export class Looking {
   #tell() {
     const file = this.#slots[0]?.picture?.file.name;
     if (file === undefined) return;
-    const { method, layer, head, top } = this.view, options = { file, token: this.api.usesToken };
+    const { method, layer, head, top, threshold } = this.view, options = { file, token: this.api.usesToken };
     const asked = `method=${method}${method === "attention" ? `&layer=${layer}&head=${head ?? "mean"}${this.#query()}` : ""}`;
+    const query = { detection: `?threshold=${threshold}`, segmentation: "" }[this.model.task] ?? `?top=${top}`;
     byId("commands").replaceChildren(
-      this.model.classes.length ? commandBlock("Prediction", curl(`v1/predict?top=${top}`, options)) : "",
+      this.model.classes.length ? commandBlock("Prediction", curl(`v1/predict${query}`, options)) : "",
+      this.model.colours
+        ? commandBlock("Drawn on the image", curl(`v1/predict${query}${query ? "&" : "?"}as=png`, { ...options, out: "drawn.png" })) : "",
       method ? commandBlock("Explanation", curl(`v1/explain?${asked}&as=png`, { ...options, out: `${method}.png` })) : "");
     byId("heads").hidden = method !== "attention";
   }
@@ -177,7 +189,7 @@ export class Looking {
 
   async #save() {
     for (const slot of this.#slots) {
-      const blob = slot.empty ? null : await slot.stage.blob();
+      const blob = slot.empty ? null : await slot.blob();
       if (!blob) continue;
       const href = URL.createObjectURL(blob), name = slot.picture?.file.name.replace(/\.[^.]*$/, "") || "picture";
       make("a", { href, download: `${name}.${this.view.method ?? "plain"}.png` }).click();
@@ -185,3 +197,6 @@ export class Looking {
     }
   }
 }
+
+/** Returns the classes that are switched off at first: a background, which has no colour. */
+const unseen = ({ classes, colours }) => classes.filter((_, at) => colours?.[at] === "#000000");

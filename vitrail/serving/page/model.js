@@ -15,7 +15,9 @@ export function showModel(model) {
     // the parameters of an exported graph are unknown
     ...(model.parameters ? [["Parameters", `${large(model.parameters)} (${whole(model.parameters)})`]] : []),
     ["Input", `${size} pixels, ${model.channels === 1 ? "1 channel" : `${model.channels} channels`}`],
-    ["Output", answers(model)], ["Temperature", short(model.temperature ?? 1)], ...attention(model.attention)]));
+    ["Output", answers(model)],
+    ...(model.temperature === null ? [] : [["Temperature", short(model.temperature)]]),
+    ...(model.threshold === null ? [] : [["Threshold", short(model.threshold)]]), ...attention(model)]));
   fill("metrics", figures(model.metrics));
   fill("parity", model.parity && facts(flat(model.parity)));
   fill("preprocessing", model.preprocessing && facts(flat(model.preprocessing)));
@@ -25,13 +27,15 @@ export function showModel(model) {
   fill("classes", model.classes.length ? (unnamed(model.classes) ?? classes(model.classes)) : null);
 }
 
-function answers({ classes: names, multi_label: several }) {
+function answers({ task, classes: names, multi_label: several }) {
   if (!names.length) return "features only (no head)";
+  if (task === "detection") return `objects of ${whole(names.length)} classes`;
+  if (task === "segmentation") return `the class of every pixel, of ${whole(names.length)}`;
   return `${whole(names.length)} classes, ${several ? "multi-label" : "one per image"}`;
 }
 
-function attention(description) {
-  if (!description) return [["Attention", "none (use occlusion)"]];
+function attention({ attention: description, colours }) {
+  if (!description) return [["Attention", colours ? "none" : "none (use occlusion)"]];
   const heads = description.layers.map((layer) => layer.heads), [least, most] = [Math.min(...heads), Math.max(...heads)];
   return [["Attention", `${heads.length} layers of ${least === most ? least : `${least} to ${most}`} heads`]];
 }

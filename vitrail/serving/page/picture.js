@@ -33,11 +33,11 @@ export class Picture {
   }
 
   /**
-   * @param {number} top
-   * @returns {Promise<{label: string, score: number, top: {label: string, score: number}[]}>}
+   * @param {string} query parameters of the request
+   * @returns {Promise<any>}
    */
-  async predict(top) {
-    const answer = await this.#once(`v1/predict?top=${top}`);
+  async predict(query) {
+    const answer = await this.#once(`v1/predict?${query}`);
     return answer.predictions[0];
   }
 

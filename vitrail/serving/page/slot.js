@@ -3,8 +3,10 @@
 import { Answer } from "./answer.js";
 import { alarm, announce, make, speak } from "./dom.js";
 import { fallen, percent, short } from "./numbers.js";
+import { Objects } from "./objects.js";
 import { rangeOf } from "./painter.js";
 import { cellAt, entryOf, mapOf, Picture, previewOf, sceneOf } from "./picture.js";
+import { Regions } from "./regions.js";
 import { Sheet } from "./sheet.js";
 import { Stage } from "./stage.js";
 
@@ -17,10 +19,14 @@ import { Stage } from "./stage.js";
  * @property {number} opacity
  * @property {import("./painter.js").Manner} manner
  * @property {number} top number of classes
+ * @property {number} threshold least score of an object
+ * @property {number} tint strength of the colours of classes
+ * @property {Set<string>} hidden classes that are switched off
  */
 
 const SETTLE = 70; // milliseconds before a selected patch is requested, to skip patches in between
 const WORDS = { attention: percent, rollout: percent, gradient: short, occlusion: fallen };
+const ANSWERS = { detection: Objects, segmentation: Regions }; // by task; any other is answered by classes
 const OF_THE_FILE = ["bad_image", "too_large", "unsupported_media_type"]; // errors of the file, not of the request
 
 const capital = (words) => words[0].toUpperCase() + words.slice(1);
@@ -34,9 +40,13 @@ export const askerOf = ({ reads }) => (reads === "patches" ? "the mean of all pa
 export class Slot {
   #turn = 0;
   /** @type {import("./painter.js").Scene | null} */
-  #scene = null;
+  #scene = null; // with the region that the model sees, from the server
+  /** @type {import("./painter.js").Scene | null} */
+  #plain = null; // as it is shown without a map
   /** @type {Picture | null} */
   picture = null;
+  /** @type {any} the reply that is shown */
+  #prediction = null;
   /** @type {globalThis.Map<"answer" | "maps", any>} current errors */
   #wrong = new globalThis.Map();
 
@@ -44,12 +54,12 @@ export class Slot {
    * @param {import("./api.js").Api} api
    * @param {any} model reply of /v1/model
    * @param {{onPick: (spot: import("./picture.js").Spot | null) => void, onChoose: (layer: number, head: number) => void,
-   *   onTrouble: () => void}} on callbacks; onTrouble is called when the errors change
+   *   onSwitch: (label: string) => void, onTrouble: () => void}} on callbacks; onTrouble is called when the errors change
    */
-  constructor(api, model, { onPick, onChoose, onTrouble }) {
+  constructor(api, model, { onPick, onChoose, onSwitch, onTrouble }) {
     Object.assign(this, { api, model, onTrouble });
     this.stage = new Stage(onPick);
-    this.answer = new Answer();
+    this.answer = answerOf(model, this.stage, onSwitch);
     this.sheet = new Sheet(onChoose);
     this.name = make("p", { class: "key" });
     this.sheetName = make("p", { class: "key" });
@@ -67,7 +77,8 @@ export class Slot {
   async open(file, view) {
     this.close();
     const picture = this.picture = new Picture(this.api, file);
-    this.#scene = null;
+    this.#scene = this.#plain = this.#prediction = null;
+    this.answer.clear();
     this.name.textContent = this.sheetName.textContent = file.name;
     // remove the previous picture before the new name is shown
     this.stage.clear();
@@ -76,10 +87,10 @@ export class Slot {
     this.#complain();
     const shown = previewOf(file).then((scene) => {
       if (this.picture !== picture || this.#scene || this.#refused) return;
-      this.stage.showPlain(scene);
+      this.#show(scene, view);
       this.#wait(view);
       this.#complain();
-    }, () => {}); // the browser cannot decode the file; the server sends a picture
+    }, () => this.#askForPicture(picture, view)); // the browser cannot decode the file
     const predicted = this.predict(view);
     await Promise.all([shown, predicted, this.update(view)]);
     if (this.picture === picture && !this.model.classes.length) speak("The explanation is shown.");
@@ -100,17 +111,18 @@ export class Slot {
   }
 
   /** @param {View} view */
-  async predict({ top }) {
+  async predict(view) {
     const picture = this.picture;
     if (!picture || this.#refused) return;
     if (!this.model.classes.length) return this.answer.none();
     this.answer.wait();
     try {
-      const prediction = await picture.predict(top);
+      const prediction = await picture.predict(this.query(view));
       if (picture !== this.picture) return;
+      this.#prediction = prediction;
       this.#right("answer");
-      this.answer.show(prediction, this.model.multi_label);
-      speak(`${prediction.label}, ${percent(prediction.score)} probability.`);
+      await this.answer.show(prediction, view);
+      speak(this.answer.words);
     } catch (error) {
       if (picture === this.picture) this.#fail("answer", error);
     }
@@ -123,14 +135,16 @@ export class Slot {
   async update(view) {
     const turn = ++this.#turn, picture = this.picture;
     const late = () => turn !== this.#turn;
-    if (!picture || !view.method || this.#refused) return;
+    if (!picture || this.#refused) return;
+    if (view.method && this.#prediction) this.answer.show(this.#prediction, view);
+    if (!view.method) return this.#plain && this.#show(this.#plain, view);
     try {
       this.element.classList.add("busy");
       this.#wait(view);
       const own = await picture.explain(view.method);
       const scene = this.#scene ?? await sceneOf(own);
       if (late()) return;
-      this.#scene = scene;
+      this.#scene = this.#plain = scene;
       this.#right("maps");
       await this.#display(view, scene, own, late);
     } catch (error) {
@@ -143,6 +157,35 @@ export class Slot {
   /** Shows a message for occlusion, which takes seconds. A cached map replaces it before the next frame. */
   #wait({ method }) {
     if (method === "occlusion") this.stage.wait("Computing occlusion …");
+  }
+
+  /** Shows the picture and, above it, what the model found. */
+  #show(scene, view) {
+    this.#plain = scene;
+    this.stage.showPlain(scene);
+    if (this.#prediction) this.answer.show(this.#prediction, view);
+  }
+
+  /** The parameters of a request for the prediction. */
+  query(view) {
+    return /** @type {any} */ (this.answer.constructor).query({ ...view, threshold: this.model.threshold ?? 1 });
+  }
+
+  /** Shows the picture that comes with an explanation, where no explanation is asked for. */
+  async #askForPicture(picture, view) {
+    const method = this.model.methods.find((name) => name !== "occlusion");
+    if (view.method || !method) return;
+    try {
+      const scene = await sceneOf(await picture.explain(method));
+      if (this.picture === picture && !this.#refused) this.#show(scene, view);
+    } catch (error) {
+      if (this.picture === picture) this.#fail("maps", error);
+    }
+  }
+
+  /** Returns the displayed picture as a PNG. */
+  blob() {
+    return this.stage.blob(this.answer);
   }
 
   #fail(what, error) {
@@ -206,4 +249,11 @@ export class Slot {
     const only = spot && !asks ? " In this layer the class token is the only query." : "";
     return `${capital(who)}: attention of ${asker}.${only}`;
   }
+}
+
+/** Returns the view of a model's answers. */
+function answerOf({ task, classes, colours, multi_label: multiLabel }, stage, onSwitch) {
+  const View = ANSWERS[task];
+  if (!View) return new Answer(multiLabel);
+  return new View(stage, Object.fromEntries(classes.map((name, at) => [name, colours[at]])), onSwitch);
 }

@@ -32,8 +32,9 @@ export class Stage {
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.hover = make("div", { class: "cell hover", hidden: true });
     this.asking = make("div", { class: "cell asking", hidden: true });
+    this.layer = make("div", { class: "layer" }); // what the model found, above the picture
     this.pane = make("div", { class: "pane", tabindex: 0, role: "img", "aria-label": "The image" },
-      this.canvas, this.hover, this.asking);
+      this.canvas, this.layer, this.hover, this.asking);
     this.says = make("p", { class: "says" });
     this.reading = make("p", { class: "reading" });
     this.legend = make("div", { class: "scale", hidden: true });
@@ -63,6 +64,17 @@ export class Stage {
     if (this.#scene) this.canvas.getContext("2d")?.putImageData(this.#scene.picture, 0, 0);
     this.#bare(caption);
     this.pane.classList.add("waiting");
+  }
+
+  /**
+   * Describes what lies above a picture without a map.
+   * @param {string} words
+   * @param {{method: string | null}} view
+   */
+  describe(words, { method }) {
+    if (method) return;
+    this.pane.setAttribute("aria-label", words);
+    this.says.textContent = words;
   }
 
   /** Removes picture and map. */
@@ -125,9 +137,16 @@ export class Stage {
     this.#outline(this.asking, cell);
   }
 
-  /** Returns the displayed picture as a PNG. */
-  blob() {
-    return new Promise((resolve) => this.canvas.toBlob(resolve, "image/png"));
+  /**
+   * Returns the displayed picture as a PNG.
+   * @param {{drawOn: (context: CanvasRenderingContext2D) => void}} answer drawn on it
+   */
+  blob(answer) {
+    const { width, height } = this.canvas, copy = make("canvas", { width, height });
+    const context = /** @type {CanvasRenderingContext2D} */ (copy.getContext("2d"));
+    context.drawImage(this.canvas, 0, 0);
+    answer.drawOn(context);
+    return new Promise((resolve) => copy.toBlob(resolve, "image/png"));
   }
 
   #size(scene) {
