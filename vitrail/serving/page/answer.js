@@ -11,8 +11,13 @@ export class Answer {
     this.element = make("div", { class: "answer", role: "group", "aria-label": "Prediction" });
   }
 
-  /** The request parameters. */
-  static query = ({ top }) => `top=${top}`;
+  /**
+   * Returns the parameters of a request.
+   * @param {import("./slot.js").View} view
+   */
+  query({ top }) {
+    return `top=${top}`;
+  }
 
   wait() {
     this.element.replaceChildren(make("p", { class: "lead" }, "Computing the prediction …"));

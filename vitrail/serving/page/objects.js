@@ -4,6 +4,7 @@ import { make } from "./dom.js";
 import { percent, whole } from "./numbers.js";
 import { Switches } from "./switches.js";
 
+export const LEAST = 0.05; // the least threshold of the slider
 const NAMED = 20; // boxes with a name on the picture; of more, only the box under the pointer has one
 const LINE = 1 / 240, LETTERS = 1 / 36; // of a saved picture, as shares of its mean side
 const INK = "#0b0d12"; // of words on the colour of a class
@@ -30,8 +31,10 @@ export class Objects {
     this.list = make("ol", { class: "found", "aria-label": "Objects by score" });
   }
 
-  /** The request parameters: all objects that the slider can show. */
-  static query = ({ threshold }) => `threshold=${Math.min(LEAST, threshold)}`;
+  /** Returns the parameters of a request: for all objects that the slider can show. */
+  query() {
+    return `threshold=${LEAST}`;
+  }
 
   wait() {
     this.element.replaceChildren(make("p", { class: "lead" }, "Searching for objects …"));
@@ -67,7 +70,7 @@ export class Objects {
 
   #draw() {
     const boxes = this.#shown.map((found, at) => this.#box(found, this.#shown.length - at));
-    const rows = this.#shown.map(({ label, score }) => make("button", { type: "button", class: "object-row", style: { "--colour": this.colours[label] } },
+    const rows = this.#shown.map(({ label, score }) => make("li", { class: "object-row", tabindex: 0, style: { "--colour": this.colours[label] } },
       make("span", { class: "square", "aria-hidden": "true" }), make("span", { class: "label" }, label), make("span", { class: "score" }, percent(score))));
     const light = (at, on) => {
       boxes[at].classList.toggle("on", on);
@@ -79,7 +82,7 @@ export class Objects {
         part.addEventListener(event, () => light(at % boxes.length, on));
       }
     });
-    this.list.replaceChildren(...rows.map((row) => make("li", {}, row)));
+    this.list.replaceChildren(...rows);
     // large boxes below small ones, which could not be pointed at otherwise
     const order = boxes.map((_, at) => at).sort((a, b) => areaOf(this.#shown[b]) - areaOf(this.#shown[a]));
     this.stage.layer.replaceChildren(...order.map((at) => boxes[at]));
@@ -122,8 +125,6 @@ export class Objects {
     }
   }
 }
-
-export const LEAST = 0.05; // the least threshold of the slider
 
 const countOf = (count) => (count === 0 ? "No objects" : count === 1 ? "1 object" : `${whole(count)} objects`);
 const areaOf = ({ box: [left, top, right, bottom] }) => (right - left) * (bottom - top);

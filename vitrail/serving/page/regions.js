@@ -29,7 +29,10 @@ export class Regions {
     stage.pane.addEventListener("pointerleave", () => this.#read(null));
   }
 
-  static query = () => `side=${SIDE}`;
+  /** Returns the parameters of a request. */
+  query() {
+    return `side=${SIDE}`;
+  }
 
   wait() {
     this.element.replaceChildren(make("p", { class: "lead" }, "Computing the classes of all pixels …"));

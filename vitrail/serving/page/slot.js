@@ -117,7 +117,7 @@ export class Slot {
     if (!this.model.classes.length) return this.answer.none();
     this.answer.wait();
     try {
-      const prediction = await picture.predict(this.query(view));
+      const prediction = await picture.predict(this.answer.query(view));
       if (picture !== this.picture) return;
       this.#prediction = prediction;
       this.#right("answer");
@@ -164,11 +164,6 @@ export class Slot {
     this.#plain = scene;
     this.stage.showPlain(scene);
     if (this.#prediction) this.answer.show(this.#prediction, view);
-  }
-
-  /** The parameters of a request for the prediction. */
-  query(view) {
-    return /** @type {any} */ (this.answer.constructor).query({ ...view, threshold: this.model.threshold ?? 1 });
   }
 
   /** Shows the picture that comes with an explanation, where no explanation is asked for. */
