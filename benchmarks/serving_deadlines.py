@@ -61,7 +61,7 @@ def measure(model: Any, address: tuple[str, int], files: list[bytes], seconds: f
     for deadline in DEADLINES:
         asked = cycle(make_questions(model, files, deadline))
         for times in TIMES:
-            length = max(seconds, 2 * deadline)
+            length = max(seconds, 1.2 * deadline)
             started = time.perf_counter()
             tally = asyncio.run(open_loop(address, asked, rate=times * capacity, seconds=length))
             elapsed = time.perf_counter() - started
@@ -92,7 +92,7 @@ def until(questions: Any, end: float) -> Any:
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("images", type=Path, help="a folder of image files and nothing else")
-    words.add_argument("--seconds", type=float, default=8, help="of a situation, at least twice its deadline")
+    words.add_argument("--seconds", type=float, default=8, help="of a situation, at least 1.2 of its deadline")
     words.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     asked = words.parse_args()
     torch.set_num_threads(1)
