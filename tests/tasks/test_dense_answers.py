@@ -36,6 +36,10 @@ def test_colours_are_those_of_the_names_in_any_order_and_unlike_one_another():
     assert class_colours(NAMES[::-1]) == colours
     assert colours["background"] == (0, 0, 0)
     assert class_colours(["cat"])["cat"] == class_colours(["cat", "tree"])["cat"]
+    for first, second in combinations(
+        sorted(NAMES), 2
+    ):  # of two names for one place, the first in the alphabet keeps it
+        assert class_colours([second, first])[first] == class_colours([first])[first]
     few = class_colours([f"name {number}" for number in range(PLACES)]).values()
     assert min(np.abs(np.subtract(one, other)).sum() for one, other in combinations(few, 2)) > 60
     assert len(set(class_colours([str(number) for number in range(24)]).values())) == 24

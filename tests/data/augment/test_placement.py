@@ -152,3 +152,10 @@ def test_what_a_users_transform_made_says_that_nothing_is_known(tmp_path):
     source, settings = files(tmp_path), {"size": SIZE, "batch": 4, "seed": 0, "start": 0, "stop": 1}
     batch = next(train_batches(source, policy=Augment(), transform=transform, **settings))
     assert np.isnan(batch.frames.crops).all()
+
+
+def test_frames_of_smaller_pictures_show_the_same_region():
+    frames = Frames(np.array([[-10.0, 0, 110, 40], [0, 0, 20, 10]]), np.array([[40.0, 100], [10, 20]]))
+    small = frames.shrink(50)
+    assert small.crops.tolist() == [[-5, 0, 55, 20], [0, 0, 20, 10]]
+    assert small.pictures.tolist() == [[20, 50], [10, 20]]
