@@ -47,6 +47,7 @@ def ask(model: Any, data: Any, protocol: str, **how: Any) -> Mapping[str, float]
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_what_is_easily_told_apart_is_told_apart(protocol: str, channels: int) -> None:
+    torch.manual_seed(0)
     model = create_classifier(TINY["vit"], classes=(), in_channels=channels)
     data = {"train": tints(60, channels=channels), "test": tints(45, seed=1, channels=channels)}
     found = probe(model, data, protocol, k=5, shots=(1, 10), options=QUIET, say=silent)
