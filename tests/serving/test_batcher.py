@@ -161,11 +161,6 @@ def test_only_what_can_be_answered_in_time_is_admitted():
                 batcher.check_room(now + 4.5)
                 with pytest.raises(Refused):
                     batcher.check_room(now + 4)
-                with pytest.raises(Refused) as expired:  # 504: it would be late on an idle server, too
-                    batcher.check_room(now)
-                with pytest.raises(Refused) as hopeless:
-                    batcher.places(1, gate, now + 0.5).__enter__()
-                assert (expired.value.status, hopeless.value.status) == (504, 504)
         return too_short.value, full.value
 
     (too_short, full), *_ = run(scenario)

@@ -113,6 +113,9 @@ def test_a_deadline_that_passes_is_a_504(start, served, png):
         assert late.status_code == 504 and late.json()["error"]["code"] == "deadline"
         assert client.post("/v1/predict", files={"file": png()}).status_code == 200
     assert client.post("/v1/predict", files={"file": png()}, headers={"x-deadline-ms": "soon"}).status_code == 400
+    batcher = client.service.batcher
+    with batcher.places(batcher.room, "answer", time.monotonic() + 1000):  # 504 whatever waits: another try cannot help
+        assert client.post("/v1/predict", files={"file": png()}, headers={"x-deadline-ms": "0"}).status_code == 504
 
 
 def test_lengths_that_are_told_twice_or_not_at_all_are_refused(client, png):

@@ -90,12 +90,12 @@ class Batcher:
         seconds = max(pace.predict(count), count * pace.predict(self.batch) / self.batch)
         if self.taken + count > self.room:
             raise self.queue_error()
-        if pace.bound(count) > left:  # an estimate alone may come from a busy machine: without others it is tried
-            what = f"the model takes about {seconds:.2g} s, longer than the deadline leaves"
-            raise Refused("deadline", what, "set a longer deadline, or send fewer images")
         late = self.backlog + seconds + pace.margin - left
         if late > 0 and self.taken:
             raise self.queue_error(late)
+        if pace.bound(count) > left:  # an estimate alone may come from a busy machine: without others it is tried
+            what = f"the model takes about {seconds:.2g} s, longer than the deadline leaves"
+            raise Refused("deadline", what, "set a longer deadline, or send fewer images")
         self.taken, self._reserved = self.taken + count, self._reserved + seconds
         try:
             yield
@@ -104,10 +104,7 @@ class Batcher:
 
     def check_room(self, deadline: float) -> None:
         """Raises `Refused` if even a request that costs nothing could not be answered before the deadline."""
-        left = deadline - time.monotonic()
-        if left <= 0:  # waiting would not help
-            raise deadline_error()
-        late = self.backlog - left
+        late = self.backlog - (deadline - time.monotonic())
         if self.taken >= self.room or (self.taken and late > 0):
             raise self.queue_error(late)
 

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
+from vitrail.serving.batcher import deadline_error
 from vitrail.serving.limits import MOST_HEAD
 from vitrail.serving.refusals import Refused, head_error
 from vitrail.serving.service import Service
@@ -139,6 +140,8 @@ class Admission:
             raise Refused(
                 "bad_request", "X-Deadline-Ms is not an integer of milliseconds", "send a non-negative integer"
             )
+        if not int(text):  # a queue, after which another try could help, is not the reason
+            raise deadline_error()
         return min(int(text) / 1000, self.limits.deadline)
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
