@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data.augment.placement import Frames
+from vitrail.data.sources.label_maps import IGNORED
 from vitrail.errors import DataError
 from vitrail.tasks import metrics
 from vitrail.tasks.label_maps import label_pixels
 from vitrail.tasks.metric import Figures, Metric
 
-IGNORED = 255
 TOLERANCE = 0.0075  # of the picture's diagonal, that a boundary may be off (Csurka et al. 2013)
 # What is kept of each image and class: the pixels that are right, predicted and true; and on boundaries those that are predicted,
 # predicted and near a true one, true, true and near a predicted one.

@@ -161,3 +161,12 @@ def test_inputs_follow_the_size_of_the_pictures_up_to_a_number_of_pixels(scenes)
     assert choose_size(train, (16, 16), 10_000) == (48, 64)
     assert choose_size(train, (16, 16), 48 * 64 // 4) == (32, 32)
     assert choose_size(train, (32, 32), 10_000) == (64, 64)
+
+
+@pytest.mark.parametrize("kind", ["maps", "boxes"])
+def test_an_encoder_learns_from_the_images_of_annotated_data_alone(kind, scenes, tmp_path):
+    settings = ("model.name=vit-ti16", *SMALL, "model.size=[48, 64]")
+    run = vitrail.pretrain(
+        scenes / kind, objective="mae", out=tmp_path, steps=1, settings=settings, quiet=True, workers=0
+    )
+    assert run.load().classes == ()

@@ -219,7 +219,7 @@ def _find_in_folder(root: Path, labelled: bool) -> tuple[str, dict[str, RawSplit
 def find_annotation(data: Any) -> str | None:
     """The task that data are annotated for, ``detection`` or ``segmentation``; None for classes of images, or for no path.
 
-    Of a folder only the names and the beginnings of files are read.
+    No image is read; of a folder the names of its files, and its JSON and YAML files.
     """
     if isinstance(data, Splits):
         data = next(iter(list_splits(data).values()), None)

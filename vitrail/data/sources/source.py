@@ -134,6 +134,16 @@ def list_splits(splits: Splits) -> dict[str, Source]:
     return {name: part for name, part in parts.items() if part is not None}
 
 
+def drop_annotations(splits: Splits) -> Splits:
+    """The same images without their boxes or maps of classes; classes of images stay."""
+    annotated = {name: part for name, part in list_splits(splits).items() if isinstance(part.targets, Annotations)}
+    if not annotated:
+        return splits
+    none = np.zeros(0, np.int64)
+    plain: dict[str, Any] = {name: replace(part, targets=none, classes=()) for name, part in annotated.items()}
+    return replace(splits, classes=(), **plain)
+
+
 def describe_data(splits: Splits) -> str:
     sizes = ", ".join(f"{len(part):,} {name}" for name, part in list_splits(splits).items())
     shown = ", ".join(splits.classes[:8]) + (", ..." if len(splits.classes) > 8 else "")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitrail.config.schema import Run
 from vitrail.data.augment.policy import Augment
+from vitrail.data.sources.source import drop_annotations
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.backbone import at_rest
 from vitrail.objectives.gradient_cache import ContrastiveObjective
@@ -45,6 +46,7 @@ def open_unlabelled(
     Raises `DataError` where there are too few to learn from and to evaluate.
     """
     run_data = open_run_data(run, data, folder, transform, channels=channels, labels=False)
+    run_data = replace(run_data, splits=drop_annotations(run_data.splits))
     train = run_data.splits.train
     if train is None or len(train) < 4:
         count = 0 if train is None else len(train)
