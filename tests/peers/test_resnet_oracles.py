@@ -26,7 +26,7 @@ def named_as_ours(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    return [each for each in model.modules() if type(each).__name__ in ("Bottleneck", "PreActBottleneck")]
+    return [each for each in model.modules() if type(each).__name__.endswith("Bottleneck")]
 
 
 def assert_same(ours: Backbone, theirs: torch.nn.Module, images: torch.Tensor, blocks: int) -> None:
