@@ -107,14 +107,13 @@ def test_the_first_loss_of_a_new_head_is_that_of_a_guess():
 
 def test_maps_lie_in_the_picture(segmenter):
     """The input shows a region of 96 x 64 pixels, which begins left of the picture and ends below it."""
-    outputs = answer(segmenter, 2).float()
+    outputs = torch.randn(2, 3, *SIZE, generator=torch.Generator().manual_seed(0))
     frames = Frames(np.array([[-10.0, 12, 86, 76], [4, 0, 100, 64]]), np.array([[70.0, 120], [64, 100]]))
     enlarged = F.interpolate(outputs, (64, 96), mode="bilinear", align_corners=False).argmax(1).numpy()
     first, second = (each.map for each in segmenter.decode(outputs, frames))
     assert first.shape == (70, 120) and second.shape == (64, 100)
     assert np.array_equal(first[12:, :86], enlarged[0, :58, 10:])
     assert np.array_equal(second[:, 4:], enlarged[1])
-    assert len(np.unique(enlarged)) > 1
     (alone,) = segmenter.decode(outputs[:1])
     assert np.array_equal(alone.map, outputs[0].argmax(0))
 

@@ -66,7 +66,7 @@ class FusedHead(nn.Module):
         widths, strides: of the maps, from fine to coarse.
         width: width of the fused map.
         classes: number of outputs.
-        dropout: rate before the last layer.
+        dropout: rate of channels before the last layer.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class FusedHead(nn.Module):
         self.project = nn.ModuleList(Conv(inputs, width, 1, bias=not place) for place, inputs in enumerate(widths))
         self.norm = ChannelNorm(width)
         self.activation = nn.GELU()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout2d(dropout)
         self.classifier = LastLayer(width, classes)
         fill_dense(self)
         nn.init.zeros_(self.classifier.weight)

@@ -42,41 +42,64 @@ class Upscale(nn.Module):
         self.expand = Conv(inputs, 4 * outputs, 1)
         self.depthwise = Conv(outputs, outputs, 3, padding=1, groups=outputs)
         self.norm = ChannelNorm(outputs)
+        fill_dense(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D, h, w) to (B, D', 2 h, 2 w)."""
         return self.norm(self.depthwise(F.pixel_shuffle(self.expand(x, "exact"), 2)))
 
 
-class SimplePyramid(nn.Module):
-    """The simple feature pyramid of ViTDet (Li et al. 2022, section 3): all levels are made from the last map.
+class ScaledMaps(nn.Module):
+    """Maps at several strides from the last map of a network: finer ones by `Upscale`, coarser ones by max pooling.
+
+    Each doubling of rows and columns halves the width.
 
     Args:
         inputs: width of the map.
         cell: its stride (height, width) in pixels.
         levels: strides of the results in pixels, nearest to which a power of two of ``cell`` is taken.
+    """
+
+    def __init__(self, inputs: int, cell: tuple[int, int], levels: Sequence[int]) -> None:
+        super().__init__()
+        doublings = [round(math.log2(math.sqrt(cell[0] * cell[1]) / level)) for level in levels]
+        self.strides: list[Stride] = [_divide(cell, times) for times in doublings]
+        self.widths = [max(inputs >> max(times, 0), 1) for times in doublings]
+        self.levels = nn.ModuleList(self._make_level(inputs, times) for times in doublings)
+
+    @staticmethod
+    def _make_level(inputs: int, doublings: int) -> nn.Module:
+        if doublings < 0:
+            return nn.MaxPool2d(2**-doublings, ceil_mode=True)
+        widths = [max(inputs >> times, 1) for times in range(doublings + 1)]
+        return nn.Sequential(*(Upscale(*pair) for pair in pairwise(widths)))
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Maps (B, D, h, w), of which the last is used, to one for each level, of the width of the level."""
+        return [level(maps[-1]) for level in self.levels]
+
+
+class SimplePyramid(nn.Module):
+    """The simple feature pyramid of ViTDet (Li et al. 2022, section 3): `ScaledMaps` brought to one width.
+
+    Args:
+        inputs, cell, levels: those of `ScaledMaps`.
         width: width of the results.
     """
 
     def __init__(self, inputs: int, cell: tuple[int, int], levels: Sequence[int], width: int) -> None:
         super().__init__()
-        doublings = [round(math.log2(math.sqrt(cell[0] * cell[1]) / level)) for level in levels]
-        self.strides: list[Stride] = [_divide(cell, times) for times in doublings]
-        self.levels = nn.ModuleList(self._make_level(inputs, times, width) for times in doublings)
-        fill_dense(self)
-
-    @staticmethod
-    def _make_level(inputs: int, doublings: int, width: int) -> nn.Sequential:
-        widths = [max(inputs >> times, 1) for times in range(max(doublings, 0) + 1)]
-        pool = [nn.MaxPool2d(2**-doublings, ceil_mode=True)] if doublings < 0 else []
-        scale = [*pool, *(Upscale(*pair) for pair in pairwise(widths))]
-        return nn.Sequential(
-            *scale, Conv(widths[-1], width, 1), ChannelNorm(width), Conv(width, width, 3, padding=1), ChannelNorm(width)
+        self.scaled = ScaledMaps(inputs, cell, levels)
+        self.strides = self.scaled.strides
+        self.smooth = nn.ModuleList(
+            nn.Sequential(Conv(own, width, 1), ChannelNorm(width), Conv(width, width, 3, padding=1), ChannelNorm(width))
+            for own in self.scaled.widths
         )
+        fill_dense(self.smooth)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Maps (B, D, h, w), of which the last is used, to one of ``width`` for each level."""
-        return [level(maps[-1]) for level in self.levels]
+        return [smooth(x) for smooth, x in zip(self.smooth, self.scaled(maps))]
 
 
 class FeaturePyramid(nn.Module):

@@ -23,7 +23,7 @@ from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.models import Backbone
 from vitrail.models.dense_heads import FusedHead, LinearHead
-from vitrail.models.pyramid import StageNorms, create_pyramid, fit, to_strides, upsample
+from vitrail.models.pyramid import ScaledMaps, StageNorms, fit, to_strides, upsample
 from vitrail.tasks.answer_files import AnswerFiles, MaskFiles
 from vitrail.tasks.dense import DenseTask, check_annotated, check_placed, choose_width, read_levels, read_number
 from vitrail.tasks.dense_answers import Segmentation
@@ -97,8 +97,9 @@ class Segmenter(DenseTask):
             widths, self.strides = config.widths, strides
             self.own["neck"] = StageNorms(widths)
         else:
-            neck = create_pyramid(config, self.levels, self.head_width)
-            widths, self.strides, self.own["neck"] = [self.head_width] * len(self.levels), neck.strides, neck
+            # without convolutions of 3 x 3 cells, which at a stride of 4 would cost as much as half of the network
+            self.own["neck"] = neck = ScaledMaps(config.widths[-1], config.cells[-1], self.levels)
+            widths, self.strides = neck.widths, neck.strides
         self.own["head"] = FusedHead(widths, self.strides, self.head_width, classes)
 
     @classmethod
