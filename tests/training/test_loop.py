@@ -100,6 +100,27 @@ def test_the_batches_are_closed_when_the_run_is_stopped(folder, monkeypatch):
     assert [path.name for path in list_checkpoints(folder.checkpoints)] == ["step-00000001"]
 
 
+@pytest.mark.parametrize("setting", ["optim.name=adamw", "optim.name=muon", "compute.precision=bf16-weights"])
+def test_the_head_learns_first_and_then_everything(folder, monkeypatch, setting):
+    step, moved = loop.take_step, []
+
+    def compare(training: Training, batch: Batch) -> float:
+        before = {name: tensor.clone() for name, tensor in training.objective.encoder.state_dict().items()}
+        loss = step(training, batch)
+        after = training.objective.encoder.state_dict()
+        moved.append({name for name in before if not torch.equal(before[name], after[name])})
+        return loss
+
+    monkeypatch.setattr(loop, "take_step", compare)
+    found = training(folder, "model.head_first=0.5", setting, steps=4)
+    for parameter in found.objective.encoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)  # no gradient reaches what lies before a head of zeros
+    fit(found)
+    heads, all_names = {"head.weight", "head.bias"}, set(found.objective.encoder.state_dict())
+    assert moved[:2] == [heads] * 2
+    assert moved[3] == all_names
+
+
 def test_a_length_in_time_is_measured_before_the_training_is_built(folder, monkeypatch):
     monkeypatch.setattr(time_budget, "measure_cost", lambda training: time_budget.Cost(step=0.5, evaluation=1.0))
     found = training(folder, "save.evaluations=4", time=100)

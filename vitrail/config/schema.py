@@ -34,7 +34,8 @@ class ModelSettings:
 
     ``preprocessing`` overrides that of the weights: ``mean`` and ``std`` of values in [0, 1], and ``resize``,
     pixels of the shorter side before the crop, or "squash", "fit" or "none". ``head`` are arguments of a segmenter or detector,
-    such as ``levels``.
+    such as ``levels``. In the first ``head_first`` of the steps, a share, only the head learns, while the features of the
+    given weights stay as they are (LP-FT, Kumar et al. 2022).
     """
 
     name: str | None = None
@@ -44,8 +45,12 @@ class ModelSettings:
     preprocessing: dict[str, Any] = field(default_factory=dict)
     head: dict[str, Any] = field(default_factory=dict)
     head_only: bool = False
+    head_first: float = 0.0
 
     def __post_init__(self) -> None:
+        share = f"model.head_first is {self.head_first}"
+        _demand(0 <= self.head_first < 1, share, "give a share of the steps, e.g. 0.3")
+        _demand(not (self.head_first and self.head_only), f"{share} with model.head_only", "set one of them")
         if self.size is not None:
             _demand(min(self.size) >= 1, f"model.size is {self.size}", "give a size in pixels, e.g. --size 224")
         derived = {"image_size", "in_channels", "classes"} & self.changes.keys()

@@ -27,6 +27,7 @@ MEANINGS = {
     "model.preprocessing": "mean, std (of values in [0, 1]) and resize (pixels, squash, fit or none) in place of the weights'",
     "model.head": "arguments of a segmenter (head, levels, head_width) or a detector (levels, head_width, most)",
     "model.head_only": "train the classification head only",
+    "model.head_first": "share of the steps in which only the head learns, at the beginning",
     "data.source": "the data: a path, a pattern of class folders or a built-in name",
     "data.batch": "images per update",
     "data.micro_batch": "images per forward pass, a divisor of the batch; null takes the largest that fits in memory",

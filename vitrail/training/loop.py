@@ -41,6 +41,7 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
             break
         with clock.waiting():
             batch = next(batches)
+        training.freeze_backbone()
         loss = take_step(training, batch)
         clock.count(len(batch.keys) // training.objective.views)
         if progress.step % (training.run.save.log_every or 1) == 0 or progress.step == training.steps:

@@ -19,7 +19,7 @@ from vitrail.torch_private import copy_
 from vitrail.training.data import TrainingBatches
 from vitrail.training.inputs import Inputs
 from vitrail.training.monitors import Monitor
-from vitrail.training.optimizer import Average, Optimiser
+from vitrail.training.optimizer import Average, Optimiser, find_head_names
 
 
 @dataclass
@@ -74,6 +74,15 @@ class Training:
         # the working copy computes in bf16; the optimiser, the average and the checkpoints see the fp32 weights
         self.working = copy.deepcopy(self.objective).to(torch.bfloat16) if weights else self.objective
         self.step_module = torch.compile(self.working) if self.run.compute.compile else self.working
+
+    def freeze_backbone(self) -> None:
+        """Leaves the backbone as it is as long as the head learns alone (`ModelSettings.head_first`); call before each step."""
+        share = self.run.model.head_first
+        if share:
+            trained = self.optimiser.parameters.keys() - find_head_names(self.objective)
+            for name, parameter in self.working.named_parameters():
+                if name in trained:
+                    parameter.requires_grad_(self.progress.step >= share * self.steps)
 
     @property
     def steps_an_epoch(self) -> float:

@@ -54,7 +54,8 @@ def buy_steps(trial: Training, say: Say) -> tuple[Run, int]:
 def measure_cost(training: Training) -> Cost:
     """What ``training`` takes here and now; its weights are put back afterwards.
 
-    The time of a step on a part of its batch is scaled to the whole, except for the optimiser's share of it.
+    The time of a step on a part of its batch is scaled to the whole, except for the optimiser's share of it. Steps in which
+    only the head learns, which are faster, are not taken into account.
     """
     before = Checkpoint(0, *snapshot(training), path=training.folder.path)
     part, gradient = _cut_batch(training)

@@ -34,8 +34,9 @@ SHOWN = 8  # images
 
 def check_pretraining(run: Run) -> None:
     """Raises `ConfigError` for what learning without labels does not have."""
-    if run.model.head_only:
-        raise ConfigError("model.head_only is set, and learning without labels has no head", "leave it out")
+    for name in ("head_only", "head_first"):
+        if getattr(run.model, name):
+            raise ConfigError(f"model.{name} is set, and learning without labels has no head", "leave it out")
 
 
 def open_unlabelled(
