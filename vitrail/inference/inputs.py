@@ -124,6 +124,8 @@ def split_to_judge(
         labelled=labelled,
     )
     name, source = choose_split(splits, split)
+    if labelled:
+        model.check_source(source)
     held_out = splits.held_out and name == "val"
     say(f"split    {'held out of train when the model was trained' if held_out else name}: {len(source):,} images")
     if held_out and trained.get("sha256") != fingerprint(source):

@@ -151,8 +151,12 @@ class Classifier(Task):
         self.temperature = temperature
 
     @classmethod
+    def check_source(cls, source: Source) -> None:
+        _ = source.labels  # refuses boxes and maps of classes
+
+    @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
-        _ = train.labels  # refuses boxes and maps of classes
+        cls.check_source(train)
         if len(train.classes) < 2:
             raise DataError(
                 f"the data have {len(train.classes)} class: {', '.join(train.classes) or 'none'}",

@@ -27,6 +27,8 @@ class DenseTask(Task):
 
     draws_answers = True
     head_fields: ClassVar[tuple[str, ...]]  # further arguments on which the shapes of the head depend
+    targets: ClassVar[type[Annotations]]
+    needs: ClassVar[str]  # the targets, in words
     resize = "fit"
 
     def __init__(
@@ -43,21 +45,20 @@ class DenseTask(Task):
             raise ConfigError(what, "set patch_dropout=0: --set 'model.changes={patch_dropout: 0}'")
 
     @classmethod
+    def check_source(cls, source: Source) -> None:
+        if not isinstance(source.targets, cls.targets):
+            has = f"classes of {source.counted}" if source.labelled else "no labels"
+            remedy = {"objects": "--task detect", "pixels": "--task segment"}.get(source.counted, "--task classify")
+            what = f"the data have {has}, and {cls.name} needs {cls.needs}"
+            raise DataError(what, f"give annotated data, or train with {remedy}")
+
+    @classmethod
     def head_outputs(cls, classes: Sequence[str]) -> int:
         return 0
 
     def keeps_head(self, arguments: Mapping[str, Any]) -> bool:
         shaping = {name: value for name, value in arguments.items() if name in ("classes", *self.head_fields)}
         return super().keeps_head(shaping)
-
-
-def check_annotated(train: Source, kind: type[Annotations], needs: str) -> None:
-    """Raises `DataError` for data with other targets than those of a task, which ``needs`` names."""
-    if isinstance(train.targets, kind):
-        return
-    has = f"classes of {train.counted}" if train.labelled else "no labels"
-    remedy = {"objects": "--task detect", "pixels": "--task segment"}.get(train.counted, "--task classify")
-    raise DataError(f"the data have {has}, and {needs}", f"give annotated data, or train with {remedy}")
 
 
 def choose_width(config: Config, *, most: int = WIDEST) -> int:

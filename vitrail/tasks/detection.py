@@ -26,7 +26,7 @@ from vitrail.models.dense_heads import TOWER_GROUPS, BoxHead
 from vitrail.models.pyramid import create_pyramid
 from vitrail.tasks.answer_files import AnswerFiles, CocoResults, YoloFiles
 from vitrail.tasks.boxes import suppress_duplicates
-from vitrail.tasks.dense import DenseTask, check_annotated, check_placed, choose_width, read_levels, read_number
+from vitrail.tasks.dense import DenseTask, check_placed, choose_width, read_levels, read_number
 from vitrail.tasks.dense_answers import Detections
 from vitrail.tasks.detection_graphs import compare_detections, covers, join_outputs, split_outputs
 from vitrail.tasks.detection_loss import sum_losses
@@ -61,6 +61,7 @@ class Detector(DenseTask):
 
     name = "detection"
     formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {"coco": CocoResults, "yolo": YoloFiles}
+    targets, needs = Objects, "boxes"
     head_fields = ("levels", "head_width")
     options = ("levels", "head_width", "most", "threshold")
     pixels = {"cpu": 320 * 256, "cuda": 640 * 640}  # noqa: RUF012
@@ -90,7 +91,7 @@ class Detector(DenseTask):
 
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
-        check_annotated(train, Objects, "detection needs boxes")
+        cls.check_source(train)
         if not train.classes:
             raise DataError("the data have no class of objects", "see `vitrail data check`")
         return {"classes": train.classes}

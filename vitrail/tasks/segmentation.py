@@ -25,7 +25,7 @@ from vitrail.models import Backbone
 from vitrail.models.dense_heads import FusedHead, LinearHead
 from vitrail.models.pyramid import ScaledMaps, StageNorms, fit, to_strides, upsample
 from vitrail.tasks.answer_files import AnswerFiles, MaskFiles
-from vitrail.tasks.dense import DenseTask, check_annotated, check_placed, choose_width, read_levels, read_number
+from vitrail.tasks.dense import DenseTask, check_placed, choose_width, read_levels, read_number
 from vitrail.tasks.dense_answers import Segmentation
 from vitrail.tasks.label_maps import label_pixels
 from vitrail.tasks.segmentation_metric import MapMetric
@@ -54,6 +54,7 @@ class Segmenter(DenseTask):
 
     name = "segmentation"
     formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {"masks": MaskFiles}
+    targets, needs = LabelMaps, "a class for every pixel"
     head_fields = ("head", "levels", "head_width")
     options = ("head", "levels", "head_width", "class_weights")
     pixels = {"cpu": 704 * 256, "cuda": 640 * 640}  # noqa: RUF012
@@ -105,7 +106,7 @@ class Segmenter(DenseTask):
     @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
         """The classes, and weights by which rare ones are learned; see `weigh_classes`."""
-        check_annotated(train, LabelMaps, "segmentation needs a class for every pixel")
+        cls.check_source(train)
         if len(train.classes) < 2:
             raise DataError(
                 f"the data have {len(train.classes)} class of pixels", "name the background as a class, too"

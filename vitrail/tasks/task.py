@@ -106,6 +106,10 @@ class Task(nn.Module, ABC):
         return len(classes)
 
     @classmethod
+    def check_source(cls, source: Source) -> None:
+        """Raises `DataError` for data whose targets are not those of the task."""
+
+    @classmethod
     def read_source(cls, train: Source) -> dict[str, Any]:
         """``classes`` and further arguments of the task, as training data say them. Raises `DataError`."""
         return {"classes": train.classes}

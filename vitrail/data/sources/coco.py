@@ -99,6 +99,7 @@ def _read_one(path: Path, root: Path, names: dict[str, None]) -> ObjectList:
     for number, entry in entries.items():
         size = int(entry.get("height") or 0), int(entry.get("width") or 0)
         objects.add(os.path.relpath(folder / entry["file_name"], root).replace(os.sep, "/"), size, found[number])
+    objects.convention.check(path)
     return objects
 
 
@@ -131,7 +132,8 @@ def _read_box(annotation: Mapping[str, Any], name: str, path: Path) -> Box:
     left, top, width, height = map(float, values)
     area = annotation.get("area")
     area = float(area) if isinstance(area, (int, float)) and area > 0 else None
-    return Box(name, (left, top, left + width, top + height), bool(annotation.get("iscrowd")), area)
+    box = (left, top, left + width, top + height)
+    return Box(name, box, bool(annotation.get("iscrowd")), area, given=(left, top, width, height))
 
 
 def _find_images(path: Path, root: Path, file_names: Sequence[str]) -> Path:

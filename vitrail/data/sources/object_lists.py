@@ -13,6 +13,7 @@ from os.path import basename
 import numpy as np
 
 from vitrail.data.sources.annotations import Objects
+from vitrail.data.sources.box_convention import Convention, Corners
 from vitrail.data.sources.contents import Files, Strings
 from vitrail.data.sources.labels import Labels, RawSplit, sort_names
 
@@ -21,12 +22,16 @@ EXAMPLES = 3  # images that a note names
 
 @dataclass
 class Box:
-    """One object: its class, its box, and what else the annotation says of it."""
+    """One object: its class, its box, and what else the annotation says of it.
+
+    ``given`` are the four numbers of the box as they stand in the file; see `Convention`.
+    """
 
     name: str
-    box: tuple[float, float, float, float]
+    box: Corners
     crowd: bool = False
     area: float | None = None
+    given: Corners | None = None
 
 
 @dataclass
@@ -37,11 +42,15 @@ class ObjectList:
     images: list[list[Box]] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
     faults: dict[str, list[str]] = field(default_factory=dict)  # what was wrong -> the images, one for each time
+    convention: Convention = field(default_factory=Convention)
 
     def add(self, key: str, size: tuple[int, int], found: Sequence[Box]) -> None:
         """Adds an image of ``size`` (height, width), or (0, 0) if the annotation does not say, with its objects."""
         self.keys.append(key)
         self.sizes.append(size)
+        for one in found:
+            if one.given is not None:
+                self.convention.add(one.given, one.box, size)
         self.images.append([box for one in found if (box := self._clean(key, size, one)) is not None])
 
     def note(self, fault: str, key: str) -> None:

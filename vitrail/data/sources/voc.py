@@ -44,6 +44,7 @@ def read_voc(root: Path) -> tuple[str, dict[str, RawSplit]]:
                 objects.add(images[stem], *_read_one(annotated[stem]))
             else:
                 objects.note("images without an annotation file, left out", images[stem])
+        objects.convention.check(root / "Annotations")
         parts[split] = objects
     for stem in images.keys() - annotated.keys() if lists.keys() == {"train"} else ():
         parts["train"].note("images without an annotation file, left out", images[stem])
@@ -99,7 +100,8 @@ def _read_boxes(tree: ElementTree.Element) -> Iterator[Box]:
         difficult = (entry.findtext("difficult") or "0").strip() == "1"
         # an object without area in its file has none here, though its last pixel is included
         empty = right <= left or bottom <= top
-        yield Box(name, (left - 1, top - 1, right - empty, bottom - empty), difficult)
+        box = (left - 1, top - 1, right - empty, bottom - empty)
+        yield Box(name, box, difficult, given=(left, top, right, bottom))
 
 
 def _number(parent: ElementTree.Element, name: str) -> float:

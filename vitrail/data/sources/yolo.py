@@ -98,6 +98,7 @@ def _read_split(base: Path, places: Sequence[Path], names: Mapping[int, str], pa
                 objects.add(key, size, [])
                 continue
             objects.add(key, size, [_read_line(line, size, names, labels) for line in _read_lines(labels)])
+    objects.convention.check(f"the text files of {path}")
     return objects
 
 
@@ -157,6 +158,6 @@ def _read_line(line: str, size: tuple[int, int], names: Mapping[int, str], path:
     if len(places) == 4:
         x, y, wide, tall = places
         box = (x - wide / 2) * width, (y - tall / 2) * height, (x + wide / 2) * width, (y + tall / 2) * height
-        return Box(names[category], box)
+        return Box(names[category], box, given=(x * width, y * height, wide * width, tall * height))
     xs, ys = [width * x for x in places[::2]], [height * y for y in places[1::2]]
     return Box(names[category], (min(xs), min(ys), max(xs), max(ys)))
