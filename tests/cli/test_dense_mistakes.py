@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.sources.test_annotated import (
+from tests.data.sources.layouts import (
     coco,
     save_images,
     voc,
