@@ -118,6 +118,60 @@ def write_yolo_polygons(root: Path) -> Path:
     return root
 
 
+def labelme(name: str, **changes) -> dict:
+    """Boxes by two opposite corners, in any order, and by the corners of a polygon."""
+    height, width = SIZES[name]
+    shapes = []
+    for number, (label, left, top, right, bottom) in enumerate(OBJECTS[name]):
+        polygon = {"shape_type": "polygon", "points": [[left, top], [right, top], [right, bottom]]}
+        rectangle = {"shape_type": "rectangle", "points": [[right, top], [left, bottom]]}
+        shapes.append({"label": label, "group_id": None, "flags": {}, **(polygon if number else rectangle)})
+    return {
+        "version": "5.4.1",
+        "shapes": shapes,
+        "imagePath": f"{name}.png",
+        "imageData": None,
+        "imageHeight": height,
+        "imageWidth": width,
+        **changes,
+    }
+
+
+def write_labelme(root: Path) -> Path:
+    for split, names in (("train", ("a", "b")), ("val", ("c",))):
+        save_images(root / split, names)
+        for name in names:
+            write(root / split / f"{name}.json", labelme(name))
+    return root
+
+
+def cvat(shapes=None) -> str:
+    """One of each shape that has an area."""
+    images = []
+    for number, (name, (height, width)) in enumerate(SIZES.items()):
+        own = shapes
+        if own is None:
+            own = "".join(
+                f'<box label="{label}" occluded="0" xtl="{left}" ytl="{top}" xbr="{right}" ybr="{bottom}" z_order="0"/>'
+                if number
+                else f'<polygon label="{label}" points="{left},{top};{right},{top};{right},{bottom}"/>'
+                for label, left, top, right, bottom in OBJECTS[name]
+            )
+        subset = "Validation" if name == "c" else "Train"
+        place = f'id="{number}" name="{name}.png" subset="{subset}" width="{width}" height="{height}"'
+        images.append(f"<image {place}>{own}</image>")
+    labels = "".join(f"<label><name>{name}</name></label>" for name in NAMES)
+    meta = f"<meta><task><labels>{labels}</labels></task></meta>"
+    return f"<annotations><version>1.1</version>{meta}{''.join(images)}</annotations>"
+
+
+def write_cvat(root: Path) -> Path:
+    save_images(root / "images" / "Train", ("a", "b"))
+    save_images(root / "images" / "Validation", ("c",))
+    write(root / "annotations.xml", cvat())
+    return root
+
+
 def write_masks(root: Path, values: dict[int, object], *, mode: str = "L", splits: bool = True) -> Path:
     """Masks whose left half has class 0 and right half class 1, with an ignored first row."""
     for split, names in (("train", ("a", "b")), ("val", ("c",))):

@@ -14,11 +14,15 @@ from tests.data.sources.layouts import (
     OBJECTS,
     SIZES,
     coco,
+    cvat,
+    labelme,
     save_images,
     voc,
     write,
     write_coco,
     write_coco_beside_images,
+    write_cvat,
+    write_labelme,
     write_masks,
     write_voc,
     write_yolo,
@@ -31,6 +35,16 @@ from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
 
+LAYOUTS = (
+    write_coco,
+    write_coco_beside_images,
+    write_voc,
+    write_yolo,
+    write_yolo_polygons,
+    write_labelme,
+    write_cvat,
+)
+
 
 def refusal(path: Path, **options) -> str:
     """What is said of data that cannot be opened, with the remedy."""
@@ -39,7 +53,7 @@ def refusal(path: Path, **options) -> str:
     return f"{error.value.what}; {error.value.remedy}"
 
 
-@pytest.mark.parametrize("layout", [write_coco, write_coco_beside_images, write_voc, write_yolo, write_yolo_polygons])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_same_objects_are_read_from_every_layout(layout, tmp_path):
     splits = open_data(layout(tmp_path), validation=0)
     assert set(splits.classes) == set(NAMES)
@@ -188,6 +202,63 @@ def expect_halves(source) -> None:
         assert (levels[0] == IGNORED).all()
         middle = levels.shape[1] // 2
         assert (levels[1:, :middle] == 0).all() and (levels[1:, middle:] == 1).all()
+
+
+def test_shapes_of_labelme_and_cvat_become_the_boxes_around_them(tmp_path):
+    write_labelme(tmp_path / "labelme")
+    points = {
+        "point": [[5, 5]],
+        "circle": [[20, 20], [23, 24]],
+        "line": [[0, 0], [9, 9]],
+        "polygon": [[1, 2], [9, 3], [4, 8]],
+    }
+    shapes = [{"label": "cat", "shape_type": kind, "points": places} for kind, places in points.items()]
+    write(tmp_path / "labelme" / "train" / "a.json", labelme("a", shapes=shapes))
+    splits = open_data(tmp_path / "labelme", validation=0)
+    assert splits.train.targets.of(0).boxes.tolist() == [[15, 15, 25, 25], [1, 2, 9, 8]]
+    assert splits.notes == (
+        "train: shapes without area (point), left out: 1 (a.png)",
+        "train: shapes without area (line), left out: 1 (a.png)",
+    )
+    write_cvat(tmp_path / "cvat")
+    drawn = (
+        '<box label="dog" xtl="10" ytl="12" xbr="14" ybr="20" rotation="90"/><points label="dog" points="1,2"/>'
+        '<ellipse label="cat" cx="10" cy="12" rx="3" ry="2"/><mask label="cat" rle="1, 2" left="3" top="4" width="5" height="6"/>'
+    )
+    write(tmp_path / "cvat" / "annotations.xml", cvat(drawn))
+    splits = open_data(tmp_path / "cvat", validation=0)
+    assert splits.classes == NAMES
+    expected = [[8, 14, 16, 18], [7, 10, 13, 14], [3, 4, 8, 10]]
+    np.testing.assert_allclose(splits.train.targets.of(0).boxes, expected, atol=1e-5)
+    assert "train: shapes without area (points), left out: 2 (a.png, b.png)" in splits.notes
+
+
+def test_mistakes_in_files_of_labelme_and_cvat_are_named_with_the_remedy(tmp_path):
+    write_labelme(tmp_path / "labelme")
+    path = tmp_path / "labelme" / "train" / "a.json"
+    for content, message in (
+        (labelme("a", imagePath="z.png"), "z.png, which does not exist; put the image beside its annotation"),
+        (
+            labelme("a", shapes=[{"label": "cat"}]),
+            "a.json is no file of labelme: KeyError: 'points'; save the annotation again",
+        ),
+        (labelme("a", shapes=[{"label": "cat", "points": [["one", 2]]}]), "could not convert string to float: 'one'"),
+    ):
+        write(path, content)
+        assert message in refusal(tmp_path / "labelme")
+    path.unlink()
+    assert "images without an annotation file, left out: 1 (a.png)" in open_data(tmp_path / "labelme").notes[0]
+    write_cvat(tmp_path / "cvat")
+    path = tmp_path / "cvat" / "annotations.xml"
+    for content, message in (
+        (cvat('<box label="cat" xtl="1"/>'), "KeyError: 'ytl'; export it again as 'CVAT for images 1.1'"),
+        (cvat('<polygon label="cat" points="1,2;three,4"/>'), "could not convert string to float: 'three'"),
+        (cvat().replace("c.png", "d.png"), "the image 'd.png', which is not found; put the images into"),
+        ("<annotations/>", "has no images"),
+        ('<!DOCTYPE x [<!ENTITY a "b">]><annotations/>', "declares XML entities"),
+    ):
+        write(path, content)
+        assert message in refusal(tmp_path / "cvat")
 
 
 @pytest.mark.parametrize("splits", [True, False])

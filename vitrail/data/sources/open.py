@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from glob import has_magic
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,10 @@ from vitrail.data.sources.arrays import (
 )
 from vitrail.data.sources.coco import find_coco, is_coco, read_coco, split_of
 from vitrail.data.sources.contents import Files, Strings
+from vitrail.data.sources.cvat import is_cvat, read_cvat
 from vitrail.data.sources.folders import find_data_files, read_class_folders, read_folder
 from vitrail.data.sources.holdout import choose_held_out
+from vitrail.data.sources.labelme import is_labelme, read_labelme
 from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, RawSplit, check_no_class_is_empty, join_labels
 from vitrail.data.sources.manifests import read_manifest
 from vitrail.data.sources.mask_folders import find_masks, read_masks
@@ -38,9 +41,16 @@ from vitrail.errors import ConfigError, DataError, nearest
 
 READ = (
     "a folder with one folder of images per class (optionally inside train, val and test folders), a manifest "
-    "(.csv .tsv .jsonl .parquet), Parquet with images, .npy or .npz arrays, boxes in COCO's, VOC's or YOLO's format, "
-    "a folder of images beside one of masks, or 'digits'"
+    "(.csv .tsv .jsonl .parquet), Parquet with images, .npy or .npz arrays, boxes in the format of COCO, VOC, YOLO, CVAT or "
+    "labelme, a folder of images beside one of masks, or 'digits'"
 )
+
+
+class Format(NamedTuple):
+    """The task that data are annotated for, and what reads them: a description of the layout, and the splits."""
+
+    task: str
+    read: Callable[[], tuple[str, dict[str, RawSplit]]]
 
 
 def open_data(
@@ -56,10 +66,10 @@ def open_data(
 
     Args:
         data: a path to a folder (of class folders, optionally inside train / val / test; of Parquet, .npz or manifest
-            files by split; of boxes in COCO's, VOC's or YOLO's format; of images beside masks; or of images alone), a pattern
-            of class folders (``photos/*/*``), a COCO .json, a YOLO .yaml, a manifest, Parquet, .npy, .npz or one image; or
-            "digits"; a `Source` or `Splits`; arrays (images, labels); a torch-style Dataset; a list of image files; or a dict
-            of these by split.
+            files by split; of boxes in the format of COCO, VOC, YOLO, CVAT or labelme; of images beside masks; or of images
+            alone), a pattern of class folders (``photos/*/*``), a COCO .json, a YOLO .yaml, a manifest, Parquet, .npy, .npz
+            or one image; or "digits"; a `Source` or `Splits`; arrays (images, labels); a torch-style Dataset; a list of image
+            files; or a dict of these by split.
         seed: of the held-out validation split.
         validation: fraction of each class to hold out where there is no validation split; 0 holds out nothing.
         classes: class names in the order of their indices, e.g. a model's; None takes those of the training images.
@@ -176,8 +186,8 @@ def _find_at(path: Path, labelled: bool, *, given: str) -> tuple[str, dict[str, 
         return _find_in_folder(path, labelled)
     if not path.is_file():
         raise DataError(f"{path} is neither a regular file nor a folder", f"give {READ}")
-    if annotated := _read_annotation_file(path):
-        return annotated
+    if annotated := find_format(path):
+        return annotated.read()
     if suffix in (".csv", ".tsv", ".jsonl", ".ndjson"):
         return read_manifest(path, labelled=labelled)
     if suffix in (".parquet", ".pq"):
@@ -192,8 +202,8 @@ def _find_at(path: Path, labelled: bool, *, given: str) -> tuple[str, dict[str, 
 
 
 def _find_in_folder(root: Path, labelled: bool) -> tuple[str, dict[str, RawSplit]]:
-    if annotated := _read_annotated_folder(root):
-        return annotated
+    if annotated := find_format(root):
+        return annotated.read()
     if described := read_folder(root, labelled=labelled):
         return described
     if files := find_data_files(root):
@@ -227,46 +237,38 @@ def find_annotation(data: Any) -> str | None:
         return data.targets.task if isinstance(data.targets, Annotations) else None
     if not isinstance(data, str | os.PathLike):
         return None
-    path = Path(data).expanduser()
-    if path.is_file():
-        return "detection" if _is_annotation_file(path) else None
-    if not path.is_dir():
-        return None
-    if find_yolo(path) or find_coco(path) or is_voc(path):
-        return "detection"
-    return "segmentation" if find_masks(path) else None
+    found = find_format(Path(data).expanduser())
+    return None if found is None else found.task
 
 
-def _read_annotated_folder(root: Path) -> tuple[str, dict[str, RawSplit]] | None:
-    """A description of an annotated data set, and its splits; None for a folder without annotations.
+def find_format(path: Path) -> Format | None:
+    """The format of an annotated folder or of a file of annotations; None for any other, or for nothing at ``path``.
 
     Raises:
-        DataError: annotations that cannot be read, or several files for one split.
+        DataError: several files for one split.
     """
-    if description := find_yolo(root):
-        return read_yolo(description)
-    if files := find_coco(root):
-        return read_coco(root, files)
-    if is_voc(root):
-        return read_voc(root)
-    if found := find_masks(root):
-        return read_masks(root, found)
+    if path.is_dir():
+        return _find_folder_format(path)
+    suffix = path.suffix.lower()
+    if suffix == ".json" and path.is_file() and is_coco(path):
+        root = path.parent.parent if path.parent.name == "annotations" else path.parent
+        return Format("detection", partial(read_coco, root, {split_of(path, path.parent): path}))
+    if suffix in (".yaml", ".yml") and path.is_file() and is_yolo(path):
+        return Format("detection", partial(read_yolo, path))
     return None
 
 
-def _read_annotation_file(path: Path) -> tuple[str, dict[str, RawSplit]] | None:
-    """The same for one file of annotations, ``.json`` of COCO or ``.yaml`` of YOLO; None for any other."""
-    if not _is_annotation_file(path):
-        return None
-    if path.suffix.lower() != ".json":
-        return read_yolo(path)
-    root = path.parent.parent if path.parent.name == "annotations" else path.parent
-    return read_coco(root, {split_of(path, path.parent): path})
-
-
-def _is_annotation_file(path: Path) -> bool:
-    suffix = path.suffix.lower()
-    return (suffix == ".json" and is_coco(path)) or (suffix in (".yaml", ".yml") and is_yolo(path))
+def _find_folder_format(root: Path) -> Format | None:
+    if description := find_yolo(root):
+        return Format("detection", partial(read_yolo, description))
+    if files := find_coco(root):
+        return Format("detection", partial(read_coco, root, files))
+    for is_of, read in ((is_voc, read_voc), (is_cvat, read_cvat), (is_labelme, read_labelme)):
+        if is_of(root):
+            return Format("detection", partial(read, root))
+    if found := find_masks(root):
+        return Format("segmentation", partial(read_masks, root, found))
+    return None
 
 
 def _missing_data(path: Path, given: str) -> DataError:

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-from vitrail.data.decode import BadImage
-from vitrail.data.sources.contents import read_file
 from vitrail.data.sources.folders import Scan
 from vitrail.data.sources.labels import SPLITS, RawSplit, sort_names
 from vitrail.data.sources.object_lists import Box, ObjectList
+from vitrail.data.sources.xml_files import parse_xml
 from vitrail.errors import DataError
 
 IMAGES = ("JPEGImages", "images", "")
@@ -76,18 +75,12 @@ def _read_lists(root: Path) -> dict[str, list[str]]:
 
 def _read_one(path: Path) -> tuple[tuple[int, int], list[Box]]:
     """The (height, width) that a file states, or (0, 0), and its objects."""
+    tree = parse_xml(path)
     try:
-        content = read_file(path)
-    except BadImage as error:
-        raise DataError(f"{path} cannot be read: {error.reason}", "check the file") from error
-    if b"<!DOCTYPE" in content or b"<!ENTITY" in content:
-        raise DataError(f"{path} declares XML entities, which can expand without limit", "remove the declaration")
-    try:
-        tree = ElementTree.fromstring(content)
         size = tree.find("size")
         sides = (0, 0) if size is None else (_number(size, "height"), _number(size, "width"))
         return (int(sides[0]), int(sides[1])), list(_read_boxes(tree))
-    except (ElementTree.ParseError, ValueError) as error:
+    except ValueError as error:
         raise DataError(f"{path} cannot be read: {error}", "export the annotations again") from error
 
 

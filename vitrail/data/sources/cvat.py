@@ -1,0 +1,97 @@
+"""CVAT's XML file of annotated images ("CVAT for images 1.1"): ``annotations.xml`` beside a folder ``images``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+from vitrail.data.sources.labels import SPLITS, RawSplit
+from vitrail.data.sources.object_lists import Box, Corners, ObjectList
+from vitrail.data.sources.xml_files import parse_xml
+from vitrail.errors import DataError
+
+FILE = "annotations.xml"
+IMAGES = ("images", "")
+WITHOUT_AREA = ("polyline", "points", "skeleton", "cuboid")
+
+
+def is_cvat(root: Path) -> bool:
+    """Whether a folder has an ``annotations.xml``."""
+    return (root / FILE).is_file()
+
+
+def read_cvat(root: Path) -> tuple[str, dict[str, RawSplit]]:
+    """The objects of ``annotations.xml`` by the subset of each image.
+
+    Of a polygon, ellipse, mask or rotated box the upright box is taken; points and lines are left out.
+
+    Raises:
+        DataError: a file that cannot be parsed, or an image that does not exist.
+    """
+    path = root / FILE
+    tree = parse_xml(path)
+    parts: dict[str, ObjectList] = {}
+    try:
+        declared = [name.text.strip() for name in tree.iterfind("meta//labels/label/name") if name.text]
+        for image in tree.iterfind("image"):
+            subset = image.get("subset") or ""
+            objects = parts.setdefault(SPLITS.get(subset.lower(), "train"), ObjectList())
+            key = _find_image(root, image.attrib["name"], subset)
+            for kind in WITHOUT_AREA:
+                for _ in image.iterfind(kind):
+                    objects.note(f"shapes without area ({kind}), left out", key)
+            size = int(image.attrib["height"]), int(image.attrib["width"])
+            objects.add(key, size, list(_read_boxes(image)))
+    except (KeyError, ValueError) as error:
+        what = f"{path} cannot be read: {type(error).__name__}: {error}"
+        raise DataError(what, "export it again as 'CVAT for images 1.1'") from error
+    if not parts:
+        raise DataError(f"{path} has no images", "export it again as 'CVAT for images 1.1'")
+    names = tuple(dict.fromkeys([*declared, *sorted(set().union(*(part.names() for part in parts.values())))]))
+    return f"CVAT objects ({FILE})", {split: part.split(str(root), names) for split, part in parts.items()}
+
+
+def _find_image(root: Path, name: str, subset: str) -> str:
+    """The path of an image below ``root``."""
+    for folder in IMAGES:
+        for inside in (f"{subset}/{name}", name) if subset else (name,):
+            if (root / folder / inside).is_file():
+                return f"{folder}/{inside}" if folder else inside
+    what = f"{root / FILE} names the image {name!r}, which is not found"
+    raise DataError(what, f"put the images into {root / IMAGES[0]}, or export them with the annotations")
+
+
+def _read_boxes(image: ElementTree.Element) -> Iterator[Box]:
+    for shape in image:
+        if shape.tag == "box":
+            box: Corners = _numbers(shape, "xtl", "ytl", "xbr", "ybr")
+            box = _turn(box, float(shape.get("rotation", 0)))
+        elif shape.tag == "ellipse":
+            x, y, across, down = _numbers(shape, "cx", "cy", "rx", "ry")
+            box = x - across, y - down, x + across, y + down
+        elif shape.tag == "mask":
+            left, top, width, height = _numbers(shape, "left", "top", "width", "height")
+            box = left, top, left + width, top + height
+        elif shape.tag == "polygon":
+            xs, ys = zip(*(map(float, point.split(",")) for point in shape.attrib["points"].split(";")))
+            box = min(xs), min(ys), max(xs), max(ys)
+        else:
+            continue
+        yield Box(shape.attrib["label"], box)
+
+
+def _numbers(shape: ElementTree.Element, *names: str) -> Corners:
+    first, second, third, fourth = (float(shape.attrib[name]) for name in names)
+    return first, second, third, fourth
+
+
+def _turn(box: Corners, degrees: float) -> Corners:
+    """The upright box around a box that is turned about its centre."""
+    left, top, right, bottom = box
+    cosine, sine = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
+    wide, tall = right - left, bottom - top
+    x, y = (left + right) / 2, (top + bottom) / 2
+    across, down = (wide * cosine + tall * sine) / 2, (wide * sine + tall * cosine) / 2
+    return x - across, y - down, x + across, y + down

@@ -1,0 +1,97 @@
+"""labelme's JSON files: one beside each image, with shapes as corner points in pixels."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vitrail.data.decode import BadImage
+from vitrail.data.sources.contents import read_file
+from vitrail.data.sources.folders import Scan
+from vitrail.data.sources.labels import SPLITS, RawSplit, sort_names
+from vitrail.data.sources.object_lists import Box, Corners, ObjectList
+from vitrail.errors import DataError
+
+KEYS = ("shapes", "imagePath")
+FEWEST_POINTS = {"polygon": 3, "rectangle": 2, "circle": 2, "mask": 2}  # of the shapes that have an area
+
+
+def is_labelme(root: Path) -> bool:
+    """Whether a folder, or one of a split in it, has JSON files of labelme; one file of each is looked at."""
+    folders = [root, *(path for path in root.iterdir() if path.name.lower() in SPLITS and path.is_dir())]
+    examples = (next(folder.glob("*.json"), None) for folder in folders)
+    return any(path is not None and _looks_like_labelme(path) for path in examples)
+
+
+def _looks_like_labelme(path: Path) -> bool:
+    try:
+        content = read_file(path)
+    except BadImage:
+        return False
+    return all(f'"{key}"'.encode() in content for key in KEYS)
+
+
+def read_labelme(root: Path) -> tuple[str, dict[str, RawSplit]]:
+    """The objects of labelme's files below ``root``, by split where the folders of the files are named after splits.
+
+    Of a polygon, circle or mask the box is taken; points and lines have no area and are left out.
+
+    Raises:
+        DataError: a file that cannot be parsed, or whose image does not exist.
+    """
+    parts: dict[str, ObjectList] = {}
+    for path in sorted(root.rglob("*.json")):
+        if _looks_like_labelme(path):
+            top = path.relative_to(root).parts[0].lower()
+            _read_one(path, root, parts.setdefault(SPLITS.get(top, "train"), ObjectList()))
+    annotated = {key for part in parts.values() for key in part.keys}
+    first = next(iter(parts.values()))
+    for key in Scan().list_images(str(root), ""):
+        if key not in annotated:
+            first.note("images without an annotation file, left out", key)
+    names = sort_names(set().union(*(part.names() for part in parts.values())))
+    return "labelme objects", {split: part.split(str(root), names) for split, part in parts.items()}
+
+
+def _read_one(path: Path, root: Path, objects: ObjectList) -> None:
+    """Adds the image and the shapes of one file."""
+    try:
+        plain = json.loads(read_file(path))
+        image = path.parent / str(plain["imagePath"]).replace("\\", "/")
+        size = int(plain.get("imageHeight") or 0), int(plain.get("imageWidth") or 0)
+        shapes = [
+            (shape.get("shape_type") or "polygon", str(shape["label"]), _points(shape)) for shape in plain["shapes"]
+        ]
+    except BadImage as error:
+        raise DataError(f"{path} cannot be read: {error.reason}", "check the file") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        what = f"{path} is no file of labelme: {type(error).__name__}: {error}"
+        raise DataError(what, "save the annotation again") from error
+    if not image.is_file():
+        raise DataError(f"{path} names the image {image}, which does not exist", "put the image beside its annotation")
+    key = os.path.relpath(image, root).replace(os.sep, "/")
+    found = []
+    for kind, name, points in shapes:
+        if len(points) < FEWEST_POINTS.get(kind, math.inf):
+            objects.note(f"shapes without area ({kind}), left out", key)
+        else:
+            found.append(Box(name, _box_of(kind, points)))
+    objects.add(key, size, found)
+
+
+def _points(shape: dict[str, Any]) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in shape["points"]]
+
+
+def _box_of(kind: str, points: Sequence[tuple[float, float]]) -> Corners:
+    """The box around a shape; a circle is given by its centre and a point of its edge."""
+    if kind == "circle":
+        (x, y), edge = points[:2]
+        radius = math.dist((x, y), edge)
+        return x - radius, y - radius, x + radius, y + radius
+    xs, ys = zip(*points)
+    return min(xs), min(ys), max(xs), max(ys)
