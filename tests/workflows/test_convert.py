@@ -18,11 +18,12 @@ from safetensors.torch import save_file
 
 from tests.models.tiny import QUICK, TINY
 from tests.slow import slow_except
+from tests.tasks.dense_models import create, draw_images
 from tests.weights.kinds import KINDS, a_model
 from vitrail.data.imagenet import find_imagenet, index_classes
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError, DiskError
-from vitrail.models import MODELS, ViTConfig
+from vitrail.models import MODELS, ViTConfig, configure
 from vitrail.tasks.classification import create_classifier
 from vitrail.weights import load
 from vitrail.weights.description import describe
@@ -272,3 +273,17 @@ def test_the_real_model_keeps_its_218_of_300_through_every_layout(tmp_path, real
         best = torch.cat([model(model.preprocess(pictures[at : at + 50])).argmax(1) for at in range(0, 300, 50)])
     assert sum(int(each) == index[row["label"]] for each, row in zip(best, rows)) == 218
     assert compare(tmp_path / "n", place).is_none
+
+
+@pytest.mark.parametrize(("task", "to"), [("detection", "timm"), ("segmentation", "huggingface")])
+def test_of_a_dense_model_other_layouts_get_the_backbone(tmp_path, task, to):
+    model = create(task, configure("vit-ti16", image_size=(32, 32), depth=1))
+    model.preprocessing = replace(model.preprocessing, resize="fit")
+    save_model(tmp_path / "dense", model)
+    lines = []
+    copy = load(convert(tmp_path / "dense", tmp_path / "copy", to, log=lines.append).path)
+    assert f"backbone only: the {to} layout has no counterpart for the head of a model of {task}" in lines
+    images = draw_images(model)
+    with torch.no_grad():
+        expected, found = (each.backbone.dense_maps(images)[-1] for each in (model, copy))
+    assert copy.classes == () and torch.equal(expected, found)

@@ -6,7 +6,7 @@ B images, C channels, K classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from vitrail.files import disk_errors, move_files, replace_folder, stage_folder
 from vitrail.models.config import INITIALISATION_FIELDS, TRAINING_FIELDS
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task
+from vitrail.tasks.classification import Classifier
+from vitrail.tasks.dense import DenseTask
 from vitrail.weights.adapt import apply_changes
 from vitrail.weights.description import KEY, describe, read_sidecar, sidecar_path
 from vitrail.weights.encode import ENCODERS, EncodedModel
@@ -83,6 +85,8 @@ def convert(
 ) -> Converted:
     """Writes the model ``source`` in the layout ``to``; the copy is verified before it is put in place.
 
+    Of a detector or segmenter other layouts than vitrail's get the backbone.
+
     Args:
         source: what `vitrail.load` takes.
         destination: a folder, or a file where the name ends in .safetensors or .npz. What is there is replaced if it is an
@@ -109,6 +113,11 @@ def convert(
     _check_destination(path, to, resolved)
     loaded = read_model(resolved, log, has_names=classes_file is not None, stated=preprocessing or ())
     model = apply_changes(loaded.model, classes_file, preprocessing, **changes).eval()
+    if to != "native" and isinstance(model, DenseTask):
+        log(f"backbone only: the {to} layout has no counterpart for the head of a model of {model.name}")
+        # no other layout has pictures with a border on one side
+        preprocessed = replace(model.preprocessing, resize="squash", resize_to=None)
+        model = Classifier(model.backbone, (), preprocessed).eval()
     written = ENCODERS[to](model, path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
