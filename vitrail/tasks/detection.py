@@ -53,7 +53,8 @@ class Detector(DenseTask):
         levels: strides of the maps in pixels, from fine to coarse.
         head_width: width of neck and head, a multiple of 32; by default it follows that of the backbone.
         most: detections of a picture, at most.
-        threshold: the least score of an answer. Figures are computed from all detections.
+        threshold: the least score of an answer; a training sets it to the one with the largest F1 on the validation split.
+            Figures are computed from all detections.
 
     Raises:
         ConfigError: as `DenseTask` has it; an argument that cannot be meant.
@@ -64,6 +65,7 @@ class Detector(DenseTask):
     targets, needs = Objects, "boxes"
     head_fields = ("levels", "head_width")
     options = ("levels", "head_width", "most", "threshold")
+    tuned = "threshold"
     pixels = {"cpu": 320 * 256, "cuda": 640 * 640}  # noqa: RUF012
 
     def __init__(

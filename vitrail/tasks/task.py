@@ -71,6 +71,9 @@ class Task(nn.Module, ABC):
     formats: ClassVar[Mapping[str, type[AnswerFiles]]] = {}  # of answers beside tables, by name; the usual ones first
     temperature: float | None = None  # what logits are divided by; None where answers are no probabilities
     options: ClassVar[tuple[str, ...]] = ()  # further arguments that the setting ``model.head`` may give
+    tuned: ClassVar[str | None] = (
+        None  # an option that a training sets to the figure of that name on the validation split
+    )
     resize: ClassVar[Resize | None] = None  # of inputs, where it is not that of the weights or of the paper
     pixels: ClassVar[Mapping[str, int]] = {}  # most pixels of an input whose size follows the images, by device
 

@@ -110,6 +110,13 @@ def test_a_detector_learns_and_its_boxes_lie_in_the_pictures(scenes, detected):
     assert judged.figures["ap"] == pytest.approx(detected.figures["ap"], abs=1e-6)
 
 
+def test_the_threshold_of_a_detector_is_the_best_on_the_validation_split_unless_it_is_given(scenes, detected, tmp_path):
+    assert detected.load().threshold == detected.figures["threshold"] != 0.3
+    settings = (*SMALL, "model.head={threshold: 0.25}")
+    given = vitrail.train(scenes / "boxes", out=tmp_path / "run", steps=1, settings=settings, **QUICK)
+    assert given.load().threshold == 0.25
+
+
 @pytest.mark.parametrize("kind", ["maps", "boxes"])
 def test_a_stopped_training_resumes_to_the_same_steps_with_any_micro_batch(kind, scenes, tmp_path):
     settings = (*SMALL, "save.log_every=1")

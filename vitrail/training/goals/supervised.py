@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from vitrail import weights
 from vitrail.config.schema import Run
 from vitrail.data.sources.source import Source, choose_split
 from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.judgement import Judgement
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
 from vitrail.models import device_of
@@ -80,8 +82,18 @@ class SupervisedGoal:
         run, folder, model = training.run, training.folder, kept.model
         split, source = choose_split(data.splits)
         options = InferenceOptions(workers=run.data.workers or 0)
-        with ProgressBar(f"evaluating on {split}", len(source), quiet=ending.quiet) as progress:
-            judgement = judge(model, source, options, split=split, seed=run.seed, bad=data.bad, progress=progress)
+
+        def judge_on(split: str, source: Source) -> Judgement:
+            with ProgressBar(f"evaluating on {split}", len(source), quiet=ending.quiet) as progress:
+                return judge(model, source, options, split=split, seed=run.seed, bad=data.bad, progress=progress)
+
+        judgement = judge_on(split, source)
+        val = data.splits.val
+        if model.tuned and model.tuned not in run.model.head and val is not None:
+            validated = judgement if split == "val" else judge_on("val", val)
+            best = validated.figures.get(model.tuned, math.nan)
+            if math.isfinite(best):  # a model that finds nothing keeps its own
+                setattr(model, model.tuned, best)
         figures, origin = judgement.figures, provenance(run, training.steps, data.splits)
         save_model(folder.model, model, metrics=figures, provenance=origin)
         fault_injection.hit("run.after_model")
