@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.data.sources.layouts import write_masks, write_voc
 from tests.looked_at import QUIET, picture, shaken
 from tests.models.tiny import TINY
 from tests.slow import slow_except
+from tests.tasks.dense_models import create
 from vitrail.analysis.head_statistics import HeadStatistics
 from vitrail.cli import run
 from vitrail.errors import ConfigError, DataError
@@ -116,6 +119,16 @@ def test_images_that_cannot_be_read_are_the_end(name, tmp_path):
     (tmp_path / "photos" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
     with pytest.raises(DataError, match="none of the images could be read"):
         inspect(shaken(TINY[name]), tmp_path / "out", str(tmp_path / "photos"), options=QUIET, say=silent)
+
+
+@pytest.mark.parametrize(
+    "write", [write_voc, partial(write_masks, values={0: 0, 1: 1, 2: 255})], ids=["boxes", "masks"]
+)
+@pytest.mark.parametrize("task", ["classification", "detection"])
+def test_images_of_annotated_data_are_looked_at_without_their_annotation(write, task, tmp_path):
+    model = shaken() if task == "classification" else create(task)
+    inspect(model, tmp_path / "out", write(tmp_path / "data"), options=QUIET, say=silent)
+    assert (tmp_path / "out" / "report.html").exists()
 
 
 def test_the_command_prints_the_findings_and_the_path_of_the_page(photos, tmp_path, monkeypatch, capsys):

@@ -35,7 +35,7 @@ from vitrail.analysis.pictures import to_thumbnail
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, choose_split
+from vitrail.data.sources.source import Source, choose_split, drop_annotations
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.inference.options import InferenceOptions
@@ -158,7 +158,8 @@ def _measure_positions(model: Task) -> Positions | None:
 def _measure_images(model: Task, data: Any, most: int, out: Path, options: InferenceOptions) -> dict[str, Any]:
     """Heads, samples and biases: all that needs images."""
     channels = model.config.in_channels
-    split, source = choose_split(open_data(data, labelled=False, validation=0, channels=channels))
+    splits = open_data(data, labelled=False, validation=0, channels=channels)
+    split, source = choose_split(drop_annotations(splits))
     source = source.subset(_choose_evenly(len(source), most))
     bad_list = out / "bad_images.csv"
     bad = options.record_bad(source, bad_list)
