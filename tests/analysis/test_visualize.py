@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 from dataclasses import replace
 from io import BytesIO
@@ -15,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.analysis.drawn import noise
 from tests.analysis.weighing import shaken
 from tests.models.tiny import TINY
 from tests.slow import slow_except
@@ -22,7 +22,6 @@ from vitrail.analysis.attention import attention_map
 from vitrail.analysis.pictures import overlay
 from vitrail.analysis.visualize import visualize_attention
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, DataError, DiskError
 from vitrail.models import ViTConfig
 from vitrail.tasks.classification import Classifier, create_classifier
 
@@ -34,10 +33,6 @@ VIT = ViTConfig(
 )  # a map of 3 x 5
 DISTILLED = replace(VIT, prefix=("cls", "dist"))
 PATCHES_ONLY = replace(VIT, prefix=(), pool="gap")
-
-
-def noise(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).integers(0, 256, shape).astype(np.uint8)
 
 
 def photo(height: int = 60, width: int = 90) -> Image.Image:
@@ -278,20 +273,26 @@ def test_a_picture_smaller_than_an_input_that_is_not_scaled_has_its_black_border
 # the figure as a figure
 
 
-def test_in_a_script_pyplot_shows_it_unless_it_is_saved(tmp_path):
-    script = """
-import matplotlib
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt, torch, vitrail
-model = vitrail.create_model("vit-ti16", image_size=16, width=8, depth=1, heads=2, mlp_width=8)
-vitrail.visualize_attention(model, torch.rand(3, 16, 16), 0, path="saved.png")
-assert plt.get_fignums() == []
-figure = vitrail.visualize_attention(model, torch.rand(3, 16, 16), 0)
-assert plt.gcf() is figure and figure.attention.shape == (1, 1)
-plt.show = lambda: plt.savefig("shown.png", dpi=figure.dpi)
-plt.show()
-"""
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, cwd=tmp_path)
+@pytest.fixture
+def pyplot(monkeypatch):
+    """As a script imports it; another test does not find it."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    del sys.modules["matplotlib.pyplot"]
+    import matplotlib.pyplot
+
+    yield matplotlib.pyplot
+    matplotlib.pyplot.close("all")
+
+
+def test_in_a_script_pyplot_shows_it_unless_it_is_saved(tmp_path, pyplot):
+    visualize_attention(shaken(VIT), photo(), 0, path=tmp_path / "saved.png")
+    assert pyplot.get_fignums() == []
+    figure = visualize_attention(shaken(VIT), photo(), 0)
+    assert pyplot.gcf() is figure and figure.attention.shape == (3, 5)
+    pyplot.savefig(tmp_path / "shown.png", dpi=figure.dpi)
     with Image.open(tmp_path / "shown.png") as shown, Image.open(tmp_path / "saved.png") as saved:
         assert shown.size == saved.size
 
@@ -342,82 +343,3 @@ def test_the_model_is_left_as_it_was():
     model = shaken(VIT).train()
     visualize_attention(model, photo(), 1)
     assert model.training and all(parameter.grad is None for parameter in model.parameters())
-
-
-# what is refused
-
-
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [
-        ({"layer_idx": 11}, "there is no layer 11: the model has 3"),
-        ({}, "there is no layer 11: the model has 3"),
-        ({"layer_idx": -4}, "there is no layer -4: the model has 3"),
-        ({"layer_idx": 0, "head_idx": 3}, "there is no head 3: the model has 3"),
-        ({"layer_idx": 0, "query": (3, 0)}, "there is no row 3"),
-        ({"layer_idx": 0, "query": (0, 5)}, "there is no column 5"),
-    ],
-)
-def test_what_the_model_does_not_have_is_told(wanted, message):
-    with pytest.raises(ConfigError, match=message):
-        visualize_attention(shaken(VIT), photo(), **wanted)
-
-
-@pytest.mark.parametrize("image", [photo(), torch.zeros(1, 3, 32, 32)])
-def test_a_model_without_attention_says_so(image):
-    with pytest.raises(ConfigError, match="has no attention"):
-        visualize_attention(shaken(TINY["bit"]), image)
-
-
-@pytest.mark.parametrize(
-    "images", [torch.zeros(2, 3, 24, 40), noise(2, 60, 90, 3), [photo(), photo()], torch.zeros(0, 3, 24, 40)]
-)
-def test_several_images_or_none_are_refused(images):
-    with pytest.raises(ConfigError, match=f"{len(images)} images"):
-        visualize_attention(shaken(VIT), images, 0)
-
-
-@pytest.mark.parametrize(
-    "image", [photo(), noise(24, 40, 3), "bee.png", torch.zeros(3, 24, 40, dtype=torch.uint8), torch.zeros(24, 40)]
-)
-def test_a_backbone_refuses_what_needs_preprocessing(image):
-    with pytest.raises(ConfigError, match="has no preprocessing"):
-        visualize_attention(shaken(VIT).backbone, image, 0)
-
-
-def test_what_is_no_picture_is_a_data_error(tmp_path):
-    model = shaken(VIT)
-    with pytest.raises(DataError, match=r"none\.png cannot be read"):
-        visualize_attention(model, tmp_path / "none.png", 0)
-    for nothing, reason in [
-        (b"GIF", "not a JPEG"),
-        (object(), "it is a object"),
-        (noise(60, 90, 3) * 2.0, "run from 0 to"),
-    ]:
-        with pytest.raises(DataError, match=reason):
-            visualize_attention(model, nothing, 0)
-    with pytest.raises(DataError, match="not finite"):
-        visualize_attention(model, torch.full((1, 3, 24, 40), float("nan")), 0)
-
-
-@pytest.mark.parametrize("name", ["map", "map.bmp", "map.eps"])
-def test_an_ending_that_is_no_format_is_told_before_the_model_runs(tmp_path, name):
-    with pytest.raises(ConfigError, match=r"try: use a file name that ends in \.png, \.jpg"):
-        visualize_attention(None, None, path=tmp_path / name)
-
-
-def test_a_place_that_cannot_be_written_is_a_disk_error(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(DiskError, match="cannot be written"):
-        visualize_attention(shaken(VIT), photo(), 0, path=tmp_path / "file" / "map.png")
-    with pytest.raises(DiskError):
-        visualize_attention(shaken(VIT), photo(), 0, path=tmp_path / "no" / "map.png")
-
-
-def test_without_matplotlib_the_error_names_the_command(monkeypatch):
-    monkeypatch.delitem(sys.modules, "vitrail.analysis.figure", raising=False)
-    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"needs matplotlib\n.*pip install 'vitrail\[figure\]'"):
-        visualize_attention(shaken(VIT), photo(), 1)

@@ -1,9 +1,7 @@
-"""What the server tells of run directories: what is in them, nothing of what lies beside them, and live while they grow."""
+"""What the server tells of run directories: what is in them and nothing of what lies beside them."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import math
 import os
 import shutil
@@ -15,47 +13,13 @@ from urllib.parse import quote
 
 import pytest
 import yaml
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
-from starlette.testclient import TestClient
 
-from vitrail.config.schema import ModelSettings, ObjectiveSettings, Run, ScheduleSettings
+from tests.serving.written_runs import client_of, train
+from vitrail.config.schema import ModelSettings, ObjectiveSettings
 from vitrail.reports.metric_names import curve_of
 from vitrail.runs.folder import RunFolder
 from vitrail.serving import runs as serving
-from vitrail.serving.refusals import Refused
-from vitrail.serving.runs import find_runs, follow_run, parse_rows, runs_routes, thin_rows
-
-
-def client_of(folder: Path, **more) -> TestClient:
-    app = FastAPI()
-    app.include_router(runs_routes(folder, **more))
-
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> Response:
-        return Response(error.body("", "test"), error.status, error.headers)
-
-    return TestClient(app)
-
-
-def train(path: Path, steps: int = 6, *, taken: int | None = None, state: str = "finished", **changes) -> RunFolder:
-    """A run as the engine writes it, evaluated at every third step; by default all steps are taken."""
-    folder = RunFolder(path)
-    folder.open()
-    folder.write_config(
-        Run(schedule=ScheduleSettings(steps=steps), **{"model": ModelSettings(name="vit-ti16"), **changes})
-    )
-    folder.write_status("running", steps=steps)
-    folder.start_metrics(0, step=0)
-    for step in range(1, (steps if taken is None else taken) + 1):
-        folder.write_metrics(
-            {"step": step, "epoch": step / 3, "images": 8 * step, "loss": 2.5 / step, "top1": step / 10, "lr": 1e-3}
-        )
-        if step % 3 == 0:
-            folder.write_metrics({"step": step, "epoch": step / 3, "val_top1": step / 8, "val_nll": 3.0 / step})
-    folder.write_status(state, steps=steps)
-    folder.close()
-    return folder
+from vitrail.serving.runs import find_runs, parse_rows, thin_rows
 
 
 def test_settings_with_aliases_are_not_read_and_vitrail_writes_none(tmp_path):
@@ -282,99 +246,6 @@ def test_names_are_told_as_they_are_and_asked_for_so(place):
 
 def test_a_folder_that_is_gone_holds_no_runs(tmp_path):
     assert client_of(tmp_path / "gone").get("/v1/runs").json() == {"runs": []}
-
-
-def test_the_events_of_a_finished_run_are_all_its_rows_and_its_state_and_end(place):
-    train(place / "flowers")
-    text = client_of(place).get("/v1/runs/flowers/events").text
-    rows = [
-        json.loads(block.splitlines()[2].removeprefix("data: "))
-        for block in text.split("\n\n")
-        if "event: row" in block
-    ]
-    assert rows == client_of(place).get("/v1/runs/flowers/metrics").json()["rows"]
-    assert text.endswith('event: state\ndata: {"state": "finished", "step": 6, "steps": 6}\n\n')
-
-
-def test_events_go_on_from_a_place_in_the_file(place):
-    train(place / "flowers")
-    client = client_of(place)
-    first = client.get("/v1/runs/flowers/events").text
-    seen = first.split("id: ")[5].split("\n")[0]
-    for asked in ({"params": {"at": seen}}, {"headers": {"Last-Event-ID": seen}}):
-        rest = client.get("/v1/runs/flowers/events", **asked).text
-        assert rest.count("event: row") == first.count("event: row") - 5
-    at = client.get("/v1/runs/flowers/metrics").json()["at"]
-    assert "event: row" not in client.get("/v1/runs/flowers/events", params={"at": at}).text
-    for odd in (-1, 10**30, "x"):
-        assert client.get("/v1/runs/flowers/events", params={"at": odd}).status_code == 422
-    for odd in ("x", "-1", "9" * 40, "٣"):
-        assert client.get("/v1/runs/flowers/events", headers={"Last-Event-ID": odd.encode()}).status_code == 200
-
-
-def collect(events, *, until: int) -> list[str]:
-    async def some() -> list[str]:
-        found = []
-        async for event in events:
-            found.append(event)
-            if len(found) == until:
-                break
-        await events.aclose()
-        return found
-
-    return asyncio.run(some())
-
-
-def test_rows_come_while_a_run_trains_and_the_stream_ends_with_it(place, monkeypatch):
-    monkeypatch.setattr(serving, "EVERY", 0.01)
-    folder = train(place / "live", steps=1, state="running")
-    metrics = folder.path / "metrics.jsonl"
-    found = []
-
-    async def on_attention() -> None:
-        async for event in follow_run(folder.path, metrics.stat().st_size, lambda: False):
-            found.append(event)
-            if len(found) == 1:
-                with open(metrics, "a") as file:
-                    file.write('{"step": 2, "loss"')
-                    file.flush()
-                    await asyncio.sleep(0.05)
-                    assert len(found) == 1
-                    file.write(": 0.5}\n")
-            elif len(found) == 2:
-                folder.write_status("finished", steps=2)
-
-    asyncio.run(asyncio.wait_for(on_attention(), 20))
-    assert ["state" in found[0], "row" in found[1], '"finished"' in found[2], len(found)] == [True, True, True, 3]
-    assert json.loads(found[1].splitlines()[2].removeprefix("data: ")) == {"step": 2, "loss": 0.5}
-
-
-def test_who_watches_is_let_go_when_the_server_drains(place, monkeypatch):
-    monkeypatch.setattr(serving, "EVERY", 0.01)
-    folder, asked = train(place / "live", state="running"), []
-
-    def draining() -> bool:
-        asked.append(True)
-        return len(asked) > 3
-
-    size = (folder.path / "metrics.jsonl").stat().st_size
-    assert len(collect(follow_run(folder.path, size, draining), until=99)) == 1
-    assert len(asked) == 4
-
-
-def test_a_quiet_run_is_heard_to_live(place, monkeypatch):
-    monkeypatch.setattr(serving, "EVERY", 0.01)
-    monkeypatch.setattr(serving, "QUIET", 0.02)
-    folder = train(place / "live", state="running")
-    size = (folder.path / "metrics.jsonl").stat().st_size
-    assert collect(follow_run(folder.path, size, lambda: False), until=2)[1].startswith(":")
-
-
-def test_too_many_who_watch_are_told_to_come_later(place, monkeypatch):
-    monkeypatch.setattr(serving, "WATCHERS", 0)
-    train(place / "flowers")
-    reply = client_of(place).get("/v1/runs/flowers/events")
-    assert (reply.status_code, reply.headers["retry-after"]) == (503, "10")
 
 
 def test_every_number_that_is_sent_is_finite(place):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving.browser.page import CHROMIUM, DESK, model
-from tests.serving.test_runs import train
+from tests.serving.written_runs import train
 from vitrail.serving.app import create_app
 from vitrail.serving.limits import ServerLimits
 from vitrail.serving.loaded_model import LoadedModel

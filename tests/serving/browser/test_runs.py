@@ -7,7 +7,7 @@ import os
 import re
 
 from tests.serving.browser.page import BROWSER, PHONE, expect
-from tests.serving.test_runs import train
+from tests.serving.written_runs import train
 
 pytestmark = BROWSER
 
