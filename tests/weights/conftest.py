@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.weights.kinds import a_model
+from vitrail.runtime.confined import list_import_paths
 from vitrail.weights import pickled
 from vitrail.weights.native import save_model
 from vitrail.weights.onnx import trial
@@ -46,26 +46,25 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
     return save
 
 
-Run = Callable[[str], tuple[int, str]]
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
 @contextmanager
 def warm(program: str, *modules: str) -> Iterator[Run]:
-    """A process that has imported these modules and runs the program in a child of its own each time: its argument to its
-    exit code and what it printed.
-    """
-    paths = json.dumps([entry for entry in sys.path if os.path.isabs(entry)])
+    """A process that has imported these modules and runs the program in a child of its own each time, as `run_alone` does."""
+    paths = json.dumps(list_import_paths())
     command = [sys.executable, "-I", "-c", WARM, program, paths, *modules]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
 
-        def run(told: str) -> tuple[int, str]:
-            process.stdin.write(f"{told}\n")
+        def run(path: str, options: str, **how: Any) -> subprocess.CompletedProcess[bytes]:
+            assert path == program
+            process.stdin.write(f"{options}\n")
             process.stdin.flush()
             lines = []
             while not (line := process.stdout.readline()).startswith("exit "):
                 assert line, "the process has ended"
                 lines.append(line)
-            return int(line.split()[1]), "".join(lines)
+            return subprocess.CompletedProcess(command, int(line.split()[1]), "".join(lines).encode())
 
         yield run
         process.kill()  # it may still be importing
@@ -80,7 +79,7 @@ def warm_unpickler() -> Iterator[Run]:
 @pytest.fixture
 def fast(warm_unpickler, monkeypatch) -> None:
     """Spares the second that each new process takes to import torch."""
-    monkeypatch.setattr(pickled, "run_alone", lambda told, *, folder, seconds: warm_unpickler(told)[0])
+    monkeypatch.setattr(pickled, "run_alone", warm_unpickler)
 
 
 @pytest.fixture(scope="module")
@@ -92,4 +91,4 @@ def warm_trial() -> Iterator[Run]:
 @pytest.fixture
 def fast_trial(warm_trial, monkeypatch) -> None:
     """Spares the second that each new process takes to import onnxruntime."""
-    monkeypatch.setattr(trial, "run_alone", lambda told, *, seconds: warm_trial(told))
+    monkeypatch.setattr(trial, "run_alone", warm_trial)

@@ -110,7 +110,6 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import pickle_sandbox
 folder = Path(sys.argv[2])
-pickle_sandbox.limit("RLIMIT_CORE", 0)
 sys.addaudithook(lambda event, arguments: pickle_sandbox.forbid(event, arguments, folder / "own"))
 (folder / "own" / "allowed").write_text("")
 attempts = [
@@ -132,13 +131,3 @@ def test_the_program_that_opens_pickles_can_start_nothing_and_write_nowhere_else
     assert found.stdout.split() == ["forbidden"] * 6
     assert not (tmp_path / CANARY).exists()
     assert (tmp_path / "own" / "allowed").exists()
-
-
-def test_the_program_that_opens_pickles_sees_no_secrets(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    monkeypatch.setattr(pickled.pickle_sandbox, "__file__", str(tmp_path / "tells.py"))
-    telling = "import json, os\njson.dump({'what': ' '.join(os.environ), 'remedy': 'x'}, open('answer.json', 'w'))"
-    (tmp_path / "tells.py").write_text(telling)
-    message = refused(torch_zip(lambda folder: sound())(tmp_path), tmp_path)
-    assert "OMP_NUM_THREADS" in message
-    assert "HF_TOKEN" not in message

@@ -5,7 +5,8 @@ environment without secrets, limited memory, time and disk, no other programs, n
 folder only. It writes the tensors as safetensors, and what it read or why it failed to ``answer.json``. The parent process
 trusts neither.
 
-The program takes one JSON argument, depends on torch and safetensors only, and imports nothing of vitrail.
+The program takes one JSON argument and depends on torch and safetensors only. Of vitrail it imports only
+`vitrail.runtime.confined`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import re
 import sys
 import zipfile
 from argparse import Namespace
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,8 @@ def rewrite(source: Path, folder: Path, *, max_tensors: int, spare_bytes: int) -
     """
     import torch
     from safetensors.torch import save_file
+
+    from vitrail.runtime.confined import limit_memory
 
     size = source.stat().st_size
     limit_memory(3 * MAX_EXPANSION * size + spare_bytes)  # loaded tensors, their copy, and the written bytes
@@ -159,23 +161,6 @@ def forbid(event: str, arguments: tuple[Any, ...], folder: Path) -> None:
         raise PermissionError(f"{event} is forbidden here")
 
 
-def limit(kind: str, most: int) -> None:
-    """Sets a resource limit of this process, if the system supports it."""
-    with suppress(ImportError, AttributeError, ValueError, OSError):
-        import resource
-
-        _, hard = resource.getrlimit(getattr(resource, kind))
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(getattr(resource, kind), (most, most))
-
-
-def limit_memory(spare_bytes: int) -> None:
-    """Limits the memory of this process to its current size plus ``spare_bytes``. Linux only."""
-    with suppress(OSError, AttributeError):
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit("RLIMIT_AS", pages * os.sysconf("SC_PAGE_SIZE") + spare_bytes)
-
-
 def to_refusal(error: Exception) -> Refusal:
     """Converts an exception to a `Refusal`."""
     text = str(error).strip()
@@ -194,6 +179,8 @@ def to_refusal(error: Exception) -> Refusal:
 def main() -> None:
     options = json.loads(sys.argv[1])
     sys.path[:] = options["sys_path"]
+    from vitrail.runtime.confined import limit
+
     source, folder = Path(options["source"]), Path(options["folder"])
     limit("RLIMIT_CORE", 0)
     limit("RLIMIT_CPU", math.ceil(options["seconds"]))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +12,13 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError
 from vitrail.files import free_bytes
+from vitrail.runtime.confined import describe_end, list_import_paths, run_alone
 from vitrail.weights import pickle_sandbox
 from vitrail.weights.tensors import AGAIN, MOST_TENSORS, printable, read_json, read_tensors
 
 LEAST_SECONDS = 120  # to import torch from a slow disk
 BYTES_PER_SECOND = 20_000_000  # of a slow disk
 SPARE_BYTES = 512 * 2**20  # memory and disk of the process beyond torch and the tensors
-ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR")
 DISTRUST = "do not use it, or save its state_dict() as .safetensors at its source"
 
 
@@ -55,18 +52,17 @@ def _rewrite(path: Path, folder: Path, size: int) -> None:
     options = {
         "source": str(path.absolute()),
         "folder": str(folder),
-        "sys_path": [entry for entry in sys.path if os.path.isabs(entry)],
+        "sys_path": list_import_paths(),
         "seconds": seconds,
         "spare_bytes": SPARE_BYTES,
         "max_tensors": MOST_TENSORS,
     }
     try:
-        code = run_alone(json.dumps(options), folder=folder, seconds=seconds)
+        ended = run_alone(pickle_sandbox.__file__, json.dumps(options), folder=folder, seconds=seconds)
     except subprocess.TimeoutExpired as error:
         raise CheckpointError(f"{path} could not be read in {seconds:,} s", DISTRUST) from error
-    if code != 0 or not (folder / "answer.json").is_file():
-        end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        raise CheckpointError(f"{path} ended the process that read it ({end})", DISTRUST)
+    if ended.returncode != 0 or not (folder / "answer.json").is_file():
+        raise CheckpointError(f"{path} ended the process that read it ({describe_end(ended.returncode)})", DISTRUST)
 
 
 def _read_answer(folder: Path, path: Path) -> tuple[dict[str, Tensor], str]:
@@ -79,16 +75,3 @@ def _read_answer(folder: Path, path: Path) -> tuple[dict[str, Tensor], str]:
     if "what" in answer:
         raise CheckpointError(f"{path} {printable(answer['what'], 400)}", printable(answer.get("remedy"), 400))
     return tensors, printable(answer.get("read"), 400)
-
-
-def run_alone(options: str, *, folder: Path, seconds: int) -> int:
-    """Runs `pickle_sandbox` in ``folder`` with a minimal environment and returns its exit code.
-
-    Raises:
-        TimeoutExpired: the process was killed after ``seconds``.
-    """
-    program = [sys.executable, "-I", "-B", pickle_sandbox.__file__, options]
-    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.run(program, cwd=folder, env=environment, timeout=seconds, **silent).returncode

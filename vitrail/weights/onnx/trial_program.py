@@ -1,17 +1,14 @@
 """The program that tries a graph in a process of its own, started by `vitrail.weights.onnx.trial`.
 
 onnxruntime computes parts of a graph when it opens it, and a small file can describe results of any size. Here that costs a
-process with limited memory and time. The program takes one JSON argument, prints why it failed, if it did, and imports nothing of
-vitrail.
+process with limited memory and time. The program takes one JSON argument and prints why it failed, if it did. Of vitrail it
+imports only `vitrail.runtime.confined`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 MEMORY = "memory"
@@ -32,26 +29,11 @@ def run_once(path: str, name: str, shape: list[int]) -> None:
         session.run(None, {name: numpy.zeros(shape, numpy.float32)})
 
 
-def limit(kind: str, most: int) -> None:
-    """Sets a resource limit of this process, if the system supports it."""
-    with suppress(ImportError, AttributeError, ValueError, OSError):
-        import resource
-
-        _, hard = resource.getrlimit(getattr(resource, kind))
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(getattr(resource, kind), (most, most))
-
-
-def limit_memory(spare_bytes: int) -> None:
-    """Limits the memory of this process to its current size plus ``spare_bytes``. Linux only."""
-    with suppress(OSError, AttributeError):
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit("RLIMIT_AS", pages * os.sysconf("SC_PAGE_SIZE") + spare_bytes)
-
-
 def main() -> None:
     told: dict[str, Any] = json.loads(sys.argv[1])
     sys.path[:] = told["sys_path"]
+    from vitrail.runtime.confined import limit, limit_memory
+
     limit("RLIMIT_CORE", 0)
     limit("RLIMIT_FSIZE", 0)
     limit("RLIMIT_CPU", told["seconds"])
