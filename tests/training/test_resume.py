@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -68,6 +69,18 @@ def assert_same_run(one: Path, other: Path, steps: int = STEPS) -> None:
     assert all(torch.equal(tensor, models[1][name]) for name, tensor in models[0].items())
 
 
+ARRAYS = np.random.default_rng(0).integers(0, 256, (120, 8, 8, 1), dtype=np.uint8), np.arange(120) % 3
+train_briefly = partial(train, ARRAYS, settings=SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def six_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run that was never stopped, in the process of the tests."""
+    folder = tmp_path_factory.mktemp("six_steps") / "run"
+    train_briefly(steps=6, out=folder, quiet=True)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reference") / "run"
@@ -75,13 +88,8 @@ def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_that_is_told_to_stop_goes_on_as_if_it_never_had_been(tmp_path, monkeypatch) -> None:
-    draw, steps = np.random.default_rng(0), 6
-    arrays = draw.integers(0, 256, (120, 8, 8, 1), dtype=np.uint8), np.arange(120) % 3
-    whole, parts = (
-        partial(train, arrays, steps=steps, settings=SETTINGS, out=tmp_path / name, quiet=True) for name in "ab"
-    )
-    whole()
+def test_a_run_that_is_told_to_stop_goes_on_as_if_it_never_had_been(tmp_path, six_steps, monkeypatch) -> None:
+    parts = partial(train_briefly, steps=6, out=tmp_path / "run", quiet=True)
     take_step = loop.take_step
 
     def stopping(training, batch):
@@ -94,9 +102,9 @@ def test_a_run_that_is_told_to_stop_goes_on_as_if_it_never_had_been(tmp_path, mo
     with pytest.raises(Preempted):
         parts()
     monkeypatch.undo()
-    assert step_of(list_checkpoints(tmp_path / "b" / "checkpoints")[-1]) == 3
+    assert step_of(list_checkpoints(tmp_path / "run" / "checkpoints")[-1]) == 3
     parts()
-    assert_same_run(tmp_path / "a", tmp_path / "b", steps)
+    assert_same_run(six_steps, tmp_path / "run", 6)
     with pytest.raises(ConfigError, match=r"other settings[\s\S]*optim\.lr"):
         parts(lr=0.5)
 
@@ -138,14 +146,25 @@ def killed(out: Path, *, after: float) -> bool:
     return process.wait() == -signal.SIGKILL
 
 
+def run_in_fork(out: Path, fault: str) -> int:
+    """The exit code of the command in a copy of this process, which spares it the imports."""
+    child = os.fork()
+    if child == 0:
+        os.environ[fault_injection.VARIABLE] = fault
+        try:
+            os._exit(cli.run(command(out)[3:]))
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked to be killed")
 @pytest.mark.parametrize("point", fault_injection.POINTS)
 def test_kill_9_at_every_fault_point_changes_no_bit(tmp_path, never_stopped: Path, point: str) -> None:
     out = tmp_path / "run"
-    killed = run(out, fault=f"{point}:kill:{1 if point.startswith('run.') else 2}")
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    again = run(out)
-    assert again.returncode == 0, again.stderr
+    assert run_in_fork(out, f"{point}:kill:{1 if point.startswith('run.') else 2}") == -signal.SIGKILL
+    assert cli.run(command(out)[3:]) == 0
     assert_same_run(out, never_stopped)
 
 
@@ -221,16 +240,12 @@ def test_a_new_run_says_how_an_unfinished_one_is_continued(tmp_path, monkeypatch
         assert (note.format("earlier") in capsys.readouterr().err) is said
 
 
-def test_a_run_can_be_made_longer_and_says_what_that_does(tmp_path) -> None:
-    out = tmp_path / "run"
-    assert run(out).returncode == 0
-    words = command(out)
-    words[words.index("--steps") + 1] = str(STEPS + 6)
-    words.remove("--quiet")
-    longer = subprocess.run(words, capture_output=True, text=True)
-    assert longer.returncode == 0, longer.stderr
-    assert f"resuming at step {STEPS} of {STEPS + 6}" in longer.stderr
-    assert "stretched" in longer.stderr
+def test_a_run_can_be_made_longer_and_says_what_that_does(tmp_path, six_steps, capsys) -> None:
+    shutil.copytree(six_steps, tmp_path / "run")
+    train_briefly(steps=8, out=tmp_path / "run")
+    said = capsys.readouterr().err
+    assert "resuming at step 6 of 8" in said
+    assert "stretched" in said
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import yaml
 from PIL import Image
 
 import vitrail
+from vitrail.data.sources.open import open_data
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.results import build_rows
@@ -199,7 +201,7 @@ def test_features_are_what_the_head_reads(trained: Result, photos: Path, tmp_pat
     np.testing.assert_allclose(features[0], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(("channels", "kind"), [(1, np.uint8), (5, np.uint8), (5, np.float32)])
+@pytest.mark.parametrize(("channels", "kind"), [(1, np.uint8), (5, np.float32)])
 def test_arrays_of_any_channel_count_train_and_are_judged(tmp_path: Path, channels: int, kind: type) -> None:
     draw = np.random.default_rng(1)
     images = (
@@ -251,7 +253,9 @@ def test_small_grey_files_train_a_model_of_one_channel(tmp_path: Path) -> None:
 
 
 def test_the_network_that_was_chosen_stands_in_the_settings(tmp_path: Path) -> None:
-    run = vitrail.train("digits", out=tmp_path / "run", steps=1, quiet=True)
+    digits = open_data("digits")
+    few = replace(digits, train=digits.train.subset(np.arange(60)))
+    run = vitrail.train(few, out=tmp_path / "run", steps=1, batch=8, quiet=True)
     kept = yaml.safe_load((run.folder / "config.yaml").read_text())["model"]
     assert (kept["name"], kept["changes"]["width"], kept["changes"]["patch_size"]) == ("vit-ti16", 64, [2, 2])
 

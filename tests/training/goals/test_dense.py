@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +13,11 @@ import pytest
 from PIL import Image
 
 import vitrail
+from tests.slow import slow_except
 from vitrail.data.sources.open import find_annotation, open_data
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, Preempted
 from vitrail.tasks import Detector, Segmenter
+from vitrail.training import loop
 from vitrail.training.network import choose_size
 
 COLOURS = {"red": (220, 40, 40), "blue": (40, 40, 220)}
@@ -68,13 +73,20 @@ def scenes(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def segmented(scenes, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "maps"
-    return vitrail.train(scenes / "maps", out=out, steps=25, settings=SMALL, **QUICK)
+    return vitrail.train(scenes / "maps", out=out, steps=4, settings=SMALL, **QUICK)
 
 
 @pytest.fixture(scope="module")
 def detected(scenes, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "boxes"
-    return vitrail.train(scenes / "boxes", out=out, steps=60, settings=SMALL, **QUICK)
+    return vitrail.train(scenes / "boxes", out=out, steps=4, settings=SMALL, **QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "steps", "figure", "least"), [("maps", 25, "miou", 0.5), ("boxes", 60, "ap50", 0.2)])
+def test_what_is_trained_learns(kind, steps, figure, least, scenes, tmp_path):
+    run = vitrail.train(scenes / kind, out=tmp_path / "run", steps=steps, settings=SMALL, **QUICK)
+    assert run.figures[figure] > least
 
 
 def test_the_task_follows_the_annotation_of_the_data(scenes, segmented, detected):
@@ -85,8 +97,7 @@ def test_the_task_follows_the_annotation_of_the_data(scenes, segmented, detected
     assert isinstance(segmented.load(), Segmenter) and isinstance(detected.load(), Detector)
 
 
-def test_a_segmenter_learns_and_is_judged_on_whole_pictures(scenes, segmented):
-    assert segmented.figures["miou"] > 0.5
+def test_a_segmenter_is_judged_on_whole_pictures(scenes, segmented):
     model = segmented.load()
     assert (model.preprocessing.size, model.preprocessing.resize) == ((48, 64), "fit")
     weights = dict(zip(model.classes, model.class_weights))
@@ -99,11 +110,12 @@ def test_a_segmenter_learns_and_is_judged_on_whole_pictures(scenes, segmented):
     assert any("val_miou" in record for record in records)
 
 
-def test_a_detector_learns_and_its_boxes_lie_in_the_pictures(scenes, detected):
-    assert detected.figures["ap50"] > 0.2
+def test_a_detector_is_judged_and_its_boxes_lie_in_the_pictures(scenes, detected):
     model = detected.load()
+    model.threshold = 0.0  # four steps make no score high
     names = sorted((scenes / "boxes" / "JPEGImages").glob("val*.png"))
     answers = model.predict(names)
+    assert any(len(answer.boxes) for answer in answers)
     assert all(answer.boxes.max(initial=0) <= 64 for answer in answers)
     assert {label for answer in answers for label in answer.labels} <= set(COLOURS)
     judged = vitrail.evaluate(detected.folder, scenes / "boxes", quiet=True)
@@ -117,22 +129,33 @@ def test_the_threshold_of_a_detector_is_the_best_on_the_validation_split_unless_
     assert given.load().threshold == 0.25
 
 
-@pytest.mark.parametrize("kind", ["maps", "boxes"])
-def test_a_stopped_training_resumes_to_the_same_steps_with_any_micro_batch(kind, scenes, tmp_path):
+def losses_of(run) -> list[float]:
+    records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    return [record["loss"] for record in records if "loss" in record]
+
+
+@pytest.mark.parametrize("kind", slow_except(["maps", "boxes"], {"boxes"}))
+def test_a_stopped_training_resumes_to_the_same_steps_and_micro_batches_take_them(kind, scenes, tmp_path, monkeypatch):
     settings = (*SMALL, "save.log_every=1")
-    whole = vitrail.train(scenes / kind, out=tmp_path / "whole", steps=4, settings=settings, **QUICK)
-    vitrail.train(scenes / kind, out=tmp_path / "parts", steps=2, settings=settings, **QUICK)
-    parts = vitrail.train(scenes / kind, out=tmp_path / "parts", steps=4, settings=settings, **QUICK)
-    assert list(whole.figures.values()) != [] and parts.figures.keys() == whole.figures.keys()
-    micro = vitrail.train(
-        scenes / kind, out=tmp_path / "micro", steps=1, settings=(*settings, "data.micro_batch=2"), **QUICK
-    )
+    train = partial(vitrail.train, scenes / kind, steps=3, settings=settings, **QUICK)
+    whole = train(out=tmp_path / "whole")
+    micro = train(out=tmp_path / "micro", settings=(*settings, "data.micro_batch=2"))
+    assert losses_of(micro) == pytest.approx(losses_of(whole), rel=1e-3)
+    take_step = loop.take_step
 
-    def first_loss(run) -> float:
-        lines = (run.folder / "metrics.jsonl").read_text().splitlines()
-        return next(json.loads(line)["loss"] for line in lines if "loss" in json.loads(line))
+    def stopping(training, batch):
+        loss = take_step(training, batch)
+        if training.progress.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss
 
-    assert first_loss(micro) == pytest.approx(first_loss(whole), rel=1e-3)
+    monkeypatch.setattr(loop, "take_step", stopping)
+    with pytest.raises(Preempted):
+        train(out=tmp_path / "parts")
+    monkeypatch.undo()
+    parts = train(out=tmp_path / "parts")
+    assert parts.figures == whole.figures
+    assert (parts.folder / "metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()
 
 
 def test_the_wrong_task_for_the_data_is_refused_with_the_right_one(scenes, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,7 @@ def test_a_batch_that_holds_images_twice_is_warned_of_where_they_are_compared(
     objective, batch, warned, digits, tmp_path
 ):
     few = Splits(train=digits.train.subset(np.arange(40)), val=digits.val, classes=digits.classes)
-    run = learn(objective, few, tmp_path / "run", batch=batch)
+    run = learn(objective, few, tmp_path / "run", batch=batch, steps=1)
     assert ("each is to be unlike itself" in (run.folder / "log.txt").read_text()) is warned
 
 
@@ -220,41 +221,8 @@ def test_an_image_counts_once_however_many_views_are_made_of_it(digits, tmp_path
     assert counted == pytest.approx(STEPS * 16, rel=0.05)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TINY)
-@pytest.mark.parametrize("objective", ["masked-patch", "mae", "beit", "moco", "simclr"])
-def test_every_architecture_learns_by_every_objective_or_says_which_can(
-    name, objective, tokenizer, tmp_path, monkeypatch
-):
-    """Oblong images of one channel, in bf16, by way of the engine: stopped, gone on with, saved, loaded, fine-tuned."""
-    config = TINY[name]
-    default, changes = MODELS[NAMES[config.architecture]].to_dict(), config.to_dict()
-    changes = {key: value for key, value in changes.items() if key not in DERIVED and value != default[key]}
-    photos = np.random.default_rng(0).integers(0, 256, (40, 64, 32, 1), np.uint8)
-    data = (photos, np.arange(40) % 2)
-    how: dict[str, Any] = {
-        "objective": objective,
-        "model": NAMES[config.architecture],
-        "steps": 2,
-        "batch": 8,
-        "quiet": True,
-    }
-    settings = [f"model.changes={json.dumps(changes)}", f"objective.changes={OF[objective]}", "save.watched=30"]
-    settings += ["compute.precision=bf16", "save.evaluations=1"]
-    how |= {"settings": settings, **given_to(objective, tokenizer)}
-    if not can_carry(name, objective):
-        with pytest.raises(ConfigError, match=r"does not support|stem"):
-            pretrain(data, **how, out=tmp_path / "run")
-        return
-    run = pretrain(data, **how, out=tmp_path / "run")
-    stopping_after(1, monkeypatch)
-    with pytest.raises(Preempted):
-        pretrain(data, **how, out=tmp_path / "parts")
-    monkeypatch.undo()
-    assert_same_run(run, pretrain(data, **how, out=tmp_path / "parts"))
-    tuned = train(data, init=run.folder, steps=2, batch=8, out=tmp_path / "tuned", quiet=True)
-    assert load(tuned.folder).config.architecture == config.architecture
-    assert np.isfinite(run.figures["loss"])
+OBLONG = np.random.default_rng(0).integers(0, 256, (40, 64, 32, 1), np.uint8), np.arange(40) % 2
+MASKED, CONTRASTIVE = ("masked-patch", "mae", "beit"), ("moco", "simclr")
 
 
 def can_carry(name: str, objective: str) -> bool:
@@ -262,6 +230,56 @@ def can_carry(name: str, objective: str) -> bool:
     if objective == "mae":
         return architecture in ("vit", "beit", "cait") and "stem" not in name and "root" not in name
     return objective in ("moco", "simclr") or architecture not in ("bit", "axial-resnet", "pvt-v2")
+
+
+def choose_pairs() -> Iterator[tuple[str, str]]:
+    """Every architecture with one objective of each kind that it can carry, in turn."""
+    for place, name in enumerate(TINY):
+        for kind in (MASKED, CONTRASTIVE):
+            able = [objective for objective in kind if can_carry(name, objective)]
+            if able:
+                yield name, able[place % len(able)]
+
+
+def describe(name: str, objective: str, tokenizer: Path) -> dict[str, Any]:
+    """Two steps of a small config by an objective."""
+    config = TINY[name]
+    default, changes = MODELS[NAMES[config.architecture]].to_dict(), config.to_dict()
+    changes = {key: value for key, value in changes.items() if key not in DERIVED and value != default[key]}
+    settings = [f"model.changes={json.dumps(changes)}", f"objective.changes={OF[objective]}", "save.watched=30"]
+    settings += ["compute.precision=bf16", "save.evaluations=1"]
+    how = {"objective": objective, "model": NAMES[config.architecture], "steps": 2, "batch": 8, "quiet": True}
+    return {**how, "settings": settings, **given_to(objective, tokenizer)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "objective"), [*choose_pairs()])
+def test_every_architecture_learns_by_an_objective_of_each_kind(name, objective, tokenizer, tmp_path, monkeypatch):
+    """Oblong images of one channel, in bf16, by way of the engine: stopped, gone on with, saved, loaded, fine-tuned."""
+    how = describe(name, objective, tokenizer)
+    run = pretrain(OBLONG, **how, out=tmp_path / "run")
+    stopping_after(1, monkeypatch)
+    with pytest.raises(Preempted):
+        pretrain(OBLONG, **how, out=tmp_path / "parts")
+    monkeypatch.undo()
+    assert_same_run(run, pretrain(OBLONG, **how, out=tmp_path / "parts"))
+    tuned = train(OBLONG, init=run.folder, steps=2, batch=8, out=tmp_path / "tuned", quiet=True)
+    assert load(tuned.folder).config.architecture == TINY[name].architecture
+    assert np.isfinite(run.figures["loss"])
+
+
+def test_every_objective_is_tried():
+    assert {objective for _, objective in choose_pairs()} == {*MASKED, *CONTRASTIVE}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [(name, objective) for name in TINY for objective in (*MASKED, *CONTRASTIVE) if not can_carry(name, objective)],
+)
+def test_an_objective_that_an_architecture_cannot_carry_says_which_can(name, objective, tokenizer, tmp_path):
+    with pytest.raises(ConfigError, match=r"does not support|stem"):
+        pretrain(OBLONG, **describe(name, objective, tokenizer), out=tmp_path / "run")
 
 
 @pytest.mark.parametrize(
