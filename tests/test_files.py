@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import vitrail
+from tests.slow import slow_except
 from tests.weights.kinds import a_model
 from vitrail.checksums import sha256_of
 from vitrail.files import replace_file, settle, settle_folder, stage_folder
@@ -56,7 +57,11 @@ def model_of(temperature: float):
     return model
 
 
-@pytest.mark.parametrize("name", ["model", "model.safetensors", "model.npz", "timm", "timm.safetensors"])
+PLACES = ("model", "model.safetensors", "model.npz", "timm", "timm.safetensors")
+
+
+# a folder, and a file with another beside it
+@pytest.mark.parametrize("name", slow_except(PLACES, {"model", "model.npz"}))
 def test_a_model_is_whole_whenever_its_writer_is_killed(tmp_path, name) -> None:
     old, new = (
         save_model(tmp_path / "sources" / word, model_of(value)) for word, value in (("old", 1.5), ("new", 2.5))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,21 +57,22 @@ def is_config(node: ast.AST) -> bool:
     )
 
 
-def reads(tree: ast.AST) -> set[str]:
+def reads(tree: ast.AST) -> Iterator[str]:
     """The attribute names that a piece of code reads; a check in ``__post_init__`` is no use of a value."""
-    if isinstance(tree, ast.FunctionDef) and tree.name == "__post_init__":
-        return set()
-    found = set().union(*(reads(child) for child in ast.iter_child_nodes(tree)))
-    match tree:
-        case ast.Attribute(attr=name, ctx=ast.Load()):
-            return found | {name}
-        case ast.Call(func=ast.Name(id="getattr" | "attrgetter"), args=args):
-            return found | {
-                each.value for each in args if isinstance(each, ast.Constant) and isinstance(each.value, str)
-            }
-        case ast.MatchClass(kwd_attrs=names):
-            return found | set(names)
-    return found
+    nodes = [tree]
+    while nodes:
+        match node := nodes.pop():
+            case ast.FunctionDef(name="__post_init__"):
+                continue
+            case ast.Attribute(attr=name, ctx=ast.Load()):
+                yield name
+            case ast.Call(func=ast.Name(id="getattr" | "attrgetter"), args=args):
+                yield from (
+                    each.value for each in args if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                )
+            case ast.MatchClass(kwd_attrs=names):
+                yield from names
+        nodes.extend(ast.iter_child_nodes(node))
 
 
 def dead_fields(package: Path) -> list[str]:

@@ -16,8 +16,12 @@ from vitrail.models import AttentionGrid, create_backbone
 
 CPU = torch.device("cpu")
 SIZES = {"swin": (50, 38), "pvt, odd map": (34, 27), "pvt v2": (34, 27), "axial": (24, 40)}
+ALIKE = ("vit", "beit")  # of whose layers one stands for all
 LAYERS = [
-    (name, layer) for name, config in TINY.items() for layer in range(config.blocks) if config.attention != "none"
+    (name, layer)
+    for name, config in TINY.items()
+    for layer in range(1 if config.architecture in ALIKE else config.blocks)
+    if config.attention != "none"
 ]
 
 

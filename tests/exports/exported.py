@@ -17,16 +17,14 @@ VIT = TINY["vit"]
 # what TINY leaves out: each kind of position and pooling, DeiT's two heads, BEiT's other biases
 VARIANTS: dict[str, Config] = {
     "vit, one block": replace(VIT, depth=1),
-    "vit, gap": replace(VIT, pool="gap"),
-    "vit, map": replace(VIT, pool="map", prefix=()),
-    "vit, learned2d": replace(VIT, positions="learned2d"),
-    "vit, sincos2d": replace(VIT, positions="sincos2d"),
+    "vit, gap, learned2d": replace(VIT, pool="gap", positions="learned2d"),
+    "vit, map, sincos2d": replace(VIT, pool="map", prefix=(), positions="sincos2d"),
     "vit, relative": replace(VIT, positions="relative"),
     "vit, shared relative": replace(VIT, positions="relative", positions_at="shared", registers=1),
-    "vit, no positions": replace(VIT, positions="none"),
-    "vit, positions at every block": replace(VIT, positions_at="every"),
-    "vit, registers": replace(VIT, registers=2, position_resize="bicubic-antialias"),
-    "vit, pad": replace(VIT, pad=True),
+    "vit, no positions, pad": replace(VIT, positions="none", pad=True),
+    "vit, positions at every block": replace(
+        VIT, positions_at="every", registers=2, position_resize="bicubic-antialias"
+    ),
     "deit": replace(VIT, prefix=("cls", "dist"), layer_scale=0.1),
     "beit, no bias": replace(TINY["beit"], relative_bias="none"),
     "beit, cubic": replace(TINY["beit"], bias_resize="geometric-cubic"),

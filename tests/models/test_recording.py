@@ -10,6 +10,7 @@ import torch
 from tests.models.conftest import assert_near, shaken
 from tests.models.plainly import records_of, run_plainly
 from tests.models.tiny import TINY
+from tests.slow import slow_except
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, ViTConfig, create_backbone
 
@@ -24,6 +25,8 @@ OTHERS = {
     "no bias": replace(TINY["beit"], relative_bias="none"),
 }
 CASES = {**{name: config for name, config in TINY.items() if config.attention != "none"}, **OTHERS}
+# one of each kind of layer that is recorded: plain, axial, windows filled up, class attention, biased, reduced, relative
+LAYERS = ("vit", "axial", "swin, odd map", "cait", "beit", "pvt, odd map", "pvt v2, linear", "relative")
 
 
 def make(name: str, dtype: torch.dtype = torch.float64) -> Backbone:
@@ -71,7 +74,7 @@ def test_the_gradient_of_a_matrix_is_that_of_the_same_logit_where_the_matrix_is_
             torch.testing.assert_close(record.gradient(of_output, rows), gradient[:, :, rows], atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_except(CASES, LAYERS))
 def test_any_rows_put_together_are_the_matrix(name, monkeypatch):
     model = make(name, torch.float32)
     for record in records_of(model, draw(model, torch.float32)):
@@ -88,7 +91,7 @@ def test_any_rows_put_together_are_the_matrix(name, monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_except(CASES, LAYERS))
 def test_recording_changes_no_bit_of_the_logits(name):
     model = make(name, torch.float32)
     images, watched = draw(model, torch.float32, batch=3), []
@@ -154,11 +157,9 @@ def test_the_shares_of_tokens_make_what_is_pooled(name):
         torch.testing.assert_close(norm(weighted), pooled, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", slow_except(CASES, LAYERS))
 def test_in_training_every_image_is_seen_once_in_every_layer(name):
-    if TINY[name].attention == "none":
-        return
-    model = shaken(create_backbone(replace(TINY[name], drop_path=0.5, checkpoint=True))).train()
+    model = shaken(create_backbone(replace(CASES[name], drop_path=0.5, checkpoint=True))).train()
     images = draw(model, torch.float32, batch=16).requires_grad_()
     records: list[int] = []
     model.forward_recording(images, lambda record: records.append(record.shape[0])).sum().backward()

@@ -44,7 +44,7 @@ def assert_equal(matches: Matches, theirs, classes: int) -> None:
             np.testing.assert_allclose(recall, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("count", [15, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("masks", [False, True], ids=["boxes", "masks"])
 def test_every_figure_is_that_of_pycocotools_on_hostile_sets(masks, count):
     generator = np.random.default_rng(count)

@@ -50,7 +50,7 @@ def test_a_round_trip_through_every_layout_changes_no_bit_and_no_fact(tmp_path, 
     changes, layouts = KINDS[kind]
     place = source = saved(**changes)
     names = {"google": ".npz", "native": ".safetensors"}
-    for number, layout in enumerate([*layouts, *layouts, "native"]):
+    for number, layout in enumerate([*layouts, layouts[0], "native"]):
         place = convert(place, tmp_path / f"{number}{names.get(layout, '')}", layout).path
     assert_same(source, place)
 
