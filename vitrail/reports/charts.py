@@ -251,8 +251,15 @@ def axes(across: Axis, up: Axis, label: str) -> Markup:
     return join(*parts, text(across.stop, bottom + 32, label, anchor="end", font_style="italic"))
 
 
-def confusion_chart(counts: np.ndarray, classes: Sequence[str]) -> Markup:
-    """Draws the confusion matrix (K, K), rows are true classes. Blue is correct, red is wrong; darker is a larger share."""
+def confusion_chart(
+    counts: np.ndarray, classes: Sequence[str], *, noun: str = "image", in_percent: bool = False
+) -> Markup:
+    """Draws the confusion matrix (K, K), rows are true classes. Blue is correct, red is wrong; darker is a larger share.
+
+    Args:
+        noun: what is counted, in the singular.
+        in_percent: cells show the share of their row instead of the count.
+    """
     count = len(classes)
     cell = min(60.0, max(13.0, 400 / count))
     names, size = [shorten(name, 16) for name in classes], min(12.0, cell * 0.62)
@@ -267,30 +274,31 @@ def confusion_chart(counts: np.ndarray, classes: Sequence[str]) -> Markup:
         parts.append(text(left - 8, y + size * 0.36, name, colour="ink", size=size, anchor="end"))
         parts.append(text(x, top - 7, name, colour="ink", size=size, **turned))
         for column in range(count):
-            where, cells = (left + column * cell, y - cell / 2, cell), (index, column)
-            parts.append(confusion_cell(where, int(counts[cells]), float(shares[cells]), classes, cells))
-    right, images = int(np.trace(counts)), plural(int(counts.sum()), "image")
-    says = f"Confusion matrix of {plural(count, 'class', 'classes')}: {right:,} of {images} on the diagonal"
+            number, share = int(counts[index, column]), float(shares[index, column])
+            named = plural(number, noun)
+            hover = f"{named} of {classes[index]} predicted as {classes[column]} ({percent(share)})"
+            shown = f"{share * 100:.0f}" if in_percent else whole(number)
+            where, colour = (left + column * cell, y - cell / 2, cell), "cobalt" if index == column else "ruby"
+            parts.append(confusion_cell(where, shown if number else "", share, colour, hover))
+    right, total = int(np.trace(counts)), plural(int(counts.sum()), noun)
+    says = f"Confusion matrix of {plural(count, 'class', 'classes')}: {right:,} of {total} on the diagonal"
     width = left + side + (4 if flat else longest * 0.75)
     return svg(width, top + side + 4, says, *parts, style=f"width:{width * 1.15:.0f}px;max-width:100%")
 
 
-def confusion_cell(
-    where: tuple[float, float, float], images: int, share: float, classes: Sequence[str], names: tuple[int, int]
-) -> Markup:
+def confusion_cell(where: tuple[float, float, float], shown: str, share: float, colour: str, hover: str) -> Markup:
     """Draws one cell. Opacity grows with the square root of the share, so that single mistakes stay visible."""
-    (x, y, cell), (true, predicted) = where, names
+    x, y, cell = where
     side = cell - 1.5
-    if not images:
+    if not shown:
         return rectangle(x + 0.75, y + 0.75, side, side, "rule", rx=2, opacity=0.4)
-    depth, colour = math.sqrt(share) * 0.9 + 0.06, "cobalt" if true == predicted else "ruby"
-    hover = f"{plural(images, 'image')} of {classes[true]} predicted as {classes[predicted]} ({percent(share)})"
+    depth = math.sqrt(share) * 0.9 + 0.06
     pane = rectangle(x + 0.75, y + 0.75, side, side, colour, tag("title", hover), rx=2, opacity=f"{depth:.2f}")
     if cell < 22:
         return pane
     size, ink = min(13.0, cell * 0.36), "card" if depth > 0.55 else "ink"
     number = {"colour": ink, "size": f"{size:.1f}", "anchor": "middle", "pointer_events": "none"}
-    return join(pane, text(x + cell / 2, y + cell / 2 + size * 0.36, whole(images), **number))
+    return join(pane, text(x + cell / 2, y + cell / 2 + size * 0.36, shown, **number))
 
 
 def reliability_chart(bins: Bins) -> Markup:

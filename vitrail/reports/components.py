@@ -11,10 +11,11 @@ from vitrail.analysis.pictures import find_light_range, overlay
 from vitrail.markup import Markup, join, tag
 from vitrail.reports.facts import RunFacts
 from vitrail.reports.html import SHORT_SIDE_OF_A_DRAWING, data_uri
-from vitrail.reports.wording import as_yaml, large
+from vitrail.reports.wording import as_yaml, large, plural
 from vitrail.runtime.progress import duration
 
 SHARPEST = 224  # pixels of the longer side of an enlarged image
+FEW = 100  # images; below, the 95 % interval of an accuracy of 80 % is wider than 15 points
 
 
 def lead(*words: object) -> Markup:
@@ -41,6 +42,15 @@ def notes(words: Sequence[str]) -> Markup | None:
     if not words:
         return None
     return tag("aside", tag("h2", "Notes"), tag("ul", *(tag("li", note) for note in words)), class_="notes")
+
+
+def warn_of_few(images: int) -> list[str]:
+    """Returns a sentence about metrics of few images, or an empty list."""
+    if images >= FEW:
+        return []
+    return [
+        f"Only {plural(images, 'image was', 'images were')} evaluated; the metrics are uncertain (see the intervals)."
+    ]
 
 
 def charts(words: Sequence[str], drawings: Sequence[Markup]) -> Markup | None:

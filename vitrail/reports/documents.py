@@ -7,9 +7,14 @@ from pathlib import Path
 
 from vitrail.reports import summary
 from vitrail.reports.classification import documents as classification
+from vitrail.reports.dense import documents as dense
 from vitrail.reports.facts import JudgedRun
 
-DOCUMENTS: dict[str, Callable[[Path, JudgedRun], Path]] = {"classification": classification.write_documents}
+DOCUMENTS: dict[str, Callable[[Path, JudgedRun], Path]] = {
+    "classification": classification.write_documents,
+    "detection": dense.write_documents,
+    "segmentation": dense.write_documents,
+}
 
 
 def write_documents(folder: Path, run: JudgedRun) -> Path:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from vitrail.markup import Markup, join, tag
 from vitrail.reports import card, curves
+from vitrail.reports.charts import interval_strip
 from vitrail.reports.components import (
     charts,
     header,
@@ -20,7 +22,9 @@ from vitrail.reports.components import (
 from vitrail.reports.facts import SPLITS, JudgedRun, RunFacts
 from vitrail.reports.metric_names import metric_of
 from vitrail.reports.page import frame, write_page
-from vitrail.reports.wording import plural
+from vitrail.reports.wording import percent, plural
+
+UNDEFINED = "–"  # a cell of a metric's table without a value
 
 
 def write_documents(folder: Path, judged: JudgedRun) -> Path:
@@ -42,9 +46,16 @@ def list_classes(judged: JudgedRun) -> Markup | None:
     columns, rows = judged.judgement.per_class()
     if not rows:
         return None
-    body = (tag("tr", tag("th", name, scope="row"), *(tag("td", cell) for cell in cells)) for name, *cells in rows)
-    table = tag("table", header(columns), tag("tbody", *body))
-    return join(tag("h2", "Per-class metrics"), make_scrollable(table, "Per-class metrics"))
+    rows = sorted(rows, key=lambda row: float(row[1]) if row[1] != UNDEFINED else math.inf)
+    body = (tag("tr", tag("th", name, scope="row", data_value=name), *map(show_cell, cells)) for name, *cells in rows)
+    table = tag("table", header(columns, sorted_by=columns[1]), tag("tbody", *body))
+    words = lead("Sorted from worst to best; click a heading to sort. A dash is an undefined value.")
+    return join(tag("h2", "Per-class metrics"), words, make_scrollable(table, "Per-class metrics"))
+
+
+def show_cell(number: str) -> Markup:
+    """Returns a cell of a table that can be sorted."""
+    return tag("td", number, data_value="" if number == UNDEFINED else number)
 
 
 def drawings(facts: RunFacts) -> dict[str, Markup]:
@@ -69,6 +80,9 @@ def headline(judged: JudgedRun) -> Markup:
     if f"{first}_low" in figures:
         ends = " to ".join(metric.format(figures[f"{first}_{end}"]) for end in ("low", "high"))
         words.append(lead(f"95 % confidence interval for images of the same distribution: {ends}."))
+        if metric.format is percent:
+            low, high = (figures[f"{first}_{end}"] for end in ("low", "high"))
+            words.append(tag("div", interval_strip(figures[first], low, high, None), class_="strip"))
     hidden = {first, "images", *(f"{name}_{end}" for name in figures for end in ("low", "high"))}
     others = [(metric_of(name), value) for name, value in figures.items() if name not in hidden]
     rows = [(other.heading, other.format(value), other.gloss) for other, value in others]

@@ -23,7 +23,7 @@ COARSE = 96  # pixels of the longer side of the map in which the places of names
 
 
 def draw_boxes(image: Image.Image, boxes: ArrayLike, captions: Sequence[str], colours: Sequence[Colour]) -> Image.Image:
-    """A copy of an RGB image with boxes (n, 4) and captions, the first ones on top."""
+    """A copy of an RGB image with boxes (n, 4) and captions, the first ones on top; an empty caption is not drawn."""
     drawn = image.copy()
     pen, line, font = ImageDraw.Draw(drawn), _scale(image, LINE, LEAST_LINE), _load_font(image)
     rows = list(zip(np.asarray(boxes, np.float64).reshape(-1, 4).tolist(), captions, colours, strict=True))[::-1]
@@ -34,7 +34,8 @@ def draw_boxes(image: Image.Image, boxes: ArrayLike, captions: Sequence[str], co
         pen.rectangle((box[0] - 1, box[1] - 1, box[2] + 1, box[3] + 1), outline=INK)
         pen.rectangle(box, outline=colour, width=line)
     for (left, top, _, _), caption, colour in rows:
-        _draw_tag(pen, (left - 1, top - 1), caption, colour, font, image.size)
+        if caption:
+            _draw_tag(pen, (left - 1, top - 1), caption, colour, font, image.size)
     return drawn
 
 

@@ -21,6 +21,7 @@ from vitrail.markup import Markup, join, tag
 from vitrail.reports.charts import Axis, Series, line_chart, smooth_values, standalone, thin
 from vitrail.reports.classification import sections
 from vitrail.reports.classification.page import write_report
+from vitrail.reports.confusion import confused_pairs
 from vitrail.reports.facts import ClassificationFacts, Mistake
 from vitrail.reports.html import data_uri
 from vitrail.reports.wording import large, listing, percent, plural, scientific, whole
@@ -273,8 +274,8 @@ def test_calibration_error_is_the_one_worked_out_by_hand():
 
 def test_confused_pairs_come_most_frequent_first_without_the_diagonal():
     counts = np.array([[9, 1, 0], [4, 9, 2], [0, 0, 9]])
-    assert sections.confused_pairs(counts) == [(1, 0, 4), (1, 2, 2), (0, 1, 1)]
-    assert sections.confused_pairs(counts, most=1) == [(1, 0, 4)]
+    assert confused_pairs(counts) == [(1, 0, 4), (1, 2, 2), (0, 1, 1)]
+    assert confused_pairs(counts, most=1) == [(1, 0, 4)]
 
 
 def test_the_worst_mistakes_are_the_most_confident_ones():

@@ -11,11 +11,10 @@ from vitrail.reports import charts as draw
 from vitrail.reports import curves
 from vitrail.reports.classification import sections
 from vitrail.reports.components import notes
+from vitrail.reports.confusion import MATRIX_MOST
 from vitrail.reports.facts import ClassificationFacts
 from vitrail.reports.metric_names import METRICS, short_percent
 from vitrail.reports.page import frame, write_page
-
-MATRIX_MOST = 32  # classes; a larger matrix would be unreadable, and only the most frequent pairs are listed
 
 
 def write_report(folder: Path, facts: ClassificationFacts) -> Path:

@@ -19,14 +19,15 @@ from vitrail.reports.components import (
     overlay_attention,
     photograph,
     show_figure,
+    warn_of_few,
 )
+from vitrail.reports.confusion import confusion as confusion_section
 from vitrail.reports.facts import ClassificationFacts, Mistake
 from vitrail.reports.html import data_uri
 from vitrail.reports.metric_names import METRICS
 from vitrail.reports.wording import decimal, listing, percent, plural, shorten
 
 CURVES = ("loss", "accuracy", "average-precision", "learning-rate", "speed")
-FEW = 100  # images; below, the 95 % interval of an accuracy of 80 % is wider than 15 points
 MISCALIBRATED = 0.15  # expected calibration error
 OTHERS = ("top5", "f1_macro", "f1_micro", "nll", "ece", "brier")
 
@@ -50,11 +51,7 @@ def headline(facts: ClassificationFacts) -> Markup:
 
 def warnings(facts: ClassificationFacts) -> list[str]:
     """Returns sentences about results that should not be relied on: few images, or probabilities that are far off."""
-    words = []
-    if facts.judged and (count := len(facts.metric.keys)) < FEW:
-        words.append(
-            f"Only {plural(count, 'image was', 'images were')} evaluated; the metrics are uncertain (see the intervals)."
-        )
+    words = warn_of_few(len(facts.metric.keys)) if facts.judged else []
     if (error := facts.figures.get("ece", math.nan)) >= MISCALIBRATED:
         words.append(
             f"The expected calibration error is {percent(error, 0)}. Do not use the confidences as probabilities before "
@@ -119,27 +116,7 @@ def confusion(facts: ClassificationFacts, plots: Mapping[str, Markup]) -> Markup
     """Returns the confusion matrix beside the most frequent confusions; only the latter if there are too many classes."""
     if not facts.judged or facts.multi_label or len(facts.classes) < 2:
         return None
-    drawn = tag("figure", plots["confusion"]) if "confusion" in plots else None
-    counts = facts.metric.confusion
-    pairs = confused_pairs(counts)
-    title = tag("h2", "Confusion matrix" if drawn else "Most frequent confusions")
-    if not pairs:
-        return join(title, lead("No image was misclassified."), drawn)
-    support, rows = counts.sum(1), []
-    for true, named, images in pairs:
-        names = (tag("td", facts.classes[index], class_="text") for index in (true, named))
-        rows.append(tag("tr", *names, tag("td", f"{images:,}"), tag("td", percent(images / support[true]))))
-    table = tag(
-        "table", header(("true class", "predicted class", "images", "share of class"), text=2), tag("tbody", *rows)
-    )
-    wrong, shown = int(counts.sum() - np.trace(counts)), sum(images for *_, images in pairs)
-    words = (
-        f"Most frequent confusions, {shown:,} of {plural(wrong, 'misclassified image')}:"
-        if shown < wrong
-        else f"{plural(wrong, 'misclassified image')}:"
-    )
-    listed = join(lead(words), make_scrollable(table, "Confusions by pair of classes"))
-    return join(title, tag("div", drawn, tag("div", listed), class_="beside") if drawn else listed)
+    return confusion_section(facts.metric.confusion, facts.classes, plots.get("confusion"))
 
 
 def classes(facts: ClassificationFacts) -> Markup | None:
@@ -248,11 +225,3 @@ def run(facts: ClassificationFacts) -> Markup:
     """Returns the run details: command, settings and environment."""
     named = listing([shorten(name, 40) for name in facts.classes])
     return components.run(facts, {"Classes": f"{len(facts.classes):,}: {named}"})
-
-
-def confused_pairs(counts: np.ndarray, most: int = 12) -> list[tuple[int, int, int]]:
-    """Returns the most frequent confusions as (true, predicted, images), in descending order."""
-    wrong = counts - np.diag(np.diag(counts))
-    rows, columns = np.nonzero(wrong)
-    order = np.argsort(-wrong[rows, columns], kind="stable")[:most]
-    return [(int(row), int(column), int(wrong[row, column])) for row, column in zip(rows[order], columns[order])]

@@ -1,0 +1,60 @@
+"""The report and the model card of a finished detector or segmenter, with pictures of its answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.markup import Markup, join
+from vitrail.reports import card, curves, summary
+from vitrail.reports.components import charts, notes, run, warn_of_few
+from vitrail.reports.dense import detection, segmentation
+from vitrail.reports.dense.samples import draw_samples, show_samples
+from vitrail.reports.facts import JudgedRun, RunFacts
+from vitrail.reports.page import frame, write_page
+from vitrail.reports.wording import listing, shorten
+from vitrail.tasks import Detector
+from vitrail.tasks.detection_metric import BoxMetric
+from vitrail.tasks.segmentation_metric import MapMetric
+
+WORST, EXAMPLES = 6, 4  # pictures that are shown
+
+
+def write_documents(folder: Path, judged: JudgedRun) -> Path:
+    """Writes ``report.html`` and ``card.md`` into ``folder`` and returns the path of the report."""
+    facts, judgement = RunFacts(**judged.facts), judged.judgement
+    card.write(folder, summary.card_of(judged, facts))
+    of_training = summary.drawings(facts)
+    metric, model = judgement.metric, judged.model
+    threshold = 0.0  # the least score of a box that is shown
+    if isinstance(metric, BoxMetric):
+        assert isinstance(model, Detector), model.name
+        threshold = model.threshold if math.isnan(metric.threshold) else metric.threshold
+        plots, about = detection.drawings(metric), detection.describe_worst(threshold)
+        findings = detection.sections(metric, judgement.figures, plots, model.threshold)
+    else:
+        assert isinstance(metric, MapMetric), type(metric).__name__
+        plots, about = segmentation.drawings(metric), segmentation.WORST
+        findings = segmentation.sections(metric, plots)
+    names = listing([shorten(name, 40) for name in judgement.classes])
+    spread = np.unique(np.linspace(0, len(metric.keys) - 1, EXAMPLES).round().astype(int))
+    parts = {
+        "Curves": charts(curves.troubles(facts.records), list(of_training.values())),
+        **findings,
+        "Classes": summary.list_classes(judged),
+        "Worst pictures": pictures("Worst pictures", about, judged, metric.worst(WORST), threshold),
+        "Examples": pictures("Examples", "Pictures spread evenly over the split.", judged, spread, threshold),
+        "Run details": run(facts, {"Task": model.name, "Classes": f"{len(judgement.classes):,}: {names}"}),
+    }
+    opening = join(summary.headline(judged), notes([*warn_of_few(len(metric.keys)), *facts.notes]))
+    page = frame("vitrail report", facts.title, facts.date, opening, parts)
+    return write_page(folder, page, {**of_training, **plots})
+
+
+def pictures(title: str, about: str, judged: JudgedRun, rows: Iterable[int], threshold: float) -> Markup | None:
+    """Returns the section of the pictures with these numbers in the judgement."""
+    keys = [judged.judgement.keys[row] for row in rows]
+    return show_samples(title, about, draw_samples(judged.model, judged.source, keys, threshold), judged.model.classes)
