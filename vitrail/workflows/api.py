@@ -320,17 +320,19 @@ def list_settings(name: str | None = None, **flags: Unpack[SettingsFlags]) -> Re
     return describe(name, **flags)
 
 
-def check_data(data: Any) -> CheckResult:
+def check_data(data: Any, *, out: str | Path | None = None, samples: int = 16, log: Say = to_stderr) -> CheckResult:
     """Reads every image of a data set and says what was found: layout, counts, sizes, bad files, duplicates, leaks.
 
     Args:
         data: anything that `train` takes; labels may be missing.
+        out: a folder for pictures with their boxes or masks, ``SPLIT/NAME.jpg``.
+        samples: pictures of each split in that folder, spread evenly over it.
 
-    Raises `DataError` for data that cannot be opened.
+    Raises `DataError` for data that cannot be opened, and with ``out`` for data without boxes or masks.
     """
-    from vitrail.data.sources.check import check
+    from vitrail.workflows.check_data import check_data as check
 
-    return check(data)
+    return check(data, out=to_path(out), samples=samples, say=log)
 
 
 def doctor() -> Mapping[str, object]:

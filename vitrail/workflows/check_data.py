@@ -1,0 +1,72 @@
+"""`vitrail data check`: what a data set holds, and pictures of its annotation."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.decode import BadImage
+from vitrail.data.sources.annotations import Annotations
+from vitrail.data.sources.check import CheckResult, check
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source, list_splits
+from vitrail.errors import ConfigError, DataError
+from vitrail.files import make_folder, replace_file
+from vitrail.inference.inputs import name_files
+from vitrail.reports.wording import plural
+from vitrail.runtime.progress import Say, to_stderr
+from vitrail.tasks.annotation import draw_annotation, scale_to_show
+from vitrail.tasks.pictures import open_image
+
+SIDE, QUALITY = 1280, 90  # pixels of the longer side of a picture that is written, and of its JPEG
+
+
+def check_data(data: Any, *, out: Path | None = None, samples: int = 16, say: Say = to_stderr) -> CheckResult:
+    """Reads every image of ``data`` and says what was found; with ``out`` writes pictures of ``samples`` of every split.
+
+    Raises:
+        ConfigError: ``samples`` is below 1.
+        DataError: the data cannot be opened; with ``out``, they have no boxes or masks.
+        DiskError: ``out`` cannot be written.
+    """
+    if samples < 1:
+        raise ConfigError(f"samples is {samples}", "ask for at least one picture of each split")
+    if out is not None:
+        draw_data(data, out, samples, say)
+    return check(data)
+
+
+def draw_data(data: Any, out: Path, samples: int, say: Say) -> None:
+    """Writes ``out/SPLIT/NAME.jpg``: pictures that are spread evenly over each split, with their annotation."""
+    splits = list_splits(open_data(data, validation=0, labelled=False))
+    annotated = {name: part for name, part in splits.items() if isinstance(part.targets, Annotations) and len(part)}
+    if not annotated:
+        what = "the data have no boxes and no masks, so there is nothing to draw"
+        raise DataError(what, "leave --out out; of classes of images the report counts all")
+    for name, source in annotated.items():
+        make_folder(out / name)
+        drawn = draw_split(source, out / name, samples)
+        say(f"drawn    {out / name}: {plural(drawn, 'picture')} of {len(source):,}; look whether the annotation fits")
+
+
+def draw_split(source: Source, folder: Path, samples: int) -> int:
+    """Writes the pictures of one split; returns their number. Those that cannot be read are left out: `check` names them."""
+    rows = np.unique(np.linspace(0, len(source) - 1, min(samples, len(source))).round().astype(int)).tolist()
+    names, drawn = name_files([str(source.keys[row]) for row in rows]), 0
+    for row in rows:
+        try:
+            item = source.read(row)
+            picture = open_image(item.content)
+            assert isinstance(source.targets, Annotations)
+            source.targets.read_map(row, (picture.height, picture.width))  # raises for a size that does not fit
+        except BadImage:
+            continue
+        shown, file = scale_to_show(picture, SIDE), BytesIO()
+        annotated = draw_annotation(shown, item.target, source.classes, (picture.height, picture.width))
+        annotated.save(file, "JPEG", quality=QUALITY, subsampling=0)
+        replace_file(folder / f"{names[str(source.keys[row])]}.jpg", file.getvalue())
+        drawn += 1
+    return drawn
