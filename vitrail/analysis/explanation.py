@@ -13,17 +13,20 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.analysis.attention import attention_map, check_index, compute_head_maps, compute_reach, select_head
-from vitrail.analysis.occlusion import choose_window, occlusion
+from vitrail.analysis.occlusion import choose_window, measure_occlusion, occlusion
 from vitrail.analysis.pictures import Box, draw_contact_sheet, find_light_range, overlay, to_rgb, to_uint8
-from vitrail.analysis.rollout import relevance, rollout
+from vitrail.analysis.rollout import relevance, relevance_of_score, rollout
+from vitrail.data.augment.placement import Frames
 from vitrail.data.decode import MAX_PIXELS, BadImage, decode
 from vitrail.data.imagenet import index_classes
 from vitrail.errors import ConfigError, nearest
 from vitrail.markup import image_uri, tag
-from vitrail.models import device_of
+from vitrail.models.backbone import at_rest, device_of
 from vitrail.rows import show_facts
 from vitrail.tasks import Task
+from vitrail.tasks.dense import DenseTask
 from vitrail.tasks.pictures import to_pixels
+from vitrail.tasks.subject import Subject
 
 WIDEST = 720  # maximum side of a tile in pixels before it is placed on a contact sheet
 SHOWN_SIDE = 240  # maximum side in pixels of the picture that a notebook shows
@@ -37,7 +40,9 @@ class ExplainOptions:
         method: one of `METHODS`.
         layer: index of the attention layer, for the method ``attention`` and for the contact sheet of any method.
         head: index of a head, "mean" or "all", for the method ``attention``.
-        target: name of the class to explain; by default the predicted class.
+        target: name of the class to explain; by default the predicted class. Of a detector its most certain object is explained,
+            of a segmenter the region where it is the answer.
+        box: number of the object to explain among those that a detector answers with, from 0; by default the most certain.
         window: (height, width) in pixels of the regions that the method ``occlusion`` covers; by default `choose_window`.
     """
 
@@ -45,11 +50,14 @@ class ExplainOptions:
     layer: int = -1
     head: int | str = "mean"
     target: str | None = None
+    box: int | None = None
     window: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ConfigError(f"unknown method {self.method!r}", nearest(self.method, METHODS))
+        if self.box is not None and self.target is not None:
+            raise ConfigError(f"box is {self.box} and target {self.target!r}", "give one of them: a box has a class")
         if isinstance(self.head, str) and self.head not in ("mean", "all"):
             raise ConfigError(f"head is {self.head!r}", "give a number from 0, or 'mean' or 'all'")
         if self.head != "mean" and self.method != "attention":
@@ -77,8 +85,15 @@ METHODS: dict[str, Method] = {
         model, images, targets=targets, window=options.window, batch=batch
     ),
 }
+# of a subject: model, images, subject, options, batch
+PLACED: dict[str, Callable[[DenseTask, Tensor, Subject, ExplainOptions, int], Tensor]] = {
+    "gradient": lambda model, images, subject, options, batch: relevance_of_score(model, images, subject.logit),
+    "occlusion": lambda model, images, subject, options, batch: measure_occlusion(
+        model, images, lambda outputs, _: subject.probability(outputs), window=options.window, batch=batch
+    ),
+}
 NEEDS_ATTENTION = ("attention", "rollout", "gradient")
-NEEDS_ANSWER = ("gradient", "occlusion")  # they explain the prediction of a class
+NEEDS_ANSWER = ("gradient", "occlusion")  # they explain the prediction of a class, or one score of a dense task
 
 
 @dataclass(frozen=True)
@@ -103,12 +118,13 @@ class ExplainedAnswer:
 class Explanation:
     """The explanation of one image: the prediction (None without a head), the heat map, and the written files.
 
-    ``heat`` is (h, w), ``heads`` (H, h, w) for models with attention, ``box`` the visible part of the image.
+    ``heat`` is (h, w), ``heads`` (H, h, w) for models with attention, ``box`` the visible part of the image. The ``answer`` of
+    a detector or a segmenter is what was explained, a `Subject`.
     ``reach`` and ``heads_reach`` are the height and width of the maps relative to the box, as in `overlay`.
     """
 
     key: str
-    answer: ExplainedAnswer | None
+    answer: ExplainedAnswer | Subject | None
     heat: np.ndarray = field(repr=False)
     heads: np.ndarray | None = field(repr=False)
     box: tuple[float, float, float, float]
@@ -140,6 +156,12 @@ class PreparedImage:
     box: tuple[float, float, float, float]
     images: Tensor
 
+    @property
+    def frames(self) -> Frames:
+        """What the model input shows of the image."""
+        top, left, bottom, right = self.box
+        return Frames(np.array([[left, top, right, bottom]]), np.array([self.picture.shape[:2]], np.float64))
+
 
 def prepare_image(
     model: Task, content: bytes | Image.Image | np.ndarray, *, max_pixels: int = MAX_PIXELS
@@ -156,9 +178,15 @@ def prepare_image(
 
 def resolve_options(model: Task, options: ExplainOptions) -> ExplainOptions:
     """Returns the options with a non-negative layer. Raises `ConfigError` if the model does not support them."""
+    is_placed = isinstance(model, DenseTask)
+    if options.box is not None and not is_placed:
+        raise ConfigError(f"box is {options.box}, and the model finds no boxes", "leave the box out")
+    if is_placed and options.method not in PLACED and (options.box is not None or options.target is not None):
+        what = f"the method {options.method} shows the attention of the model, and explains no single box or class"
+        raise ConfigError(what, f"use --method {' or '.join(PLACED)}")
     if options.method in NEEDS_ANSWER or options.target is not None:
         model.check_can_answer(1)
-        if not model.answers_classes:
+        if not model.answers_classes and not is_placed:
             what = f"a model of the task {model.name} has no classes to explain"
             raise ConfigError(what, "use the method attention or rollout, without a target")
     if options.target is not None and options.target not in index_classes(model.classes):
@@ -178,8 +206,12 @@ def explain_image(model: Task, key: str, prepared: PreparedImage, options: Expla
     Args:
         options: from `resolve_options`.
         batch: perturbed versions of the image per forward pass.
+
+    Raises:
+        ConfigError: a detector has no such box on this image, or a segmenter no pixel of such a class.
     """
-    answer, target = _predict(model, prepared.images, options) if model.answers_classes else (None, 0)
+    subject = _find_subject(model, prepared, options)
+    answer, target = _predict(model, prepared.images, options) if model.answers_classes else (subject, 0)
     size = prepared.images.shape[2], prepared.images.shape[3]
     maps, heads_cell, cell = None, (1, 1), options.window or choose_window(model.config, size)
     if grids := model.attention_grids(size):
@@ -191,6 +223,9 @@ def explain_image(model: Task, key: str, prepared: PreparedImage, options: Expla
         cell = heads_cell if options.method == "attention" else grids[0].cell
     if options.method == "attention" and maps is not None:
         heat = select_head(maps, options.one_head)  # avoids a second forward pass
+    elif subject is not None:
+        assert isinstance(model, DenseTask), model.name
+        heat = PLACED[options.method](model, prepared.images, subject, options, batch)
     else:
         heat = METHODS[options.method](model, prepared.images, torch.tensor([target]), options, batch)
     heads = None if maps is None else maps[0].float().cpu().numpy()
@@ -203,6 +238,15 @@ def explain_image(model: Task, key: str, prepared: PreparedImage, options: Expla
         reach=compute_reach(heat.shape[1:], cell, size),
         heads_reach=(1.0, 1.0) if heads is None else compute_reach(heads.shape[1:], heads_cell, size),
     )
+
+
+def _find_subject(model: Task, prepared: PreparedImage, options: ExplainOptions) -> Subject | None:
+    """Returns what is explained of a dense task; None for other tasks, and for methods that explain no answer."""
+    if not isinstance(model, DenseTask) or options.method not in PLACED:
+        return None
+    with at_rest(model):
+        outputs = model(prepared.images).float()
+    return model.find_subject(outputs, prepared.frames, target=options.target, box=options.box)
 
 
 @torch.no_grad()

@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.analysis.perturbation import choose_targets, compute_probabilities
+from vitrail.analysis.perturbation import Measure, choose_targets, measure_class, measure_versions
 from vitrail.errors import ConfigError
 from vitrail.models import Config
+from vitrail.models.backbone import device_of
 from vitrail.models.config import is_whole
 from vitrail.tasks import Task
 
@@ -50,20 +51,35 @@ def occlusion(
             not one class per image; a model without a head.
     """
     targets = choose_targets(model, images, targets, batch=batch)
+    measure = measure_class(model, targets)
+    return measure_occlusion(model, images, measure, window=window, stride=stride, fill=fill, batch=batch)
+
+
+def measure_occlusion(
+    model: Task,
+    images: Tensor,
+    measure: Measure,
+    *,
+    window: Lengths | None = None,
+    stride: Lengths | None = None,
+    fill: float = 0.0,
+    batch: int = 64,
+) -> Tensor:
+    """Computes `occlusion` of any number of an image, which ``measure`` takes from outputs; see `measure_versions`."""
     size = images.shape[2], images.shape[3]
     window = choose_window(model.config, size) if window is None else _check_window(window, size)
     stride = window if stride is None else _check_lengths("stride", stride)
     rows, columns = (
-        _mark_covered(*lengths).to(targets.device) for lengths in zip(size, window, stride)
+        _mark_covered(*lengths).to(device_of(model)) for lengths in zip(size, window, stride)
     )  # (R, H), (S, W) bool
 
     def cover(pixels: Tensor, _: Tensor, place: Tensor) -> Tensor:
         row, column = rows[place // len(columns)], columns[place % len(columns)]  # (b, H), (b, W)
         return pixels.masked_fill((row[:, :, None] & column[:, None, :])[:, None], fill)  # (b, C, H, W)
 
-    plain = compute_probabilities(model, images, targets, 1, lambda pixels, *_: pixels, batch=batch)  # (B, 1)
+    plain = measure_versions(model, images, measure, 1, lambda pixels, *_: pixels, batch=batch)  # (B, 1)
     windows = len(rows) * len(columns)
-    covered = compute_probabilities(model, images, targets, windows, cover, batch=batch)  # (B, R S)
+    covered = measure_versions(model, images, measure, windows, cover, batch=batch)  # (B, R S)
     return (plain - covered).view(len(images), len(rows), len(columns))
 
 

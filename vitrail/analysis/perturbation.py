@@ -14,6 +14,7 @@ from vitrail.errors import ConfigError
 from vitrail.models.backbone import at_rest
 from vitrail.tasks import Task
 
+Measure = Callable[[Tensor, Tensor], Tensor]  # outputs for versions of images (b,) -> (b,)
 Make = Callable[[Tensor, Tensor, Tensor], Tensor]  # pixels (b, C, H, W), image (b,), version (b,) -> (b, C, H, W)
 
 
@@ -54,20 +55,32 @@ def compute_probabilities(
 ) -> Tensor:
     """Computes the probability of the target in each version of each image: (B, V) in fp32, on the device of the images.
 
+    ``targets`` are (B,) on the model's device, from `choose_targets`; further arguments are those of `measure_versions`.
+    """
+    return measure_versions(model, images, measure_class(model, targets), versions, make, batch=batch)
+
+
+def measure_class(model: Task, targets: Tensor) -> Measure:
+    """Returns the probability of the target (B,) of each image as a measure."""
+    return lambda logits, image: model.probabilities(logits).gather(1, targets[image][:, None])[:, 0]
+
+
+def measure_versions(model: Task, images: Tensor, measure: Measure, versions: int, make: Make, *, batch: int) -> Tensor:
+    """Computes a number for each version of each image: (B, V) in fp32, on the device of the images.
+
     At most ``batch`` versions are in memory at a time.
 
     Args:
-        targets: (B,) on the model's device, from `choose_targets`.
+        measure: takes the outputs of some versions and the index of the image of each, and returns their numbers.
         make: returns the given versions of the given images; its arguments are on the model's device.
     """
     with at_rest(model) as device:
-        probabilities = torch.empty(len(images) * versions, device=device)
-        for start in range(0, len(probabilities), batch):
-            stop = min(start + batch, len(probabilities))
+        found = torch.empty(len(images) * versions, device=device)
+        for start in range(0, len(found), batch):
+            stop = min(start + batch, len(found))
             places = torch.arange(start, stop, device=device)  # (b,)
             image, version = places // versions, places % versions
             first, last = start // versions, (stop - 1) // versions
             pixels = images[first : last + 1].to(device)
-            logits = model(make(pixels[image - first], image, version))  # (b, K)
-            probabilities[start:stop] = model.probabilities(logits).gather(1, targets[image][:, None])[:, 0]
-    return probabilities.view(len(images), versions).to(images.device)
+            found[start:stop] = measure(model(make(pixels[image - first], image, version)), image)
+    return found.view(len(images), versions).to(images.device)

@@ -8,11 +8,12 @@ B images, P prefix tokens, N = h w positions, T = P + N tokens, R of the queries
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.analysis.attention import Place, compute_query_shares
@@ -21,6 +22,7 @@ from vitrail.analysis.perturbation import check_targets
 from vitrail.errors import ConfigError
 from vitrail.models import AttentionRecord
 from vitrail.models.backbone import at_rest
+from vitrail.tasks.dense import DenseTask
 
 Matrix = Callable[[AttentionRecord, slice, Lift], Tensor]
 
@@ -51,7 +53,8 @@ def rollout(model: Any, images: Tensor, query: Place | None = None) -> Tensor:
     with at_rest(model):
         records: list[AttentionRecord] = []
         model.forward_recording(images, records.append)
-        return _propagate_back(model, images, records, query, average_heads, identity_weight=0.5, attention_weight=0.5)
+        shares = _start_at(model, images, query)
+        return _propagate_back(model, images, records, shares, average_heads, identity_weight=0.5, attention_weight=0.5)
 
 
 def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -70,10 +73,6 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
         ConfigError: a model without attention, or without a head.
     """
 
-    def weight_by_gradient(record: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
-        gradient = record.gradient(gradients[record], rows)
-        return lift.mask_outside(record.weights(rows) * gradient, rows).clamp(min=0).mean(1)  # (B, R, K)
-
     if not model.config.classes:
         raise ConfigError(
             "the model has no head, so there is no prediction to explain",
@@ -86,38 +85,108 @@ def relevance(model: Any, images: Tensor, targets: Tensor | None = None) -> Tens
         chosen = logits.argmax(1) if targets is None else check_targets(targets, *logits.shape).to(logits.device)
         answers = logits.gather(1, chosen[:, None]).sum()
         of_output = torch.autograd.grad(answers, [record.output for record in records])  # type: ignore[arg-type]
-        gradients = WeakKeyDictionary(zip(records, of_output))  # so that a record is freed after its use
+        weight = _weight_by_gradient(records, of_output)
         del logits, answers
         with torch.no_grad():
-            return _propagate_back(
-                model, images, records, None, weight_by_gradient, identity_weight=1.0, attention_weight=1.0
-            )
+            shares = _start_at(model, images, None)
+            return _propagate_back(model, images, records, shares, weight, identity_weight=1.0, attention_weight=1.0)
+
+
+def relevance_of_score(model: DenseTask, images: Tensor, score: Callable[[Tensor], Tensor]) -> Tensor:
+    """Computes the gradient-weighted attention of one score of a task that answers for places: (B, h, w) on the patch grid.
+
+    As in `relevance`, but it starts from the tokens that the head reads. The share of a token is the product of its features
+    with their gradient, clamped at zero (Grad-CAM, Selvaraju et al. 2017, for each place); all shares of an image sum to
+    one. Shares of the map of a stage of a pyramid join those of the later stages at the stage's last layer; of stages before
+    the first layer with attention they are left out.
+
+    Args:
+        images: normalised, (B, C, H, W).
+        score: from outputs of the task to (B,).
+
+    Raises:
+        ConfigError: a model without attention.
+    """
+    with at_rest(model, gradients=True):
+        records: list[AttentionRecord] = []
+        # a copy that requires a gradient, as the parameters may be frozen
+        images = images.clone().requires_grad_()
+        maps = model.backbone.dense_maps(images, on_attention=records.append)
+        read = [each.view_as(each) for each in maps]  # whose gradients do not come by way of later maps
+        total = score(model.answer_maps(read, images)).sum()
+        outputs = [record.output for record in records]
+        gradients = torch.autograd.grad(total, [*outputs, *read], allow_unused=True)  # type: ignore[arg-type]
+        of_output = [
+            torch.zeros_like(output) if given is None else given  # type: ignore[arg-type]
+            for output, given in zip(outputs, gradients)
+        ]
+        weight = _weight_by_gradient(records, of_output)
+        with torch.no_grad():
+            shares = _share_reading(model, images, len(records), read, gradients[len(records) :])
+            return _propagate_back(model, images, records, shares, weight, identity_weight=1.0, attention_weight=1.0)
+
+
+def _share_reading(
+    model: DenseTask, images: Tensor, layers: int, maps: list[Tensor], gradients: Sequence[Tensor | None]
+) -> dict[int, Tensor]:
+    """The shares (B, T) of the tokens that a score reads after each number of layers, from maps (B, D, h, w)."""
+    grids = model.attention_grids((images.shape[2], images.shape[3]))[:layers]
+    shares: dict[int, Tensor] = {}
+    for layer, x, gradient in zip(model.config.dense_layers, maps, gradients):
+        cell = model.config.cells[layer]
+        number = sum(grid.cell[0] <= cell[0] for grid in grids)
+        if number and gradient is not None:
+            parts = (x.float() * gradient.float()).sum(1).clamp(min=0).flatten(1)  # (B, h w)
+            shares[number] = F.pad(parts, (Lift(grids[number - 1], x.device).prefix, 0))
+    total = sum(each.sum(1, keepdim=True) for each in shares.values())
+    return {number: each / (total + torch.finfo(torch.float32).tiny) for number, each in shares.items()}
+
+
+def _weight_by_gradient(records: list[AttentionRecord], of_output: Sequence[Tensor]) -> Matrix:
+    """Attention times the gradient of the score, given that of the outputs of all layers; clamped, the mean over heads."""
+    gradients = WeakKeyDictionary(zip(records, of_output))  # so that a record is freed after its use
+
+    def weigh(record: AttentionRecord, rows: slice, lift: Lift) -> Tensor:
+        gradient = record.gradient(gradients[record], rows)
+        return lift.mask_outside(record.weights(rows) * gradient, rows).clamp(min=0).mean(1)  # (B, R, K)
+
+    return weigh
+
+
+def _start_at(model: Any, images: Tensor, query: Place | None) -> dict[int, Tensor]:
+    """The shares (B, T) of the query, or of the pooled tokens, after the last layer."""
+    grids = model.attention_grids(tuple(images.shape[2:]))
+    shares = compute_query_shares(model, grids[-1], query, images.device)
+    return {len(grids): shares.expand(len(images), -1)}
 
 
 def _propagate_back(
     model: Any,
     images: Tensor,
     records: list[AttentionRecord],
-    query: Place | None,
+    start: Mapping[int, Tensor],
     matrix: Matrix,
     *,
     identity_weight: float,
     attention_weight: float,
 ) -> Tensor:
-    """Propagates the shares of the pooled tokens backwards through all layers to the patches: (B, h, w).
+    """Propagates shares of tokens backwards through all layers to the patches: (B, h, w).
 
     Args:
         records: attention records of all layers; each is freed after use.
+        start: shares (B, T) that join after so many layers.
         matrix: returns (B, R, K) for the given rows of a layer, zero outside the image.
         identity_weight, attention_weight: fractions of its share that a query keeps and passes to its keys. Tokens that are
             not queries keep their share.
     """
     grids = model.attention_grids(tuple(images.shape[2:]))
-    lift = Lift(grids[-1], images.device)
-    shares = compute_query_shares(model, grids[-1], query, images.device).expand(len(images), -1)  # (B, T)
+    lift = Lift(grids[len(records) - 1], images.device)
+    shares = torch.zeros(len(images), lift.tokens, device=images.device)
     while records:
+        joining = start.get(len(records))
         record, below = records.pop(), Lift(grids[len(records)], images.device)
         shares = _carry_between(shares, lift, below)
+        shares = shares if joining is None else shares + joining
         carried = torch.zeros_like(shares)
         for rows in record.slices():
             carried += below.carry(shares, matrix(record, rows, below), rows)

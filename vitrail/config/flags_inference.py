@@ -232,7 +232,14 @@ class ExplainFlags(ImageFlags, total=False):
         int | str,
         Flag("With --method attention: a head from 0, mean, or all for an overlay of each head.", "mean", word=str),
     ]
-    target: Annotated[str | None, Flag("The class to explain, by name; by default the predicted class.")]
+    target: Annotated[
+        str | None,
+        Flag("The class to explain, by name: by default the predicted one, of a segmenter the largest."),
+    ]
+    box: Annotated[
+        int | None,
+        Flag("Of a detector: the object to explain, from 0 as `vitrail predict` lists them; by default the best one."),
+    ]
     faithfulness: Annotated[
         bool, Flag("Evaluate all methods by deletion and insertion instead, and print the table.", False)
     ]

@@ -178,11 +178,11 @@ class AxialViT(Backbone):
         """Averages the patches: (B, N, D) to (B, D)."""
         return tokens.x.mean(1)
 
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
+    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
         """Returns the patches after each block, before the last norm, as images: depth times (B, D, h, w)."""
         x, maps = self._begin(self.place(self.patchify(images))), []
         for block in self.blocks:
-            x = self._run(block, x)
+            x = self._run(block, x, on_attention=on_attention)
             maps.append(x.permute(0, 3, 1, 2))
         return maps
 

@@ -116,10 +116,15 @@ class Backbone(nn.Module):
         return {"gap": self.head(features)}
 
     @abstractmethod
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
-        """Returns feature maps (B, D, h, w) before the last norm, after each block, or after each stage of a pyramid."""
+    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
+        """Returns feature maps (B, D, h, w) before the last norm, after each block, or after each stage of a pyramid.
 
-    def dense_maps(self, images: Tensor, layers: Sequence[int] | None = None) -> list[Tensor]:
+        ``on_attention`` is called as in `forward_recording`; what comes after the last map has no record.
+        """
+
+    def dense_maps(
+        self, images: Tensor, layers: Sequence[int] | None = None, on_attention: OnAttention | None = None
+    ) -> list[Tensor]:
         """Returns feature maps for tasks that answer for every place of an image: (B, D, h, w) each.
 
         Maps of the width of the last go through the last norm; if it normalises pooled features, it is applied to each cell.
@@ -127,8 +132,9 @@ class Backbone(nn.Module):
         Args:
             images: (B, C, H, W) of any size that the model supports; positions are resized.
             layers: indices of `feature_maps`; by default `Config.dense_layers`, every stage of a pyramid or the last block.
+            on_attention: called as in `feature_maps`.
         """
-        maps = self.feature_maps(images)
+        maps = self.feature_maps(images, on_attention)
         return [self._norm_map(maps[layer]) for layer in (self.config.dense_layers if layers is None else layers)]
 
     def _norm_map(self, x: Tensor) -> Tensor:

@@ -253,12 +253,12 @@ class BEiT(Backbone):
     def heads(self, features: Tensor) -> dict[str, Tensor]:
         return {self.config.pool: self.head(features)}
 
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
+    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
         """Returns the patches after each block as images: depth times (B, D, h, w)."""
         patches = self._place_all(self.patchify(images))
         x, maps = self._begin(patches), []
         for block, bias in self._layers(patches):
-            x = self._run(block, x, bias)
+            x = self._run(block, x, bias, on_attention=on_attention)
             maps.append(x[:, 1:].mT.unflatten(2, patches.grid))
         return maps
 

@@ -270,12 +270,12 @@ class CaiT(Backbone):
     def heads(self, features: Tensor) -> dict[str, Tensor]:
         return {"cls": self.head(features)}
 
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
+    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
         """Returns the patches after each self-attention block, before the last norm, as images: depth times (B, D, h, w)."""
         patches = self._place_all(self.patchify(images))
         x, maps = residual_stream(patches.x), []
         for block in self.blocks:
-            x = self._run(block, x)
+            x = self._run(block, x, on_attention=on_attention)
             maps.append(x.mT.unflatten(2, patches.grid))
         return maps
 

@@ -196,9 +196,9 @@ class PVT(Backbone):
     def heads(self, features: Tensor) -> dict[str, Tensor]:
         return {"cls": self.head(features)}
 
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
+    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
         """Returns the map of each stage, before the last norm and without the class token: (B, D, h, w)."""
-        passed = self._stages(self.place(self.patchify(images)))
+        passed = self._stages(self.place(self.patchify(images)), on_attention)
         return [as_map(x[:, x.shape[1] - grid[0] * grid[1] :], grid) for x, grid in passed]
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:

@@ -219,9 +219,9 @@ class PVTv2(Backbone):
         """Averages all cells: (B, N, D) to (B, D)."""
         return tokens.x.mean(1)
 
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
+    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
         """Returns the map of each stage after its norm, the input of the next stage: (B, D, h, w)."""
-        return [as_map(x, grid) for x, grid in self._stages(self.place(self.patchify(images)))]
+        return [as_map(x, grid) for x, grid in self._stages(self.place(self.patchify(images)), on_attention)]
 
     def _norm_map(self, x: Tensor) -> Tensor:
         """Returns the map as it is: each stage ends with a norm."""

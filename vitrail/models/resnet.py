@@ -278,9 +278,9 @@ class BottleneckNet(Backbone):
         """Averages all cells: (B, T, F) to (B, F)."""
         return tokens.x.mean(1)
 
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
+    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
         """Returns the map after each stage, before the last norm: (B, D, h, w)."""
-        return self._maps(self.place(self.patchify(images)))
+        return self._maps(self.place(self.patchify(images)), on_attention)
 
     def _norm_map(self, x: Tensor) -> Tensor:
         return self.norm(x) if x.shape[1] == self.width else x

@@ -322,9 +322,9 @@ class Swin(Backbone):
         """Averages all cells: (B, N', D') to (B, D')."""
         return tokens.x.mean(1)
 
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
+    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
         """Returns the output of each stage, before the last norm, as images: (B, D, h, w) each."""
-        return [x.permute(0, 3, 1, 2) for x in self._maps(self.place(self.patchify(images)))]
+        return [x.permute(0, 3, 1, 2) for x in self._maps(self.place(self.patchify(images)), on_attention)]
 
     def attention_grids(self, size: tuple[int, int]) -> list[AttentionGrid]:
         """Returns the grid of each matrix of `forward_with_attention`, (B, H, n S, S): rows are the cells of all windows, window

@@ -233,12 +233,12 @@ class ViT(Backbone):
             return self.head.compute_logits(features)
         return {"cls" if self.config.pool == "cls-only" else self.config.pool: self.head(features)}
 
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
+    def feature_maps(self, images: Tensor, on_attention: OnAttention | None = None) -> list[Tensor]:
         """Returns the patches after each block, before the last norm, as images: depth times (B, D, h, w)."""
         patches = self._place_all(self.patchify(images))
         x, maps = self._begin(patches), []
         for block, added, relative in self._layers(patches):
-            x = self._run(block, x if added is None else x + added, relative)
+            x = self._run(block, x if added is None else x + added, relative, on_attention=on_attention)
             maps.append(x[:, -patches.x.shape[1] :].mT.unflatten(2, patches.grid))
         return maps
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from vitrail.data.augment.placement import Placement
+from torch import Tensor
+
+from vitrail.data.augment.placement import Frames, Placement
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.models import Backbone, Config
+from vitrail.tasks.subject import Subject
 from vitrail.tasks.task import Task
 
 WIDTHS = {192: 128, 768: 256}  # of heads, by the largest width of the backbone that they are for
@@ -43,6 +47,29 @@ class DenseTask(Task):
         if dropped := getattr(backbone.config, "patch_dropout", 0.0):
             what = f"patch_dropout is {dropped:g}, and the task {self.name} needs every patch of an image"
             raise ConfigError(what, "set patch_dropout=0: --set 'model.changes={patch_dropout: 0}'")
+
+    @abstractmethod
+    def answer_maps(self, maps: list[Tensor], images: Tensor) -> Tensor:
+        """The outputs from `Backbone.dense_maps` of images (B, C, h, w)."""
+
+    def compute(self, images: Tensor) -> Tensor:
+        return self.answer_maps(self.backbone.dense_maps(images), images)
+
+    @abstractmethod
+    def find_subject(
+        self, outputs: Tensor, frames: Frames, *, target: str | None = None, box: int | None = None
+    ) -> Subject:
+        """What is explained of one image, by default its most certain object or largest class.
+
+        Args:
+            outputs: those of the image, with B = 1.
+            frames: what the image shows of its picture.
+            target: the class of the object or of the pixels.
+            box: the number of an object among those that the model answers with, from 0.
+
+        Raises:
+            ConfigError: there is no such object, or no pixel of such a class.
+        """
 
     @classmethod
     def check_source(cls, source: Source) -> None:

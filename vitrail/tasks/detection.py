@@ -26,11 +26,13 @@ from vitrail.models.dense_heads import TOWER_GROUPS, BoxHead
 from vitrail.models.pyramid import create_pyramid
 from vitrail.tasks.answer_files import AnswerFiles, CocoResults, YoloFiles
 from vitrail.tasks.boxes import suppress_duplicates
+from vitrail.tasks.class_colours import class_colours
 from vitrail.tasks.dense import DenseTask, check_placed, choose_width, read_levels, read_number
 from vitrail.tasks.dense_answers import Detections
 from vitrail.tasks.detection_graphs import compare_detections, covers, join_outputs, split_outputs
 from vitrail.tasks.detection_loss import sum_losses
 from vitrail.tasks.detection_metric import BoxMetric, place_boxes
+from vitrail.tasks.subject import Subject
 
 LEVELS = (8, 16, 32)
 CANDIDATES = 4  # best pairs of cell and class among which duplicates are removed, for each detection that is kept
@@ -111,8 +113,8 @@ class Detector(DenseTask):
             "threshold": read_number("threshold", description["threshold"], 0, 1),
         }
 
-    def compute(self, images: Tensor) -> Tensor:
-        return self.own["head"](self.own["neck"](self.backbone.dense_maps(images)))
+    def answer_maps(self, maps: list[Tensor], images: Tensor) -> Tensor:
+        return self.own["head"](self.own["neck"](maps))
 
     # Training.
 
@@ -159,8 +161,10 @@ class Detector(DenseTask):
         Duplicates are removed; where fewer are left, rows of zeros fill up. Boxes are in pixels of the model's input and may
         reach beyond it. Detections, which are all that an exported graph gives, are returned as they are.
         """
-        if outputs.shape[2] == 6:
-            return outputs
+        return outputs if outputs.shape[2] == 6 else self._select(outputs)[0]
+
+    def _select(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """What `detect` gives, and the cell of each detection (B, most)."""
         boxes, logits = outputs[..., :4], outputs[..., 7:]
         candidates, classes = CANDIDATES * self.most, logits.shape[2]
         # more than there are, for maps that have fewer cells than candidates
@@ -173,7 +177,7 @@ class Detector(DenseTask):
         scores, order = scores.topk(self.most, dim=1)
         boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4))  # (B, most, 4)
         found = torch.cat([boxes, scores[..., None], labels.gather(1, order)[..., None].to(boxes.dtype)], -1)
-        return found * (scores > 0)[..., None]
+        return found * (scores > 0)[..., None], cells.gather(1, order)
 
     def place_in_pictures(self, found: Tensor, frames: Frames | None) -> NDArray[np.float64]:
         """What `detect` gave, (B, most, 6), with boxes in pixels of the pictures and clipped to them."""
@@ -201,12 +205,43 @@ class Detector(DenseTask):
         sizes = [self.preprocessing.size] * len(placed) if frames is None else frames.pictures.astype(int).tolist()
         answers = []
         for found, (height, width) in zip(placed, sizes):
-            is_shown = (found[:, 4] > 0) & (found[:, 4] >= least) & (found[:, 2:4] > found[:, :2]).all(1)
-            found = found[is_shown]
+            found = found[is_shown(found, least)]
             labels = tuple(self.classes[label] for label in found[:, 5].astype(int).tolist())
             boxes, scores = found[:, :4].astype(np.float32), found[:, 4].astype(np.float32)
             answers.append(Detections(boxes, scores, labels, (height, width), self.classes))
         return answers
+
+    def find_subject(
+        self, outputs: Tensor, frames: Frames, *, target: str | None = None, box: int | None = None
+    ) -> Subject:
+        if outputs.shape[2] == 6:
+            what = "an exported detector gives its best boxes only, and no scores of cells to explain"
+            raise ConfigError(what, "explain the model that was exported")
+        found, cells = self._select(outputs)
+        placed = self.place_in_pictures(found, frames)[0]
+        if box is not None:
+            rows = np.flatnonzero(is_shown(placed, self.threshold))
+            if not 0 <= box < len(rows):
+                number = f"{len(rows)} object{'' if len(rows) == 1 else 's'}"
+                what = f"there is no box {box}: the model finds {number} with a score of at least {self.threshold:g}"
+                remedy = f"give 0 to {len(rows) - 1}" if len(rows) else "leave the box out to explain the best one"
+                raise ConfigError(what, remedy)
+            row = rows[box]
+        else:
+            rows = np.flatnonzero([target in (None, self.classes[int(label)]) for label in placed[:, 5]])
+            if not len(rows) or not placed[rows[0], 4]:
+                raise ConfigError(f"the model finds no {target!r} on this image", "explain another class or image")
+            row = rows[0]
+        cell, label = int(cells[0, row]), int(placed[row, 5])
+        name = self.classes[label]
+        return Subject(
+            label=name,
+            score=float(placed[row, 4]),
+            colour=class_colours(self.classes)[name],
+            logit=lambda outputs: outputs[:, cell, 7 + label],
+            probability=lambda outputs: outputs[:, cell, 7 + label].sigmoid(),
+            region=placed[row, :4],
+        )
 
     def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
         """``boxes`` (B, most, 4), ``scores`` and ``labels`` (B, most); boxes are in pixels of the pictures of ``frames``."""
@@ -237,3 +272,8 @@ class Detector(DenseTask):
         pairs = list(zip(join_outputs(expected), join_outputs(given)))
         same = [covers(one, other, self.threshold) and covers(other, one, self.threshold) for one, other in pairs]
         return sum(same) / len(same)
+
+
+def is_shown(placed: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
+    """Whether detections (D, 6) in pixels of a picture are answers: with this score at least, and some area inside."""
+    return (placed[:, 4] > 0) & (placed[:, 4] >= threshold) & (placed[:, 2:4] > placed[:, :2]).all(1)

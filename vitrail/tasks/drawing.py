@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from vitrail.tasks.class_colours import BACKGROUND, INK, Colour
 
@@ -62,6 +62,15 @@ def tint_classes(
         if is_tinted[index] and counts[index] >= LEAST_NAMED * map.size:
             x, y = find_middle(map == index)
             _draw_tag(pen, (x * image.width, y * image.height), name, colours[name], font, image.size, centred=True)
+    return drawn
+
+
+def outline(image: Image.Image, mask: NDArray[np.bool_], colour: Colour) -> Image.Image:
+    """A copy of an RGB image with the border of a mask (H, W) of its size, between dark rims."""
+    drawn, width = image.copy(), _scale(image, LINE, LEAST_LINE)
+    border = Image.fromarray(_find_borders(mask.astype(np.uint8)).astype(np.uint8) * 255)
+    for shade, reach in ((INK, width), (colour, width - 1)):
+        drawn.paste(shade, mask=border.filter(ImageFilter.MaxFilter(2 * reach + 1)))
     return drawn
 
 

@@ -43,3 +43,13 @@ def place_centres(pixels: int, begin: float, end: float, device: torch.device) -
     """The centres of a picture's pixels along an axis, from -1 to 1 across the region from ``begin`` to ``end``: (pixels,)."""
     centres = torch.arange(pixels, dtype=torch.float64) + 0.5
     return (2 * (centres - begin) / (end - begin) - 1).float().to(device)
+
+
+def find_shown(frames: Frames, size: tuple[int, int]) -> Tensor:
+    """The pixels of one input of ``size`` (height, width) that show its picture, and not a border around it: bool (h, w)."""
+    (left, top, right, bottom), (height, width) = frames.crops[0].tolist(), frames.pictures[0].tolist()
+    y, x = (
+        begin + (torch.arange(pixels) + 0.5) * ((end - begin) / pixels)
+        for pixels, begin, end in zip(size, (top, left), (bottom, right))
+    )
+    return ((y > 0) & (y < height))[:, None] & ((x > 0) & (x < width))

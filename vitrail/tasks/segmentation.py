@@ -25,10 +25,12 @@ from vitrail.models import Backbone
 from vitrail.models.dense_heads import FusedHead, LinearHead
 from vitrail.models.pyramid import ScaledMaps, StageNorms, fit, to_strides, upsample
 from vitrail.tasks.answer_files import AnswerFiles, MaskFiles
+from vitrail.tasks.class_colours import BACKGROUND, class_colours
 from vitrail.tasks.dense import DenseTask, check_placed, choose_width, read_levels, read_number
 from vitrail.tasks.dense_answers import Segmentation
-from vitrail.tasks.label_maps import label_pixels
+from vitrail.tasks.label_maps import find_shown, label_pixels
 from vitrail.tasks.segmentation_metric import MapMetric
+from vitrail.tasks.subject import Subject
 
 HEADS = ("fused", "linear")
 LEVELS = (4,)  # of the fused head on a network whose maps have one stride
@@ -128,9 +130,8 @@ class Segmenter(DenseTask):
             "class_weights": weights and [read_number("a class weight", each, 0, math.inf) for each in list(weights)],
         }
 
-    def compute(self, images: Tensor) -> Tensor:
-        maps = self.own["neck"](self.backbone.dense_maps(images))
-        logits = self.own["head"](maps)  # (B, K, rows, columns)
+    def answer_maps(self, maps: list[Tensor], images: Tensor) -> Tensor:
+        logits = self.own["head"](self.own["neck"](maps))  # (B, K, rows, columns)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return fit(upsample(logits, *self.strides[0]), images)
 
@@ -192,6 +193,35 @@ class Segmenter(DenseTask):
         sizes = [(height, width) for height, width in frames.pictures.astype(int).tolist()]
         drawn = label_pixels(outputs, frames if side is None else frames.shrink(side))
         return [Segmentation(map.cpu().numpy(), self.classes, top, size) for map, size in zip(drawn, sizes)]
+
+    def find_subject(
+        self, outputs: Tensor, frames: Frames, *, target: str | None = None, box: int | None = None
+    ) -> Subject:
+        if box is not None:
+            raise ConfigError(f"box is {box}, and a segmenter has no boxes", "name a class with --target")
+        answered = outputs[0].argmax(0)  # (h, w)
+        is_shown = find_shown(frames, (outputs.shape[2], outputs.shape[3])).to(outputs.device)
+        counts = torch.bincount(answered[is_shown], minlength=len(self.classes)).tolist()
+        present = {name: count for name, count in zip(self.classes, counts) if count}
+        if target is None:  # the background only if there is nothing else
+            target = max(present, key=lambda name: (name not in BACKGROUND, present[name]))
+        if target not in present:
+            what = f"the model answers with no pixel of {target!r} on this image"
+            raise ConfigError(what, f"choose one of the classes that it answers with: {', '.join(present)}")
+        index = self.classes.index(target)
+        share = ((answered == index) & is_shown).to(outputs) / present[target]  # (h, w)
+
+        def probability(outputs: Tensor) -> Tensor:
+            return (outputs.softmax(1)[:, index] * share).sum((1, 2))
+
+        return Subject(
+            label=target,
+            score=float(probability(outputs)[0]),
+            colour=class_colours(self.classes)[target],
+            logit=lambda outputs: (outputs[:, index] * share).sum((1, 2)),
+            probability=probability,
+            region=(next(label_pixels(outputs, frames)) == index).cpu().numpy(),
+        )
 
     def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
         """``map`` (B, h, w) uint8, the class of every pixel of the model's input."""

@@ -41,7 +41,8 @@ def explain(
     head = flags["head"]
     if isinstance(head, str) and head.removeprefix("-").isdecimal():
         head = int(head)
-    options = ExplainOptions(method=flags["method"], layer=flags["layer"], head=head, target=flags["target"])
+    own: dict[str, Any] = {name: flags[name] for name in ("method", "layer", "target", "box")}
+    options = ExplainOptions(head=head, **own)
     reading = parse_options(flags, max_bad=ALL)
     question: dict[str, Any] = {"options": options, "inference": reading["options"], "classes": reading["classes"]}
     if flags["masks"] is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from vitrail.analysis.explanation import (
     ExplainOptions,
@@ -31,6 +32,7 @@ from vitrail.reports.wording import plural
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks import Task
+from vitrail.tasks.subject import Subject
 
 
 def explain(
@@ -47,7 +49,8 @@ def explain(
     counts; ``NAME.heads.png``, all heads of the layer; ``NAME.METHOD.npz``, the numbers; and at the end ``METHOD.json``.
 
     Raises:
-        ConfigError: an unknown method, layer, head or class; a method that needs attention for a model without it.
+        ConfigError: an unknown method, layer, head or class; a method that needs attention for a model without it; a box or
+            class that is not on an image.
         DataError: an input that does not exist.
         DiskError: ``out`` cannot be written.
     """
@@ -104,16 +107,11 @@ def _write(
 ) -> dict[str, str]:
     """Writes what belongs to one image; the names of the files by what they are."""
     files = {"overlay": f"{name}.{options.method}.png", "numbers": f"{name}.{options.method}.npz"}
-    save_png(
-        out / files["overlay"],
-        overlay(
-            picture,
-            explanation.heat,
-            box=explanation.box,
-            reach=explanation.reach,
-            range=find_light_range(explanation.heat),
-        ),
-    )
+    light = {"reach": explanation.reach, "range": find_light_range(explanation.heat)}
+    lit = overlay(picture, explanation.heat, box=explanation.box, **light)
+    if isinstance(explanation.answer, Subject):
+        lit = np.asarray(explanation.answer.draw_over(Image.fromarray(lit)))
+    save_png(out / files["overlay"], lit)
     numbers = {"heat": explanation.heat, "box": np.array(explanation.box), "reach": np.array(explanation.reach)}
     if explanation.heads is not None:
         numbers["heads"] = explanation.heads

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitrail.analysis.explanation import METHODS, NEEDS_ATTENTION, ExplainOptions, resolve_options
 from vitrail.analysis.faithfulness import BASELINE, Faithfulness, compare, find_coarsest
 from vitrail.data.imagenet import index_classes
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.intervals import paired_difference
 from vitrail.inference.inputs import find_inputs
 from vitrail.inference.options import InferenceOptions
@@ -77,6 +77,9 @@ def faithfulness(
         draws: random maps of each image.
     """
     task = inference.load(model, classes, say)
+    if not task.answers_classes:
+        what = f"faithfulness is measured by the probability of a class, and the task of the model is {task.name}"
+        raise ConfigError(what, "take a classifier")
     resolve_options(task, ExplainOptions(method="occlusion", layer=options.layer, target=options.target))
     source = find_inputs(inputs).source
     has_attention = bool(task.attention_grids(task.preprocessing.size))
