@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from vitrail.serving.batcher import Batcher, name_work
+from vitrail.serving.batcher import RECEIVING, Batcher, name_work
 from vitrail.serving.pace import Pace
 from vitrail.serving.refusals import Refused
 
@@ -128,14 +128,14 @@ def test_what_nobody_waits_for_any_more_is_dropped_before_the_network_sees_it():
 def test_places_are_bounded_and_given_back_whatever_happens():
     async def scenario(batcher, gate):
         with batcher.places(3, gate, soon()):
-            batcher.check_room(soon())
+            batcher.forget(batcher.expect(time.monotonic(), soon()))
             with pytest.raises(Refused) as refused, batcher.places(2, gate, soon()):
                 pass
             assert refused.value.status == 503 and int(refused.value.headers["Retry-After"]) >= 1
             with pytest.raises(ZeroDivisionError), batcher.places(1, gate, soon()):
                 1 / 0
             with batcher.places(1, gate, soon()), pytest.raises(Refused):
-                batcher.check_room(soon())
+                batcher.expect(time.monotonic(), soon())
             assert batcher.taken == 3
         return batcher.taken, batcher.backlog
 
@@ -158,14 +158,45 @@ def test_only_what_can_be_answered_in_time_is_admitted():
             with pytest.raises(Refused) as full:
                 batcher.places(1, gate, now + 4).__enter__()
             with batcher.places(1, gate, now + 5):  # 3.1 and 1.1 s
-                batcher.check_room(now + 4.5)
                 with pytest.raises(Refused):
-                    batcher.check_room(now + 4)
+                    batcher.expect(now, now + 5.2)
+                batcher.expect(now, now + 5.5)  # and another 1.1 s
         return too_short.value, full.value
 
     (too_short, full), *_ = run(scenario)
     assert too_short.status == 504
     assert full.status == 503 and full.retry_after == pytest.approx(3.1 + 1.1 - 4, abs=0.05)
+
+
+def test_requests_that_are_being_received_have_places_for_a_moment():
+    async def scenario(batcher, gate):
+        learned(batcher, gate, 1.0)
+        now = time.monotonic()
+        first = batcher.expect(now, now + 3)
+        batcher.expect(now, now + 3)  # 2.1 s
+        with pytest.raises(Refused):
+            batcher.expect(now, now + 3)  # 3.1 s
+        assert batcher.expect(now, now + 3, first) is first
+        with batcher.places(1, gate, now + 3, first), pytest.raises(Refused):  # the same place
+            batcher.expect(now, now + 3)
+        batcher.forget(batcher.expect(now, now + 3))
+        batcher.expect(now, now + 3)
+        await asyncio.sleep(RECEIVING)
+        batcher.expect(now, time.monotonic() + 3)
+
+    run(scenario)
+
+
+def test_a_request_that_waited_too_long_is_refused_and_one_that_takes_too_long_is_tried():
+    async def scenario(batcher, gate):
+        learned(batcher, gate, 1.0)  # 1.1 s for one
+        now = time.monotonic()
+        with pytest.raises(Refused) as refused:
+            batcher.expect(now - 2, now + 0.5)
+        batcher.expect(now, now + 0.5)
+        return refused.value.status
+
+    assert run(scenario)[0] == 503
 
 
 def test_an_estimate_from_a_busy_machine_is_tried_again_when_nothing_waits():

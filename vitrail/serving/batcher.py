@@ -21,6 +21,7 @@ from vitrail.serving.refusals import Refused
 
 Work = Callable[[list[Any]], Sequence[Any]]  # maps the items of a batch to one answer each, in order
 LAST = 1.0  # seconds to wait for the last batch when closing; its clients already have a reply
+RECEIVING = 0.5  # seconds for which a place is kept for a request that is still being received
 HUNG = 120.0  # seconds in one batch after which the thread counts as dead
 
 
@@ -68,6 +69,9 @@ class Batcher:
         self._reserved = 0.0  # predicted seconds of all of them
         self.guess = 0.05  # seconds per item of a work that was not measured yet
         self._paces: dict[str, Pace] = defaultdict(lambda: Pace(self.guess))  # by the name of the work
+        self._expected: dict[
+            object, float
+        ] = {}  # requests that are being received, and until when their places are kept
         self._waiting: list[Job] = []
         self._changed = threading.Condition()
         self._closed = False
@@ -76,18 +80,20 @@ class Batcher:
         self._thread.start()
 
     @contextmanager
-    def places(self, count: int, work: Work | str, deadline: float) -> Iterator[None]:
+    def places(self, count: int, work: Work | str, deadline: float, expected: object = None) -> Iterator[None]:
         """Reserves places for ``count`` items within the block.
 
         Args:
             work: what will be done with the items, or its name; its batches were measured.
             deadline: by time.monotonic.
+            expected: the result of `expect` for the request, whose place is given back.
 
         Raises:
             Refused: the queue is full, or the items could not be answered before the deadline.
         """
         pace, left = self._paces[name_work(work)], deadline - time.monotonic()
-        seconds = max(pace.predict(count), count * pace.predict(self.batch) / self.batch)
+        self._expected.pop(expected, None)
+        seconds = self._estimate(pace, count)
         if self.taken + count > self.room:
             raise self.queue_error()
         late = self.backlog + seconds + pace.margin - left
@@ -102,11 +108,40 @@ class Batcher:
         finally:
             self.taken, self._reserved = self.taken - count, self._reserved - seconds
 
-    def check_room(self, deadline: float) -> None:
-        """Raises `Refused` if even a request that costs nothing could not be answered before the deadline."""
-        late = self.backlog - (deadline - time.monotonic())
-        if self.taken >= self.room or (self.taken and late > 0):
+    def expect(self, start: float, deadline: float, expected: object = None) -> object:
+        """Reserves a place for a request that is being received: one item of the work that takes the least time.
+
+        It is given back by `places`, by `forget`, or after `RECEIVING` seconds: slow clients must not keep others out. Without
+        it a flood would be received in full before the first request is admitted.
+
+        Args:
+            start: when the request arrived, by time.monotonic.
+            deadline: by time.monotonic.
+            expected: a result for the same request, which is returned if it is still kept.
+
+        Raises:
+            Refused: such a request could not be answered before the deadline, but could be at another time.
+        """
+        now = time.monotonic()
+        if expected in self._expected:
+            return expected
+        for each in [each for each, until in self._expected.items() if until < now]:
+            del self._expected[each]
+        paces, count = list(self._paces.values()), len(self._expected)
+        least = min((self._estimate(pace, count + 1) + pace.margin for pace in paces), default=0.0)
+        late, is_busy = self.backlog + least - (deadline - now), self.taken + count > 0
+        if self.taken + count >= self.room or (late > 0 and (is_busy or late <= now - start)):
             raise self.queue_error(late)
+        self._expected[expected := object()] = now + RECEIVING
+        return expected
+
+    def forget(self, expected: object) -> None:
+        """Gives back a place of `expect`, if it still is kept."""
+        self._expected.pop(expected, None)
+
+    def _estimate(self, pace: Pace, count: int) -> float:
+        """Returns the seconds of ``count`` items of a work, in batches of their own or with others."""
+        return max(pace.predict(count), count * pace.predict(self.batch) / self.batch)
 
     @property
     def backlog(self) -> float:

@@ -60,26 +60,27 @@ class Admission:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        reply = Reply(scope, send, self.service)
+        reply = Reply(scope, self.service)
+
+        async def send_complete(message: Message) -> None:
+            await send(reply.complete(message))
+
         try:
-            await self._answer(scope, receive, reply)
+            await self._answer(scope, receive, send_complete, reply)
         except Refused as refused:
-            await reply.refuse(refused)
+            await reply.refuse(refused, send)
         except Exception:
             log.exception("request %s failed", reply.request_id)
             if not reply.code:
-                await reply.refuse(Refused("internal", "internal server error", "see the server log"))
+                await reply.refuse(Refused("internal", "internal server error", "see the server log"), send)
         finally:
             reply.count()
 
-    async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, reply: Reply) -> None:
+    async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, reply: Reply) -> None:
         headers = {bytes(name): bytes(value) for name, value in scope["headers"]}
-        takes_body = scope["method"] not in ("GET", "HEAD", "OPTIONS")
+        takes_body = _takes_body(scope)
         try:
-            self._check_head(scope, headers)
-            deadline = reply.start + self._seconds(headers)
-            if takes_body:
-                self.service.batcher.check_room(deadline)
+            deadline, expected = self.check(scope, headers, reply.start)
         except Refused:
             waits = headers.get(b"expect", b"").lower() == b"100-continue"
             # of an ambiguous body a proxy in front may have seen another end; no further request is read from it
@@ -88,16 +89,30 @@ class Admission:
                 # closing a connection with unread bytes resets it, and the client could lose the reply
                 await self._discard(receive)
             raise
-        body = await self._read(headers, receive) if takes_body else b""
-        if body is None:
-            reply.code = CLIENT_CLOSED
-            return
-        scope["state"] = {**scope.get("state", {}), "body": body, "request_id": reply.request_id, "deadline": deadline}
-        self.service.held += len(body)
         try:
-            await self._run(scope, receive, reply)
+            body = await self._read(headers, receive) if takes_body else b""
+            if body is None:
+                reply.code = CLIENT_CLOSED
+                return
+            state = {"body": body, "request_id": reply.request_id, "deadline": deadline, "expected": expected}
+            scope["state"] = {**scope.get("state", {}), **state}
+            await self._run(scope, receive, send, reply)
         finally:
-            self.service.held -= len(body)
+            self.service.batcher.forget(expected)
+
+    def check(
+        self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes], start: float
+    ) -> tuple[float, object | None]:
+        """Returns the deadline of a request that started at ``start``, and its place (`Batcher.expect`) if it has a body.
+
+        Raises:
+            Refused: for its head, or because it could not be answered before its deadline.
+        """
+        self._check_head(scope, headers)
+        deadline = start + self._seconds(headers)
+        if not _takes_body(scope):
+            return deadline, None
+        return deadline, self.service.batcher.expect(start, deadline, scope.get("state", {}).get("expected"))
 
     def _check_head(self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]) -> None:
         """Checks size, host, origin, token and Content-Length. Raises `Refused`."""
@@ -178,9 +193,11 @@ class Admission:
             if message["type"] == "http.disconnect" or not message.get("more_body"):
                 return
 
-    async def _run(self, scope: MutableMapping[str, Any], receive: Receive, reply: Reply) -> None:
+    async def _run(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, reply: Reply) -> None:
         """Runs the application and cancels it if the client disconnects."""
-        answer = asyncio.ensure_future(self.app(scope, _receive_nothing, reply.send))
+        size = len(scope["state"]["body"])
+        self.service.held += size
+        answer = asyncio.ensure_future(self.app(scope, _receive_nothing, send))
         left = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -188,6 +205,7 @@ class Admission:
                 return answer.result()
             reply.code = reply.code or CLIENT_CLOSED
         finally:
+            self.service.held -= size
             for task in (answer, left):
                 task.cancel()
                 with suppress(asyncio.CancelledError, Exception):
@@ -199,33 +217,40 @@ class Reply:
 
     ids = random.Random()  # request ids are not secrets; os.urandom is slower
 
-    def __init__(self, scope: MutableMapping[str, Any], send: Send, service: Service) -> None:
-        self.scope, self._send, self.service = scope, send, service
-        self.start = service.last_request = time.monotonic()
+    def __init__(self, scope: MutableMapping[str, Any], service: Service) -> None:
+        self.scope, self.service = scope, service
+        service.last_request = time.monotonic()
+        self.start: float = scope.get("state", {}).get("start") or service.last_request
         requested = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
         self.request_id = requested if REQUEST_ID.fullmatch(requested) else f"{self.ids.getrandbits(64):016x}"
         self.code = 0
         self.closes = False  # whether the connection is closed after the reply
 
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.code = message["status"]
-            own = {name.lower() for name, _ in message["headers"]}
-            added = [header for header in SECURITY if header[0] not in own]
-            added.append((b"x-request-id", self.request_id.encode()))
-            if b"cache-control" not in own:
-                added.append((b"cache-control", b"no-store"))
-            if self.service.draining or self.closes:
-                added.append((b"connection", b"close"))
-            message = {**message, "headers": [*message["headers"], *added]}
-        await self._send(message)
+    def complete(self, message: Message) -> Message:
+        """Returns the message with the headers that every reply has, if it is the start of the reply."""
+        if message["type"] != "http.response.start":
+            return message
+        self.code = message["status"]
+        own = {name.lower() for name, _ in message["headers"]}
+        added = [header for header in SECURITY if header[0] not in own]
+        added.append((b"x-request-id", self.request_id.encode()))
+        if b"cache-control" not in own:
+            added.append((b"cache-control", b"no-store"))
+        if self.service.draining or self.closes:
+            added.append((b"connection", b"close"))
+        return {**message, "headers": [*message["headers"], *added]}
 
-    async def refuse(self, refused: Refused) -> None:
+    def refusal(self, refused: Refused) -> list[Message]:
+        """Returns the messages of a refusal."""
         body = refused.body(self.scope["path"], self.request_id)
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **refused.headers}
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        await self.send({"type": "http.response.start", "status": refused.status, "headers": raw})
-        await self.send({"type": "http.response.body", "body": body})
+        start = {"type": "http.response.start", "status": refused.status, "headers": raw}
+        return [self.complete(start), {"type": "http.response.body", "body": body}]
+
+    async def refuse(self, refused: Refused, send: Send) -> None:
+        for message in self.refusal(refused):
+            await send(message)
 
     def count(self) -> None:
         route, code = getattr(self.scope.get("route"), "path", "none"), self.code or CLIENT_CLOSED
@@ -244,6 +269,10 @@ async def _receive_nothing() -> Message:
 async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _takes_body(scope: MutableMapping[str, Any]) -> bool:
+    return scope["method"] not in ("GET", "HEAD", "OPTIONS")
 
 
 def _is_ambiguous(headers: dict[bytes, bytes]) -> bool:

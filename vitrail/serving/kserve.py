@@ -142,7 +142,7 @@ async def infer(request: Request, served: CurrentModel, service: CurrentService)
     if count > service.limits.images:
         raise Refused("too_large", f"{count} images in one request", f"send at most {service.limits.images} at a time")
     work = _choose_work(served, tensor)
-    with service.batcher.places(count, work, deadline):
+    with service.batcher.places(count, work, deadline, request.state.expected):
         answers = await _run_model(service, served, tensor, work, deadline)
     outputs = _select_outputs(_encode_outputs(served, answers), inference)
     named = {"id": inference["id"]} if isinstance(inference.get("id"), str) else {}

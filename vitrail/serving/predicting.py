@@ -92,11 +92,11 @@ async def predict(
     served, deadline = service.served, request.state.deadline
     options = _choose_options(served, top, threshold, side)
     if show == "png":
-        return await _draw_answer(service, served, uploads, options, deadline)
+        return await _draw_answer(request, service, served, uploads, options)
     wanted = (
         None if explain is None else served.check_request(ExplanationRequest(options=ExplainOptions(method=explain)))
     )
-    with service.batcher.places(len(uploads), explain or served.answer, deadline):
+    with service.batcher.places(len(uploads), explain or served.answer, deadline, request.state.expected):
         outputs = await service.run_each(served, served.answer, uploads, deadline)
         decoded = [await _decode(service, served, output, options, deadline) for output in outputs]
         rows = [{"name": upload.name, **row} for upload, row in zip(uploads, decoded)]
@@ -121,12 +121,13 @@ def _choose_options(served: LoadedModel, top: int, threshold: float | None, side
 
 
 async def _draw_answer(
-    service: Service, served: LoadedModel, uploads: list[Upload], options: dict[str, Any], deadline: float
+    request: Request, service: Service, served: LoadedModel, uploads: list[Upload], options: dict[str, Any]
 ) -> Response:
+    deadline = request.state.deadline
     if not served.model.draws_answers or len(uploads) > 1:
         what = f"{len(uploads)} images" if len(uploads) > 1 else f"an answer of the task {served.model.name}"
         raise Refused("invalid", f"{what} cannot be drawn on an image", "leave as=png out")
-    with service.batcher.places(1, served.answer, deadline):
+    with service.batcher.places(1, served.answer, deadline, request.state.expected):
         (output,) = await service.run_each(served, served.answer, uploads, deadline)
         content = await service.run_in_thread(served.draw, uploads[0].content, output, options, deadline=deadline)
     return Response(content, media_type="image/png")
@@ -143,7 +144,7 @@ async def embed(
 ) -> Response:
     """Returns the feature vector of each image, the input of the model's head."""
     served = service.served
-    with service.batcher.places(len(uploads), served.features, request.state.deadline):
+    with service.batcher.places(len(uploads), served.features, request.state.deadline, request.state.expected):
         features = await service.run_each(served, served.features, uploads, request.state.deadline)
     rows = [
         {"name": upload.name, **({"error": row.fault} if isinstance(row, Refused) else {"features": row.tolist()})}
@@ -196,7 +197,7 @@ async def explain(
             options=options, every_layer=layer == "all", query=(int(row), int(column)) if query else None
         )
     )
-    with service.batcher.places(1, method, deadline):
+    with service.batcher.places(1, method, deadline, request.state.expected):
         prepared = await service.prepare(served.prepare_explanation, upload, deadline)
         if show == "png":
             verb = served.explain if options.head == "all" else served.maps
