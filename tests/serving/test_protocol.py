@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from vitrail.serving.limits import ServerLimits
-from vitrail.serving.protocol import make_protocol
+from vitrail.serving.protocol import Refuse, make_protocol
 
 ASK = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HALF = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
@@ -41,11 +41,13 @@ async def reply_late(scope, receive, send):
 
 
 @asynccontextmanager
-async def serving(app, facts=None, **limits: float) -> AsyncIterator[tuple[tuple[str, int], ServerState]]:
+async def serving(
+    app, facts=None, refuse: Refuse = lambda data, state: None, **limits: float
+) -> AsyncIterator[tuple[tuple[str, int], ServerState]]:
     """The address of a server of an application, and its connections and tasks."""
     config = uvicorn.Config(app, loop="asyncio", lifespan="off", log_config=None, timeout_keep_alive=1)
     config.load()
-    state, make = ServerState(), make_protocol(ServerLimits(**limits))
+    state, make = ServerState(), make_protocol(ServerLimits(**limits), refuse)
     server = await asyncio.get_running_loop().create_server(lambda: make(config, state, facts or {}), "127.0.0.1", 0)
     yield server.sockets[0].getsockname(), state
     server.close()

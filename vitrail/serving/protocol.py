@@ -8,6 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import h11
@@ -19,6 +25,33 @@ from vitrail.serving.refusals import Refused, head_error
 
 # seconds between the probes of a half-closed connection; with the first they are four, and Go's client accepts up to five
 PROBES = (0.02, 0.2, 2.0)
+LAST_DATA = struct.Struct("@52xI")  # milliseconds since data arrived, in Linux' struct tcp_info
+Header = tuple[bytes, bytes]
+
+
+@dataclass
+class Refusal:
+    """A request that is refused by its head, and discarded up to its end before the reply.
+
+    Closing a connection with unread bytes resets it, and the client could lose the reply.
+
+    Args:
+        left: bytes that are still to be discarded.
+        encode: returns the reply, which begins with the given headers, and whether the connection is closed after it.
+        give_up: called if the connection is lost before.
+    """
+
+    left: int
+    encode: Callable[[list[Header]], tuple[bytes, bool]]
+    give_up: Callable[[], None]
+
+    def discard(self, data: bytes) -> bytes:
+        """Returns what follows the request."""
+        data, self.left = data[self.left :], max(self.left - len(data), 0)
+        return data
+
+
+Refuse = Callable[[bytes, dict[str, Any]], Refusal | None]
 
 
 class BufferedTransport:
@@ -65,6 +98,7 @@ class TimedProtocol(H11Protocol):
     """One connection. `make_protocol` derives a class with given `ServerLimits`."""
 
     limits = ServerLimits()
+    refuse: Refuse
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         buffered: Any = BufferedTransport(transport, self.loop)
@@ -75,6 +109,9 @@ class TimedProtocol(H11Protocol):
         self._receive_timer: asyncio.TimerHandle | None = None  # timeout of the head or body of a request
         self._write_timer: asyncio.TimerHandle | None = None  # timeout of the reply
         self._expected: Any = None
+        self.app_state = dict(self.app_state)  # with "start" and "expected" of the request of this connection
+        self._refusal: Refusal | None = None  # a request whose body is being discarded
+        self._shutting_down = False
         self._is_half_closed = False  # whether the client has closed its direction
         self._start_receive_timer()
 
@@ -82,10 +119,46 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
         self._stop_receive_timer()
         self._stop_write_timer()
+        if self._refusal is not None:
+            self._refusal.give_up()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._start_receive_timer()
+        begins = self._refusal is None and self._is_idle()
+        age = compute_age(self.transport.get_extra_info("socket")) if begins else 0.0
+        self.app_state |= {"start": time.monotonic() - age, "expected": None} if begins else {"start": None}
+        data = self._refuse_early(data)
+        if data:
+            super().data_received(data)
+        if data or self._refusal is not None:
+            self._start_receive_timer()
+
+    def _is_idle(self) -> bool:
+        """Whether the next byte is the first of a request, and no reply is owed."""
+        return self.conn.our_state is self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+
+    def _refuse_early(self, data: bytes) -> bytes:
+        """Refuses the requests at the beginning of ``data`` if their heads are reason enough. Returns what follows."""
+        while data:
+            if self._refusal is None:
+                self._refusal = self.refuse(data, self.app_state) if self._is_idle() else None
+                if self._refusal is None:
+                    return data
+                self._unset_keepalive_if_required()
+            data = self._refusal.discard(data)
+            if not self._refusal.left:
+                self._end_refusal(self._refusal)
+                if self.transport.is_closing():
+                    return b""
+        return data
+
+    def _end_refusal(self, refusal: Refusal) -> None:
+        self._refusal = None
+        self._stop_receive_timer()
+        content, closes = refusal.encode(self.server_state.default_headers)
+        self.transport.write(content)
+        super().on_response_complete()  # starts the keep-alive timeout
+        if closes or self._shutting_down:
+            self._close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keeps the connection open if a complete request waits for its reply.
@@ -128,9 +201,10 @@ class TimedProtocol(H11Protocol):
 
     def _start_receive_timer(self) -> None:
         """Starts the timeout for the current head or body, unless it is running. Further bytes do not extend it."""
+        state = h11.SEND_BODY if self._refusal is not None else self.conn.their_state
         allowed = {h11.IDLE: self.limits.header, h11.SEND_BODY: self.limits.receive}
-        seconds = allowed.get(self.conn.their_state)  # type: ignore[bad-argument-type]
-        now = None if seconds is None else (self.conn.their_state, self.cycle)  # the cycle tells requests apart
+        seconds = allowed.get(state)  # type: ignore[bad-argument-type]
+        now = None if seconds is None else (state, self._refusal or self.cycle)  # which tells requests apart
         if now == self._expected:
             return
         self._stop_receive_timer()
@@ -146,13 +220,18 @@ class TimedProtocol(H11Protocol):
     def _too_slow(self, seconds: float) -> None:
         """Closes the connection, after a reply 408 if a request had begun."""
         self._stop_receive_timer()
-        begun = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]
+        begun = self._refusal is not None or self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]
         if begun and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._refuse(Refused("too_slow", f"the request was incomplete after {seconds:g} seconds", "send it faster"))
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self._close()
+
+    def shutdown(self) -> None:
+        if self._refusal is None:
+            super().shutdown()
+        self._shutting_down = True
 
     def send_400_response(self, msg: str) -> None:
         """Replies to invalid HTTP in the format of all other errors."""
@@ -196,6 +275,20 @@ class TimedProtocol(H11Protocol):
         self.loop.call_later(self.limits.write, self.transport.abort)
 
 
-def make_protocol(limits: ServerLimits) -> type[TimedProtocol]:
-    """Returns the protocol class with these limits."""
-    return type("LimitedProtocol", (TimedProtocol,), {"limits": limits})
+def make_protocol(limits: ServerLimits, refuse: Refuse) -> type[TimedProtocol]:
+    """Returns the protocol class with these limits; ``refuse`` is `refuse_early` for the application."""
+    return type("LimitedProtocol", (TimedProtocol,), {"limits": limits, "refuse": staticmethod(refuse)})
+
+
+def compute_age(connection: socket.socket) -> float:
+    """Returns the seconds since the last data arrived at a TCP connection; 0 if unknown, as on other systems than Linux.
+
+    A busy server leaves data waiting there, and the client counts this time.
+    """
+    if sys.platform != "linux":
+        return 0.0
+    try:
+        (milliseconds,) = LAST_DATA.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_DATA.size))
+    except (OSError, struct.error):  # no TCP
+        return 0.0
+    return milliseconds / 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import signal
@@ -18,6 +19,7 @@ import uvicorn
 
 from vitrail.errors import ConfigError
 from vitrail.serving.app import create_app
+from vitrail.serving.early import refuse_early
 from vitrail.serving.limits import MOST_HEAD
 from vitrail.serving.protocol import make_protocol
 from vitrail.serving.refusals import Refused
@@ -154,7 +156,7 @@ def run(
     limits = service.limits
     config = uvicorn.Config(
         app,
-        http=make_protocol(limits),
+        http=make_protocol(limits, functools.partial(refuse_early, app)),
         ws="none",
         loop="asyncio",
         lifespan="off",
