@@ -71,7 +71,7 @@ def test_what_has_nothing_to_draw_is_refused(tmp_path, capsys):
     with pytest.raises(DataError, match=r"no boxes and no masks.*\n.*leave --out out"):
         vitrail.check_data(labelled, out=tmp_path / "out")
     with pytest.raises(ConfigError, match="samples is 0"):
-        vitrail.check_data(labelled, samples=0)
+        vitrail.check_data(labelled, out=tmp_path / "none", samples=0)
     data = write_boxes(tmp_path / "data", 1)
     assert run(["data", "check", str(data), "--out", str(tmp_path / "out"), "--samples", "1"]) == 0
     assert "cat" in capsys.readouterr().out and (tmp_path / "out" / "train" / "0.jpg").exists()

@@ -330,9 +330,13 @@ def check_data(data: Any, *, out: str | Path | None = None, samples: int = 16, l
 
     Raises `DataError` for data that cannot be opened, and with ``out`` for data without boxes or masks.
     """
-    from vitrail.workflows.check_data import check_data as check
+    from vitrail.data.sources.check import check
 
-    return check(data, out=to_path(out), samples=samples, say=log)
+    if place := to_path(out):
+        from vitrail.workflows.draw_data import draw_data
+
+        draw_data(data, place, samples, log)
+    return check(data)
 
 
 def doctor() -> Mapping[str, object]:

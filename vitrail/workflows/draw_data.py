@@ -1,4 +1,4 @@
-"""`vitrail data check`: what a data set holds, and pictures of its annotation."""
+"""Pictures of a data set with its annotation, for `vitrail data check --out`."""
 
 from __future__ import annotations
 
@@ -10,37 +10,29 @@ import numpy as np
 
 from vitrail.data.decode import BadImage
 from vitrail.data.sources.annotations import Annotations
-from vitrail.data.sources.check import CheckResult, check
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, list_splits
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import make_folder, replace_file
 from vitrail.inference.inputs import name_files
 from vitrail.reports.wording import plural
-from vitrail.runtime.progress import Say, to_stderr
+from vitrail.runtime.progress import Say
 from vitrail.tasks.annotation import draw_annotation, scale_to_show
 from vitrail.tasks.pictures import open_image
 
 SIDE, QUALITY = 1280, 90  # pixels of the longer side of a picture that is written, and of its JPEG
 
 
-def check_data(data: Any, *, out: Path | None = None, samples: int = 16, say: Say = to_stderr) -> CheckResult:
-    """Reads every image of ``data`` and says what was found; with ``out`` writes pictures of ``samples`` of every split.
+def draw_data(data: Any, out: Path, samples: int, say: Say) -> None:
+    """Writes ``out/SPLIT/NAME.jpg``: ``samples`` pictures of each split, spread evenly over it, with their annotation.
 
     Raises:
         ConfigError: ``samples`` is below 1.
-        DataError: the data cannot be opened; with ``out``, they have no boxes or masks.
+        DataError: the data cannot be opened, or have no boxes and no masks.
         DiskError: ``out`` cannot be written.
     """
     if samples < 1:
         raise ConfigError(f"samples is {samples}", "ask for at least one picture of each split")
-    if out is not None:
-        draw_data(data, out, samples, say)
-    return check(data)
-
-
-def draw_data(data: Any, out: Path, samples: int, say: Say) -> None:
-    """Writes ``out/SPLIT/NAME.jpg``: pictures that are spread evenly over each split, with their annotation."""
     splits = list_splits(open_data(data, validation=0, labelled=False))
     annotated = {name: part for name, part in splits.items() if isinstance(part.targets, Annotations) and len(part)}
     if not annotated:
