@@ -122,6 +122,7 @@ def split_to_judge(
         classes=None if class_map else model.classes or None,
         channels=model.config.in_channels,
         labelled=labelled,
+        task=model.name if labelled else None,
     )
     name, source = choose_split(splits, split)
     if labelled:

@@ -61,7 +61,14 @@ def open_run_data(
     """
     channels = run.data.channels or channels
     source = run.data.source if data is None else data
-    splits = open_data(source, seed=run.seed, validation=run.data.validation, channels=channels, labelled=labels)
+    splits = open_data(
+        source,
+        seed=run.seed,
+        validation=run.data.validation,
+        channels=channels,
+        labelled=labels,
+        task=run.task if labels else None,
+    )
     total = sum(map(len, list_splits(splits).values()))
     bad = BadImages(run.data.on_bad, run.data.max_bad, folder.path / "bad_images.csv", total=total)
     return RunData(splits, bad, transform, channels)

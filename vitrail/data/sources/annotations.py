@@ -70,7 +70,7 @@ class Objects(Annotations):
         areas: (M,) float32 in square pixels, of the objects' outlines where these are known.
         ends: (n,) int64, the number of objects up to and with each image.
         sizes: (n, 2) int32 height and width of the pictures as they were annotated; 0 where the annotation does not say.
-        outlines: the outline of each object as compressed run lengths of COCO (`vitrail.data.rle`), where the data have them.
+        outlines: the outline of each object as compressed run lengths of COCO (`vitrail.data.rle`), empty for one without.
     """
 
     task, counted = "detection", "objects"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.decode import BadImage
+from vitrail.data.rle import Rle
 from vitrail.data.sources.contents import read_file
 from vitrail.data.sources.labels import SPLITS, RawSplit
 from vitrail.data.sources.object_lists import Box, ObjectList
@@ -57,19 +58,21 @@ def split_of(path: Path, root: Path) -> str:
     return "train"
 
 
-def read_coco(root: Path, files: Mapping[str, Path]) -> tuple[str, dict[str, RawSplit]]:
+def read_coco(root: Path, files: Mapping[str, Path], *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
     """The objects and images of COCO files by split. Image paths are relative to ``root`` where they lie in it.
+
+    With ``outlines``, the objects keep their polygons and run lengths.
 
     Raises:
         DataError: a file is not COCO's, names an unknown category or image, or its images are not found.
     """
     names: dict[str, None] = {}
-    parts = {split: _read_one(path, root, names) for split, path in files.items()}
+    parts = {split: _read_one(path, root, names, outlines) for split, path in files.items()}
     layout = f"COCO objects ({', '.join(path.name for path in files.values())})"
     return layout, {split: part.split(str(root), tuple(names)) for split, part in parts.items()}
 
 
-def _read_one(path: Path, root: Path, names: dict[str, None]) -> ObjectList:
+def _read_one(path: Path, root: Path, names: dict[str, None], outlines: bool) -> ObjectList:
     """The objects of one file; adds its classes to ``names`` in the order of their ids."""
     plain = _parse(path)
     categories = {_take(entry, "id", path): str(_take(entry, "name", path)) for entry in plain["categories"]}
@@ -89,7 +92,11 @@ def _read_one(path: Path, root: Path, names: dict[str, None]) -> ObjectList:
         if category not in categories:
             unknown.add(str(category))
             continue
-        found[number].append(_read_box(annotation, categories[category], path))
+        box = _read_box(annotation, categories[category], path)
+        size = _size_of(entries[number])
+        if outlines and all(size) and (segmentation := annotation.get("segmentation")):
+            box.outline = _read_outline(segmentation, size, path)
+        found[number].append(box)
     if unknown:
         shown = ", ".join(sorted(unknown)[:8])
         raise DataError(
@@ -97,8 +104,8 @@ def _read_one(path: Path, root: Path, names: dict[str, None]) -> ObjectList:
         )
     objects = ObjectList()
     for number, entry in entries.items():
-        size = int(entry.get("height") or 0), int(entry.get("width") or 0)
-        objects.add(os.path.relpath(folder / entry["file_name"], root).replace(os.sep, "/"), size, found[number])
+        key = os.path.relpath(folder / entry["file_name"], root).replace(os.sep, "/")
+        objects.add(key, _size_of(entry), found[number])
     objects.convention.check(path)
     return objects
 
@@ -134,6 +141,17 @@ def _read_box(annotation: Mapping[str, Any], name: str, path: Path) -> Box:
     area = float(area) if isinstance(area, (int, float)) and area > 0 else None
     box = (left, top, left + width, top + height)
     return Box(name, box, bool(annotation.get("iscrowd")), area, given=(left, top, width, height))
+
+
+def _size_of(image: Mapping[str, Any]) -> tuple[int, int]:
+    return int(image.get("height") or 0), int(image.get("width") or 0)
+
+
+def _read_outline(segmentation: Any, size: tuple[int, int], path: Path) -> Rle:
+    try:
+        return Rle.of_coco(segmentation, size)
+    except ValueError as error:
+        raise DataError(f"{path} has {error}", "export the annotations again") from error
 
 
 def _find_images(path: Path, root: Path, file_names: Sequence[str]) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+from vitrail.data.rle import Rle
 from vitrail.data.sources.labels import SPLITS, RawSplit
 from vitrail.data.sources.object_lists import Box, Corners, ObjectList
 from vitrail.data.sources.xml_files import parse_xml
@@ -22,10 +23,11 @@ def is_cvat(root: Path) -> bool:
     return (root / FILE).is_file()
 
 
-def read_cvat(root: Path) -> tuple[str, dict[str, RawSplit]]:
+def read_cvat(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
     """The objects of ``annotations.xml`` by the subset of each image.
 
-    Of a polygon, ellipse, mask or rotated box the upright box is taken; points and lines are left out.
+    Of a polygon, ellipse, mask or rotated box the upright box is taken, and with ``outlines`` the polygon, too; points and
+    lines are left out.
 
     Raises:
         DataError: a file that cannot be parsed, or an image that does not exist.
@@ -43,7 +45,7 @@ def read_cvat(root: Path) -> tuple[str, dict[str, RawSplit]]:
                 for _ in image.iterfind(kind):
                     objects.note(f"shapes without area ({kind}), left out", key)
             size = int(image.attrib["height"]), int(image.attrib["width"])
-            objects.add(key, size, list(_read_boxes(image)))
+            objects.add(key, size, list(_read_boxes(image, size if outlines else None)))
     except (KeyError, ValueError) as error:
         what = f"{path} cannot be read: {type(error).__name__}: {error}"
         raise DataError(what, "export it again as 'CVAT for images 1.1'") from error
@@ -63,8 +65,10 @@ def _find_image(root: Path, name: str, subset: str) -> str:
     raise DataError(what, f"put the images into {root / IMAGES[0]}, or export them with the annotations")
 
 
-def _read_boxes(image: ElementTree.Element) -> Iterator[Box]:
+def _read_boxes(image: ElementTree.Element, outlined: tuple[int, int] | None) -> Iterator[Box]:
+    """The boxes of an image, with the outlines of polygons if its size is given as ``outlined``."""
     for shape in image:
+        outline = None
         if shape.tag == "box":
             box: Corners = _numbers(shape, "xtl", "ytl", "xbr", "ybr")
             box = _turn(box, float(shape.get("rotation", 0)))
@@ -77,9 +81,11 @@ def _read_boxes(image: ElementTree.Element) -> Iterator[Box]:
         elif shape.tag == "polygon":
             xs, ys = zip(*(map(float, point.split(",")) for point in shape.attrib["points"].split(";")))
             box = min(xs), min(ys), max(xs), max(ys)
+            if outlined is not None:
+                outline = Rle.of_polygons([[value for point in zip(xs, ys) for value in point]], outlined)
         else:
             continue
-        yield Box(shape.attrib["label"], box)
+        yield Box(shape.attrib["label"], box, outline=outline)
 
 
 def _numbers(shape: ElementTree.Element, *names: str) -> Corners:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.decode import BadImage
+from vitrail.data.rle import Rle
 from vitrail.data.sources.contents import read_file
 from vitrail.data.sources.folders import Scan
 from vitrail.data.sources.labels import SPLITS, RawSplit, sort_names
@@ -35,10 +36,11 @@ def _looks_like_labelme(path: Path) -> bool:
     return all(f'"{key}"'.encode() in content for key in KEYS)
 
 
-def read_labelme(root: Path) -> tuple[str, dict[str, RawSplit]]:
+def read_labelme(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
     """The objects of labelme's files below ``root``, by split where the folders of the files are named after splits.
 
-    Of a polygon, circle or mask the box is taken; points and lines have no area and are left out.
+    Of a polygon, circle or mask the box is taken, and with ``outlines`` the polygon, too; points and lines have no area and
+    are left out.
 
     Raises:
         DataError: a file that cannot be parsed, or whose image does not exist.
@@ -47,7 +49,7 @@ def read_labelme(root: Path) -> tuple[str, dict[str, RawSplit]]:
     for path in sorted(root.rglob("*.json")):
         if _looks_like_labelme(path):
             top = path.relative_to(root).parts[0].lower()
-            _read_one(path, root, parts.setdefault(SPLITS.get(top, "train"), ObjectList()))
+            _read_one(path, root, parts.setdefault(SPLITS.get(top, "train"), ObjectList()), outlines)
     annotated = {key for part in parts.values() for key in part.keys}
     first = next(iter(parts.values()))
     for key in Scan().list_images(str(root), ""):
@@ -57,7 +59,7 @@ def read_labelme(root: Path) -> tuple[str, dict[str, RawSplit]]:
     return "labelme objects", {split: part.split(str(root), names) for split, part in parts.items()}
 
 
-def _read_one(path: Path, root: Path, objects: ObjectList) -> None:
+def _read_one(path: Path, root: Path, objects: ObjectList, outlines: bool) -> None:
     """Adds the image and the shapes of one file."""
     try:
         plain = json.loads(read_file(path))
@@ -79,7 +81,9 @@ def _read_one(path: Path, root: Path, objects: ObjectList) -> None:
         if len(points) < FEWEST_POINTS.get(kind, math.inf):
             objects.note(f"shapes without area ({kind}), left out", key)
         else:
-            found.append(Box(name, _box_of(kind, points)))
+            polygon = [value for point in points for value in point]
+            outline = Rle.of_polygons([polygon], size) if outlines and kind == "polygon" and all(size) else None
+            found.append(Box(name, _box_of(kind, points), outline=outline))
     objects.add(key, size, found)
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os.path import basename
 
 import numpy as np
 
+from vitrail.data.rle import Rle
 from vitrail.data.sources.annotations import Objects
 from vitrail.data.sources.box_convention import Convention, Corners
 from vitrail.data.sources.contents import Files, Strings
@@ -24,7 +25,8 @@ EXAMPLES = 3  # images that a note names
 class Box:
     """One object: its class, its box, and what else the annotation says of it.
 
-    ``given`` are the four numbers of the box as they stand in the file; see `Convention`.
+    ``given`` are the four numbers of the box as they stand in the file; see `Convention`. ``outline`` is known where a reader
+    was asked for it and the format has it.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Box:
     crowd: bool = False
     area: float | None = None
     given: Corners | None = None
+    outline: Rle | None = None
 
 
 @dataclass
@@ -74,7 +77,7 @@ class ObjectList:
         beyond = max(abs(new - old) for new, old in zip(inside, found.box))
         if beyond > max(1.0, 0.01 * max(size)):  # less is rounding
             self.note("boxes that reach out of their image, cut at its edge", key)
-        return Box(found.name, inside, found.crowd, found.area)
+        return replace(found, box=inside)
 
     def names(self) -> set[str]:
         """The classes that occur."""
@@ -106,4 +109,5 @@ class ObjectList:
         areas = [float(own) if one.area is None else one.area for one, own in zip(found, sides)]
         crowd = [one.crowd for one in found]
         labels = [index[one.name] for one in found]
-        return Objects.of_image(boxes, labels, crowd=crowd, areas=areas, size=self.sizes[row])
+        outlines = [b"" if one.outline is None else one.outline.to_text().encode() for one in found]
+        return Objects.of_image(boxes, labels, crowd=crowd, areas=areas, size=self.sizes[row], outlines=outlines)

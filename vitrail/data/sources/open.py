@@ -33,6 +33,7 @@ from vitrail.data.sources.labelme import is_labelme, read_labelme
 from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, RawSplit, check_no_class_is_empty, join_labels
 from vitrail.data.sources.manifests import read_manifest
 from vitrail.data.sources.mask_folders import find_masks, read_masks
+from vitrail.data.sources.painted import paint_splits
 from vitrail.data.sources.parquet import read_parquet
 from vitrail.data.sources.source import Source, Splits, list_splits
 from vitrail.data.sources.voc import is_voc, read_voc
@@ -47,10 +48,13 @@ READ = (
 
 
 class Format(NamedTuple):
-    """The task that data are annotated for, and what reads them: a description of the layout, and the splits."""
+    """The task that data are annotated for, and what reads them: a description of the layout, and the splits.
+
+    Of objects ``read`` takes ``outlines``, whether they are read, too.
+    """
 
     task: str
-    read: Callable[[], tuple[str, dict[str, RawSplit]]]
+    read: Callable[..., tuple[str, dict[str, RawSplit]]]
 
 
 def open_data(
@@ -61,6 +65,7 @@ def open_data(
     classes: Sequence[str] | None = None,
     channels: int | None = None,
     labelled: bool = True,
+    task: str | None = None,
 ) -> Splits:
     """Detect the layout of a data set and open it. Images are read later.
 
@@ -75,6 +80,7 @@ def open_data(
         classes: class names in the order of their indices, e.g. a model's; None takes those of the training images.
         channels: channels of Pillow images in a user's Dataset, 3 by default; files are decoded elsewhere.
         labelled: labels are required: unlabelled data and class folders without images are refused.
+        task: "segmentation" paints maps of classes from the outlines of objects, where the data have these.
 
     Raises:
         DataError: the path does not exist, its layout is not supported, or its labels do not fit.
@@ -84,7 +90,12 @@ def open_data(
         raise ConfigError(f"the validation fraction is {validation}", "give a fraction in [0, 1), e.g. 0.15")
     if isinstance(data, Splits):
         return data
-    layout, raw_splits = _find(data, channels or 3, labelled)
+    outlined = _find_objects(data) if task == "segmentation" else None
+    if outlined is None:
+        layout, raw_splits = _find(data, channels or 3, labelled)
+    else:
+        layout, raw_splits = outlined.read(outlines=True)
+        raw_splits = paint_splits(raw_splits)
     layout, raw_splits = _drop_unlabelled(layout, raw_splits, labelled)
     sources = _make_sources(raw_splits, classes, labelled)
     names = next(iter(sources.values())).classes
@@ -239,6 +250,12 @@ def find_annotation(data: Any) -> str | None:
         return None
     found = find_format(Path(data).expanduser())
     return None if found is None else found.task
+
+
+def _find_objects(data: Any) -> Format | None:
+    """The format of data at a path that are annotated with objects."""
+    found = find_format(Path(data).expanduser()) if isinstance(data, str | os.PathLike) else None
+    return found if found is not None and found.task == "detection" else None
 
 
 def find_format(path: Path) -> Format | None:

@@ -20,10 +20,11 @@ def is_voc(root: Path) -> bool:
     return any((root / "Annotations").glob("*.xml"))
 
 
-def read_voc(root: Path) -> tuple[str, dict[str, RawSplit]]:
+def read_voc(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
     """The objects of a VOC folder, by the splits of ``ImageSets/Main``.
 
-    Coordinates of VOC count pixels from 1 and include the last; ``difficult`` objects are ignored as crowds are.
+    Coordinates of VOC count pixels from 1 and include the last; ``difficult`` objects are ignored as crowds are. The format
+    has no ``outlines``.
 
     Raises:
         DataError: a file that cannot be parsed, or a list that names an image without files.

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from vitrail.data.decode import BadImage, upright_size
+from vitrail.data.rle import Rle
 from vitrail.data.sources.contents import read_file
 from vitrail.data.sources.folders import Scan
 from vitrail.data.sources.labels import SPLITS, RawSplit
@@ -38,10 +39,10 @@ def is_yolo(path: Path) -> bool:
     return "names" in plain and any(isinstance(plain.get(split), (str, list)) for split in SPLITS)
 
 
-def read_yolo(path: Path) -> tuple[str, dict[str, RawSplit]]:
+def read_yolo(path: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
     """The objects that a YAML file describes. Its paths are relative to its folder, or to ``path`` in it.
 
-    An image without a text file has no objects. Of a polygon the box is taken.
+    An image without a text file has no objects. Of a polygon the box is taken, and with ``outlines`` the polygon, too.
 
     Raises:
         DataError: no images where the file says, a class without a name, or coordinates that are no fractions.
@@ -57,7 +58,7 @@ def read_yolo(path: Path) -> tuple[str, dict[str, RawSplit]]:
     for word, split in SPLITS.items():
         if (value := plain.get(word)) is not None:
             places = [value] if isinstance(value, str) else value
-            parts[split] = _read_split(base, [base / str(place) for place in places], names, path)
+            parts[split] = _read_split(base, [base / str(place) for place in places], names, path, outlines)
     order = tuple(dict.fromkeys(names.values()))
     return f"YOLO objects ({path.name})", {split: part.split(str(base), order) for split, part in parts.items()}
 
@@ -81,7 +82,7 @@ def _read_names(plain: Mapping[str, Any], path: Path) -> dict[int, str]:
     )
 
 
-def _read_split(base: Path, places: Sequence[Path], names: Mapping[int, str], path: Path) -> ObjectList:
+def _read_split(base: Path, places: Sequence[Path], names: Mapping[int, str], path: Path, outlines: bool) -> ObjectList:
     images = [image for place in places for image in _list_images(place, path)]
     objects = ObjectList()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -97,7 +98,7 @@ def _read_split(base: Path, places: Sequence[Path], names: Mapping[int, str], pa
                 objects.note("images that cannot be read, whose objects are left out", key)
                 objects.add(key, size, [])
                 continue
-            objects.add(key, size, [_read_line(line, size, names, labels) for line in _read_lines(labels)])
+            objects.add(key, size, [_read_line(line, size, names, labels, outlines) for line in _read_lines(labels)])
     objects.convention.check(f"the text files of {path}")
     return objects
 
@@ -139,7 +140,7 @@ def _read_lines(path: Path) -> list[str]:
         raise DataError(f"{path} cannot be read: {error}", "check the file") from error
 
 
-def _read_line(line: str, size: tuple[int, int], names: Mapping[int, str], path: Path) -> Box:
+def _read_line(line: str, size: tuple[int, int], names: Mapping[int, str], path: Path, outlines: bool) -> Box:
     """A class and a box (centre x, centre y, width, height), or the corners of a polygon, as fractions of the image."""
     try:
         number, *values = line.split()
@@ -160,4 +161,5 @@ def _read_line(line: str, size: tuple[int, int], names: Mapping[int, str], path:
         box = (x - wide / 2) * width, (y - tall / 2) * height, (x + wide / 2) * width, (y + tall / 2) * height
         return Box(names[category], box, given=(x * width, y * height, wide * width, tall * height))
     xs, ys = [width * x for x in places[::2]], [height * y for y in places[1::2]]
-    return Box(names[category], (min(xs), min(ys), max(xs), max(ys)))
+    outline = Rle.of_polygons([[value for point in zip(xs, ys) for value in point]], size) if outlines else None
+    return Box(names[category], (min(xs), min(ys), max(xs), max(ys)), outline=outline)

@@ -1,0 +1,83 @@
+"""Maps of classes that are painted from the outlines of objects: polygons and run lengths as segmentation learns them.
+
+n images, H and W of the upright picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.data.decode import BadImage
+from vitrail.data.rle import Rle
+from vitrail.data.sources.annotations import Objects
+from vitrail.data.sources.contents import Strings
+from vitrail.data.sources.label_maps import IGNORED, LabelMaps
+from vitrail.data.sources.labels import Labels, RawSplit
+from vitrail.errors import DataError
+
+BACKGROUND = "background"
+
+
+@dataclass(frozen=True, eq=False)
+class PaintedMaps:
+    """Contents: for each of n images (H, W, 1) uint8, 0 for the background and k + 1 for the k-th class.
+
+    Small objects lie over large ones. An object without an outline is its box; `Objects.sizes` say how large the pictures are.
+    """
+
+    objects: Objects
+    keys: Strings
+    kind: Literal["arrays"] = "arrays"
+
+    def __getitem__(self, row: int) -> NDArray[np.uint8]:
+        objects = self.objects.of(row)
+        height, width = size = (int(objects.sizes[0, 0]), int(objects.sizes[0, 1]))
+        if not height or not width:
+            raise BadImage("the annotation does not say how large the picture is, so its outlines cannot be painted")
+        levels = np.zeros(size, np.uint8)
+        for place in np.argsort(-objects.areas, kind="stable").tolist():
+            label = objects.labels[place] + 1
+            if outline := (objects.outlines or ())[place]:
+                levels[Rle.of_text(outline, size).to_mask()] = label
+            else:
+                left, top, right, bottom = objects.boxes[place].round().astype(int)
+                levels[top:bottom, left:right] = label
+        return levels[..., None]
+
+    def take(self, rows: NDArray[np.int64]) -> PaintedMaps:
+        return PaintedMaps(self.objects[rows], self.keys.take(rows))
+
+    def fingerprints(self) -> None:
+        return None
+
+
+def paint_splits(splits: Mapping[str, RawSplit]) -> dict[str, RawSplit]:
+    """The splits with maps of classes in place of their objects; the first class is the background.
+
+    Raises:
+        DataError: no object has an outline, or there are too many classes.
+    """
+    if not any(outline for split in splits.values() for outline in _objects(split).outlines or ()):
+        what = "the data have boxes without outlines, and segmentation needs a class for every pixel"
+        raise DataError(what, "give polygons or masks, or train with --task detect")
+    return {name: _paint_split(split) for name, split in splits.items()}
+
+
+def _paint_split(split: RawSplit) -> RawSplit:
+    assert split.labels is not None
+    names = (BACKGROUND, *split.labels.names)
+    if len(names) > IGNORED:
+        raise DataError(f"the data have {len(names)} classes with the background", f"give at most {IGNORED}")
+    values = np.arange(len(names), dtype=np.uint8)
+    maps = LabelMaps(PaintedMaps(_objects(split), split.contents.keys), values, values)
+    return replace(split, labels=Labels(names, maps, declared=True))
+
+
+def _objects(split: RawSplit) -> Objects:
+    assert split.labels is not None and isinstance(split.labels.values, Objects), "a split with objects"
+    return split.labels.values
