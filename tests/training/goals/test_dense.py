@@ -160,7 +160,7 @@ def test_a_stopped_training_resumes_to_the_same_steps_and_micro_batches_take_the
 
 def test_the_wrong_task_for_the_data_is_refused_with_the_right_one(scenes, tmp_path):
     for kind, task, message in (
-        ("boxes", "segment", "classes of objects, and segmentation needs a class for every pixel"),
+        ("boxes", "segment", "boxes without outlines, and segmentation needs a class for every pixel"),
         ("maps", "detect", "classes of pixels, and detection needs boxes"),
         ("boxes", "classify", "classes of images are required, and the data have classes of objects"),
     ):
