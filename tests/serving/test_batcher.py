@@ -172,17 +172,30 @@ def test_requests_that_are_being_received_have_places_for_a_moment():
     async def scenario(batcher, gate):
         learned(batcher, gate, 1.0)
         now = time.monotonic()
-        first = batcher.expect(now, now + 3)
-        batcher.expect(now, now + 3)  # 2.1 s
-        with pytest.raises(Refused):
-            batcher.expect(now, now + 3)  # 3.1 s
-        assert batcher.expect(now, now + 3, first) is first
-        with batcher.places(1, gate, now + 3, first), pytest.raises(Refused):  # the same place
-            batcher.expect(now, now + 3)
-        batcher.forget(batcher.expect(now, now + 3))
-        batcher.expect(now, now + 3)
-        await asyncio.sleep(RECEIVING)
-        batcher.expect(now, time.monotonic() + 3)
+        with batcher.places(2, gate, soon()):  # 2.1 s
+            first = batcher.expect(now, now + 4)  # 2.1 and 1.1 s
+            batcher.expect(now, now + 5)  # 2.1 and 2.1 s
+            with pytest.raises(Refused):
+                batcher.expect(now, now + 5)  # 2.1 and 3.1 s
+            assert batcher.expect(now, now + 5, first) is first
+            batcher.forget(first)
+            batcher.expect(now, now + 5)
+            await asyncio.sleep(RECEIVING)
+            batcher.expect(now, time.monotonic() + 4)
+
+    run(scenario)
+
+
+def test_of_requests_that_are_being_received_no_more_count_than_are_queued():
+    async def scenario(batcher, gate):
+        learned(batcher, gate, 1.0)
+        now = time.monotonic()
+        for _ in range(100):  # slow clients, on an idle server
+            batcher.expect(now, now + 2)
+        with batcher.places(1, gate, soon()):  # 1.1 s
+            batcher.expect(now, now + 4)  # and 2.1 s
+            with pytest.raises(Refused):
+                batcher.expect(now, now + 3)
 
     run(scenario)
 

@@ -111,8 +111,9 @@ class Batcher:
     def expect(self, start: float, deadline: float, expected: object = None) -> object:
         """Reserves a place for a request that is being received: one item of the work that takes the least time.
 
-        It is given back by `places`, by `forget`, or after `RECEIVING` seconds: slow clients must not keep others out. Without
-        it a flood would be received in full before the first request is admitted.
+        It is given back by `places`, by `forget`, or after `RECEIVING` seconds, and no more of them count than places that are
+        taken: slow clients must not keep others out. Without it a flood would be received in full before the first request is
+        admitted.
 
         Args:
             start: when the request arrived, by time.monotonic.
@@ -127,9 +128,9 @@ class Batcher:
             return expected
         for each in [each for each, until in self._expected.items() if until < now]:
             del self._expected[each]
-        paces, count = list(self._paces.values()), len(self._expected)
+        paces, count = list(self._paces.values()), min(len(self._expected), self.taken)
         least = min((self._estimate(pace, count + 1) + pace.margin for pace in paces), default=0.0)
-        late, is_busy = self.backlog + least - (deadline - now), self.taken + count > 0
+        late, is_busy = self.backlog + least - (deadline - now), self.taken > 0
         if self.taken + count >= self.room or (late > 0 and (is_busy or late <= now - start)):
             raise self.queue_error(late)
         self._expected[expected := object()] = now + RECEIVING
