@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.config.schema import Run
 from vitrail.objectives.objective import Objective
@@ -77,12 +78,15 @@ class Training:
 
     def freeze_backbone(self) -> None:
         """Leaves the backbone as it is as long as the head learns alone (`ModelSettings.head_first`); call before each step."""
-        share = self.run.model.head_first
-        if share:
-            trained = self.optimiser.parameters.keys() - find_head_names(self.objective)
-            for name, parameter in self.working.named_parameters():
-                if name in trained:
-                    parameter.requires_grad_(self.progress.step >= share * self.steps)
+        if share := self.run.model.head_first:
+            for parameter in self.trained_backbone:
+                parameter.requires_grad_(self.progress.step >= share * self.steps)
+
+    @cached_property
+    def trained_backbone(self) -> list[nn.Parameter]:
+        """What the working copy trains but the head."""
+        names = self.optimiser.parameters.keys() - find_head_names(self.objective)
+        return [parameter for name, parameter in self.working.named_parameters() if name in names]
 
     @property
     def steps_an_epoch(self) -> float:
