@@ -6,12 +6,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vitrail.data.decode import BadImage
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, list_splits
+from vitrail.data.sources.source import Source, choose_evenly, list_splits
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import make_folder, replace_file
 from vitrail.inference.inputs import name_files
@@ -46,7 +44,7 @@ def draw_data(data: Any, out: Path, samples: int, say: Say) -> None:
 
 def draw_split(source: Source, folder: Path, samples: int) -> int:
     """Writes the pictures of one split; returns their number. Those that cannot be read are left out: `check` names them."""
-    rows = np.unique(np.linspace(0, len(source) - 1, min(samples, len(source))).round().astype(int)).tolist()
+    rows = choose_evenly(len(source), samples).tolist()
     names, drawn = name_files([str(source.keys[row]) for row in rows]), 0
     for row in rows:
         try:

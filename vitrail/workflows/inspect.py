@@ -9,7 +9,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +34,7 @@ from vitrail.analysis.pictures import to_thumbnail
 from vitrail.analysis.rollout import relevance, rollout
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.open import open_data
-from vitrail.data.sources.source import Source, choose_split, drop_annotations
+from vitrail.data.sources.source import Source, choose_evenly, choose_split, drop_annotations
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import dump_json, make_folder, replace_file
 from vitrail.inference.options import InferenceOptions
@@ -160,7 +159,7 @@ def _measure_images(model: Task, data: Any, most: int, out: Path, options: Infer
     channels = model.config.in_channels
     splits = open_data(data, labelled=False, validation=0, channels=channels)
     split, source = choose_split(drop_annotations(splits))
-    source = source.subset(_choose_evenly(len(source), most))
+    source = source.subset(choose_evenly(len(source), most))
     bad_list = out / "bad_images.csv"
     bad = options.record_bad(source, bad_list)
     statistics, done = HeadStatistics(model), 0
@@ -172,8 +171,8 @@ def _measure_images(model: Task, data: Any, most: int, out: Path, options: Infer
                     statistics.add(images)
                 done += len(images)
                 show.update(done)
-    few = source.subset(_choose_evenly(len(source), PAIRED))
-    shown = source.subset(_choose_evenly(len(source), SAMPLES))
+    few = source.subset(choose_evenly(len(source), PAIRED))
+    shown = source.subset(choose_evenly(len(source), SAMPLES))
     biases = _measure_biases(model, few, options, bad)
     count = done if has_attention else biases.images if biases else 0
     if not count:
@@ -252,11 +251,6 @@ def _measure_biases(model: Task, source: Source, options: InferenceOptions, bad:
 def _compute_room(model: Task) -> int:
     """Pixels by which a window must be able to move: whole patches, and a place of the coarsest map."""
     return max(math.lcm(*model.config.patch_size), *map(max, model.config.cells))
-
-
-def _choose_evenly(count: int, most: int) -> np.ndarray:
-    """At most ``most`` of ``count`` numbers, evenly spread."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
 def _write_notes(model: Task, data: Any, results: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from vitrail.data.decode import BadImage
 from vitrail.data.rle import Rle
-from vitrail.data.sources.contents import read_file
+from vitrail.data.sources.contents import has_keys, read_file
 from vitrail.data.sources.labels import SPLITS, RawSplit
 from vitrail.data.sources.object_lists import Box, ObjectList
 from vitrail.errors import DataError, nearest
@@ -41,11 +41,7 @@ def find_coco(root: Path) -> dict[str, Path]:
 
 def is_coco(path: Path) -> bool:
     """Whether a JSON file has the lists of COCO's format; it is not parsed."""
-    try:
-        content = read_file(path)
-    except BadImage:
-        return False
-    return all(f'"{key}"'.encode() in content for key in KEYS)
+    return has_keys(path, KEYS)
 
 
 def split_of(path: Path, root: Path) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-from vitrail.data.rle import Rle
 from vitrail.data.sources.labels import SPLITS, RawSplit
-from vitrail.data.sources.object_lists import Box, Corners, ObjectList
+from vitrail.data.sources.object_lists import Box, Corners, ObjectList, enclose_polygon
 from vitrail.data.sources.xml_files import parse_xml
 from vitrail.errors import DataError
 
@@ -45,7 +43,8 @@ def read_cvat(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, Raw
                 for _ in image.iterfind(kind):
                     objects.note(f"shapes without area ({kind}), left out", key)
             size = int(image.attrib["height"]), int(image.attrib["width"])
-            objects.add(key, size, list(_read_boxes(image, size if outlines else None)))
+            found = (_read_shape(shape, size if outlines else None) for shape in image)
+            objects.add(key, size, [box for box in found if box is not None])
     except (KeyError, ValueError) as error:
         what = f"{path} cannot be read: {type(error).__name__}: {error}"
         raise DataError(what, "export it again as 'CVAT for images 1.1'") from error
@@ -65,27 +64,22 @@ def _find_image(root: Path, name: str, subset: str) -> str:
     raise DataError(what, f"put the images into {root / IMAGES[0]}, or export them with the annotations")
 
 
-def _read_boxes(image: ElementTree.Element, outlined: tuple[int, int] | None) -> Iterator[Box]:
-    """The boxes of an image, with the outlines of polygons if its size is given as ``outlined``."""
-    for shape in image:
-        outline = None
-        if shape.tag == "box":
-            box: Corners = _numbers(shape, "xtl", "ytl", "xbr", "ybr")
-            box = _turn(box, float(shape.get("rotation", 0)))
-        elif shape.tag == "ellipse":
-            x, y, across, down = _numbers(shape, "cx", "cy", "rx", "ry")
-            box = x - across, y - down, x + across, y + down
-        elif shape.tag == "mask":
-            left, top, width, height = _numbers(shape, "left", "top", "width", "height")
-            box = left, top, left + width, top + height
-        elif shape.tag == "polygon":
-            xs, ys = zip(*(map(float, point.split(",")) for point in shape.attrib["points"].split(";")))
-            box = min(xs), min(ys), max(xs), max(ys)
-            if outlined is not None:
-                outline = Rle.of_polygons([[value for point in zip(xs, ys) for value in point]], outlined)
-        else:
-            continue
-        yield Box(shape.attrib["label"], box, outline=outline)
+def _read_shape(shape: ElementTree.Element, outlined: tuple[int, int] | None) -> Box | None:
+    """The object of a shape, of a polygon with its outline if the image's size is given as ``outlined``; None without area."""
+    if shape.tag == "polygon":
+        pairs = (point.split(",") for point in shape.attrib["points"].split(";"))
+        return enclose_polygon(shape.attrib["label"], [(float(x), float(y)) for x, y in pairs], outlined)
+    if shape.tag == "box":
+        box = _turn(_numbers(shape, "xtl", "ytl", "xbr", "ybr"), float(shape.get("rotation", 0)))
+    elif shape.tag == "ellipse":
+        x, y, across, down = _numbers(shape, "cx", "cy", "rx", "ry")
+        box = x - across, y - down, x + across, y + down
+    elif shape.tag == "mask":
+        left, top, width, height = _numbers(shape, "left", "top", "width", "height")
+        box = left, top, left + width, top + height
+    else:
+        return None
+    return Box(shape.attrib["label"], box)
 
 
 def _numbers(shape: ElementTree.Element, *names: str) -> Corners:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vitrail.data.decode import BadImage
-from vitrail.data.rle import Rle
-from vitrail.data.sources.contents import read_file
+from vitrail.data.sources.contents import has_keys, read_file
 from vitrail.data.sources.folders import Scan
 from vitrail.data.sources.labels import SPLITS, RawSplit, sort_names
-from vitrail.data.sources.object_lists import Box, Corners, ObjectList
+from vitrail.data.sources.object_lists import Box, Corners, ObjectList, enclose_polygon
 from vitrail.errors import DataError
 
 KEYS = ("shapes", "imagePath")
@@ -25,15 +23,7 @@ def is_labelme(root: Path) -> bool:
     """Whether a folder, or one of a split in it, has JSON files of labelme; one file of each is looked at."""
     folders = [root, *(path for path in root.iterdir() if path.name.lower() in SPLITS and path.is_dir())]
     examples = (next(folder.glob("*.json"), None) for folder in folders)
-    return any(path is not None and _looks_like_labelme(path) for path in examples)
-
-
-def _looks_like_labelme(path: Path) -> bool:
-    try:
-        content = read_file(path)
-    except BadImage:
-        return False
-    return all(f'"{key}"'.encode() in content for key in KEYS)
+    return any(path is not None and has_keys(path, KEYS) for path in examples)
 
 
 def read_labelme(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, RawSplit]]:
@@ -47,7 +37,7 @@ def read_labelme(root: Path, *, outlines: bool = False) -> tuple[str, dict[str, 
     """
     parts: dict[str, ObjectList] = {}
     for path in sorted(root.rglob("*.json")):
-        if _looks_like_labelme(path):
+        if has_keys(path, KEYS):
             top = path.relative_to(root).parts[0].lower()
             _read_one(path, root, parts.setdefault(SPLITS.get(top, "train"), ObjectList()), outlines)
     annotated = {key for part in parts.values() for key in part.keys}
@@ -80,10 +70,11 @@ def _read_one(path: Path, root: Path, objects: ObjectList, outlines: bool) -> No
     for kind, name, points in shapes:
         if len(points) < FEWEST_POINTS.get(kind, math.inf):
             objects.note(f"shapes without area ({kind}), left out", key)
+        elif kind == "circle":
+            found.append(Box(name, _enclose_circle(*points[:2])))
         else:
-            polygon = [value for point in points for value in point]
-            outline = Rle.of_polygons([polygon], size) if outlines and kind == "polygon" and all(size) else None
-            found.append(Box(name, _box_of(kind, points), outline=outline))
+            is_outlined = outlines and kind == "polygon" and all(size)
+            found.append(enclose_polygon(name, points, size if is_outlined else None))
     objects.add(key, size, found)
 
 
@@ -91,11 +82,7 @@ def _points(shape: dict[str, Any]) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in shape["points"]]
 
 
-def _box_of(kind: str, points: Sequence[tuple[float, float]]) -> Corners:
-    """The box around a shape; a circle is given by its centre and a point of its edge."""
-    if kind == "circle":
-        (x, y), edge = points[:2]
-        radius = math.dist((x, y), edge)
-        return x - radius, y - radius, x + radius, y + radius
-    xs, ys = zip(*points)
-    return min(xs), min(ys), max(xs), max(ys)
+def _enclose_circle(centre: tuple[float, float], edge: tuple[float, float]) -> Corners:
+    """The box around a circle, given by its centre and a point of its edge."""
+    (x, y), radius = centre, math.dist(centre, edge)
+    return x - radius, y - radius, x + radius, y + radius

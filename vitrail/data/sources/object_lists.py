@@ -37,6 +37,13 @@ class Box:
     outline: Rle | None = None
 
 
+def enclose_polygon(name: str, points: Sequence[tuple[float, float]], outlined: tuple[int, int] | None = None) -> Box:
+    """The object of a polygon of points (x, y), with its outline if the size of the picture is given as ``outlined``."""
+    xs, ys = zip(*points)
+    outline = None if outlined is None else Rle.of_polygons([[value for point in points for value in point]], outlined)
+    return Box(name, (min(xs), min(ys), max(xs), max(ys)), outline=outline)
+
+
 @dataclass
 class ObjectList:
     """The annotated images of one split."""

@@ -11,11 +11,10 @@ from typing import Any
 import yaml
 
 from vitrail.data.decode import BadImage, upright_size
-from vitrail.data.rle import Rle
 from vitrail.data.sources.contents import read_file
 from vitrail.data.sources.folders import Scan
 from vitrail.data.sources.labels import SPLITS, RawSplit
-from vitrail.data.sources.object_lists import Box, ObjectList
+from vitrail.data.sources.object_lists import Box, ObjectList, enclose_polygon
 from vitrail.errors import DataError
 
 BEYOND = 1e-3  # how far a coordinate may lie outside of 0 to 1 by rounding
@@ -160,6 +159,5 @@ def _read_line(line: str, size: tuple[int, int], names: Mapping[int, str], path:
         x, y, wide, tall = places
         box = (x - wide / 2) * width, (y - tall / 2) * height, (x + wide / 2) * width, (y + tall / 2) * height
         return Box(names[category], box, given=(x * width, y * height, wide * width, tall * height))
-    xs, ys = [width * x for x in places[::2]], [height * y for y in places[1::2]]
-    outline = Rle.of_polygons([[value for point in zip(xs, ys) for value in point]], size) if outlines else None
-    return Box(names[category], (min(xs), min(ys), max(xs), max(ys)), outline=outline)
+    points = [(width * x, height * y) for x, y in zip(places[::2], places[1::2])]
+    return enclose_polygon(names[category], points, size if outlines else None)

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
-
+from vitrail.data.sources.source import choose_evenly
 from vitrail.markup import Markup, join
 from vitrail.reports import card, curves, summary
 from vitrail.reports.components import charts, notes, run, warn_of_few
@@ -40,7 +39,7 @@ def write_documents(folder: Path, judged: JudgedRun) -> Path:
         plots, about = segmentation.drawings(metric), segmentation.WORST
         findings = segmentation.sections(metric, plots)
     names = listing([shorten(name, 40) for name in judgement.classes])
-    spread = np.unique(np.linspace(0, len(metric.keys) - 1, EXAMPLES).round().astype(int))
+    spread = choose_evenly(len(metric.keys), EXAMPLES)
     parts = {
         "Curves": charts(curves.troubles(facts.records), list(of_training.values())),
         **findings,
