@@ -30,12 +30,12 @@ def evaluate(
     data
         What `vitrail train` takes.
     """
-    from vitrail.cli.output import columns, one_line
+    from vitrail.cli.output import columns, command_line, one_line
     from vitrail.runtime.process import use_all_cores
     from vitrail.workflows.api import evaluate as judge
 
     use_all_cores()
-    judgement = judge(model, data, **flags)
+    judgement = judge(model, data, command=command_line(), **flags)
     if per_class:
         head, rows = judgement.per_class()
         if rows:
@@ -45,3 +45,5 @@ def evaluate(
         return
     figures = judgement.figures.items()
     print(columns((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in figures))
+    if flags["out"] is not None:
+        print(f"report: {flags['out'] / 'report.html'}")

@@ -118,6 +118,7 @@ class EvaluateFlags(ImageFlags, total=False):
     restrict: Annotated[
         bool, Flag("Predict only classes that occur in the labels, e.g. for a subset of ImageNet.", False)
     ]
+    out: Annotated[str | Path | None, Flag("A folder for report.html, its charts and figures.json.", word=Path)]
     corruptions: Annotated[bool, Flag("Also evaluate on eight kinds of corruption at five levels.", False)]
 
 

@@ -5,6 +5,7 @@ N images.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -74,7 +75,9 @@ class Judgement(Scores):
         return differences
 
     def to_dict(self) -> dict[str, Any]:
-        return {"split": self.split, **self.figures}
+        """The split and every figure; one that is undefined, as the AP of sizes without objects, is None."""
+        defined = {name: None if math.isnan(value) else value for name, value in self.figures.items()}
+        return {"split": self.split, **defined}
 
     @property
     def keys(self) -> tuple[str, ...]:

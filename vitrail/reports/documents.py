@@ -1,25 +1,37 @@
-"""Selects the report and the model card of a finished run by its task."""
+"""Selects the report and the model card of a judged model by the metric that it was judged with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 from vitrail.reports import summary
 from vitrail.reports.classification import documents as classification
 from vitrail.reports.dense import documents as dense
 from vitrail.reports.facts import JudgedRun
+from vitrail.tasks.classification_metric import ClassMetric, LabelMetric
+from vitrail.tasks.detection_metric import BoxMetric
+from vitrail.tasks.metric import Metric
+from vitrail.tasks.segmentation_metric import MapMetric
 
-DOCUMENTS: dict[str, Callable[[Path, JudgedRun], Path]] = {
-    "classification": classification.write_documents,
-    "detection": dense.write_documents,
-    "segmentation": dense.write_documents,
+DOCUMENTS: Mapping[type[Metric], ModuleType] = {
+    ClassMetric: classification,
+    LabelMetric: classification,
+    BoxMetric: dense,
+    MapMetric: dense,
 }
 
 
-def write_documents(folder: Path, run: JudgedRun) -> Path:
-    """Writes ``report.html`` and ``card.md`` into ``folder`` and returns the path of the report.
+def write_report(folder: Path, judged: JudgedRun) -> Path:
+    """Writes ``report.html`` and its charts into ``folder`` and returns the path of the report.
 
     Raises `DiskError` if the folder cannot be written.
     """
-    return DOCUMENTS.get(run.model.name, summary.write_documents)(folder, run)
+    return DOCUMENTS.get(type(judged.judgement.metric), summary).write_report(folder, judged)
+
+
+def write_documents(folder: Path, judged: JudgedRun) -> Path:
+    """Writes ``card.md`` as well; see `write_report`."""
+    DOCUMENTS.get(type(judged.judgement.metric), summary).write_card(folder, judged)
+    return write_report(folder, judged)

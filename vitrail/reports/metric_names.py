@@ -40,6 +40,12 @@ METRICS: dict[str, Metric] = {
     # of a classifier on a split
     "top1": Metric("top-1 accuracy", "Top-1", "", percent, True, "Accuracy", "training"),
     "top5": Metric("top-5 accuracy", "Top-5", "the true class is among the five most probable classes", percent, True),
+    "real_top1": Metric(
+        "ReaL accuracy", "ReaL", "share of the images whose class is one of the acceptable ones", percent, True
+    ),
+    "without_label": Metric(
+        "images without a label", "Without label", "images without any acceptable class, which are not counted"
+    ),
     "map": Metric("mean average precision", "mAP", "", percent, True, "Mean average precision", "training"),
     "f1_macro": Metric(
         "macro F1", "Macro F1", "harmonic mean of precision and recall, averaged over classes", percent, True

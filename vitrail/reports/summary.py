@@ -10,9 +10,11 @@ from vitrail.markup import Markup, join, tag
 from vitrail.reports import card, curves
 from vitrail.reports.charts import interval_strip
 from vitrail.reports.components import (
+    CORRUPTED,
     charts,
     header,
     lead,
+    list_corruptions,
     list_figures,
     make_scrollable,
     notes,
@@ -27,13 +29,18 @@ from vitrail.reports.wording import percent, plural
 UNDEFINED = "–"  # a cell of a metric's table without a value
 
 
-def write_documents(folder: Path, judged: JudgedRun) -> Path:
-    """Writes ``report.html`` and ``card.md`` into ``folder`` and returns the path of the report."""
+def write_card(folder: Path, judged: JudgedRun) -> Path:
+    """Writes ``card.md`` into ``folder`` and returns its path."""
+    return card.write(folder, card_of(judged, RunFacts(**judged.facts)))
+
+
+def write_report(folder: Path, judged: JudgedRun) -> Path:
+    """Writes ``report.html`` into ``folder`` and returns its path."""
     facts = RunFacts(**judged.facts)
-    card.write(folder, card_of(judged, facts))
     plots = drawings(facts)
     parts = {
         "Classes": list_classes(judged),
+        "Corruptions": list_corruptions(judged.judgement.figures),
         "Curves": charts(curves.troubles(facts.records), list(plots.values())),
         "Run details": run(facts, {"Task": judged.model.name}),
     }
@@ -84,7 +91,8 @@ def headline(judged: JudgedRun) -> Markup:
             low, high = (figures[f"{first}_{end}"] for end in ("low", "high"))
             words.append(tag("div", interval_strip(figures[first], low, high, None), class_="strip"))
     hidden = {first, "images", *(f"{name}_{end}" for name in figures for end in ("low", "high"))}
-    others = [(metric_of(name), value) for name, value in figures.items() if name not in hidden]
+    shown = {name: value for name, value in figures.items() if not name.startswith(CORRUPTED)}
+    others = [(metric_of(name), value) for name, value in shown.items() if name not in hidden]
     rows = [(other.heading, other.format(value), other.gloss) for other, value in others]
     return join(show_figure(metric.format(figures[first]), metric.label, *words), list_figures(rows))
 

@@ -58,20 +58,28 @@ if TYPE_CHECKING:
 
 
 @takes(EvaluateFlags)
-def evaluate(model: Model, data: Any, *, log: Say = to_stderr, **flags: Unpack[EvaluateFlags]) -> Judgement:
+def evaluate(
+    model: Model,
+    data: Any,
+    *,
+    command: str = "vitrail.evaluate",
+    log: Say = to_stderr,
+    **flags: Unpack[EvaluateFlags],
+) -> Judgement:
     """Evaluates a model on labelled images that it was not trained on.
 
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`.
         data: anything that `train` takes, with labels.
+        command: how the report names the call.
 
     Raises `ConfigError` for a model without a head, `DataError` for unknown classes or a split without labels.
     """
     from vitrail.workflows.evaluate import evaluate as judge
 
     own: dict[str, Any] = {name: flags[name] for name in ("split", "sha256", "calibrate", "corruptions", "restrict")}
-    own |= {name: to_path(flags[name]) for name in ("bad_list", "class_map")}
-    return judge(model, data, **parse_options(flags), say=log, **own)
+    own |= {name: to_path(flags[name]) for name in ("bad_list", "class_map", "out")}
+    return judge(model, data, **parse_options(flags), command=command, say=log, **own)
 
 
 @takes(ProtocolFlags, ProbeFlags)

@@ -17,14 +17,16 @@ from vitrail.errors import ConfigError
 from vitrail.evaluation.calibration import fit_temperature
 from vitrail.evaluation.corruptions import CORRUPTIONS
 from vitrail.evaluation.judgement import Judgement
+from vitrail.files import make_folder
 from vitrail.inference.inputs import split_to_judge
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
-from vitrail.reports.wording import plural
+from vitrail.reports.wording import plural, sentence
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks.task import Task
 from vitrail.weights.native import set_temperature
 from vitrail.weights.resolve import check_sha256
+from vitrail.workflows.evaluate_report import write_evaluation
 
 
 def evaluate(
@@ -40,6 +42,8 @@ def evaluate(
     bad_list: Path | None = None,
     class_map: Path | None = None,
     restrict: bool = False,
+    out: Path | None = None,
+    command: str = "",
     say: Say = to_stderr,
 ) -> Judgement:
     """Judges ``model`` on ``data``.
@@ -55,12 +59,14 @@ def evaluate(
         bad_list: a CSV file for the images that could not be read; they do not count in the figures.
         class_map: a CSV file of classes of the data and of the model, for data of other classes; see `read_class_map`.
         restrict: only classes that occur in the data can be predicted.
+        out: a folder for ``report.html`` and ``figures.json``.
+        command: how the report names the call.
 
     Data with several labels an image and a model of one class an image give ReaL accuracy: the share of images whose class is
     one of the labels.
 
     Raises `ConfigError` for a model without a head, `DataError` for unknown classes or an unlabelled split, `CheckpointError`
-    for the weights.
+    for the weights, `DiskError` if ``out`` cannot be written.
     """
     if sha256 is not None:
         if isinstance(model, Task):
@@ -70,6 +76,8 @@ def evaluate(
     task.check_can_answer()
     if calibrate and task.temperature is None:
         raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
+    if out is not None:
+        make_folder(out)
     name, source = split_to_judge(task, data, split, say, class_map=class_map)
     if calibrate and source.multi_label != task.multi_label:
         what = "the images have several labels each" if source.multi_label else "the images have one label each"
@@ -84,9 +92,11 @@ def evaluate(
     with ProgressBar("evaluating", len(source), quiet=options.quiet) as progress:
         watched = {"on_outputs": on_outputs, "progress": progress}
         judgement = judge(task, source, options, split=name, bad=bad, among=among, **watched)
+    notes = []
     if len(bad):
         listed = f"; see {bad_list}" if bad_list else ""
-        say(f"warning  the figures leave out {plural(len(bad), 'image')} that could not be read{listed}")
+        notes.append(f"the figures leave out {plural(len(bad), 'image')} that could not be read{listed}")
+        say(f"warning  {notes[-1]}")
     if calibrate:
         judgement, temperature = _calibrate(task, judgement, kept, say)
         if not isinstance(model, Task):
@@ -94,6 +104,9 @@ def evaluate(
     if corruptions:
         further = _corruption_figures(task, source, name, options, bad, among)
         judgement = replace(judgement, further=further)
+    if out is not None:
+        judged = {"task": task, "source": source, "judgement": judgement, "command": command}
+        write_evaluation(out, model, data, **judged, notes=[sentence(each) + "." for each in notes])
     return judgement
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +13,26 @@ from vitrail.analysis.pictures import to_thumbnail
 from vitrail.data.sources.source import Source, list_splits
 from vitrail.evaluation.judgement import Judgement
 from vitrail.models import device_of
-from vitrail.reports.classification.card import write_card
-from vitrail.reports.classification.page import write_report
+from vitrail.reports.classification import card, page
 from vitrail.reports.facts import ClassificationFacts, JudgedRun, Mistake
 from vitrail.tasks.task import Task
 
 
-def write_documents(folder: Path, run: JudgedRun) -> Path:
-    """Writes ``report.html`` and ``card.md`` into ``folder`` and returns the path of the report."""
+def write_card(folder: Path, run: JudgedRun) -> Path:
+    """Writes ``card.md`` into ``folder`` and returns its path."""
+    return card.write_card(folder, describe(run))
+
+
+def write_report(folder: Path, run: JudgedRun) -> Path:
+    """Writes ``report.html`` into ``folder`` and returns its path."""
+    mistakes = find_mistakes(run.model, run.source, run.judgement)
+    return page.write_report(folder, replace(describe(run), mistakes=mistakes))
+
+
+def describe(run: JudgedRun) -> ClassificationFacts:
+    """Returns the facts of the card, and of the report but for the mistakes."""
     judgement = run.judgement
-    facts = ClassificationFacts(
+    return ClassificationFacts(
         **run.facts,
         classes=judgement.classes,
         class_counts={name: part.counts().tolist() for name, part in list_splits(run.splits).items()},
@@ -29,10 +40,7 @@ def write_documents(folder: Path, run: JudgedRun) -> Path:
         figures=judgement.figures,
         multi_label=run.model.multi_label,
         metric=judgement.metric,
-        mistakes=find_mistakes(run.model, run.source, judgement),
     )
-    write_card(folder, facts)
-    return write_report(folder, facts)
 
 
 def find_mistakes(model: Task, source: Source, judgement: Judgement, most: int = 12) -> tuple[Mistake, ...]:

@@ -10,7 +10,7 @@ from vitrail.markup import Markup, join
 from vitrail.reports import charts as draw
 from vitrail.reports import curves
 from vitrail.reports.classification import sections
-from vitrail.reports.components import notes
+from vitrail.reports.components import list_corruptions, notes
 from vitrail.reports.confusion import MATRIX_MOST
 from vitrail.reports.facts import ClassificationFacts
 from vitrail.reports.metric_names import METRICS, short_percent
@@ -63,6 +63,7 @@ def page(facts: ClassificationFacts, plots: Mapping[str, Markup]) -> str:
         "Classes": sections.classes(facts),
         "Mistakes": sections.mistakes(facts),
         "Calibration": sections.calibration(facts, plots),
+        "Corruptions": list_corruptions(facts.figures),
         "Run details": sections.run(facts),
     }
     opening = join(sections.headline(facts), notes([*sections.warnings(facts), *facts.notes]))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from vitrail.data.sources.source import choose_evenly
 from vitrail.markup import Markup, join
-from vitrail.reports import card, curves, summary
-from vitrail.reports.components import charts, notes, run, warn_of_few
+from vitrail.reports import curves, summary
+from vitrail.reports.components import charts, list_corruptions, notes, run, warn_of_few
 from vitrail.reports.dense import detection, segmentation
 from vitrail.reports.dense.samples import draw_samples, show_samples
 from vitrail.reports.facts import JudgedRun, RunFacts
@@ -22,10 +22,12 @@ from vitrail.tasks.segmentation_metric import MapMetric
 WORST, EXAMPLES = 6, 4  # pictures that are shown
 
 
-def write_documents(folder: Path, judged: JudgedRun) -> Path:
-    """Writes ``report.html`` and ``card.md`` into ``folder`` and returns the path of the report."""
+write_card = summary.write_card
+
+
+def write_report(folder: Path, judged: JudgedRun) -> Path:
+    """Writes ``report.html`` into ``folder`` and returns its path."""
     facts, judgement = RunFacts(**judged.facts), judged.judgement
-    card.write(folder, summary.card_of(judged, facts))
     of_training = summary.drawings(facts)
     metric, model = judgement.metric, judged.model
     threshold = 0.0  # the least score of a box that is shown
@@ -46,6 +48,7 @@ def write_documents(folder: Path, judged: JudgedRun) -> Path:
         "Classes": summary.list_classes(judged),
         "Worst pictures": pictures("Worst pictures", about, judged, metric.worst(WORST), threshold),
         "Examples": pictures("Examples", "Pictures spread evenly over the split.", judged, spread, threshold),
+        "Corruptions": list_corruptions(judgement.figures),
         "Run details": run(facts, {"Task": model.name, "Classes": f"{len(judgement.classes):,}: {names}"}),
     }
     opening = join(summary.headline(judged), notes([*warn_of_few(len(metric.keys)), *facts.notes]))
