@@ -16,7 +16,7 @@ from tests.tasks.dense_models import create
 from vitrail.data.sources.annotations import Objects
 from vitrail.data.sources.contents import Arrays, Strings
 from vitrail.data.sources.label_maps import LabelMaps
-from vitrail.data.sources.source import Source, Splits
+from vitrail.data.sources.source import Source
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
 from vitrail.reports.dense.samples import draw_samples, mark_wrong
@@ -40,7 +40,7 @@ def write_report(folder, task, outputs, targets, names=CLASSES):
     judgement = judge(model, source, InferenceOptions(quiet=True), split="val")
     judgement.metric.resamples = 20
     facts = {"title": PAYLOAD, "records": [{"step": 1, "loss": 2.0}, {"step": 1, "val_ap": 0.5}]}
-    run = JudgedRun(facts=facts, model=model, splits=Splits(val=source), source=source, judgement=judgement)
+    run = JudgedRun(facts=facts, model=model, splits={"val": source}, source=source, judgement=judgement)
     path = write_documents(folder, run)
     assert {each.suffix for each in (folder / "plots").iterdir()} == {".svg"}
     return Page(path.read_text("utf-8")), run

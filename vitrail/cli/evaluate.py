@@ -30,6 +30,8 @@ def evaluate(
     data
         What `vitrail train` takes.
     """
+    from pathlib import Path
+
     from vitrail.cli.output import columns, command_line, one_line
     from vitrail.runtime.process import use_all_cores
     from vitrail.workflows.api import evaluate as judge
@@ -45,5 +47,5 @@ def evaluate(
         return
     figures = judgement.figures.items()
     print(columns((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in figures))
-    if flags["out"] is not None:
-        print(f"report: {flags['out'] / 'report.html'}")
+    if out := flags["out"]:
+        print(f"report: {Path(out) / 'report.html'}")

@@ -11,12 +11,10 @@ from vitrail.analysis.pictures import find_light_range, overlay
 from vitrail.markup import Markup, join, tag
 from vitrail.reports.facts import RunFacts
 from vitrail.reports.html import SHORT_SIDE_OF_A_DRAWING, data_uri
-from vitrail.reports.metric_names import metric_of
 from vitrail.reports.wording import as_yaml, large, plural
 from vitrail.runtime.progress import duration
 
 SHARPEST = 224  # pixels of the longer side of an enlarged image
-CORRUPTED = "corrupted_"  # names of figures under a corruption begin so
 FEW = 100  # images; below, the 95 % interval of an accuracy of 80 % is wider than 15 points
 
 
@@ -96,20 +94,6 @@ def overlay_attention(
     small = min(picture.shape[:2]) <= SHORT_SIDE_OF_A_DRAWING
     times = math.ceil(SHARPEST / max(picture.shape[:2])) if small else 1
     return overlay(picture.repeat(times, 0).repeat(times, 1), attention, reach=reach, range=find_light_range(attention))
-
-
-def list_corruptions(figures: Mapping[str, float]) -> Markup | None:
-    """Returns the table of the main metric under each corruption, or None if none was measured."""
-    measured = {name: value for name, value in figures.items() if name.startswith(CORRUPTED)}
-    if not measured:
-        return None
-    metric = metric_of(next(iter(figures)))
-    *kinds, (_, mean) = ((name.removeprefix(CORRUPTED).replace("_", " "), value) for name, value in measured.items())
-    rows = [("no corruption", figures[next(iter(figures))]), *kinds, ("mean of all corruptions", mean)]
-    body = (tag("tr", tag("th", name, scope="row"), tag("td", metric.format(value))) for name, value in rows)
-    words = lead("Each corruption is averaged over five levels. Its strengths are not those of ImageNet-C.")
-    table = tag("table", header(["corruption", metric.label]), tag("tbody", *body))
-    return join(tag("h2", "Corruptions"), words, make_scrollable(table, "Corruptions"))
 
 
 def run(facts: RunFacts, own: Mapping[str, str]) -> Markup:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.sources.source import Source, Splits
+from vitrail.data.sources.source import Source
 from vitrail.evaluation.feature_health import Health
 from vitrail.evaluation.judgement import Judgement
 from vitrail.tasks.task import Task
@@ -105,7 +105,7 @@ class JudgedRun:
 
     facts: Mapping[str, Any]
     model: Task
-    splits: Splits
+    splits: Mapping[str, Source]
     source: Source
     judgement: Judgement
 

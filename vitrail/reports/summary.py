@@ -10,17 +10,16 @@ from vitrail.markup import Markup, join, tag
 from vitrail.reports import card, curves
 from vitrail.reports.charts import interval_strip
 from vitrail.reports.components import (
-    CORRUPTED,
     charts,
     header,
     lead,
-    list_corruptions,
     list_figures,
     make_scrollable,
     notes,
     run,
     show_figure,
 )
+from vitrail.reports.corruptions import CORRUPTED, list_corruptions
 from vitrail.reports.facts import SPLITS, JudgedRun, RunFacts
 from vitrail.reports.metric_names import metric_of
 from vitrail.reports.page import frame, write_page

@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.source import Source, Splits
+from vitrail.data.sources.source import Source
 from vitrail.evaluation.judgement import Judgement
 from vitrail.files import dump_json, replace_file
 from vitrail.models import cost_of
@@ -56,8 +56,7 @@ def write_evaluation(
         "date": date.today().isoformat(),
         "notes": notes,
     }
-    judged = JudgedRun(
-        facts=facts, model=task, splits=Splits(**{judgement.split: source}), source=source, judgement=judgement
-    )
+    splits = {judgement.split: source}
+    judged = JudgedRun(facts=facts, model=task, splits=splits, source=source, judgement=judgement)
     replace_file(out / "figures.json", dump_json(judgement.to_dict()))
     return write_report(out, judged)

@@ -10,7 +10,7 @@ import torch
 
 from vitrail.analysis.attention import attention_map, compute_reach
 from vitrail.analysis.pictures import to_thumbnail
-from vitrail.data.sources.source import Source, list_splits
+from vitrail.data.sources.source import Source
 from vitrail.evaluation.judgement import Judgement
 from vitrail.models import device_of
 from vitrail.reports.classification import card, page
@@ -35,7 +35,7 @@ def describe(run: JudgedRun) -> ClassificationFacts:
     return ClassificationFacts(
         **run.facts,
         classes=judgement.classes,
-        class_counts={name: part.counts().tolist() for name, part in list_splits(run.splits).items()},
+        class_counts={name: part.counts().tolist() for name, part in run.splits.items()},
         split=judgement.split,
         figures=judgement.figures,
         multi_label=run.model.multi_label,

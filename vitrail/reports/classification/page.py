@@ -10,8 +10,9 @@ from vitrail.markup import Markup, join
 from vitrail.reports import charts as draw
 from vitrail.reports import curves
 from vitrail.reports.classification import sections
-from vitrail.reports.components import list_corruptions, notes
+from vitrail.reports.components import notes
 from vitrail.reports.confusion import MATRIX_MOST
+from vitrail.reports.corruptions import list_corruptions
 from vitrail.reports.facts import ClassificationFacts
 from vitrail.reports.metric_names import METRICS, short_percent
 from vitrail.reports.page import frame, write_page

@@ -9,7 +9,8 @@ from pathlib import Path
 from vitrail.data.sources.source import choose_evenly
 from vitrail.markup import Markup, join
 from vitrail.reports import curves, summary
-from vitrail.reports.components import charts, list_corruptions, notes, run, warn_of_few
+from vitrail.reports.components import charts, notes, run, warn_of_few
+from vitrail.reports.corruptions import list_corruptions
 from vitrail.reports.dense import detection, segmentation
 from vitrail.reports.dense.samples import draw_samples, show_samples
 from vitrail.reports.facts import JudgedRun, RunFacts

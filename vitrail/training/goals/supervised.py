@@ -7,7 +7,7 @@ from typing import Any
 
 from vitrail import weights
 from vitrail.config.schema import Run
-from vitrail.data.sources.source import Source, choose_split
+from vitrail.data.sources.source import Source, choose_split, list_splits
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.judgement import Judgement
 from vitrail.inference.options import InferenceOptions
@@ -98,7 +98,9 @@ class SupervisedGoal:
         save_model(folder.model, model, metrics=figures, provenance=origin)
         fault_injection.hit("run.after_model")
         facts = run_facts(run, training.steps, folder, kept, data, ending)
-        judged = JudgedRun(facts=facts, model=model, splits=data.splits, source=source, judgement=judgement)
+        judged = JudgedRun(
+            facts=facts, model=model, splits=list_splits(data.splits), source=source, judgement=judgement
+        )
         report = write_documents(folder.path, judged)
         name, value = next(iter(figures.items()))
         return Outcome(report, figures, f"{name} {value:.4f} on {split} ({len(judgement.keys):,} images)")
