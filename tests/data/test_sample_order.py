@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from vitrail.data.rng import permutation
-from vitrail.data.sample_order import TrainStream
+from vitrail.data.sample_order import TrainStream, measure_mixing
+from vitrail.data.sources.contents import Units
 
 
 def all_ids(stream, steps):
@@ -52,3 +53,37 @@ def test_a_number_of_epochs_is_rounded_to_the_nearest_step():
     stream = TrainStream(images=100, batch=32, seed=0)
     assert stream.steps_for(8) == 25
     assert stream.steps_for(0.001) == 1
+
+
+UNITS = Units(np.repeat(np.arange(10), [3, 7, 5, 5, 5, 5, 5, 5, 5, 5]), 10, 3)  # 50 samples in 10 units
+
+
+def test_units_are_read_in_windows_and_every_sample_is_still_seen_once_an_epoch():
+    stream = TrainStream(images=50, batch=8, seed=4, units=UNITS)
+    first, second = np.split(all_ids(stream, 13)[:100, 1], 2)
+    for order in (first, second):
+        assert sorted(order.tolist()) == list(range(50))
+        units = UNITS.of[order]
+        seen = [units[np.sort(np.unique(units, return_index=True)[1])][start : start + 3] for start in (0, 3, 6, 9)]
+        left = units
+        for window in seen:  # all samples of three units come before any of the others
+            count = int(np.isin(UNITS.of, window).sum())
+            assert set(left[:count].tolist()) == set(window.tolist())
+            left = left[count:]
+        assert not len(left)
+    assert (first != second).any() and set(UNITS.of[first[:15]].tolist()) != set(UNITS.of[second[:15]].tolist())
+    assert (np.diff(UNITS.of[first[:15]]) != 0).sum() > 4  # a window is shuffled as a whole
+
+
+def test_a_single_window_is_the_order_without_units():
+    whole = TrainStream(images=50, batch=8, seed=4, units=Units(UNITS.of, 10, 10))
+    assert np.array_equal(all_ids(whole, 13), all_ids(TrainStream(images=50, batch=8, seed=4), 13))
+
+
+def test_units_that_are_sorted_by_class_mix_badly_and_random_ones_well():
+    units = Units(np.repeat(np.arange(20), 50), 20, 2)
+    by_class = np.repeat(np.arange(10), 100)
+    assert measure_mixing(by_class, units, seed=0) == pytest.approx(np.log(2) / np.log(10), rel=0.25)
+    shuffled = np.random.default_rng(0).permutation(by_class)
+    assert measure_mixing(shuffled, units, seed=0) == pytest.approx(1, abs=0.02)
+    assert measure_mixing(np.zeros(1000, np.int64), units, seed=0) == 1

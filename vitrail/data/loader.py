@@ -118,7 +118,7 @@ def train_batches(
         DataError: arrays with another number of channels; no image of a step is good; a worker died.
         ConfigError: ``transform`` returns something else, or it or the Dataset cannot be sent to a worker.
     """
-    stream = TrainStream(images=len(source), batch=batch, seed=seed, repeats=repeats)
+    stream = TrainStream(images=len(source), batch=batch, seed=seed, repeats=repeats, units=source.units)
     steps = (_repeat_views(ids, views) for ids in stream.steps(start, stop))
     if source.kind == "arrays" and transform is None:
         _check_channels(source, channels)

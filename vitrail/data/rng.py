@@ -87,13 +87,13 @@ def betas(
     return betaincinv(alpha, beta, uniforms(seed, stream, epoch, sample, view, count))
 
 
-def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
-    """The order of the ``n`` samples in an epoch.  # -> (n,)
+def permutation(seed: int, epoch: int, n: int, *, stream: str = "order") -> NDArray[np.int64]:
+    """The order of the ``n`` samples in an epoch, or of what else ``stream`` names.  # -> (n,)
 
     The index of each sample is the low bits of its random word, and the words are sorted, so there are no ties.
     """
     below = np.uint64(max(n - 1, 0).bit_length())
-    random = words(seed, "order", epoch, 0, 0, n) >> below << below
+    random = words(seed, stream, epoch, 0, 0, n) >> below << below
     return (np.sort(random | np.arange(n, dtype=np.uint64)) & ((np.uint64(1) << below) - np.uint64(1))).astype(np.int64)
 
 

@@ -12,12 +12,15 @@ from vitrail.config.schema import Run
 from vitrail.data.augment.policy import Augment
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.loader import Batch, Collate, train_batches
+from vitrail.data.sample_order import measure_mixing
+from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, list_splits
 from vitrail.runs.folder import RunFolder
 
 Transform = Callable[[Any], Any]
+WELL_MIXED = 0.8  # of the entropy of labels in random batches, below which a warning is due
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,21 @@ def open_run_data(
     total = sum(map(len, list_splits(splits).values()))
     bad = BadImages(run.data.on_bad, run.data.max_bad, folder.path / "bad_images.csv", total=total)
     return RunData(splits, bad, transform, channels)
+
+
+def warn_of_order(train: Source, seed: int) -> list[str]:
+    """A sentence where images can only be shuffled in part, and that leaves the classes badly mixed."""
+    labels = train.targets
+    if train.units is None or isinstance(labels, Annotations) or labels.ndim != 1 or not train.labelled:
+        return []
+    mixing = measure_mixing(labels, train.units, seed)
+    if mixing >= WELL_MIXED:
+        return []
+    return [
+        f"the images seem to be sorted by class ({mixing:.0%} of the entropy of labels that random batches have), and row "
+        "groups that do not fit in memory together are shuffled in parts: write the file in random order, or with smaller "
+        "row groups"
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import find_device
 from vitrail.runtime.progress import Say
 from vitrail.training.auto import length_in_steps, resolve
-from vitrail.training.data import RunData, TrainingBatches, Transform
+from vitrail.training.data import RunData, TrainingBatches, Transform, warn_of_order
 from vitrail.training.goals.goal import Goal
 from vitrail.training.goals.table import GOALS
 from vitrail.training.network import Kept
@@ -64,6 +64,8 @@ def prepare(
     for words in find_layout_warnings(run_data.splits, run.data.source):
         say(f"warning  {words}")
     run_data = run_data.keep_small(sample)
+    for words in warn_of_order(run_data.train, run.seed):
+        say(f"warning  {words}")
     run = resolve(run, goal.plan(run, run_data.train, start, say), run_data.train, device, say)
     kept = goal.build(run, run_data, start, say)
     kept.model.to(device)

@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from vitrail.data.decode import BadImage
+from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources import parquet
 from vitrail.data.sources.open import open_data
 from vitrail.errors import DataError
+from vitrail.training.data import warn_of_order
 
 
 def write(path, columns, *, features=None, group=4):
@@ -235,3 +237,35 @@ def test_real_cifar(real_data):
     assert splits.val.counts().tolist() == [750] * 10
     assert splits.test.counts().tolist() == [1000] * 10
     assert splits.held_out
+
+
+def test_an_epoch_reads_each_row_group_once_where_they_do_not_fit_in_memory(tmp_path, monkeypatch):
+    contents = [bytes([number % 256]) * 1000 for number in range(200)]
+    path = write(tmp_path / "x.parquet", {"image": structs(*contents), "label": [0, 1] * 100}, features=NAMED, group=10)
+    source = open_data(path, validation=0).train
+    assert source.units is None  # all of it fits
+    monkeypatch.setattr(parquet, "CACHED_BYTES", 80_000)  # of 200,000
+    source = open_data(path, validation=0).train.subset(np.r_[0:95, 105:200])
+    assert source.units.count == 20 and source.units.window == 3
+    reads = []
+    opened = pq.ParquetFile.read_row_group
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *a, **k: (reads.append(a[1]), opened(*a, **k))[1])
+    stream = TrainStream(images=190, batch=7, seed=0, units=source.units)
+    for step in range(28):
+        for _, row, _ in stream.ids(step).tolist():
+            assert source.read(row).content[:1] == bytes([int(source.keys[row].split("#")[1]) % 256])
+    assert len(reads) <= 20 + 4  # the last steps begin the second epoch
+    assert source.units is source.units and pickle.loads(pickle.dumps(source)).units.window == 3
+
+
+def test_a_file_that_is_sorted_by_class_and_cannot_be_shuffled_whole_is_warned_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "CACHED_BYTES", 9_000)
+    labels = np.repeat(np.arange(4), 25)
+    for name, order in {"sorted": labels, "shuffled": np.random.default_rng(0).permutation(labels)}.items():
+        columns = {"image": structs(*[bytes(500)] * 100), "label": order.tolist()}
+        source = open_data(write(tmp_path / f"{name}.parquet", columns, group=5), validation=0).train
+        words = warn_of_order(source, seed=0)
+        assert bool(words) == (name == "sorted"), words
+    assert (
+        "seem to be sorted by class" in warn_of_order(open_data(tmp_path / "sorted.parquet", validation=0).train, 0)[0]
+    )

@@ -27,6 +27,21 @@ MAX_FILE_BYTES = 2**29  # a raw TIFF of 64 million pixels with 16 bits per chann
 ENDS = 4096  # bytes at each end of a file that are compared for files of equal length
 
 
+@dataclass(frozen=True, eq=False)
+class Units:
+    """Items that are read together, as the rows of a row group of Parquet: for a training to read each unit about once.
+
+    Args:
+        of: (n,) int64, the unit of each item.
+        count: number of units.
+        window: number of units that fit in memory at once.
+    """
+
+    of: np.ndarray
+    count: int
+    window: int
+
+
 class Contents(Protocol):
     """The interface of the storage that a `Source` reads from."""
 
@@ -37,6 +52,11 @@ class Contents(Protocol):
     def __getitem__(self, row: int) -> bytes | np.ndarray: ...
     def take(self, rows: np.ndarray) -> Contents:
         """The contents of these rows, in this order."""
+        ...
+
+    @property
+    def units(self) -> Units | None:
+        """None where an item costs the same wherever it is read after another."""
         ...
 
     def fingerprints(self) -> list[Hashable] | None:
@@ -164,6 +184,7 @@ class Files:
     root: str
     keys: Strings
     kind: Literal["files"] = "files"
+    units: None = None
 
     def __getitem__(self, row: int) -> bytes:
         return read_file(os.path.join(self.root, self.keys[row]))
@@ -207,6 +228,7 @@ class Arrays:
     images: np.ndarray  # (n, H, W, C)
     keys: Strings
     kind: Literal["arrays"] = "arrays"
+    units: None = None
 
     def __getitem__(self, row: int) -> np.ndarray:
         return self.images[row]
@@ -227,6 +249,7 @@ class UserDataset:
     keys: Strings
     channels: int
     kind: Literal["files"] = "files"
+    units: None = None
 
     def __getitem__(self, row: int) -> np.ndarray:
         try:

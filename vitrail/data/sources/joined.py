@@ -21,6 +21,7 @@ class Joined:
     rows: np.ndarray
     keys: Strings
     kind: Literal["files"] = "files"
+    units: None = None
 
     def __getitem__(self, row: int) -> bytes | np.ndarray:
         return self.contents[self.parts[row]][int(self.rows[row])]

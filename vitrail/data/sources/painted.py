@@ -33,6 +33,7 @@ class PaintedMaps:
     objects: Objects
     keys: Strings
     kind: Literal["arrays"] = "arrays"
+    units: None = None
 
     def __getitem__(self, row: int) -> NDArray[np.uint8]:
         objects = self.objects.of(row)

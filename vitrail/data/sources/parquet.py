@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +14,13 @@ from typing import Any, Literal
 import numpy as np
 
 from vitrail.data.decode import BadImage
-from vitrail.data.sources.contents import Strings, normalise_path, read_file
+from vitrail.data.sources.contents import Strings, Units, normalise_path, read_file
 from vitrail.data.sources.labels import Labels, RawSplit, format_label, from_numbers, from_texts
 from vitrail.data.sources.manifests import Columns, choose_columns, group_by_split, read_columns
 from vitrail.errors import DataError
 
 IMAGES = ("image", "img", "picture", "bytes", "content")
-CACHED_BYTES = 2**28  # of row groups that one process caches
+CACHED_BYTES = 2**29  # of row groups that one process caches, in training those of a window and of the next
 HASHED_BYTES = 2**30  # larger data sets are not read to find duplicates
 
 
@@ -27,13 +28,15 @@ HASHED_BYTES = 2**30  # larger data sets are not read to find duplicates
 class ParquetImages:
     """Rows whose image column contains the bytes of a file, or a struct of bytes and a path.
 
-    Row groups are read whole and cached, up to `CACHED_BYTES`.
+    Row groups are read whole and cached, up to `CACHED_BYTES`; see `units`.
     """
 
     root: str
     files: tuple[str, ...]
     column: str
-    groups: np.ndarray  # (G, 3) int64: index of the file, of the row group in it, and of its first row over all files
+    groups: (
+        np.ndarray
+    )  # (G, 4) int64: index of the file, of the row group in it, its first row over all files, its bytes
     rows: np.ndarray  # (n,) int64, over all files
     keys: Strings
     kind: Literal["files"] = "files"
@@ -41,7 +44,7 @@ class ParquetImages:
 
     def __getitem__(self, row: int) -> bytes:
         number = int(self.rows[row])
-        group = int(np.searchsorted(self.groups[:, 2], number, side="right")) - 1
+        group = int(self._find_groups(number))
         value = self._read_group(group)[number - int(self.groups[group, 2])].as_py()
         if isinstance(value, dict):
             content, path = value.get("bytes"), value.get("path")
@@ -49,6 +52,18 @@ class ParquetImages:
         if value is None:
             raise BadImage("the row contains no image")
         return value
+
+    def _find_groups(self, numbers: Any) -> Any:
+        return np.searchsorted(self.groups[:, 2], numbers, side="right") - 1
+
+    @cached_property
+    def units(self) -> Units | None:
+        """The row groups; None if the cache holds all of them. Two windows fit in the cache, as a batch may span two."""
+        groups, of = np.unique(self._find_groups(self.rows), return_inverse=True)
+        sizes = self.groups[groups, 3]
+        if sizes.sum() <= CACHED_BYTES:
+            return None
+        return Units(of, len(groups), max(CACHED_BYTES // 2 // int(sizes.max()), 1))
 
     def _read_path(self, path: str) -> bytes:
         try:
@@ -61,7 +76,7 @@ class ParquetImages:
             import pyarrow
             import pyarrow.parquet
 
-            file, inside, _ = self.groups[group].tolist()
+            file, inside, *_ = self.groups[group].tolist()
             try:
                 with pyarrow.parquet.ParquetFile(os.path.join(self.root, self.files[file])) as table:
                     column = table.read_row_group(inside, columns=[self.column]).column(self.column)
@@ -73,7 +88,7 @@ class ParquetImages:
         return self._kept[group]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": {}}
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"_kept": {}}
 
     def take(self, rows: np.ndarray) -> ParquetImages:
         return ParquetImages(self.root, self.files, self.column, self.groups, self.rows[rows], self.keys.take(rows))
@@ -108,7 +123,7 @@ def read_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[s
     columns = choose_columns(
         schema.names, source=source, labelled=labelled, image=image, label=_find_label_column(features)
     )
-    rows, label = int(groups[-1, 3]), columns["label"]
+    rows, label = int(groups[-1, 4]), columns["label"]
     table = _read_table(files, [name for name in (label, columns["split"], None if image else columns["path"]) if name])
     texts = {name: list(map(format_label, table[name].to_pylist())) for name in table.column_names if name != label}
     described = Columns(source, [], lines=list(range(1, rows + 1)))
@@ -120,12 +135,12 @@ def read_parquet(files: Sequence[Path], root: Path, *, labelled: bool) -> dict[s
         return read_columns(described, root)
     names = tuple(path.relative_to(root).as_posix() for path in files)
     lengths = [
-        int(groups[groups[:, 0] == number, 3].max()) for number in range(len(files))
+        int(groups[groups[:, 0] == number, 4].max()) for number in range(len(files))
     ]  # rows up to each file's end
     keys = Strings(
         f"{name}#{row}" for name, start, stop in zip(names, [0, *lengths], lengths) for row in range(stop - start)
     )
-    contents = ParquetImages(str(root), names, image, groups[:, :3], np.arange(rows), keys)
+    contents = ParquetImages(str(root), names, image, groups[:, :4], np.arange(rows), keys)
     labels = _convert_labels(table[label], _get_class_names(features.get(label)), source) if label else None
     return group_by_split(RawSplit(contents, labels), described)
 
@@ -140,9 +155,9 @@ def _import_pyarrow() -> Any:
 
 
 def _read_layout(files: Sequence[Path]) -> tuple[Any, np.ndarray]:
-    """The common schema of the files; for each row group: file, index in it, first row, and row after the last."""
+    """The common schema of the files; for each row group: file, index in it, first row, bytes, and row after the last."""
     pyarrow = _import_pyarrow()
-    groups: list[tuple[int, int, int, int]] = []
+    groups: list[tuple[int, ...]] = []
     first, start = None, 0
     for number, path in enumerate(files):
         try:
@@ -157,8 +172,9 @@ def _read_layout(files: Sequence[Path]) -> tuple[Any, np.ndarray]:
                 "separate them by columns",
             )
         for group in range(metadata.num_row_groups):
-            stop = start + metadata.row_group(group).num_rows
-            groups.append((number, group, start, stop))
+            about = metadata.row_group(group)
+            stop = start + about.num_rows
+            groups.append((number, group, start, about.total_byte_size, stop))
             start = stop
         if not metadata.num_row_groups:
             raise DataError(f"{path} has no rows", "remove the file")

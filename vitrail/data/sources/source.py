@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vitrail.data.sources.annotations import Annotations
-from vitrail.data.sources.contents import Arrays, Contents, Strings
+from vitrail.data.sources.contents import Arrays, Contents, Strings, Units
 from vitrail.data.sources.labels import count_classes
 from vitrail.errors import DataError
 
@@ -48,6 +48,11 @@ class Source:
     def kind(self) -> Literal["files", "arrays"]:
         """`arrays`: all images are in memory and have one size. `files`: images are read and decoded when needed."""
         return self.contents.kind
+
+    @property
+    def units(self) -> Units | None:
+        """Which items are read together; None where any order costs the same."""
+        return self.contents.units
 
     @property
     def images(self) -> np.ndarray:
