@@ -48,6 +48,13 @@ Cache = Annotated[
     Flag("Cache the features in VITRAIL_CACHE, or ~/.cache/vitrail/features.", True, word=bool),
 ]
 BadList = Annotated[str | Path | None, Flag("A CSV of the images that could not be read, with the reason.", word=Path)]
+Zoom = Annotated[
+    float,
+    Flag(
+        "Show pictures this many times as large to a detector or a segmenter, in overlapping windows: for small objects.",
+        1.0,
+    ),
+]
 Quiet = Annotated[bool, Flag("No progress.", False)]
 
 
@@ -119,6 +126,7 @@ class EvaluateFlags(ImageFlags, total=False):
         bool, Flag("Predict only classes that occur in the labels, e.g. for a subset of ImageNet.", False)
     ]
     out: Annotated[str | Path | None, Flag("A folder for report.html, its charts and figures.json.", word=Path)]
+    zoom: Zoom
     corruptions: Annotated[bool, Flag("Also evaluate on eight kinds of corruption at five levels.", False)]
 
 
@@ -194,6 +202,7 @@ class PredictFlags(ImageFlags, total=False):
     ]
     top: Annotated[int, Flag("Number of labels per image.", 5)]
     threshold: Annotated[float | None, Flag("Least score of an object; by default that of the detector.")]
+    zoom: Zoom
     overlay: Annotated[
         str | Path | None,
         Flag("A folder for the pictures with objects or classes drawn on them: NAME.drawn.jpg.", word=Path),

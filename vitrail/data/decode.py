@@ -109,6 +109,11 @@ def upright_size(content: bytes) -> tuple[int, int] | None:
         return None
 
 
+def size_of(image: Image.Image | np.ndarray) -> tuple[int, int]:
+    """(height, width)."""
+    return image.shape[:2] if isinstance(image, np.ndarray) else (image.height, image.width)
+
+
 def convert_image(image: Image.Image, channels: int = 3) -> Image.Image | np.ndarray:
     """Converts a Pillow image to upright pixels with the requested number of channels, by the rules of `decode`."""
     if channels not in MODES:

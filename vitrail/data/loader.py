@@ -26,6 +26,7 @@ from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import UserDataset
 from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.source import Source
+from vitrail.data.windows import Windows
 from vitrail.data.workers import Made, Make, Workers, in_order, make_all
 from vitrail.errors import DataError
 
@@ -39,7 +40,7 @@ class Batch:
     """A batch of examples.
 
     Args:
-        images: (B, C, H, W) uint8, or float32 in [0, 1].
+        images: (B, C, H, W) uint8, or float32 in [0, 1]; of a picture in `Windows` (1, V, C, H, W).
         targets: as returned by `Task.collate`: (B,) int64 class indices, -1 for unlabelled images, or (B, K) float32 zeros
             and ones; for other tasks any tensor or tuple of tensors, with the images on the first axis.
         keys: names of the samples.
@@ -141,7 +142,7 @@ def train_batches(
 
 def eval_batches(
     source: Source,
-    preprocessing: Preprocessing,
+    preprocessing: Preprocessing | Windows,
     *,
     batch: int,
     workers: int = 0,
@@ -152,6 +153,7 @@ def eval_batches(
     """Yields every item once, in order, preprocessed but not normalised; epoch and view are 0.
 
     Args:
+        preprocessing: how pictures become inputs; with `Windows`, whose number depends on the picture, ``batch`` is 1.
         workers, bad, collate: as for `train_batches`.
         fast: decode JPEG files at a reduced size, if it is at least the size to which preprocessing scales them.
 

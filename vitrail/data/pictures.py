@@ -18,12 +18,13 @@ from PIL import Image
 
 from vitrail.data.augment.crops import TRIES, crop_box
 from vitrail.data.augment.policy import Augment
-from vitrail.data.decode import BadImage, decode, upright_size
+from vitrail.data.decode import BadImage, decode, size_of, upright_size
 from vitrail.data.preprocessing import INTERPOLATIONS, Preprocessing
 from vitrail.data.rng import keys
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import Contents, UserDataset
 from vitrail.data.sources.label_maps import IGNORED
+from vitrail.data.windows import Windows
 from vitrail.errors import ConfigError, DataError
 
 JPEG = b"\xff\xd8\xff"  # the only format with decoding at a reduced size
@@ -140,10 +141,13 @@ class Transformed:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Applies the preprocessing of a model to an item; with ``fast``, decodes JPEG at a reduced size."""
+    """Applies the preprocessing of a model to an item; with ``fast``, decodes JPEG at a reduced size.
+
+    With `Windows`, the pixels are those of all inputs that show the item, (V, C, h, w), and ``crop`` is that of the first.
+    """
 
     contents: Contents
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | Windows
     fast: bool = False
     annotations: Annotations | None = None
 
@@ -195,11 +199,6 @@ def seeded(stream: str, seed: int, epoch: int, sample: int, view: int) -> Iterat
 def jpeg_size(content: bytes) -> tuple[int, int] | None:
     """Returns the upright (height, width) of a JPEG from its header; None for other or broken files."""
     return upright_size(content) if content.startswith(JPEG) else None
-
-
-def size_of(image: Image.Image | np.ndarray) -> tuple[int, int]:
-    """(height, width)."""
-    return image.shape[:2] if isinstance(image, np.ndarray) else (image.height, image.width)
 
 
 def as_image(array: np.ndarray) -> Image.Image | np.ndarray:

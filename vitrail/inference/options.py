@@ -21,11 +21,13 @@ from vitrail.weights.onnx import ExportedBackbone
 class InferenceOptions:
     """How a model and its images are read; what every verb that uses a model has in common.
 
-    ``size`` and ``preprocessing`` are what is known better than the weights tell, as `vitrail.load` takes them.
+    ``size`` and ``preprocessing`` are what is known better than the weights tell, as `vitrail.load` takes them. ``zoom`` is how
+    many times as large pictures are shown in windows, as `Task.predict` takes it.
     """
 
     size: tuple[int, int] | None = None
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    zoom: float = 1.0
     batch: int = 64
     workers: int = 0
     device: str | None = None
@@ -54,6 +56,7 @@ class InferenceOptions:
             )
         if isinstance(model.backbone, ExportedBackbone):
             self._check_graph()
+        model.windows(self.zoom)  # refused before any image is read
         return model.to(find_device(self.device)).eval()
 
     def record_bad(self, source: Source, path: Path | None = None) -> BadImages:

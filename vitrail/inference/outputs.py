@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from vitrail.data.augment.placement import Frames
 from vitrail.data.loader import Bad, Batch, eval_batches, stop_at_bad
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
+from vitrail.data.windows import Windows
 from vitrail.errors import DataError
 from vitrail.evaluation.corruptions import corrupt
 from vitrail.evaluation.judgement import Judgement
@@ -21,7 +23,7 @@ from vitrail.models.backbone import at_rest, device_of
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import ProgressBar
 from vitrail.tasks.metric import Metric, Targets
-from vitrail.tasks.task import Task
+from vitrail.tasks.task import WINDOWS, Task
 
 Verb = Callable[[Tensor], Tensor]
 
@@ -34,7 +36,7 @@ def inputs(
     bad: Bad = stop_at_bad,
     fast: bool = False,
     corruption: tuple[str, int] | None = None,
-    preprocessing: Preprocessing | None = None,
+    preprocessing: Preprocessing | Windows | None = None,
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Every batch of ``source`` in order, and its images (B, C, H, W) as ``model`` takes them, on its device.
 
@@ -42,10 +44,11 @@ def inputs(
         bad: told of each bad image.
         fast: decodes large JPEGs at a reduced scale.
         corruption: a kind and a level of `vitrail.evaluation.corruptions`, applied before normalisation.
-        preprocessing: in place of the model's own.
+        preprocessing: in place of the model's own; with `Windows` each batch is a picture, and images are (1, V, C, H, W).
     """
     preprocessing, device = preprocessing or model.preprocessing, device_of(model)
-    how = {"batch": options.batch, "workers": options.workers, "collate": model.collate}
+    size = 1 if isinstance(preprocessing, Windows) else options.batch
+    how = {"batch": size, "workers": options.workers, "collate": model.collate}
     for batch in eval_batches(source, preprocessing, bad=bad, fast=fast, **how):
         images = batch.images.to(device)
         if corruption is not None:
@@ -67,13 +70,23 @@ def outputs(
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Every batch of ``source``, and what ``verb`` gives for its images, in fp32: by default what calling the model gives.
 
-    ``options.precision`` is that of the verb. Further arguments are those of `inputs`.
+    ``options.precision`` is that of the verb. With ``options.zoom`` every batch is a picture, and the outputs are what
+    `Task.join_windows` makes of those for its windows. Further arguments are those of `inputs`.
     """
-    done = 0
-    for batch, images in inputs(model, source, options, bad=bad, fast=fast, corruption=corruption):
+    run, windows, done = verb or model, model.windows(options.zoom), 0
+
+    def compute(images: Tensor) -> Tensor:
         with in_precision(options.precision, images.device):
-            found = (verb or model)(images)
-        yield batch, found.float()
+            return run(images).float()
+
+    how = {"bad": bad, "fast": fast, "corruption": corruption}
+    for batch, images in inputs(model, source, options, preprocessing=windows, **how):
+        if windows is None:
+            yield batch, compute(images)
+        else:
+            views = Frames.of_windows(windows, batch.frames.pictures[0])
+            parts = images[0].split(min(options.batch, WINDOWS))
+            yield batch, model.join_windows(map(compute, parts), views)
         done += len(batch)
         if progress is not None:
             progress.update(done)

@@ -36,8 +36,8 @@ from vitrail.analysis.explanation import (
 )
 from vitrail.analysis.occlusion import choose_window, coarsen_window
 from vitrail.data.augment.placement import Frames
-from vitrail.data.decode import decode
-from vitrail.data.pictures import Picture, size_of
+from vitrail.data.decode import decode, size_of
+from vitrail.data.pictures import Picture
 from vitrail.errors import ConfigError
 from vitrail.inference.features import digest_of
 from vitrail.inference.options import InferenceOptions

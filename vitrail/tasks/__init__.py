@@ -6,11 +6,11 @@ from vitrail.tasks.answer import Answers as Answers
 from vitrail.tasks.classification import Classifier as Classifier
 from vitrail.tasks.classification import Prediction as Prediction
 from vitrail.tasks.classification import create_classifier as create_classifier
+from vitrail.tasks.create import create_task as create_task
 from vitrail.tasks.detection import Detector as Detector
 from vitrail.tasks.metric import Metric as Metric
 from vitrail.tasks.segmentation import Segmenter as Segmenter
 from vitrail.tasks.task import Task as Task
-from vitrail.tasks.task import create_task as create_task
 
 TASKS: dict[str, type[Task]] = {
     "classification": Classifier,

@@ -27,7 +27,8 @@ from vitrail.models import Backbone, Config
 from vitrail.tasks.answer import Answer
 from vitrail.tasks.class_names import list_names
 from vitrail.tasks.classification_metric import AcceptableMetric, ClassMetric, LabelMetric
-from vitrail.tasks.task import Loss, Task, create_task
+from vitrail.tasks.create import create_task
+from vitrail.tasks.task import Loss, Task
 
 
 def softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ pixels from the upper left corner.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,6 +32,7 @@ from vitrail.tasks.dense_answers import Detections
 from vitrail.tasks.detection_graphs import compare_detections, covers, join_outputs, split_outputs
 from vitrail.tasks.detection_loss import sum_losses
 from vitrail.tasks.detection_metric import BoxMetric, place_boxes
+from vitrail.tasks.detection_windows import join_detections
 from vitrail.tasks.subject import Subject
 
 LEVELS = (8, 16, 32)
@@ -247,6 +248,12 @@ class Detector(DenseTask):
         """``boxes`` (B, most, 4), ``scores`` and ``labels`` (B, most); boxes are in pixels of the pictures of ``frames``."""
         placed = torch.from_numpy(self.place_in_pictures(self.detect(outputs), frames)).float()
         return {name: values.numpy() for name, values in split_outputs(placed).items()}
+
+    def join_windows(self, outputs: Iterable[Tensor], views: Frames) -> Tensor:
+        """The best detections of the picture, (1, most, 6) as `detect` has them; see `join_detections`."""
+        found = torch.cat([self.detect(each) for each in outputs])
+        how = {"candidates": CANDIDATES * self.most, "threshold": SAME_OBJECT}
+        return join_detections(found, views, self.preprocessing.size, **how)
 
     def metric(self) -> BoxMetric:
         return BoxMetric(self.classes, self.preprocessing.size, self.detect)

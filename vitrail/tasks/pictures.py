@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.decode import BadImage, convert_image, decode
-from vitrail.data.pictures import size_of
+from vitrail.data.decode import BadImage, convert_image, decode, size_of
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.folders import Scan, list_image_files
+from vitrail.data.windows import Windows
 from vitrail.errors import DataError
 from vitrail.markup import Markup, image_uri, tag
 
@@ -94,7 +94,7 @@ class Transform:
     It holds no model, so the workers of a ``DataLoader`` get a few numbers.
     """
 
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | Windows
 
     def __call__(self, picture: Picture) -> Tensor:
         """One picture, of any kind that `Task.preprocess` takes, as (C, H, W) float32, normalised, on the CPU.
@@ -105,9 +105,14 @@ class Transform:
         return self.read(picture, "the picture")[0]
 
     def read(self, picture: Picture, name: str) -> tuple[Tensor, tuple[int, int]]:
-        """The same, and the size (height, width) of the picture, which an error calls ``name``."""
+        """The same, with `Windows` as (V, C, H, W), and the size (height, width) of the upright picture.
+
+        An error calls the picture ``name``.
+        """
         try:
             image = to_pixels(picture, self.preprocessing.channels)
+            if isinstance(image, Image.Image):  # one in memory may still have to be turned upright
+                image = convert_image(image, self.preprocessing.channels)
             pixels = torch.from_numpy(self.preprocessing.picture(image))  # (C, H, W)
         except BadImage as error:
             raise DataError(f"{name} cannot be used: {error.reason}", REMEDY) from error

@@ -6,7 +6,7 @@ B images, H x W pixels of a picture, h x w of the model's input, K classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,7 +28,7 @@ from vitrail.tasks.answer_files import AnswerFiles, MaskFiles
 from vitrail.tasks.class_colours import BACKGROUND, class_colours
 from vitrail.tasks.dense import DenseTask, check_placed, choose_width, read_levels, read_number
 from vitrail.tasks.dense_answers import Segmentation
-from vitrail.tasks.label_maps import find_shown, label_pixels
+from vitrail.tasks.label_maps import find_shown, label_pixels, label_windows
 from vitrail.tasks.segmentation_metric import MapMetric
 from vitrail.tasks.subject import Subject
 
@@ -226,6 +226,10 @@ class Segmenter(DenseTask):
     def reply_arrays(self, outputs: Tensor, frames: Frames | None = None) -> dict[str, NDArray | list[str]]:
         """``map`` (B, h, w) uint8, the class of every pixel of the model's input."""
         return {"map": outputs.argmax(1).to(torch.uint8).numpy()}
+
+    def join_windows(self, outputs: Iterable[Tensor], views: Frames) -> Tensor:
+        """The class of every pixel of the picture, (1, H, W) uint8, from the mean of the logits; see `label_windows`."""
+        return label_windows(outputs, views)[None]
 
     def metric(self) -> MapMetric:
         return MapMetric(self.classes)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,9 +24,10 @@ from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import collate_labels
 from vitrail.data.preprocessing import Preprocessing, Resize
 from vitrail.data.sources.source import Source
+from vitrail.data.windows import Windows
 from vitrail.errors import ConfigError, nearest
 from vitrail.markup import join, tag
-from vitrail.models import Backbone, Config, create_backbone, device_of
+from vitrail.models import Backbone, device_of
 from vitrail.rows import show_facts
 from vitrail.tasks.answer import Answer, Answers
 from vitrail.tasks.answer_files import AnswerFiles
@@ -37,6 +38,7 @@ from vitrail.tasks.pictures import Picture, Transform, list_pictures, to_pixels
 from vitrail.tasks.summary import describe_model
 
 BATCH = 32  # pictures that `Task.predict` shows the network at one time
+WINDOWS = 8  # of a large picture at one time; the outputs of a segmenter have as many numbers as all its features
 # what a task answers by asking its backbone; see `vitrail.models`
 BACKBONE_VERBS = {
     *("config", "about", "width", "patch_width", "prefix", "first_layer", "layers", "no_decay"),
@@ -44,7 +46,6 @@ BACKBONE_VERBS = {
     *("dense_maps", "attention_grids", "forward_recording", "forward_with_attention", "pooling_shares"),
 }
 Loss = Literal["softmax", "sigmoid"]
-Kind = TypeVar("Kind", bound="Task")
 
 
 class Task(nn.Module, ABC):
@@ -239,6 +240,29 @@ class Task(nn.Module, ABC):
         """Named arrays or words, the images first, for clients that want numbers (the Open Inference Protocol)."""
         return {"outputs": outputs.numpy()}
 
+    # A picture in windows.
+
+    def windows(self, zoom: float) -> Windows | None:
+        """How a picture is shown ``zoom`` times as large; None for 1, where it is shown whole. Raises `ConfigError`."""
+        if zoom == 1:
+            return None
+        if not self.draws_answers:
+            what = f"zoom is {zoom:g}, and a model of the task {self.name} answers for whole pictures"
+            raise ConfigError(what, "leave zoom out")
+        return Windows(self.preprocessing, zoom)
+
+    def join_windows(self, outputs: Iterable[Tensor], views: Frames) -> Tensor:
+        """The outputs for one picture, as `decode` and `metric` take them with the first of ``views``.
+
+        Args:
+            outputs: what calling the task gave for the `Windows` of the picture, for some of them after others.
+            views: what they show of the picture; the first shows the whole.
+
+        Raises:
+            ConfigError: the answers of the task do not lie in the picture (`draws_answers`).
+        """
+        raise ConfigError(f"answers of the task {self.name} are about whole pictures", "do not show it windows")
+
     # Leaving PyTorch.
 
     @property
@@ -329,8 +353,18 @@ class Task(nn.Module, ABC):
         """
         return self.preprocessing.picture(to_pixels(picture, self.preprocessing.channels))
 
+    def _answer(self, pictures: Sequence[Picture], windows: Windows | None) -> tuple[Tensor, Frames]:
+        """The outputs for pictures, in windows for a single one, and what they show of these."""
+        if windows is None:
+            images, frames = self._read(pictures)
+            return self(images), frames
+        images, size = Transform(windows).read(pictures[0], "the picture")  # (V, C, h, w)
+        views = Frames.of_windows(windows, size)
+        parts = images.to(device_of(self)).split(WINDOWS)
+        return self.join_windows(map(self, parts), views), views.take(np.array([0]))
+
     def predict(
-        self, pictures: Picture | Iterable[Picture], top: int = 5, *, threshold: float | None = None
+        self, pictures: Picture | Iterable[Picture], top: int = 5, *, threshold: float | None = None, zoom: float = 1
     ) -> Answers[Any]:
         """The `Answer` for each picture, in a list with ``to_pandas()``; its ``key`` is the path, if one was given.
 
@@ -338,17 +372,20 @@ class Task(nn.Module, ABC):
             pictures: what `preprocess` takes.
             top: how many labels an answer lists, at most.
             threshold: the least score of an object; by default that of the detector.
+            zoom: shows pictures this many times as large as they fit into the input, in overlapping windows, to a detector
+                or a segmenter; 1 shows whole pictures.
         """
         options = self.answer_options(top=top, threshold=threshold)
-        pictures = list_pictures(pictures)
+        pictures, windows = list_pictures(pictures), self.windows(zoom)
+        together = BATCH if windows is None else 1
         was_training = self.training
         self.eval()
         try:
             with torch.inference_mode():
                 answers: list[Answer] = []
-                for first in range(0, len(pictures), BATCH):
-                    images, frames = self._read(pictures[first : first + BATCH])
-                    answers += self.decode(self(images), frames, **options)
+                for first in range(0, len(pictures), together):
+                    outputs, frames = self._answer(pictures[first : first + together], windows)
+                    answers += self.decode(outputs, frames, **options)
             paths = (str(picture) if isinstance(picture, str | PathLike) else "" for picture in pictures)
             return Answers((replace(answer, key=path) for answer, path in zip(answers, paths)), pictures)
         finally:
@@ -361,29 +398,3 @@ class Task(nn.Module, ABC):
 
     def _repr_html_(self) -> str:
         return join(tag("p", tag("strong", type(self).__name__)), show_facts(describe_model(self).items()))
-
-
-def create_task(
-    kind: type[Kind],
-    name: str | Config,
-    arguments: Mapping[str, Any],
-    *,
-    preprocessing: Preprocessing | None = None,
-    **changes: Any,
-) -> Kind:
-    """A freshly initialised model.
-
-    Args:
-        kind: its task.
-        name: a name of `vitrail.models.MODELS`, or a config.
-        arguments: ``classes`` and further arguments of the task.
-        preprocessing: by default the paper's, at the model's image size.
-        changes: fields of the model's config, such as ``image_size=384`` or ``in_channels=5``.
-
-    Raises:
-        ConfigError: an unknown model or field, with the nearest names; a value that cannot be meant.
-    """
-    backbone = create_backbone(name, classes=kind.head_outputs(arguments["classes"]), **changes)
-    if preprocessing is None:
-        preprocessing = Preprocessing.paper(backbone.config.image_size, channels=backbone.config.in_channels)
-    return kind(backbone, preprocessing=preprocessing, **arguments)

@@ -20,6 +20,8 @@ def parse_options(flags: Mapping[str, Any], *, max_bad: str = ONE_PERCENT) -> di
     if "batch" in flags:
         share = max_bad if flags["max_bad"] is None else flags["max_bad"]
         images = {**{name: flags[name] for name in ("batch", "workers", "quiet")}, "max_bad": part(share)}
+    if "zoom" in flags:
+        images["zoom"] = flags["zoom"]
     options = InferenceOptions(**parse_weights(flags), device=flags["device"], precision=flags["precision"], **images)
     return {"classes": to_path(flags["classes"]), "options": options}
 

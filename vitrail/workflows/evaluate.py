@@ -76,6 +76,10 @@ def evaluate(
     task.check_can_answer()
     if calibrate and task.temperature is None:
         raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
+    for asked, flag in ((corruptions, "corruptions"), (out is not None, "out")):
+        if asked and options.zoom != 1:
+            what = f"zoom is {options.zoom:g}, and {flag} needs each picture whole in one input"
+            raise ConfigError(what, "leave one of them out")
     if out is not None:
         make_folder(out)
     name, source = split_to_judge(task, data, split, say, class_map=class_map)

@@ -69,6 +69,9 @@ def predict(
     if overlay is not None and not task.draws_answers:
         what = f"pictures of answers of the task {task.name}, which do not lie in the picture"
         raise ConfigError(what, "leave --overlay out; `vitrail explain` shows what an answer rests on")
+    if fast and options.zoom != 1:
+        what = f"zoom is {options.zoom:g}, and fast decodes large pictures at a reduced scale"
+        raise ConfigError(what, "leave one of them out")
     images = find_inputs(inputs)
     bad = options.record_bad(images.source, bad_list)
     outputs = _compute_outputs(task, None, images.source, options, bad, fast=fast)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from vitrail.data.augment.geometry import Numbers
 from vitrail.data.pictures import Picture
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.windows import Windows
 
 UNKNOWN = (float("nan"),) * 4
 
@@ -66,6 +67,12 @@ class Frames:
         """Returns the frames of pictures of these sizes (height, width) after ``preprocessing``."""
         corners = np.array([preprocessing.visible_box(*size) for size in sizes], np.float64).reshape(-1, 4)
         return cls(corners[:, [1, 0, 3, 2]], np.array(sizes, np.float64).reshape(-1, 2))
+
+    @classmethod
+    def of_windows(cls, windows: Windows, size: tuple[float, float]) -> Frames:
+        """Returns the frames of all inputs that show one picture of this size (height, width), which `Windows` made."""
+        crops = windows.boxes(int(size[0]), int(size[1]))
+        return cls(crops, np.tile(np.array(size, np.float64), (len(crops), 1)))
 
     def move(self, points: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
         """Maps points (B, N, 2) of images of ``size`` (height, width) without augmentation to points of their pictures."""
