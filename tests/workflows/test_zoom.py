@@ -117,7 +117,8 @@ def test_boxes_that_were_predicted_are_all_found_at_the_same_zoom(detector, fold
     (tmp_path / "data.yaml").write_text(json.dumps({"train": "images", "names": CLASSES}))
     how = {"split": "train", "max_bad": 1.0, "quiet": True, "log": silent}
     same, whole = (vitrail.evaluate(detector, tmp_path, zoom=zoom, **how) for zoom in (1.5, 1))
-    assert same.figures["ar_100"] == pytest.approx(1)  # boxes beside the picture are no answers, and cost precision only
+    # boxes beside the picture are no answers, and cost precision only
+    assert same.figures["ar_100"] == pytest.approx(1)
     assert whole.figures["ar_100"] < 0.9
     assert same.figures["images"] == 2
 

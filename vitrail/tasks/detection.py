@@ -250,7 +250,7 @@ class Detector(DenseTask):
         return {name: values.numpy() for name, values in split_outputs(placed).items()}
 
     def join_windows(self, outputs: Iterable[Tensor], views: Frames) -> Tensor:
-        """The best detections of the picture, (1, most, 6) as `detect` has them; see `join_detections`."""
+        """The best detections of the picture, (1, most, 6) as `detect` has them."""
         found = torch.cat([self.detect(each) for each in outputs])
         how = {"candidates": CANDIDATES * self.most, "threshold": SAME_OBJECT}
         return join_detections(found, views, self.preprocessing.size, **how)

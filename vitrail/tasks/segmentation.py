@@ -228,7 +228,7 @@ class Segmenter(DenseTask):
         return {"map": outputs.argmax(1).to(torch.uint8).numpy()}
 
     def join_windows(self, outputs: Iterable[Tensor], views: Frames) -> Tensor:
-        """The class of every pixel of the picture, (1, H, W) uint8, from the mean of the logits; see `label_windows`."""
+        """The class of every pixel of the picture, (1, H, W) uint8, from the mean of the logits of all inputs."""
         return label_windows(outputs, views)[None]
 
     def metric(self) -> MapMetric:

@@ -259,7 +259,7 @@ class Task(nn.Module, ABC):
             views: what they show of the picture; the first shows the whole.
 
         Raises:
-            ConfigError: the answers of the task do not lie in the picture (`draws_answers`).
+            ConfigError: the answers of the task do not lie in the picture.
         """
         raise ConfigError(f"answers of the task {self.name} are about whole pictures", "do not show it windows")
 
