@@ -261,7 +261,7 @@ class Task(nn.Module, ABC):
         Raises:
             ConfigError: the answers of the task do not lie in the picture.
         """
-        raise ConfigError(f"answers of the task {self.name} are about whole pictures", "do not show it windows")
+        raise ConfigError(f"answers of the task {self.name} are about whole pictures", "show whole pictures")
 
     # Leaving PyTorch.
 
