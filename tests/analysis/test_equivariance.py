@@ -23,7 +23,7 @@ from vitrail.analysis.equivariance import (
 )
 from vitrail.errors import ConfigError
 from vitrail.models import create_backbone
-from vitrail.models.backbone import TAKE_SUBSETS
+from vitrail.models.backbone import takes_subsets
 from vitrail.tasks.classification import create_classifier
 
 
@@ -310,7 +310,7 @@ def test_every_architecture_is_measured(name):
     seen = model.feature_maps(draw(model))
     assert all(-1 <= each.concordance <= 1 + 1e-12 for each in maps if each.concordance is not None)
     assert [each.concordance is None for each in maps] == [each.shape[2] * each.shape[3] <= 4 for each in seen]
-    assert (unplaced is not None) == (model.config.architecture in TAKE_SUBSETS)
+    assert (unplaced is not None) == takes_subsets(model.config)
 
 
 @pytest.mark.parametrize("channels", [1, 5])

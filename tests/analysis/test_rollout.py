@@ -25,7 +25,14 @@ from vitrail.models import AttentionRecord, Backbone, create_backbone
 from vitrail.tasks.classification import create_classifier
 
 # sizes on which windows are filled up and reductions leave places over
-SIZES = {"swin": (50, 38), "swin, odd map": (34, 27), "pvt, odd map": (34, 27), "pvt v2": (34, 27), "axial": (24, 40)}
+SIZES = {
+    "swin": (50, 38),
+    "swin, odd map": (34, 27),
+    "pvt, odd map": (34, 27),
+    "pvt v2": (34, 27),
+    "axial": (24, 40),
+    "vit, windows": (40, 24),
+}
 OTHERS = {
     "registers": replace(TINY["vit"], registers=2),
     "two tokens": replace(TINY["vit"], prefix=("cls", "dist")),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from vitrail.models import Backbone
 from vitrail.models.cait import TalkingHeads
+from vitrail.models.grid_windows import GridWindows
 
 # `vitrail.models.heads` has the name too, but its pooling is no layer
 WHERE = ("attention", "beit", "swin", "cait", "spatial_reduction")
@@ -28,6 +31,9 @@ def run_plainly(model: Backbone, images: Tensor, targets: Tensor) -> tuple[Tenso
     def attend(q, k, v, *, bias=None, dropout=0.0, path):
         return keep((q @ k.mT / q.shape[-1] ** 0.5 + (0 if bias is None else bias)).softmax(-1)) @ v
 
+    def attend_in_windows(q, k, v, windows, *, dropout=0.0):
+        return attend(q, k, v, bias=masked(windows, k.shape[2]), path="plain")
+
     def attend_along_lines(q, k, bias):
         weights = (q @ k.mT / q.shape[-1] ** 0.5 + bias).softmax(-1)  # (B, L, H, T, T)
         return keep(weights.flatten(0, 1)).view_as(weights)
@@ -39,6 +45,7 @@ def run_plainly(model: Backbone, images: Tensor, targets: Tensor) -> tuple[Tenso
     with pytest.MonkeyPatch.context() as patch, torch.enable_grad():
         for name in WHERE:
             patch.setattr(f"vitrail.models.{name}.attend", attend)
+        patch.setattr("vitrail.models.attention.attend_in_windows", attend_in_windows)
         patch.setattr("vitrail.models.axial_attention.attention_weights", attend_along_lines)
         patch.setattr(TalkingHeads, "softmax", talk)
         logits = model(images.clone().requires_grad_())
@@ -48,6 +55,18 @@ def run_plainly(model: Backbone, images: Tensor, targets: Tensor) -> tuple[Tenso
     gradients = [each.grad for each in kept]
     matrices = [_in_order(each, shape) for each, shape in zip(kept, shapes, strict=True)]
     return logits.detach(), matrices, [_in_order(each, shape) for each, shape in zip(gradients, shapes, strict=True)]
+
+
+def masked(windows: GridWindows, tokens: int) -> Tensor:
+    """Minus infinity for pairs of patches of different windows, whose sides are those of ``windows``: (T, T)."""
+    mask = torch.zeros(tokens, tokens)
+    for query in range(windows.prefix, tokens):
+        for key in range(windows.prefix, tokens):
+            places = (divmod(token - windows.prefix, windows.grid[1]) for token in (query, key))
+            of_query, of_key = ((row // windows.height, column // windows.width) for row, column in places)
+            if of_query != of_key:
+                mask[query, key] = -math.inf
+    return mask
 
 
 def _in_order(matrix: Tensor, shape: tuple[int, int, int, int]) -> Tensor:

@@ -28,6 +28,17 @@ PYRAMID = {
 
 TINY: dict[str, Config] = {
     "vit": ViTConfig(**SMALL, patch_size=8, width=16, depth=3, heads=2, mlp_width=24),
+    # a grid of 5 x 3 in windows of 2 x 2, filled up, and two blocks of three with them
+    "vit, windows": ViTConfig(
+        **{**SMALL, "image_size": (40, 24)},
+        patch_size=8,
+        width=16,
+        depth=3,
+        heads=2,
+        mlp_width=24,
+        window=2,
+        global_blocks=1,
+    ),
     "axial": AxialConfig(**SMALL, patch_size=8, width=16, depth=2, heads=2, mlp_width=24),
     # maps of 8 x 8 and 4 x 4, filled up to windows of 3 x 3, every second one shifted
     "swin": SwinConfig(**SMALL, width=8, depths=(2, 2), heads=(1, 2), window=3, mlp_ratio=2.0),

@@ -16,13 +16,13 @@ from tests.models.tiny import QUICK, TINY
 from tests.slow import slow_except
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Config, create_backbone, sketch
-from vitrail.models.backbone import TAKE_SUBSETS
+from vitrail.models.backbone import TAKE_SUBSETS, takes_subsets
 from vitrail.models.config import changed
 from vitrail.objectives import MAE
 from vitrail.objectives.mae import sincos2d, split
 
 SIZES = {"decoder_width": 16, "decoder_depth": 2, "decoder_heads": 2}
-CARRIERS = {name: config for name, config in TINY.items() if config.architecture in TAKE_SUBSETS}
+CARRIERS = {name: config for name, config in TINY.items() if takes_subsets(config)}
 CARRIERS = {name: config for name, config in CARRIERS.items() if getattr(config, "stem", None) is None}
 CARRIERS["vit, two tokens and registers"] = replace(TINY["vit"], prefix=("cls", "dist"), registers=3)
 CARRIERS["vit, mean of patches"] = replace(TINY["vit"], prefix=(), pool="gap", pool_norm=True, positions="relative")
@@ -279,6 +279,7 @@ def test_an_architecture_that_cannot_names_those_that_can(name):
     ("changes", "options", "message"),
     [
         ({"patch_dropout": 0.5}, {}, "patch_dropout=0"),
+        ({"window": 2, "global_blocks": 1}, {}, "window=0"),
         ({"stem": (), "stem_width": 32}, {}, "without a stem"),
         ({"patch_size": 1, "in_channels": 1}, {}, "norm_pix=False"),
         ({}, {"mask_ratio": 1.0}, "give a number between 0 and 1"),

@@ -182,7 +182,14 @@ def test_a_compiled_model_is_the_model(name, task):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(  # a minute each
-    ("task", "name"), [("detection", "vit"), ("segmentation", "vit"), ("detection", "bit"), ("segmentation", "swin")]
+    ("task", "name"),
+    [
+        ("detection", "vit"),
+        ("segmentation", "vit"),
+        ("segmentation", "vit, windows"),
+        ("detection", "bit"),
+        ("segmentation", "swin"),
+    ],
 )
 def test_an_exported_graph_answers_as_the_model_at_any_size(tmp_path, name, task):
     pytest.importorskip("onnxruntime")

@@ -92,6 +92,7 @@ REFUSED: dict[str, Config | dict[str, Any]] = {
     "learned positions, every": {"positions_at": "every"},
     "a hidden layer": {"pre_logits": True},
     "blocks without skips": {"skips": False},
+    "windows of 2 patches": {"window": 2, "global_blocks": 1},
     "padding": {"pad": True, "image_size": 30},
     r"the prefix \(\)": {"prefix": (), "pool": "gap"},
 }

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError, nearest
 from vitrail.models import Backbone, Patches, Tokens
-from vitrail.models.backbone import TAKE_SUBSETS, at_rest
+from vitrail.models.backbone import at_rest, takes_subsets
 from vitrail.models.config import is_whole
 from vitrail.tasks import Task
 
@@ -64,7 +64,7 @@ class PermutationResponse(NamedTuple):
 
     Args:
         pixels: response to permuting squares of pixels of the image.
-        unplaced: response to permuting patch embeddings without position embeddings. None for architectures whose `encode`
+        unplaced: response to permuting patch embeddings without position embeddings. None for models whose `encode`
             needs the whole grid and therefore depends on positions in any case.
     """
 
@@ -190,7 +190,7 @@ def measure_permutation_response(
     with at_rest(model) as device:
         whole = _compute_answers(model, images, device, model.forward_features)
         pixels = _compare_answers(whole, _compute_answers(model, cut, device, model.forward_features))
-        if model.config.architecture not in TAKE_SUBSETS:
+        if not takes_subsets(model.config):
             return PermutationResponse(pixels, None)
         in_order = _compute_answers(model, images, device, encode_unplaced)
         return PermutationResponse(

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.models.grid_windows import GridWindows
 from vitrail.models.layers import Dense, by_hand, dense
 
 
@@ -68,6 +69,27 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, dropo
         weights = attention_weights(q, k, bias)
         return (F.dropout(weights, dropout) if dropout else weights) @ v
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+
+
+def attend_in_windows(q: Tensor, k: Tensor, v: Tensor, windows: GridWindows, *, dropout: float = 0.0) -> Tensor:
+    """Attention of patches to their window and to the prefix tokens, and of prefix tokens to all tokens: (B, H, T, E) each to
+    (B, H, T, E).
+    """
+    device, training, prefix = q.device.type, q.requires_grad, windows.prefix
+    before, patches = zip(*(part.split([prefix, part.shape[2] - prefix], 2) for part in (q, k, v)))
+    mine, *others = (windows.cut(part) for part in patches)  # (B n, H, S, E)
+    if prefix:
+        count = windows.rows * windows.columns
+        shared = (part[:, None].expand(-1, count, -1, -1, -1).flatten(0, 1) for part in before[1:])
+        others = [torch.cat(pair, 2) for pair in zip(shared, others)]  # (B n, H, P + S, E)
+    keys, values = others
+    bias = windows.padding_bias(q.shape[0], q)
+    path = attention_path(device, q.dtype, training=training, tokens=keys.shape[2])
+    y = windows.join(attend(mine, keys, values, bias=bias, dropout=dropout, path=path))  # (B, N, H, E)
+    if prefix:
+        path = attention_path(device, q.dtype, training=training, tokens=k.shape[2])
+        y = torch.cat([attend(before[0], k, v, dropout=dropout, path=path).transpose(1, 2), y], 1)
+    return y.transpose(1, 2)
 
 
 AT_ONCE = 1 << 21  # maximum number of matrix elements per slice of `AttentionRecord.slices`, unless one row has more
@@ -227,18 +249,38 @@ class Attention(nn.Module):
         x: Tensor,
         relative: Relative | None = None,
         queries: int | None = None,
+        windows: GridWindows | None = None,
         on_attention: OnAttention | None = None,
     ) -> Tensor:
-        """(B, T, D) to (B, T, D), or to (B, Q, D) with only the first Q tokens as queries."""
+        """(B, T, D) to (B, T, D), or to (B, Q, D) with only the first Q tokens as queries.
+
+        ``windows`` are those in which patches attend, without relative positions and for all queries.
+        """
         q, k, v = self.split(x, queries)
-        bias = relative.bias(q, slice(queries)) if relative else None
-        learned = bias is not None and bias.requires_grad
-        path = attention_path(x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2], learned_bias=learned)
-        output = attend(q, k, v, bias=bias, dropout=self.dropout if self.training else 0.0, path=path)
+        dropout = self.dropout if self.training else 0.0
+        if windows is not None:
+            assert relative is None and queries is None
+            output = attend_in_windows(q, k, v, windows, dropout=dropout)
+        else:
+            bias = relative.bias(q, slice(queries)) if relative else None
+            learned = bias is not None and bias.requires_grad
+            path = attention_path(
+                x.device.type, q.dtype, training=q.requires_grad, tokens=k.shape[2], learned_bias=learned
+            )
+            output = attend(q, k, v, bias=bias, dropout=dropout, path=path)
         if on_attention is not None:
-            on_attention(self.record(x, relative, output))
+            on_attention(self.record(x, relative, windows, output))
         return self.proj(output.transpose(1, 2).flatten(2))
 
-    def record(self, x: Tensor, relative: Relative | None = None, output: Tensor | None = None) -> AttentionRecord:
-        """Returns the attention record for an input (B, T, D)."""
-        return AttentionRecord(partial(self.split, x), output, relative.bias if relative else None)
+    def record(
+        self,
+        x: Tensor,
+        relative: Relative | None = None,
+        windows: GridWindows | None = None,
+        output: Tensor | None = None,
+    ) -> AttentionRecord:
+        """Returns the attention record for an input (B, T, D): the whole matrix, with zeros outside of windows."""
+        bias = relative.bias if relative else None
+        if windows is not None:
+            bias = lambda q, rows: windows.bias(rows, q.device)  # noqa: E731
+        return AttentionRecord(partial(self.split, x), output, bias)

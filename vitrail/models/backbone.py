@@ -24,6 +24,11 @@ from vitrail.models.layers import Patches, Tokens, whole_patches
 TAKE_SUBSETS = ("vit", "beit", "cait")  # architectures whose `place` and `encode` support a subset of patches (``ids``)
 
 
+def takes_subsets(config: Config) -> bool:
+    """Whether `place` and `encode` of a model of ``config`` support a subset of patches: windows need the whole grid."""
+    return config.architecture in TAKE_SUBSETS and not getattr(config, "window", 0)
+
+
 class Backbone(nn.Module):
     """Base class of the architectures, with the steps `patchify`, `place`, `encode`, `pool` and `head`.
 
@@ -207,10 +212,14 @@ class Backbone(nn.Module):
             raise ConfigError(what, "give (B, C, H, W), or create the model with in_channels=C")
 
     def _check_subset(self, patches: Patches) -> None:
-        """Raises `ConfigError` for a subset of the patches, in architectures that need the whole grid."""
-        if patches.ids is not None:
-            what = f"{self.config.about} requires the whole grid of patches, but got {patches.x.shape[1]}"
-            raise ConfigError(what, f"choose an architecture that supports subsets: {', '.join(TAKE_SUBSETS)}")
+        """Raises `ConfigError` for a subset of the patches, in models that need the whole grid."""
+        if patches.ids is None or takes_subsets(self.config):
+            return
+        what = f"requires the whole grid of patches, but got {patches.x.shape[1]}"
+        if self.config.architecture in TAKE_SUBSETS:
+            raise ConfigError(f"{self.config.about} with windows {what}", "create it with window=0")
+        remedy = f"choose an architecture that supports subsets: {', '.join(TAKE_SUBSETS)}"
+        raise ConfigError(f"{self.config.about} {what}", remedy)
 
     def _run(self, block: nn.Module, *inputs: Any, on_attention: OnAttention | None = None) -> Any:
         """Runs a block. In training with ``checkpoint``, its activations are recomputed in the backward pass, unless attention

@@ -17,6 +17,7 @@ from vitrail.models import positions
 from vitrail.models.attention import Attention, AttentionGrid, OnAttention, Relative
 from vitrail.models.backbone import Backbone
 from vitrail.models.config import changed, grid_of
+from vitrail.models.grid_windows import GridWindows
 from vitrail.models.heads import AttentionPool, Head, Heads
 from vitrail.models.hybrid import HybridEmbed
 from vitrail.models.initialise import initialise
@@ -57,12 +58,13 @@ class Block(nn.Module):
         x: Tensor,
         relative: Relative | None = None,
         queries: int | None = None,
+        windows: GridWindows | None = None,
         on_attention: OnAttention | None = None,
     ) -> Tensor:
         """(B, T, D) to (B, T, D), or to (B, Q, D) where only the first Q tokens are needed afterwards."""
 
         def attention(x: Tensor) -> Tensor:
-            return self.ls1(self.dropout(self.attn(self.norm1(x), relative, queries, on_attention)))
+            return self.ls1(self.dropout(self.attn(self.norm1(x), relative, queries, windows, on_attention)))
 
         def mlp(x: Tensor) -> Tensor:
             return self.ls2(self.mlp(self.norm2(x)))
@@ -139,6 +141,7 @@ class ViT(Backbone):
         return drop_patches(self._place_all(patches), self.config.patch_dropout if self.training else 0.0)
 
     def _place_all(self, patches: Patches) -> Patches:
+        self._check_subset(patches)
         if not self._is_placed_at_stem:
             return patches
         x, grid, ids = patches
@@ -157,16 +160,20 @@ class ViT(Backbone):
         return prefix.to(like), places.to(like)
 
     def encode(self, patches: Patches, on_attention: OnAttention | None = None) -> Tokens:
-        """Applies prefix tokens, blocks and norm, equations (1) to (4): (B, K, D) to (B, P + R + K, D)."""
+        """Applies prefix tokens, blocks and norm, equations (1) to (4): (B, K, D) to (B, P + R + K, D).
+
+        Raises `ConfigError` for a subset of the patches if blocks attend in windows.
+        """
+        self._check_subset(patches)
         return self._encode(patches, on_attention=on_attention)
 
     def _encode(self, patches: Patches, reads: int | None = None, on_attention: OnAttention | None = None) -> Tokens:
         """Same as `encode`, but the last block computes only the first ``reads`` tokens."""
         x, layers = self._begin(patches), self._layers(patches)
-        for block, added, relative in layers:
+        for block, added, relative, windows in layers:
             x = x if added is None else x + added
             queries = reads if block is self.blocks[-1] else None
-            x = self._run(block, x, relative, queries, on_attention=on_attention)
+            x = self._run(block, x, relative, queries, windows, on_attention=on_attention)
         return Tokens(self.norm(x), patches.grid, patches.ids)
 
     def _begin(self, patches: Patches) -> Tensor:
@@ -180,8 +187,10 @@ class ViT(Backbone):
         x = torch.cat([*(token.expand(x.shape[0], -1, -1) for token in before), x], 1)
         return self.dropout(residual_stream(x))
 
-    def _layers(self, patches: Patches) -> list[tuple[Any, Tensor | None, Relative | None]]:
-        """Yields each block with the positions added to its input (B or 1, T, D) and its relative positions, if any."""
+    def _layers(self, patches: Patches) -> list[tuple[Any, Tensor | None, Relative | None, GridWindows | None]]:
+        """Returns each block with the positions added to its input (B or 1, T, D), its relative positions and its windows, if
+        any.
+        """
         config, (x, grid, ids), depth = self.config, patches, self.config.depth
         added: list[Tensor | None] = [None]
         relative: list[Relative | None] = [None]
@@ -193,7 +202,15 @@ class ViT(Backbone):
             tables = range(depth if config.positions_at == "every" else 1)
             added = [self._slots(patches, table) for table in tables]
         # one for all layers, or one per layer
-        return list(zip(self.blocks, (added * depth)[:depth], (relative * depth)[:depth]))
+        return list(zip(self.blocks, (added * depth)[:depth], (relative * depth)[:depth], self._windows(grid)))
+
+    def _windows(self, grid: tuple[int, int]) -> list[GridWindows | None]:
+        """Returns the windows of each block, None for global attention."""
+        config = self.config
+        if not config.window:
+            return [None] * config.depth
+        windows = GridWindows.over(len(self.prefix) + config.registers, grid, config.window)
+        return [None if is_global else windows for is_global in config.attends_globally]
 
     def _slots(self, patches: Patches, table: int) -> Tensor:
         """Returns the positions of a table for the whole sequence, zero for registers: (B or 1, T, D)."""
@@ -237,8 +254,8 @@ class ViT(Backbone):
         """Returns the patches after each block, before the last norm, as images: depth times (B, D, h, w)."""
         patches = self._place_all(self.patchify(images))
         x, maps = self._begin(patches), []
-        for block, added, relative in self._layers(patches):
-            x = self._run(block, x if added is None else x + added, relative, on_attention=on_attention)
+        for block, added, relative, windows in self._layers(patches):
+            x = self._run(block, x if added is None else x + added, relative, None, windows, on_attention=on_attention)
             maps.append(x[:, -patches.x.shape[1] :].mT.unflatten(2, patches.grid))
         return maps
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from vitrail.models.config import (
@@ -47,6 +48,10 @@ class ViTConfig(Config):
         gelu: "tanh", the approximation in the paper's code, or "exact".
         initial: initialisation, see `vitrail.models.initialise`: as in the paper; "truncated", as in DeiT; "mimetic", which
             learns faster from little data; or "identity", which networks without skips need.
+        window: longest side, in patches, of the windows in which blocks attend (ViTDet, Li et al. 2022); 0 for global attention
+            in every block. There are as few windows as this allows, all of one size. Patches also attend to the prefix tokens
+            and registers, and these to all tokens, so no parameter depends on the windows.
+        global_blocks: number of blocks that attend globally where others attend in windows: evenly spaced, and the last one.
         skips: whether branches are added to their input; without skips they replace it (an ablation).
         layer_scale: initial value of LayerScale; None disables it.
         dropout: rate after every dense layer except q, k, v, and after adding positions; ``attention_dropout`` is that of the
@@ -67,6 +72,8 @@ class ViTConfig(Config):
         "heads": 1,
         "mlp_width": 1,
         "registers": 0,
+        "window": 0,
+        "global_blocks": 1,
         "stem_width": 1,
     }
     SHARES: ClassVar = ("dropout", "attention_dropout", "drop_path", "patch_dropout")
@@ -103,6 +110,8 @@ class ViTConfig(Config):
     norm_eps: float = 1e-6
     qkv_bias: bool = True
     initial: str = "paper"
+    window: int = 0
+    global_blocks: int = 4
     skips: bool = True
     layer_scale: float | None = None
     dropout: float = 0.0
@@ -137,12 +146,32 @@ class ViTConfig(Config):
         self._check("drop_path", self.skips or self.drop_path == 0, what)
         what = "False, because with classes=0 there is no head"
         self._check("pre_logits", not self.pre_logits or self.classes > 0, what)
+        self._check_windows()
         if self.stem is not None:
             self._check("stem_width", self.stem_width % GROUPS == 0, f"a multiple of {GROUPS}, the groups of its norms")
             divides = all(length % self.stem_stride == 0 for length in self.patch_size)
             self._check("patch_size", divides, f"multiples of {self.stem_stride}, the stride of stem={self.stem}")
         if not self.pad:
             check_divides(self.image_size, self.patch_size)
+
+    def _check_windows(self) -> None:
+        if not self.window:
+            return
+        what = f"less than depth={self.depth} with window={self.window}, or window=0: no block would attend in windows"
+        self._check("global_blocks", self.global_blocks < self.depth, what)
+        what = f"other than 'relative' with window={self.window}, because its table is one for all pairs of patches"
+        self._check("positions", self.positions != "relative", what)
+        what = f"0 with window={self.window}, because windows need every patch of the grid; or window = 0"
+        self._check("patch_dropout", self.patch_dropout == 0, what)
+
+    @property
+    def attends_globally(self) -> list[bool]:
+        """Whether each block attends to all patches, not only to those of a window."""
+        if not self.window:
+            return [True] * self.depth
+        # the numbers from 1 of the last blocks of ``global_blocks`` equal parts
+        parts = [block * self.global_blocks // self.depth for block in range(self.depth + 1)]
+        return [before < after for before, after in pairwise(parts)]
 
     @property
     def prefix_slots(self) -> int:

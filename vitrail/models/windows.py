@@ -5,7 +5,7 @@ B images, h x w cells of a map, D width, n windows of s x s = S cells.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail.models.attention import AttentionGrid
 from vitrail.models.config import grid_of
-from vitrail.torch_private import check
+from vitrail.models.grid_windows import opaque
 
 
 class Windows(NamedTuple):
@@ -33,9 +33,9 @@ class Windows(NamedTuple):
         """
         if torch.compiler.is_exporting():  # the same without branches, so that one graph is valid for all sizes
             least = torch.sym_min(height, width)
-            side = _opaque(torch.sym_min(least, window), 1)
-            shift = _opaque(torch.sym_ite(least > window, window // 2, 0), 0) if shifted else 0
-            rows, columns = (_opaque(count, 1) for count in grid_of((height, width), (side, side)))
+            side = opaque(torch.sym_min(least, window), 1)
+            shift = opaque(torch.sym_ite(least > window, window // 2, 0), 0) if shifted else 0
+            rows, columns = (opaque(count, 1) for count in grid_of((height, width), (side, side)))
             return cls(rows, columns, side, shift)
         least = min(height, width)
         side, shift = (least, 0) if least <= window else (window, window // 2 if shifted else 0)
@@ -104,14 +104,3 @@ class Windows(NamedTuple):
 def _modulo(numbers: Tensor, length: int) -> Tensor:
     """Returns ``numbers % length`` of integers, which the ONNX exporter does not support for a dynamic length."""
     return numbers - numbers // length * length
-
-
-def _opaque(length: Any, least: int) -> Any:
-    """Returns a length as an independent symbol of at least ``least`` in a graph with dynamic size. As expressions of the image
-    size, the lengths of windows would grow with each stage, and tracing would take several times as long.
-    """
-    if isinstance(length, int):
-        return length
-    number = torch.scalar_tensor(length, dtype=torch.int64).item()
-    check(number >= least)
-    return number

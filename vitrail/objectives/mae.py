@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from vitrail.data.rng import uniforms
 from vitrail.errors import ConfigError
 from vitrail.models import Backbone, Patches, Tokens, ViTConfig
-from vitrail.models.backbone import TAKE_SUBSETS
+from vitrail.models.backbone import TAKE_SUBSETS, takes_subsets
 from vitrail.models.config import grid_of, is_number
 from vitrail.models.initialise import fills
 from vitrail.models.layers import Dense, LayerNorm, residual_stream, whole_patches
@@ -207,6 +207,9 @@ def _check(encoder: Backbone, mask_ratio: float, norm_pix: bool) -> None:
     if config.patch_dropout:
         what = f"patch_dropout is {config.patch_dropout} in the encoder, but a masked autoencoder hides patches itself"
         raise ConfigError(what, "create the encoder with patch_dropout=0")
+    if not takes_subsets(config):
+        what = f"the encoder has window={config.window}: windows need every patch, but a masked autoencoder drops hidden ones"
+        raise ConfigError(what, "create the encoder with window=0; a training from its weights can set windows")
     if getattr(config, "stem", None) is not None:
         what = f"the encoder has the stem {config.stem}, which sees beyond its patch: visible patches would reveal hidden ones"
         raise ConfigError(what, "choose an encoder without a stem, such as vit-b16")

@@ -327,6 +327,7 @@ def _writable(config: Config) -> ViTConfig:
         "a class token that is not read": config.pool != "cls" and config.prefix != (),
         "registers": config.registers > 0,
         "a norm after pooling": config.pool_norm,
+        f"windows of {config.window} patches": config.window > 0,
         "layers without skips": not config.skips,
         "LayerScale": config.layer_scale is not None,
         "no bias of q, k and v": not config.qkv_bias,

@@ -173,6 +173,7 @@ def _check_writable(model_type: str, config: ViTConfig) -> None:
         f"{config.positions} positions, {config.positions_at}": (config.positions, config.positions_at)
         != ("learned", "stem"),
         "a hidden layer in the head": config.pre_logits,
+        f"windows of {config.window} patches": config.window > 0,
         "blocks without skips": not config.skips,
         "padding": remainder,
     }

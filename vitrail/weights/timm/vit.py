@@ -153,6 +153,7 @@ def check(config: ViTConfig) -> None:
         "a hidden layer in the head": config.pre_logits,
         f"{config.positions} positions, {config.positions_at}": not learned,
         f"pooling by {config.pool}": config.pool not in POOLS.values(),
+        f"windows of {config.window} patches": config.window > 0,
         "layers without skips": not config.skips,
         f"a stem of {config.stem} blocks, {config.stem_width} wide": stemmed and not is_timms_stem(config),
         "a second token behind a stem": stemmed and "dist" in config.prefix,
