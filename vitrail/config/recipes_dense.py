@@ -10,7 +10,7 @@ from vitrail.data.augment.policy import Augment
 
 OPTIM = OptimSettings(name="adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.75, clip=1.0)
 # data with boxes or masks are small, and few updates leave a new head unfinished: see docs/decisions.md
-BATCH, EPOCHS = 4, 20
+BATCH, EMA = 4, 0.999
 
 DENSE: dict[str, Recipe] = {
     "segment": Recipe(
@@ -21,9 +21,9 @@ DENSE: dict[str, Recipe] = {
             task="segmentation",
             model=ModelSettings(name="vit-ti16", changes={"drop_path": 0.1}),
             data=DataSettings(batch=BATCH),
-            optim=OPTIM,
-            schedule=ScheduleSettings(epochs=EPOCHS, warmup=0.05, kind="cosine"),
-            augment=Augment(crop="jitter", crop_major=0.75, jitter=(0.3, 0.3, 0.3), hue=0.05),
+            optim=replace(OPTIM, ema=EMA),
+            schedule=ScheduleSettings(epochs=20, warmup=0.05, kind="cosine"),
+            augment=Augment(crop="jitter", crop_scale=(0.75, 2.0), crop_major=0.75, jitter=(0.3, 0.3, 0.3), hue=0.05),
         ),
     ),
     "detect": Recipe(
@@ -34,8 +34,8 @@ DENSE: dict[str, Recipe] = {
             task="detection",
             model=ModelSettings(name="vit-ti16", changes={"drop_path": 0.1}),
             data=DataSettings(batch=BATCH),
-            optim=replace(OPTIM, ema=0.999),
-            schedule=ScheduleSettings(epochs=EPOCHS, warmup=0.05, kind="cosine"),
+            optim=replace(OPTIM, ema=EMA),
+            schedule=ScheduleSettings(epochs=18, warmup=0.05, kind="cosine"),
             augment=Augment(crop="jitter", crop_scale=(0.5, 1.5), jitter=(0.2, 0.2, 0.2)),
         ),
     ),

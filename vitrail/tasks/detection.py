@@ -69,7 +69,7 @@ class Detector(DenseTask):
     head_fields = ("levels", "head_width")
     options = ("levels", "head_width", "most", "threshold")
     tuned = "threshold"
-    pixels = {"cpu": 320 * 256, "cuda": 640 * 640}  # noqa: RUF012
+    pixels = {"cpu": 384 * 288, "cuda": 640 * 640}  # noqa: RUF012
 
     def __init__(
         self,
