@@ -47,5 +47,5 @@ def evaluate(
         return
     figures = judgement.figures.items()
     print(columns((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in figures))
-    if out := flags["out"]:
+    if out := flags.get("out"):
         print(f"report: {Path(out) / 'report.html'}")
