@@ -90,9 +90,7 @@ class Windows:
         """(V, 4) left, top, right, bottom of what each input shows, in pixels of a picture of that size."""
         corners, (tall, wide) = np.array(self._place(height, width), np.float64), self.enlarged.size
         top, left, bottom, right = self.enlarged.visible_box(height, width)
-        scale = np.array(
-            [(right - left) / wide, (bottom - top) / tall]
-        )  # pixels of the picture in one that is enlarged
+        scale = np.array([(right - left) / wide, (bottom - top) / tall])  # pixels of the picture in an enlarged one
         starts = corners[:, ::-1] * scale + [left, top]
         ends = starts + np.array(self.size[::-1]) * scale
         top, left, bottom, right = self.visible_box(height, width)

@@ -280,7 +280,5 @@ class Attention(nn.Module):
         output: Tensor | None = None,
     ) -> AttentionRecord:
         """Returns the attention record for an input (B, T, D): the whole matrix, with zeros outside of windows."""
-        bias = relative.bias if relative else None
-        if windows is not None:
-            bias = lambda q, rows: windows.bias(rows, q.device)  # noqa: E731
-        return AttentionRecord(partial(self.split, x), output, bias)
+        biased = windows or relative
+        return AttentionRecord(partial(self.split, x), output, biased.bias if biased else None)

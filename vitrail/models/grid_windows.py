@@ -81,14 +81,14 @@ class GridWindows(NamedTuple):
         bias = torch.zeros_like(inside).masked_fill(inside == 0, -math.inf)
         return bias.repeat(batch, 1, 1, 1).expand(-1, -1, self.height * self.width, -1)
 
-    def bias(self, rows: slice, device: torch.device) -> Tensor:
-        """Returns the bias of the whole matrix that leaves the same pairs, for the queries ``rows``: (1, 1, R, T)."""
-        down, across = (torch.arange(length, device=device) for length in self.grid)
+    def bias(self, q: Tensor, rows: slice) -> Tensor:
+        """Returns the bias of the whole matrix that leaves the same pairs, for the queries ``rows`` of q: (1, 1, R, T)."""
+        down, across = (torch.arange(length, device=q.device) for length in self.grid)
         windows = down[:, None] // self.height * self.columns + across // self.width  # (h, w)
         keys = F.pad(windows.flatten(), (self.prefix, 0), value=-1)
         queries = keys[rows, None]
         is_apart = (queries != keys) & (queries >= 0) & (keys >= 0)
-        return torch.zeros(is_apart.shape, device=device).masked_fill(is_apart, -math.inf)[None, None]
+        return torch.zeros(is_apart.shape, device=q.device).masked_fill(is_apart, -math.inf)[None, None]
 
 
 def opaque(length: Any, least: int) -> Any:

@@ -29,13 +29,13 @@ Picture = str | os.PathLike[str] | bytes | Image.Image | np.ndarray | Tensor
 
 
 def to_pixels(picture: Any, channels: int) -> Image.Image | np.ndarray:
-    """A Pillow image or an array (H, W, C), uint8 or float32 in [0, 1]. Raises `BadImage` for anything else."""
+    """An upright Pillow image or an array (H, W, C), uint8 or float32 in [0, 1]. Raises `BadImage` for anything else."""
     if isinstance(picture, str | os.PathLike):
         picture = _read(picture)
     if isinstance(picture, bytes):
         return decode(picture, channels=channels)
     if isinstance(picture, Image.Image):
-        return picture
+        return convert_image(picture, channels)
     if isinstance(picture, Tensor):
         picture = _to_array(picture, channels)
     if not isinstance(picture, np.ndarray):
@@ -111,8 +111,6 @@ class Transform:
         """
         try:
             image = to_pixels(picture, self.preprocessing.channels)
-            if isinstance(image, Image.Image):  # one in memory may still have to be turned upright
-                image = convert_image(image, self.preprocessing.channels)
             pixels = torch.from_numpy(self.preprocessing.picture(image))  # (C, H, W)
         except BadImage as error:
             raise DataError(f"{name} cannot be used: {error.reason}", REMEDY) from error

@@ -34,9 +34,7 @@ class ParquetImages:
     root: str
     files: tuple[str, ...]
     column: str
-    groups: (
-        np.ndarray
-    )  # (G, 4) int64: index of the file, of the row group in it, its first row over all files, its bytes
+    groups: np.ndarray  # (G, 4) int64: file, row group in the file, first row over all files, bytes
     rows: np.ndarray  # (n,) int64, over all files
     keys: Strings
     kind: Literal["files"] = "files"
