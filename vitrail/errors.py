@@ -21,6 +21,7 @@ class VitrailError(Exception):
     """
 
     code = 1
+    reported: bool | None = None  # where every rank of a training raises it: whether another one prints it
 
     def __init__(self, what: str, remedy: str = "", *, value: str = "") -> None:
         super().__init__(what, remedy)
@@ -59,6 +60,12 @@ class DiskError(VitrailError):
     """The disk is full, or a folder cannot be written. Exit 6."""
 
     code = 6
+
+
+class LostRankError(VitrailError):
+    """Another process of a training that spans several ended or does not answer. Exit 7."""
+
+    code = 7
 
 
 class Preempted(VitrailError):

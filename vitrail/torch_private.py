@@ -130,3 +130,19 @@ def check(condition: Any) -> None:
         tell(condition)
     elif not condition:
         raise RuntimeError("a length is not what the graph was told")
+
+
+# Several ranks. torch.distributed.fsdp takes a second to load, and few runs need it.
+
+
+def replicate(module: Any, *, mesh: Any, mp_policy: Any) -> Any:
+    """Gives each rank of a mesh (W,) the whole of the parameters, and all of them the sum of their gradients."""
+    try:
+        from torch.distributed._composable.replicate_with_fsdp import replicate as by_fsdp
+    except ImportError:  # sharded over one rank, which is the same by public functions
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        columns = DeviceMesh(mesh.device_type, torch.arange(mesh.size()).view(-1, 1))
+        return fully_shard(module, mesh=columns, mp_policy=mp_policy)
+    return by_fsdp(module, mesh=mesh, mp_policy=mp_policy)

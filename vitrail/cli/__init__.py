@@ -27,6 +27,7 @@ from vitrail.cli import (
     transfer,
 )
 from vitrail.errors import DiskError, VitrailError, is_out_of_memory
+from vitrail.runtime.launch import is_launched, leave_code
 from vitrail.runtime.process import keep_large_buffers
 
 
@@ -73,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]
-    sys.exit(run(tokens, debug=debug))
+    code = run(tokens, debug=debug)
+    leave_code(code)
+    sys.exit(code)
 
 
 def run(tokens: Sequence[str], *, debug: bool = False) -> int:
@@ -83,7 +86,8 @@ def run(tokens: Sequence[str], *, debug: bool = False) -> int:
     except VitrailError as error:
         if debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        if not error.reported:
+            print(f"error: {_name_rank(error)}{error}", file=sys.stderr)
         return error.code
     except CycloptsError as error:
         if debug:
@@ -109,6 +113,11 @@ def run(tokens: Sequence[str], *, debug: bool = False) -> int:
             file=sys.stderr,
         )
         return 1
+
+
+def _name_rank(error: VitrailError) -> str:
+    """The rank that has an error by itself, where there are several."""
+    return f"rank {os.environ['RANK']}: " if is_launched() and error.reported is None else ""
 
 
 def _usage(error: CycloptsError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,13 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 AsJson = Annotated[bool, Parameter(negative="", help="One JSON object on the last line of stdout.")]
+
+Devices = Annotated[
+    str | None, Parameter(help="Train on so many devices of this machine, or on `all` GPUs: one process for each.")
+]
+Restarts = Annotated[
+    int, Parameter(help="With --devices: how often to go on from the newest checkpoint after a process is lost.")
+]
 
 
 def command_line() -> str:
@@ -42,7 +50,7 @@ def print_line(line: str) -> None:
 
 def print_result(result: Any, *, json: bool) -> None:
     """Prints the path of a training's report, and with ``json`` its figures. The plan of a dry run stands there already."""
-    if isinstance(result, str):
+    if isinstance(result, str) or os.environ.get("RANK", "0") != "0":  # of several ranks the first one speaks
         return
     print(f"report: {result.report}")
     if json:

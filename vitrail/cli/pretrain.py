@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Unpack
 
-from vitrail.cli.output import AsJson
+from vitrail.cli.output import AsJson, Devices, Restarts
 from vitrail.cli.takes_flags import takes_flags
 from vitrail.config.flags_training import PretrainFlags
+from vitrail.runtime.launch import is_launched, launch
 
 
 @takes_flags(PretrainFlags)
-def pretrain(data: str | None = None, /, *, json: AsJson = False, **flags: Unpack[PretrainFlags]) -> None:
+def pretrain(
+    data: str | None = None,
+    /,
+    *,
+    devices: Devices = None,
+    restarts: Restarts = 0,
+    json: AsJson = False,
+    **flags: Unpack[PretrainFlags],
+) -> int:
     """Train an encoder on images without labels; labels, where there are any, only monitor its features.
 
     The result is fine-tuned with `vitrail train DATA --init RUN` and evaluated with `vitrail probe RUN DATA`. Running the
@@ -22,7 +32,10 @@ def pretrain(data: str | None = None, /, *, json: AsJson = False, **flags: Unpac
     data
         What `vitrail train` takes, or a folder of images without classes.
     """
+    if devices is not None and not is_launched() and not flags.get("dry_run"):
+        return launch(devices, sys.argv[1:], restarts=restarts)
     from vitrail.cli.output import command_line, print_line, print_result
     from vitrail.workflows.train import pretrain as run
 
     print_result(run(data, command=command_line(), say=print_line, **flags), json=json)
+    return 0

@@ -17,6 +17,7 @@ from vitrail.errors import ConfigError, nearest
 TaskVerb = Literal["classify", "segment", "detect"]
 Unlabelled = Literal["masked-patch", "mae", "beit", "moco", "simclr", "tokenizer"]  # objectives that need no labels
 Precision = Literal["fp32", "bf16", "bf16-weights", "fp16"]
+Parallel = Literal["replicate", "shard", "hybrid"]
 
 
 def _demand(holds: bool, what: str, remedy: str) -> None:
@@ -181,12 +182,28 @@ class ScheduleSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeSettings:
-    """Device, precision and threads."""
+    """Device, precision and threads; and how several ranks share the work.
+
+    ``threads``, like ``data.workers``, are those of a machine, shared by its ranks. ``parallel`` says where the parameters lie:
+    ``replicate``, a whole copy on each rank; ``shard``, a part on each; ``hybrid``, parts on the ranks of a machine and copies on
+    the machines. With ``exact`` the ranks add in the order of one process, so they compute its very bits where every rank takes
+    one micro-step. A rank that does not answer for ``timeout`` seconds is lost.
+    """
 
     device: str | None = None
     precision: Precision | None = None
     compile: bool | None = None
     threads: int | None = None
+    parallel: Parallel | None = None
+    exact: bool = False
+    timeout: float = 600.0
+
+    def __post_init__(self) -> None:
+        _demand(self.timeout > 0, f"compute.timeout is {self.timeout}", "give seconds above 0")
+        fits = not self.exact or self.parallel in (None, "shard")
+        _demand(
+            fits, f"compute.exact with compute.parallel={self.parallel}", "leave compute.parallel out, or take shard"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +256,7 @@ class Run:
 
 
 # May differ when a run is resumed: they do not change its results.
-FREE_TO_CHANGE = ("data.workers", "save.", "data.source", "model.init")
+FREE_TO_CHANGE = ("data.workers", "save.", "data.source", "model.init", "compute.parallel", "compute.timeout")
 # Here None means automatic, decided before the first step; elsewhere it means none.
 AUTOMATIC = ("model.", "data.", "objective.loss", "compute.", "schedule.epochs", "schedule.steps", "schedule.time")
 # May be increased: the schedule is stretched over the new length, and the log says so.

@@ -46,6 +46,8 @@ class Batch:
         keys: names of the samples.
         ids: (B, 3) int64: epoch, sample and view of each image.
         frames: the region of its picture that each image shows.
+        lead: (1, 3) the id of the first image of the update, if this is a part of it: the update shares some random numbers.
+        halo: 1 if the first image is the last one of the part before, with which the second is mixed, otherwise 0.
     """
 
     images: Tensor
@@ -53,6 +55,8 @@ class Batch:
     keys: list[str]
     ids: np.ndarray
     frames: Frames
+    lead: np.ndarray | None = None
+    halo: int = 0
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -93,6 +97,7 @@ def train_batches(
     workers: int = 0,
     repeats: int = 1,
     views: int = 1,
+    share: slice | None = None,
     channels: int = 3,
     transform: Callable[[Any], Any] | None = None,
     collate: Collate = collate_labels,
@@ -109,6 +114,8 @@ def train_batches(
             synchronously with a ``transform`` or a user's Dataset, whose code may not be thread-safe.
         views: number V of consecutive views of each sample of a step, so that a batch has B V images, B ``batch``. With
             ``repeats``, the numbering of the views of a repeated sample continues.
+        share: the part of each step's samples that this process reads, if it is one of several; by default all of them. If
+            ``policy`` mixes images, the one before the part is read too (`Batch.halo`), so that no images are exchanged.
         transform: a callable or module from a Pillow image (or an array (H, W, C), if Pillow has no mode for it) to
             (channels, *size), uint8 or float in [0, 1].
         collate: converts the targets of the source to those of a batch.
@@ -120,22 +127,25 @@ def train_batches(
         ConfigError: ``transform`` returns something else, or it or the Dataset cannot be sent to a worker.
     """
     stream = TrainStream(images=len(source), batch=batch, seed=seed, repeats=repeats, units=source.units)
-    steps = (_repeat_views(ids, views) for ids in stream.steps(start, stop))
+    halo = share is not None and policy.mixes and views == 1
+    part = np.arange(batch) if share is None else np.arange(share.start - halo, share.stop)
+    steps = (_repeat_views(ids[part], views) for ids in stream.steps(start, stop))
     if source.kind == "arrays" and transform is None:
         _check_channels(source, channels)
-        yield from _read_arrays(source, steps, device, collate)
-        return
-    make: Make
-    if transform is not None:
-        make = Transformed(source.contents, transform, size, seed, channels)
+        batches = _read_arrays(source, steps, device, collate)
     else:
-        make = TrainingCrop(source.contents, policy, size, seed, channels, _annotations(source))
-    batches = _read_pictures(
-        source, make, steps, collate=collate, workers=workers, bad=bad, views=views, users=transform is not None
-    )
+        make: Make = TrainingCrop(source.contents, policy, size, seed, channels, _annotations(source))
+        if transform is not None:
+            make = Transformed(source.contents, transform, size, seed, channels)
+        how = {"collate": collate, "workers": workers, "bad": bad, "views": views}
+        batches = _read_pictures(source, make, steps, users=transform is not None, **how)
     with closing(batches):
         for step, result in enumerate(batches, start):
-            if not len(result):
+            if share is not None:
+                ids = stream.ids(step)
+                has_halo = halo and len(result) > 0 and np.array_equal(result.ids[0], ids[part[0]])
+                result = replace(result, lead=ids[:1], halo=int(has_halo))
+            if len(result) == result.halo:
                 raise DataError(f"all images of step {step} are bad", "see `vitrail data check`")
             yield result
 

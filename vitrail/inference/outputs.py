@@ -6,7 +6,9 @@ B images, C channels, H and W their size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from vitrail.evaluation.corruptions import corrupt
 from vitrail.evaluation.judgement import Judgement
 from vitrail.inference.options import InferenceOptions
 from vitrail.models.backbone import at_rest, device_of
+from vitrail.runtime.distributed import ALONE, Ranks
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import ProgressBar
 from vitrail.tasks.metric import Metric, Targets
@@ -103,24 +106,39 @@ def measure(
     stopped: Callable[[], bool] = lambda: False,
     on_outputs: Callable[[Tensor, Targets], None] | None = None,
     progress: ProgressBar | None = None,
+    ranks: Ranks = ALONE,
 ) -> Metric | None:
     """The metric of ``model``'s task over ``source``; None if ``stopped`` said so on the way.
 
     ``among`` (K,) are true for the classes that can be predicted; None is all. ``on_outputs`` is given the outputs and targets
-    of every batch, where somebody keeps them.
+    of every batch, where somebody keeps them. Of several ranks each computes whole batches, those that one process has, and
+    asks as often as the others whether to stop; all of them get the metric that one process gets.
 
     Raises `DataError` where no image could be judged.
     """
-    metric = model.metric_for(source)
+    firsts = np.arange(0, len(source), options.batch)[ranks.rank :: ranks.world]
+    rows = np.concatenate([np.arange(first, min(first + options.batch, len(source))) for first in firsts] or [firsts])
+    own = source if ranks.alone else source.subset(rows)
+    parts: list[tuple[int, Metric]] = []  # of every batch, with its first row
+    rounds = -(-len(range(0, len(source), options.batch)) // ranks.world)
     with at_rest(model):
-        for batch, found in outputs(model, source, None, options, bad=bad, corruption=corruption, progress=progress):
+        for batch, found in outputs(model, own, None, options, bad=bad, corruption=corruption, progress=progress):
+            rounds -= 1
             if stopped():
                 return None
             if among is not None:
                 found = found.masked_fill(~among.to(found.device), -torch.inf)
-            metric.update(found, batch.targets, batch.keys, batch.frames)
+            part = model.metric_for(source)
+            part.update(found, batch.targets, batch.keys, batch.frames)
+            parts.append((int(rows[batch.ids[0, 1]]), part))
             if on_outputs is not None:
                 on_outputs(found.cpu(), batch.targets)
+    for _ in range(rounds):  # without a batch, or with a bad one
+        if stopped():
+            return None
+    metric = model.metric_for(source)
+    for _, part in sorted((part for parts in ranks.gather(parts) for part in parts), key=itemgetter(0)):
+        metric.merge(part)
     if not metric.keys:
         raise DataError("no image could be judged: the split is empty or all of it is bad", "see `vitrail data check`")
     return metric
@@ -138,11 +156,12 @@ def judge(
     among: Tensor | None = None,
     on_outputs: Callable[[Tensor, Targets], None] | None = None,
     progress: ProgressBar | None = None,
+    ranks: Ranks = ALONE,
 ) -> Judgement:
     """Every figure of ``model`` on ``source``; see `measure`. Raises `DataError` for an empty or unlabelled source."""
     if not source.labelled:
         raise DataError(f"the split {split!r} has no labels", "use `vitrail predict` for unlabelled images")
     kept = {"corruption": corruption, "among": among, "on_outputs": on_outputs, "progress": progress}
-    metric = measure(model, source, options, bad=bad, **kept)
+    metric = measure(model, source, options, bad=bad, ranks=ranks, **kept)
     assert metric is not None
     return Judgement(split, model.classes, metric, seed)

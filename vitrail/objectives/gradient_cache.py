@@ -18,8 +18,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from vitrail.errors import DataError
 from vitrail.models.layers import by_hand
 from vitrail.objectives.objective import Objective
+from vitrail.runtime.distributed import ALONE, Ranks
 
 
 class ContrastiveObjective(Objective):
@@ -55,10 +57,15 @@ def cached_backward(
     *,
     seed: Callable[[int], object],
     scale: Callable[[Tensor], Tensor] = lambda loss: loss,
+    ranks: Ranks = ALONE,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Add the gradient of the loss of the whole batch to ``.grad``, with the activations of ``micro`` images in memory.
 
     Features are computed twice, references once. The caller's autocast applies to the forward passes.
+
+    On several ranks every rank has a part of the batch, computes the features of it, and compares those of all ranks. The
+    gradients of the ranks add up to that of the batch: that of what compares is in W equal parts, that of the features comes from
+    the rank that has the images. Nothing is differentiated across ranks.
 
     Args:
         inputs: the inputs of `ContrastiveObjective.forward`.
@@ -66,23 +73,37 @@ def cached_backward(
         seed: called with the index of a micro-batch before each computation of its features, so that dropout and drop
             path draw the same numbers both times.
         scale: scales the loss before the backward pass, such as ``GradScaler.scale``.
+        ranks: the processes that have the other parts of the batch.
 
     Returns:
         The detached, unscaled loss, and the measurements.
+
+    Raises:
+        DataError: too few images of this rank's part are good.
     """
     micro_batches = list(zip(*(tensor.split(micro) for tensor in inputs)))
-    if len(micro_batches) == 1:
+    if not ranks.alone:
+        (count,) = ranks.largest(len(micro_batches))  # an exchange of one rank needs one of each other
+        if len(inputs[0]) < count:
+            raise DataError(f"{len(inputs[0])} images are left for {count} micro-steps", "see `vitrail data check`")
+        micro_batches = list(zip(*(tensor.tensor_split(count) for tensor in inputs)))
+    elif len(micro_batches) == 1:
         seed(0)
         loss, measurements = objective(*inputs)
         with by_hand(loss):
             scale(loss).backward()
         return loss.detach(), measurements
-    features, references = _compute_without_graph(objective, micro_batches, seed)
-    loss, measurements = objective.compare(*features, *references)
+    seeds = range(ranks.rank * len(micro_batches), (ranks.rank + 1) * len(micro_batches))
+    own, references = _compute_without_graph(objective, micro_batches, seeds, seed)
+    gathered = [ranks.gather_rows(part) for part in own]
+    features = [torch.cat(parts).requires_grad_() for parts in gathered]  # leaves of a new graph
+    loss, measurements = objective.compare(*features, *(torch.cat(ranks.gather_rows(part)) for part in references))
     with by_hand(loss):
-        scale(loss).backward()
-    gradients = zip(*(_gradient(leaf).split(micro) for leaf in features))
-    for index, (micro_batch, gradient) in enumerate(zip(micro_batches, gradients)):
+        scale(loss / ranks.world).backward()
+    start = sum(map(len, gathered[0][: ranks.rank]))
+    sizes = [len(micro_batch[0]) for micro_batch in micro_batches]
+    gradients = zip(*(_gradient(leaf)[start : start + sum(sizes)].mul(ranks.world).split(sizes) for leaf in features))
+    for index, micro_batch, gradient in zip(seeds, micro_batches, gradients):
         seed(index)
         again = objective.features(*micro_batch)
         with by_hand(loss):
@@ -92,16 +113,18 @@ def cached_backward(
 
 @torch.no_grad()
 def _compute_without_graph(
-    objective: ContrastiveObjective, micro_batches: Sequence[tuple[Tensor, ...]], seed: Callable[[int], object]
+    objective: ContrastiveObjective,
+    micro_batches: Sequence[tuple[Tensor, ...]],
+    seeds: Sequence[int],
+    seed: Callable[[int], object],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The features of all micro-batches as leaves of a new graph, and the references."""
+    """The features of all micro-batches, and the references."""
     features, references = [], []
-    for index, micro_batch in enumerate(micro_batches):
+    for index, micro_batch in zip(seeds, micro_batches):
         seed(index)
         features.append(objective.features(*micro_batch))
         references.append(objective.references(*micro_batch))
-    leaves = [torch.cat(parts).requires_grad_() for parts in zip(*features)]
-    return leaves, [torch.cat(parts) for parts in zip(*references)]
+    return [torch.cat(parts) for parts in zip(*features)], [torch.cat(parts) for parts in zip(*references)]
 
 
 def _gradient(leaf: Tensor) -> Tensor:

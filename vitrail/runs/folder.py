@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -61,6 +62,10 @@ class RunFolder:
     def report(self) -> Path:
         return self.path / "report.html"
 
+    @property
+    def bad_images(self) -> Path | None:
+        return self.path / "bad_images.csv"
+
     def open(self) -> None:
         """Makes the folder and takes its lock. Raises `DiskError` or, if another process trains there, `ConfigError`."""
         with disk_errors(self.path):
@@ -90,11 +95,8 @@ class RunFolder:
     def remove_if_unused(self) -> None:
         """Removes a folder that this object created, if it holds the log of a refused request and nothing else."""
         unused = {".lock", "log.txt", "status.json", "checkpoints"}
-        if (
-            self._created
-            and {path.name for path in self.path.iterdir()} <= unused
-            and not any(self.checkpoints.iterdir())
-        ):
+        used = {path.name for path in self.path.iterdir() if not fnmatch(path.name, "rank-*.log")} - unused
+        if self._created and not used and not any(self.checkpoints.iterdir()):
             shutil.rmtree(self.path)
 
     def write_config(self, run: Run) -> None:
@@ -113,7 +115,10 @@ class RunFolder:
 
     def log(self, line: str) -> None:
         """Appends one dated line to ``log.txt``."""
-        with disk_errors(self.path), open(self.path / "log.txt", "a", encoding="utf-8") as file:
+        self._append("log.txt", line)
+
+    def _append(self, name: str, line: str) -> None:
+        with disk_errors(self.path), open(self.path / name, "a", encoding="utf-8") as file:
             file.write(f"{datetime.now().isoformat(timespec='seconds')}  {line}\n")
 
     def start_metrics(self, size: int, *, step: int, tensorboard: bool = False) -> int:

@@ -16,7 +16,7 @@ class StopRequests:
     """
 
     def __init__(self) -> None:
-        self.asked: int | None = None
+        self.asked = 0  # the number of the signal
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopRequests:
@@ -34,8 +34,9 @@ class StopRequests:
             raise KeyboardInterrupt
         self.asked = number
 
-    def error(self, where: str) -> Preempted | Interrupted:
-        """What to raise once the state is saved; ``where`` says how to go on."""
-        if self.asked == signal.SIGTERM:
-            return Preempted("stopped by SIGTERM; a checkpoint is saved", where)
-        return Interrupted("stopped by Ctrl-C; a checkpoint is saved", where)
+
+def stopped_by(number: int, where: str) -> Preempted | Interrupted:
+    """What to raise for a signal once the state is saved; ``where`` says how to go on."""
+    if number == signal.SIGTERM:
+        return Preempted("stopped by SIGTERM; a checkpoint is saved", where)
+    return Interrupted("stopped by Ctrl-C; a checkpoint is saved", where)

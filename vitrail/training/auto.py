@@ -6,28 +6,39 @@ from dataclasses import replace
 
 import torch
 
-from vitrail.config.schema import Run
+from vitrail.config.schema import Parallel, Run
 from vitrail.config.units import largest_divisor
 from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
 from vitrail.reports.wording import plural
+from vitrail.runtime.distributed import ALONE, Ranks
 from vitrail.runtime.precision import default_precision
 from vitrail.runtime.process import cores
 from vitrail.runtime.progress import Say
 from vitrail.tasks import find_task
 from vitrail.training.network import NetworkPlan
 
+STATIC_BYTES = 24  # of a parameter: weight, gradient, two moments, average, and the copy that is evaluated
+FULL = 0.6  # of the memory of a device, above which parameters are sharded
 
-def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, say: Say) -> Run:
+
+def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, say: Say, ranks: Ranks = ALONE) -> Run:
     """``run`` with the network of ``plan``, and with nothing automatic left in it but the length that ``schedule.time`` buys."""
     compute, data = run.compute, run.data
     precision = compute.precision or default_precision(device, plan.width)
     if precision == "fp16" and device.type == "cpu":
         raise ConfigError("fp16 training needs a GPU", "use --precision bf16 or fp32")
+    if not ranks.alone:
+        parallel = compute.parallel or choose_parallel(plan, run, device, ranks)
+        check_ranks(run, parallel, precision, ranks)
+        compute = replace(compute, parallel=parallel)
+        say(f"ranks    {ranks.world}, {ranks.local_world} on this machine; parameters: {compute.parallel}")
+    elif device.type == "cuda" and torch.cuda.device_count() > 1:
+        say(f"note     one of {torch.cuda.device_count()} GPUs is used; --devices all uses them all")
     compute = replace(
         compute,
-        device=str(device),
+        device=str(device) if ranks.alone else device.type,
         precision=precision,
         compile=compute.compile if compute.compile is not None else device.type == "cuda",
         threads=compute.threads or cores(),
@@ -51,6 +62,31 @@ def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, sa
         f"batch {data.batch} = {run.accumulate} x {data.micro_batch}"
     )
     return run
+
+
+def check_ranks(run: Run, parallel: Parallel, precision: str, ranks: Ranks) -> None:
+    """Raises `ConfigError` for what several ranks cannot do."""
+    if run.data.batch < ranks.world:
+        what = f"a batch of {run.data.batch} is too small for {ranks.world} ranks"
+        raise ConfigError(what, "give at least one image for each: a larger --batch")
+    if run.model.head_first:
+        raise ConfigError("model.head_first is set, which needs a single process", "leave it out, or use --head-only")
+    if precision == "fp16" and parallel != "replicate":
+        what = "fp16 scales the loss by overflows, which every rank sees in its own shards only"
+        raise ConfigError(what, "use --precision bf16, or --set compute.parallel=replicate")
+
+
+def choose_parallel(plan: NetworkPlan, run: Run, device: torch.device, ranks: Ranks) -> Parallel:
+    """``replicate`` where all of it fits in the memory of a device; else ``shard``, on several machines ``hybrid``."""
+    if run.compute.exact:
+        return "shard"
+    if device.type != "cuda":
+        return "replicate"
+    memory = torch.cuda.get_device_properties(device).total_memory
+    images = run.data.micro_batch or run.data.batch / ranks.world
+    if STATIC_BYTES * plan.parameters + images * plan.image_bytes < FULL * memory:
+        return "replicate"
+    return "shard" if ranks.local_world == ranks.world else "hybrid"
 
 
 def default_micro_batch(image_bytes: float, batch: int, device: torch.device) -> int:

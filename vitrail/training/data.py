@@ -18,6 +18,7 @@ from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, list_splits
 from vitrail.runs.folder import RunFolder
+from vitrail.runtime.distributed import ALONE, Ranks
 
 Transform = Callable[[Any], Any]
 WELL_MIXED = 0.8  # of the entropy of labels in random batches, below which a warning is due
@@ -73,7 +74,7 @@ def open_run_data(
         task=run.task if labels else None,
     )
     total = sum(map(len, list_splits(splits).values()))
-    bad = BadImages(run.data.on_bad, run.data.max_bad, folder.path / "bad_images.csv", total=total)
+    bad = BadImages(run.data.on_bad, run.data.max_bad, folder.bad_images, total=total)
     return RunData(splits, bad, transform, channels)
 
 
@@ -109,10 +110,13 @@ class TrainingBatches:
     collate: Collate
     bad: BadImages
     device: torch.device
+    ranks: Ranks = ALONE
 
     @classmethod
-    def of(cls, run: Run, data: RunData, device: torch.device, *, views: int, collate: Collate) -> TrainingBatches:
-        """Those of a resolved run, each image in ``views`` views, the targets as ``collate`` makes them."""
+    def of(
+        cls, run: Run, data: RunData, device: torch.device, *, views: int, collate: Collate, ranks: Ranks = ALONE
+    ) -> TrainingBatches:
+        """This rank's part of those of a resolved run, each image in ``views`` views, the targets as ``collate`` makes them."""
         assert run.model.size is not None and run.data.channels is not None, "the run is not resolved"
         return cls(
             source=data.train,
@@ -121,13 +125,14 @@ class TrainingBatches:
             channels=run.data.channels,
             batch=run.data.batch,
             seed=run.seed,
-            workers=run.data.workers or 0,
+            workers=-(-(run.data.workers or 0) // ranks.local_world),
             repeats=run.data.repeats,
             views=views,
             transform=data.transform,
             collate=collate,
             bad=data.bad,
             device=device,
+            ranks=ranks,
         )
 
     def __call__(self, start: int, stop: int) -> Generator[Batch, None, None]:
@@ -142,6 +147,7 @@ class TrainingBatches:
             workers=self.workers,
             repeats=self.repeats,
             views=self.views,
+            share=None if self.ranks.alone else self.ranks.share(self.batch),
             channels=self.channels,
             transform=self.transform,
             collate=self.collate,

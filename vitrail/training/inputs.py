@@ -57,9 +57,11 @@ class TaskInputs:
         images, placement = self.augmented.place(batch)
         targets = self.task.move(batch.targets, placement)
         policy, seed = self.augmented.policy, self.augmented.seed
-        images, targets = self.task.mix(images, targets, batch.ids, policy, seed=seed)
+        ids = batch.lead if batch.lead is not None and policy.mix_each == "batch" else batch.ids
+        images, targets = self.task.mix(images, targets, ids, policy, seed=seed)
         parts = targets if isinstance(targets, tuple) else (targets,)
-        return images, *(part.to(images.device) for part in parts)
+        # the halo has been mixed into its neighbour; it belongs to another part of the batch
+        return images[batch.halo :], *(part[batch.halo :].to(images.device) for part in parts)
 
 
 @dataclass(frozen=True)

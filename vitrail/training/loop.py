@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from vitrail.data.loader import Batch
+from vitrail.errors import DataError
 from vitrail.runs import checkpoint
 from vitrail.runtime.progress import ProgressBar
-from vitrail.runtime.signals import StopRequests
+from vitrail.runtime.signals import StopRequests, stopped_by
 from vitrail.training.resume import snapshot
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import Training, use_average
@@ -28,15 +29,20 @@ def fit(training: Training, stop: StopRequests, show: ProgressBar) -> None:
 
 
 def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show: ProgressBar) -> None:
-    progress = training.progress
+    progress, ranks = training.progress, training.ranks
     saved = time.monotonic()
     clock = _Clock()
     while True:
-        if _is_due(training) and not stop.asked:
-            _evaluate(training, stop, show)
-        if stop.asked:
+        # ranks stop and save at the same step: any of them may be asked to stop, and the first one has the clock
+        asked, due = ranks.largest(stop.asked, ranks.first and time.monotonic() - saved >= training.run.save.every)
+        if due:
             save(training)
-            raise stop.error(f"run the same command with --out {training.folder.path}")
+            saved = time.monotonic()
+        if _is_due(training) and not asked:
+            asked = _evaluate(training, stop, show)
+        if asked:
+            save(training)
+            raise ranks.agreed(stopped_by(asked, f"run the same command with --out {training.folder.path}"))
         if progress.step >= training.steps:
             break
         with clock.waiting():
@@ -47,9 +53,6 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
         if progress.step % (training.run.save.log_every or 1) == 0 or progress.step == training.steps:
             _log(training, clock)
         show.update(progress.step, loss=loss, **clock.figures())
-        if time.monotonic() - saved >= training.run.save.every:
-            save(training)
-            saved = time.monotonic()
     save(training)
 
 
@@ -59,13 +62,19 @@ def _is_due(training: Training) -> bool:
     return wanted and (progress.step > 0 or training.evaluate_first) and progress.evaluated < progress.step
 
 
-def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> None:
-    """Evaluates the weights as they would be used; records nothing if a stop is requested meanwhile."""
-    started = time.perf_counter()
+def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
+    """Evaluates the weights as they would be used; a stop that is requested meanwhile is returned, and nothing recorded."""
+    started, asked = time.perf_counter(), 0
+
+    def stopped() -> bool:
+        nonlocal asked
+        (asked,) = training.ranks.largest(stop.asked)
+        return asked > 0
+
     with use_average(training):
-        figures = training.evaluate(lambda: stop.asked is not None)
+        figures = training.evaluate(stopped)
     if figures is None:
-        return
+        return asked
     progress = training.progress
     progress.evaluated = progress.step
     record = {"step": progress.step, "epoch": round(progress.step / training.steps_an_epoch, 4), **figures}
@@ -73,6 +82,7 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> None
     training.folder.write_timing({"step": progress.step, "evaluation_seconds": round(time.perf_counter() - started, 3)})
     words = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
     show.say(f"epoch {record['epoch']:g}  step {progress.step}  {words}")
+    return 0
 
 
 def _log(training: Training, clock: _Clock) -> None:
@@ -89,12 +99,30 @@ def _log(training: Training, clock: _Clock) -> None:
 
 
 def save(training: Training) -> None:
-    """Writes a checkpoint of this moment."""
+    """Writes a checkpoint of this moment. Raises `DiskError` on every rank if the first one cannot write it."""
+    _share_bad(training)
     tensors, state = snapshot(training)
-    training.folder.sync_metrics()
     progress, keep = training.progress, training.run.save.keep
     evaluated = progress.evaluated == progress.step
-    checkpoint.save(training.folder.checkpoints, progress.step, tensors, state, keep=keep, evaluated=evaluated)
+
+    def write() -> None:
+        training.folder.sync_metrics()
+        checkpoint.save(training.folder.checkpoints, progress.step, tensors, state, keep=keep, evaluated=evaluated)
+
+    training.ranks.lead(write)
+
+
+def _share_bad(training: Training) -> None:
+    """Tells every rank the bad images that the others met. Raises `DataError` on all of them if they are too many."""
+    ranks = training.ranks
+    if ranks.alone:
+        return
+    bad = training.batches.bad
+    try:
+        for reasons in ranks.gather(bad.reasons):
+            bad.merge(reasons)
+    except DataError as error:
+        raise ranks.agreed(error) from None
 
 
 class _Clock:

@@ -24,6 +24,7 @@ from vitrail.inference.outputs import measure, outputs
 from vitrail.models.backbone import at_rest
 from vitrail.models.tokenizer import Tokenizer
 from vitrail.objectives.tokenizer import perplexity, psnr
+from vitrail.runtime.distributed import ALONE, Ranks
 from vitrail.tasks import Task
 
 NEIGHBOURS = 20
@@ -32,14 +33,16 @@ Stopped = Callable[[], bool]
 
 
 class Monitor(Protocol):
-    """Called with the run as it stands and with whether to stop; None if it was stopped."""
+    """Called with the run as it stands, with whether to stop, and with the ranks that may share the work; None if stopped.
 
-    @property
-    def images(self) -> int:
-        """The number of images that it reads."""
+    Every rank calls it, and asks equally often whether to stop.
+    """
+
+    def count_images(self, ranks: Ranks) -> float:
+        """The number of images that each rank reads."""
         ...
 
-    def __call__(self, run: Run, stopped: Stopped) -> dict[str, float] | None: ...
+    def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = ALONE) -> dict[str, float] | None: ...
 
 
 @dataclass(frozen=True)
@@ -50,14 +53,13 @@ class ValidationMonitor:
     source: Source | None
     bad: Bad
 
-    @property
-    def images(self) -> int:
-        return 0 if self.source is None else len(self.source)
+    def count_images(self, ranks: Ranks) -> float:
+        return 0 if self.source is None else len(self.source) / ranks.world
 
-    def __call__(self, run: Run, stopped: Stopped) -> dict[str, float] | None:
+    def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = ALONE) -> dict[str, float] | None:
         if self.source is None:
             return {}
-        metric = measure(self.model, self.source, read_options(run), bad=self.bad, stopped=stopped)
+        metric = measure(self.model, self.source, read_options(run), bad=self.bad, stopped=stopped, ranks=ranks)
         return None if metric is None else {f"val_{name}": value for name, value in metric.summarize().items()}
 
 
@@ -66,7 +68,8 @@ class FeatureMonitor:
     nearest neighbours among training images, with that of the most frequent class, ``chance``.
 
     The same images each time: two thirds of ``save.watched`` from train, whose neighbours are known, and one third from val,
-    or from train too where val has too few, to classify. Rank and spread are those of all of them.
+    or from train too where val has too few, to classify. Rank and spread are those of all of them. They are few, so every rank
+    computes all of them.
     """
 
     FIGURES: ClassVar[tuple[str, ...]] = ("knn", "chance", "effective_rank", "spread")
@@ -86,11 +89,10 @@ class FeatureMonitor:
         else:
             self.queries = other.subset(permutation(run.seed, 0, len(other))[:queries])
 
-    @property
-    def images(self) -> int:
+    def count_images(self, ranks: Ranks) -> float:
         return len(self.known) + len(self.queries)
 
-    def __call__(self, run: Run, stopped: Stopped) -> dict[str, float] | None:
+    def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = ALONE) -> dict[str, float] | None:
         known, queries = (self._features(part, run, stopped) for part in (self.known, self.queries))
         if known is None or queries is None:
             return None
@@ -130,12 +132,11 @@ class CodeMonitor:
         assert source is not None, "there are no images"
         self.queries = source.subset(permutation(run.seed, 0, len(source))[: run.save.watched // 3])
 
-    @property
-    def images(self) -> int:
+    def count_images(self, ranks: Ranks) -> float:
         return len(self.queries)
 
     @torch.inference_mode()
-    def __call__(self, run: Run, stopped: Stopped) -> dict[str, float] | None:
+    def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = ALONE) -> dict[str, float] | None:
         patch = self.tokenizer.config.patch_size
         codes, errors, flat = [], [], []
         with at_rest(self.tokenizer) as device:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.runtime.distributed import ALONE, Ranks, gather_full, spread_like
 from vitrail.runtime.precision import has_fast_bf16
 from vitrail.torch_private import lerp, lerp_, multiply_
 
@@ -30,12 +31,20 @@ class Muon(torch.optim.Optimizer):
         params: matrices, or groups of them.
         momentum: of the running mean of gradients; the update looks ahead by one more step (Nesterov).
         weight_decay: decoupled, multiplied by the learning rate.
+        ranks: processes with the same parameters, or with shards of them, which share the work.
     """
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 1e-3, *, momentum: float = 0.95, weight_decay: float = 0.1
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        momentum: float = 0.95,
+        weight_decay: float = 0.1,
+        ranks: Ranks = ALONE,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.ranks = ranks
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -52,8 +61,8 @@ class Muon(torch.optim.Optimizer):
         lerp_(means, gradients, 1 - momentum)
         ahead = lerp(gradients, means, momentum)
         multiply_(parameters, 1 - rate * decay)
-        for parameter, direction in zip(parameters, orthogonalise(ahead), strict=True):
-            parameter.add_(direction, alpha=-rate * 0.2 * max(parameter.shape) ** 0.5)
+        for parameter, direction in zip(parameters, orthogonalise(ahead, self.ranks), strict=True):
+            parameter.add_(spread_like(direction, parameter), alpha=-rate * 0.2 * max(parameter.shape) ** 0.5)
 
     def _mean(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -62,19 +71,24 @@ class Muon(torch.optim.Optimizer):
         return state["momentum_buffer"]
 
 
-def orthogonalise(matrices: list[Tensor]) -> list[Tensor]:
+def orthogonalise(matrices: list[Tensor], ranks: Ranks = ALONE) -> list[Tensor]:
     """Each matrix with its singular vectors and with singular values of about 0.7 to 1.2.
 
     Computed in bf16, as the iteration was designed for; in fp32 on a processor without bf16 instructions, where the products
-    of small matrices take up to 40 times longer in bf16.
+    of small matrices take up to 40 times longer in bf16. Of several ranks, whose matrices may be spread over them, each computes
+    every W-th matrix of a shape, and all get the whole of all results.
     """
     wide = [matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix for matrix in matrices]  # m <= n
     alike: dict[torch.Size, list[int]] = defaultdict(list)
     for place, matrix in enumerate(wide):
         alike[matrix.shape].append(place)
     for places in alike.values():
-        for place, result in zip(places, _iterate(torch.stack([wide[place] for place in places])), strict=True):
-            wide[place] = result
+        whole = [gather_full(wide[place]) for place in places]
+        shares = [places[rank :: ranks.world] for rank in range(ranks.world)]
+        results = _iterate(torch.stack(whole)[ranks.rank :: ranks.world])  # of no matrix, where there are too few
+        for share, part in zip(shares, ranks.gather_rows(results, [len(share) for share in shares])):
+            for place, result in zip(share, part, strict=True):
+                wide[place] = result
     return [
         result if result.shape == matrix.shape else result.mT for result, matrix in zip(wide, matrices, strict=True)
     ]

@@ -39,6 +39,7 @@ class NetworkPlan:
     model: ModelSettings
     channels: int
     width: int
+    parameters: int
     image_bytes: float
 
 
@@ -93,7 +94,14 @@ def plan_network(run: Run, train: Source, start: Task | None, say: Say, *, argum
     classes = kind.head_outputs(arguments["classes"])
     config = configure(base, **{**changes, "classes": classes, "image_size": size, "in_channels": channels})
     model = replace(run.model, name=name, init=init, changes=changes, size=config.image_size)
-    return NetworkPlan(model=model, channels=channels, width=sketch(config).width, image_bytes=activation_bytes(config))
+    drawn = sketch(config)
+    return NetworkPlan(
+        model=model,
+        channels=channels,
+        width=drawn.width,
+        parameters=sum(parameter.numel() for parameter in drawn.parameters()),
+        image_bytes=activation_bytes(config),
+    )
 
 
 def build_network(run: Run, start: Task | None, say: Say, *, arguments: Mapping[str, Any]) -> Kept:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.config.schema import OptimSettings
-from vitrail.torch_private import lerp_
+from vitrail.runtime.distributed import ALONE, Ranks, gather_full, is_spread, spread_like
+from vitrail.torch_private import lerp_, multiply_
 from vitrail.training.muon import Muon
 
 
@@ -52,15 +54,27 @@ def group_parameters(model: nn.Module, settings: OptimSettings, parameters: Mapp
 class Optimiser:
     """One or two torch optimisers over the same named groups, used as one, with a state of plain named tensors."""
 
-    def __init__(self, model: nn.Module, settings: OptimSettings, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: OptimSettings,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        exact: bool = False,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.settings, self.exact = settings, exact
         self.parameters = dict(parameters)
         groups = group_parameters(model, settings, parameters)
         fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters.values())
-        adamw = {"lr": settings.lr, "betas": settings.betas, "fused": fused}
+        # the vector instructions of a fused update round the ends of a tensor otherwise, and shards have other ends
+        how: dict[str, Any] = {"foreach": True} if exact else {"fused": fused}
+        adamw: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, **how}
         if settings.name == "sgd":
+            if any(map(is_spread, parameters.values())):  # torch has no fused SGD for these
+                how = {"foreach": True}
             self.parts: list[torch.optim.Optimizer] = [
-                torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, fused=fused)
+                torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, **how)
             ]
         elif settings.name == "adamw":
             self.parts = [torch.optim.AdamW(groups, **adamw)]
@@ -70,7 +84,7 @@ class Optimiser:
             hidden = {name for name, parameter in parameters.items() if parameter.ndim == 2 and name not in spared}
             matrices, rest = _split(groups, hidden)
             # frozen as far as the head, there may be nothing for one of them
-            self.parts = [Muon(matrices, settings.lr)] if matrices else []
+            self.parts = [Muon(matrices, settings.lr, ranks=ranks)] if matrices else []
             self.parts += [torch.optim.AdamW(rest, **adamw)] if rest else []
 
     @property
@@ -92,7 +106,17 @@ class Optimiser:
     def gradient_norm(self) -> Tensor:
         """The global norm of the gradients (a scalar); clipped in place to ``settings.clip`` where that is set."""
         limit = math.inf if self.settings.clip is None else self.settings.clip
-        return nn.utils.clip_grad_norm_(self.parameters.values(), limit, foreach=True)
+        if self.exact:
+            return self._clip_exactly(limit)
+        return gather_full(nn.utils.clip_grad_norm_(self.parameters.values(), limit, foreach=True))
+
+    def _clip_exactly(self, limit: float) -> Tensor:
+        """The same in fp64 until the last rounding, so that it does not depend on how tensors are cut into shards."""
+        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+        squares = [gather_full(gradient.double().square().sum()) for gradient in gradients]
+        norm = torch.stack(squares).sum().sqrt().float()
+        multiply_(gradients, min(limit / (float(norm) + 1e-6), 1.0))
+        return norm
 
     def tensors(self) -> dict[str, Tensor]:
         """The whole state as ``"<parameter>/<quantity>"`` -> tensor."""
@@ -118,7 +142,7 @@ class Optimiser:
                     if name in kept:
                         part.state[parameter] = {
                             # AdamW counts its steps in a scalar that stays where the optimiser made it
-                            quantity: value.to(parameter.device) if value.ndim or parameter.is_cuda else value
+                            quantity: spread_like(value, parameter) if value.ndim or parameter.is_cuda else value
                             for quantity, value in kept[name].items()
                         }
 

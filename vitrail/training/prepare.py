@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 
-from vitrail.config.schema import Run
+from vitrail.config.schema import Run, identify
 from vitrail.data.loader import collate_labels
 from vitrail.data.sources.layout_warnings import find_layout_warnings
 from vitrail.data.sources.source import describe_data, fingerprint, list_splits
+from vitrail.objectives.objective import Objective
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import find_device
+from vitrail.runtime.distributed import ALONE, Ranks, localise
+from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import Say
 from vitrail.training.auto import length_in_steps, resolve
 from vitrail.training.data import RunData, TrainingBatches, Transform, warn_of_order
@@ -43,6 +46,7 @@ def prepare(
     transform: Transform | None = None,
     say: Say,
     sample: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Prepared:
     """Opens the data, fills every automatic field of ``run``, and builds all that it works with.
 
@@ -52,12 +56,13 @@ def prepare(
         transform: the user's own map from a decoded picture to a (C, h, w) tensor in [0, 1], in place of the recipe's crops.
         say: takes each line that a user should read.
         sample: for a dry run, how many small images are decoded, of all that would be kept in memory.
+        ranks: the processes that train together; each of them calls this.
 
     Raises `ConfigError`, `DataError` or `CheckpointError` before any training memory is used.
     """
     goal = GOALS[run.objective.name]
     goal.check(run)
-    device = find_device(run.compute.device)
+    device = find_device(run.compute.device, ranks)
     start = goal.start(run, say)
     run_data = goal.open(run, data, folder, transform, start)
     say(describe_data(run_data.splits))
@@ -66,41 +71,65 @@ def prepare(
     run_data = run_data.keep_small(sample)
     for words in warn_of_order(run_data.train, run.seed):
         say(f"warning  {words}")
-    run = resolve(run, goal.plan(run, run_data.train, start, say), run_data.train, device, say)
+    run = resolve(run, goal.plan(run, run_data.train, start, say), run_data.train, device, say, ranks)
     kept = goal.build(run, run_data, start, say)
     kept.model.to(device)
-    training = assemble(run, goal, kept, run_data, folder, device, say)
+    training = assemble(run, goal, kept, run_data, folder, device, say, ranks)
     return Prepared(goal, training, kept, run_data)
 
 
 def assemble(
-    run: Run, goal: Goal, kept: Kept, data: RunData, folder: RunFolder, device: torch.device, say: Say
+    run: Run,
+    goal: Goal,
+    kept: Kept,
+    data: RunData,
+    folder: RunFolder,
+    device: torch.device,
+    say: Say,
+    ranks: Ranks = ALONE,
 ) -> Training:
     """The `Training` of a resolved run; the steps that its length in time buys are measured first."""
     objective, inputs = goal.objective(run, kept, data, say)
     objective.to(device)
-    parameters = select_trainable(objective, head_only=run.model.head_only)
+    select_trainable(objective, head_only=run.model.head_only)
+    trained = objective if ranks.alone else _spread(objective, run, ranks, device)
+    parameters = localise(select_trainable(trained, head_only=run.model.head_only))
+    fingerprints = {name: fingerprint(part) for name, part in list_splits(data.splits).items() if name != "test"}
+    ranks.check_same(settings=identify(run), images=fingerprints, versions=versions())
     steps = length_in_steps(run, len(data.train))
     training = Training(
         run=run,
         steps=TRIAL_STEPS if steps is None else steps,
         images=len(data.train),
         objective=objective,
+        trained=trained,
         inputs=inputs,
-        optimiser=Optimiser(objective, run.optim, parameters),
+        optimiser=Optimiser(trained, run.optim, parameters, exact=run.compute.exact, ranks=ranks),
         average=Average(parameters, run.optim.ema, run.optim.ema_ramp) if run.optim.ema else None,
         batches=TrainingBatches.of(
-            run, data, device, views=objective.views, collate=getattr(kept.model, "collate", collate_labels)
+            run,
+            data,
+            device,
+            views=objective.views,
+            collate=getattr(kept.model, "collate", collate_labels),
+            ranks=ranks,
         ),
         monitor=goal.monitor(run, kept, data),
         folder=folder,
         device=device,
+        ranks=ranks,
         evaluate_first=goal.evaluate_first,
         scaler=torch.amp.GradScaler(device.type) if run.compute.precision == "fp16" else None,
-        fingerprints={name: fingerprint(part) for name, part in list_splits(data.splits).items() if name != "test"},
+        fingerprints=fingerprints,
     )
     if steps is None:
         run, steps = buy_steps(training, say)
         training = replace(training, run=run, steps=steps)
     check_warmup(run.schedule, steps, say, begun=folder.config.exists())
     return training
+
+
+def _spread(objective: Objective, run: Run, ranks: Ranks, device: torch.device) -> Objective:
+    from vitrail.training.parallel import spread  # loading FSDP takes a second
+
+    return spread(objective, run.compute, ranks, device)

@@ -11,6 +11,7 @@ from torch import Tensor
 from vitrail.config.schema import identify
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.runs import checkpoint
+from vitrail.runtime.distributed import gather_full, spread_like
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import Progress, Training
 
@@ -22,12 +23,13 @@ FREE_FORM = (
 
 
 def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Copies of all that a checkpoint holds: groups of named tensors, and the plain state."""
-    groups = {"objective": training.objective.state_dict(), "optimiser": training.optimiser.tensors()}
+    """Copies of all that a checkpoint holds: groups of named tensors, whole ones, and the plain state."""
+    groups = {"objective": training.trained.state_dict(), "optimiser": training.optimiser.tensors()}
     if training.average is not None:
         groups["average"] = training.average.tensors
+    # in one order on all ranks, since each call gathers; that of a state that was loaded is the file's, which is arbitrary
     tensors = {
-        group: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
+        group: {name: gather_full(named[name]).to("cpu", copy=True) for name in sorted(named)}
         for group, named in groups.items()
     }
     scaler = training.scaler.state_dict() if training.scaler is not None else None
@@ -42,11 +44,16 @@ def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str
 
 def restore(training: Training, saved: checkpoint.Checkpoint) -> None:
     """Puts ``training`` where the checkpoint was taken."""
-    training.objective.load_state_dict(saved.tensors["objective"])
+    own = training.trained.state_dict()
+    spread = {
+        name: spread_like(value, own[name]) if name in own else value
+        for name, value in saved.tensors["objective"].items()
+    }
+    training.trained.load_state_dict(spread)
     training.optimiser.load_tensors(saved.tensors["optimiser"])
     if training.average is not None:
-        for name, tensor in saved.tensors["average"].items():
-            training.average.tensors[name].copy_(tensor)
+        for name, tensor in training.average.tensors.items():
+            tensor.copy_(spread_like(saved.tensors["average"][name], tensor))
     if training.scaler is not None:
         training.scaler.load_state_dict(saved.state["scaler"])
     training.progress = Progress(**saved.state["progress"])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitrail.config.schema import Run
 from vitrail.objectives.objective import Objective
 from vitrail.runs.folder import RunFolder
+from vitrail.runtime.distributed import ALONE, Ranks, gather_full
 from vitrail.runtime.precision import in_precision
 from vitrail.torch_private import copy_
 from vitrail.training.data import TrainingBatches
@@ -52,12 +53,16 @@ class Training:
 
     ``run`` is resolved. It is the only copy of the settings: what reads them between steps reads them here, for running out of
     memory makes the micro-batch smaller.
+
+    ``objective`` is what is evaluated and saved. The optimiser moves ``trained``, which is the same or, on several ranks, a copy
+    whose parameters are spread over them; what computes is ``working``.
     """
 
     run: Run
     steps: int
     images: int  # of the training split
     objective: Objective
+    trained: Objective
     inputs: Inputs
     optimiser: Optimiser
     average: Average | None
@@ -65,16 +70,18 @@ class Training:
     monitor: Monitor
     folder: RunFolder
     device: torch.device
+    ranks: Ranks = ALONE
     evaluate_first: bool = False  # before the first step too
     scaler: torch.amp.GradScaler | None = None
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # of the images, by split
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
-        weights = self.run.compute.precision == "bf16-weights"
         # the working copy computes in bf16; the optimiser, the average and the checkpoints see the fp32 weights
-        self.working = copy.deepcopy(self.objective).to(torch.bfloat16) if weights else self.objective
-        self.step_module = torch.compile(self.working) if self.run.compute.compile else self.working
+        copied = self.run.compute.precision == "bf16-weights" and self.ranks.alone
+        self.working = copy.deepcopy(self.trained).to(torch.bfloat16) if copied else self.trained
+        compiled = self.run.compute.compile and self.ranks.alone  # what is spread is compiled block by block
+        self.step_module = torch.compile(self.working) if compiled else self.working
 
     def freeze_backbone(self) -> None:
         """Leaves the backbone as it is as long as the head learns alone (`ModelSettings.head_first`); call before each step."""
@@ -85,8 +92,13 @@ class Training:
     @cached_property
     def trained_backbone(self) -> list[nn.Parameter]:
         """What the working copy trains but the head."""
-        names = self.optimiser.parameters.keys() - find_head_names(self.objective)
+        names = self.optimiser.parameters.keys() - find_head_names(self.trained)
         return [parameter for name, parameter in self.working.named_parameters() if name in names]
+
+    @cached_property
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """All parameters of what is trained, by name."""
+        return dict(self.trained.named_parameters())
 
     @property
     def steps_an_epoch(self) -> float:
@@ -99,7 +111,7 @@ class Training:
 
     def evaluate(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
         """The figures of the monitor; None if it was stopped."""
-        return self.monitor(self.run, stopped)
+        return self.monitor(self.run, stopped, self.ranks)
 
     @property
     def autocast(self) -> AbstractContextManager:
@@ -108,27 +120,33 @@ class Training:
     @torch.no_grad()
     def refresh_working(self) -> None:
         """Brings the working copy up to the weights."""
-        if self.working is not self.objective:
-            copy_(list(self.working.parameters()), list(self.objective.parameters()))
+        if self.working is not self.trained:
+            copy_(list(self.working.parameters()), list(self.trained.parameters()))
 
 
 class use_average:
-    """While entered, the objective holds the averaged weights (where the run averages)."""
+    """While entered, the objective holds the weights as they are used: averaged where the run averages, whole on every rank."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
         self.kept: list[Tensor] = []
 
     def __enter__(self) -> None:
-        if self.training.average is not None:
-            parameters = self.training.optimiser.parameters
+        training = self.training
+        averaged: Mapping[str, Tensor] = {} if training.average is None else training.average.tensors
+        if training.trained is not training.objective:
+            own = training.objective.state_dict()
+            moved = {**training.trained.state_dict(), **averaged}
+            self._put(own, {name: gather_full(tensor) for name, tensor in moved.items()})
+        elif averaged:
+            parameters = training.optimiser.parameters
             self.kept = [parameter.detach().clone() for parameter in parameters.values()]
-            self._put(list(self.training.average.tensors.values()))
+            self._put(parameters, averaged)
 
     def __exit__(self, *error: object) -> None:
-        if self.training.average is not None:
-            self._put(self.kept)
+        if self.kept:
+            self._put(self.training.optimiser.parameters, dict(zip(self.training.optimiser.parameters, self.kept)))
 
     @torch.no_grad()
-    def _put(self, tensors: list[Tensor]) -> None:
-        copy_(list(self.training.optimiser.parameters.values()), tensors)
+    def _put(self, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        copy_(list(tensors.values()), [values[name] for name in tensors])

@@ -17,6 +17,8 @@ from vitrail.data.loader import Batch
 from vitrail.errors import DivergedError, is_out_of_memory
 from vitrail.files import dump_json, replace_file
 from vitrail.objectives.gradient_cache import ContrastiveObjective, cached_backward
+from vitrail.runtime.distributed import collect_gradients
+from vitrail.torch_private import multiply_
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import Training
 
@@ -27,7 +29,7 @@ def take_step(training: Training, batch: Batch) -> float:
     inputs = training.inputs(batch.to(training.device))
     rate = learning_rate(run.schedule, run.optim.lr, progress.step, training.steps)
     training.optimiser.set_rate(rate)
-    measured = backward(training, inputs)
+    measured, images = add_over_ranks(training, backward(training, inputs), len(inputs[0]))
     loss = float(measured.pop("loss"))
     scaler = training.scaler
     if scaler is not None:
@@ -46,8 +48,8 @@ def take_step(training: Training, batch: Batch) -> float:
     if training.average is not None:
         training.average.update(training.optimiser.parameters, progress.step)
     progress.step += 1
-    progress.images += len(inputs[0])
-    training.objective.after_step(progress.step / training.steps)
+    progress.images += images
+    training.trained.after_step(progress.step / training.steps)
     training.refresh_working()
     progress.add({"loss": loss, **{name: float(value) for name, value in measured.items()}})
     return loss
@@ -64,7 +66,8 @@ def backward(training: Training, inputs: tuple[Tensor, ...]) -> dict[str, Tensor
         try:
             return _backward(training, inputs, micro)
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error) or micro == 1:
+            # the other ranks are in the middle of an exchange: this one cannot begin the batch again
+            if not is_out_of_memory(error) or micro == 1 or not training.ranks.alone:
                 raise
         micro = largest_divisor(training.run.data.batch, micro // 2)
         _shrink(training, micro)
@@ -73,15 +76,17 @@ def backward(training: Training, inputs: tuple[Tensor, ...]) -> dict[str, Tensor
 def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dict[str, Tensor]:
     training.optimiser.zero_grad()
     training.working.zero_grad(set_to_none=True)  # what an attempt that ran out of memory left
-    images = len(inputs[0])
-    if isinstance(training.working, ContrastiveObjective) and micro < images:
+    ranks, images = training.ranks, len(inputs[0]) if training.ranks.alone else training.run.data.batch
+    if isinstance(training.working, ContrastiveObjective) and (micro < images or not ranks.alone):
         return _backward_contrastive(training, training.working, inputs, micro)
     totals: dict[str, Tensor] = {}
-    for count, chunk in enumerate(zip(*(tensor.split(micro) for tensor in inputs))):
-        seed(training, count)
+    micro_batches = split_batch(training, inputs, micro)
+    for count, (chunk, counted) in enumerate(micro_batches):
+        seed(training, ranks.rank * len(micro_batches) + count)
+        defer_sums(training, last=count == len(micro_batches) - 1)
         with training.autocast:
             loss, measured = training.step_module(*chunk)
-        share = len(chunk[0]) / images
+        share = counted / images
         scale_loss(training, loss * share).backward()
         for name, value in {"loss": loss, **measured}.items():
             totals[name] = totals.get(name, 0) + value.detach() * share
@@ -89,16 +94,68 @@ def _backward(training: Training, inputs: tuple[Tensor, ...], micro: int) -> dic
     return totals
 
 
+def split_batch(training: Training, inputs: tuple[Tensor, ...], micro: int) -> list[tuple[tuple[Tensor, ...], int]]:
+    """The micro-batches of this rank's part of a batch, and the number of images that count in each.
+
+    All ranks have the same number of them, because every exchange of one rank needs one of each other. Where bad images leave
+    too few for that, an image is repeated, and does not count.
+    """
+    ranks, images = training.ranks, len(inputs[0])
+    if ranks.alone:
+        return [(chunk, len(chunk[0])) for chunk in zip(*(tensor.split(micro) for tensor in inputs))]
+    least, more = divmod(training.run.data.batch, ranks.world)
+    steps = min(-(-(least + (more > 0)) // micro), least)
+    micro_batches = list(zip(*(tensor.tensor_split(steps) for tensor in inputs)))
+    blank = tuple(tensor[:1] for tensor in inputs)
+    assert images, "the loader refuses a part without a good image"
+    return [(chunk, len(chunk[0])) if len(chunk[0]) else (blank, 0) for chunk in micro_batches]
+
+
+def defer_sums(training: Training, *, last: bool) -> None:
+    """Exchanges replicated gradients once an update; those of shards at once, since whole ones would not fit in memory."""
+    if not training.ranks.alone and training.run.compute.parallel == "replicate":
+        training.trained.set_requires_gradient_sync(last)  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def add_over_ranks(training: Training, measured: dict[str, Tensor], images: int) -> tuple[dict[str, Tensor], int]:
+    """The means over the images of all ranks, and the number of these images.
+
+    The parts are weighted for a whole batch; where images were bad, means and gradients are scaled to those that are left.
+    """
+    ranks = training.ranks
+    if ranks.alone:
+        return measured, images
+    collect_gradients(training.optimiser.parameters, training.trained_parameters)
+    parts = torch.stack([value.float().cpu() for value in measured.values()] + [torch.tensor(float(images))])
+    *means, total = ranks.add(parts).unbind()
+    batch = training.run.data.batch
+    if total != batch:
+        gradients = [p.grad for p in training.optimiser.parameters.values() if p.grad is not None]
+        multiply_(gradients, batch / float(total))
+        means = [mean * (batch / total) for mean in means]
+    return dict(zip(measured, means)), int(total)
+
+
 def _backward_contrastive(
     training: Training, objective: ContrastiveObjective, inputs: tuple[Tensor, ...], micro: int
 ) -> dict[str, Tensor]:
     """The same where images are compared with one another: the gradient of the whole batch, in the memory of a micro-step."""
+    ranks, batch = training.ranks, training.run.data.batch
+    (total,) = (len(inputs[0]),) if ranks.alone else ranks.add(torch.tensor([len(inputs[0])])).tolist()
+    # `add_over_ranks` weights for a whole batch: this loss is one of all images that are there
+    missing, share = (1.0, 1.0) if ranks.alone else (total / batch, len(inputs[0]) / batch)
     with training.autocast:
         loss, measured = cached_backward(
-            objective, inputs, micro, seed=partial(seed, training), scale=partial(scale_loss, training)
+            objective,
+            inputs,
+            micro,
+            seed=partial(seed, training),
+            scale=lambda loss: scale_loss(training, loss * missing),
+            ranks=ranks,
         )
     _collect_gradients(training)
-    return {"loss": loss, **measured}
+    return {name: value * share for name, value in {"loss": loss, **measured}.items()}
 
 
 def seed(training: Training, count: int) -> None:
@@ -110,10 +167,10 @@ def scale_loss(training: Training, loss: Tensor) -> Tensor:
     return loss if training.scaler is None else training.scaler.scale(loss)
 
 
-def _mix_seed(seed: int, step: int, micro: int, rank: int = 0) -> int:
-    """One 63-bit seed from four counters (the finaliser of splitmix64)."""
+def _mix_seed(seed: int, step: int, micro: int) -> int:
+    """One 63-bit seed from three counters (the finaliser of splitmix64)."""
     value = 0
-    for part in (seed, step, rank, micro):
+    for part in (seed, step, 0, micro):
         value = (value ^ part) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
         value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
         value ^= value >> 31
@@ -122,9 +179,9 @@ def _mix_seed(seed: int, step: int, micro: int, rank: int = 0) -> int:
 
 def _collect_gradients(training: Training) -> None:
     """Adds the working copy's gradients to those of the fp32 weights, and clears them."""
-    if training.working is training.objective:
+    if training.working is training.trained:
         return
-    for master, worker in zip(training.objective.parameters(), training.working.parameters()):
+    for master, worker in zip(training.trained.parameters(), training.working.parameters()):
         if worker.grad is not None:
             gradient = worker.grad.float()
             master.grad = gradient if master.grad is None else master.grad.add_(gradient)
@@ -143,11 +200,14 @@ def _shrink(training: Training, micro: int) -> None:
 
 
 def _raise_diverged(training: Training, batch: Batch, loss: float, norm: float) -> None:
-    step = training.progress.step
-    facts = {"step": step, "loss": str(loss), "gradient_norm": str(norm), "keys": batch.keys}
-    replace_file(training.folder.path / "diverged.json", dump_json(facts))
-    raise DivergedError(
+    step, ranks = training.progress.step, training.ranks
+    keys = [key for part in ranks.gather(batch.keys[batch.halo :]) for key in part]
+    facts = {"step": step, "loss": str(loss), "gradient_norm": str(norm), "keys": keys}
+    if ranks.first:
+        replace_file(training.folder.path / "diverged.json", dump_json(facts))
+    error = DivergedError(
         f"the loss is {loss} and the gradient's norm {norm} at step {step}; this update was not applied",
         f"lower --lr (now {training.run.optim.lr:g}) or set optim.clip=1; the batch is named in "
         f"{training.folder.path / 'diverged.json'}",
     )
+    raise ranks.agreed(error)

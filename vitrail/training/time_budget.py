@@ -100,8 +100,7 @@ def _resize_batch(training: Training, images: int) -> Training:
 def _time_gradient(training: Training, batch: Batch) -> float:
     started = time.perf_counter()
     backward(training, training.inputs(batch.to(training.device)))
-    _wait_for(training.device)
-    return time.perf_counter() - started
+    return _seconds_since(started, training)
 
 
 def _time_update(training: Training) -> float:
@@ -109,20 +108,18 @@ def _time_update(training: Training) -> float:
     for _ in range(2):  # the first one makes its state
         started = time.perf_counter()
         training.optimiser.step()
-        _wait_for(training.device)
-    return time.perf_counter() - started
+        seconds = _seconds_since(started, training)
+    return seconds
 
 
 def _time_steps(training: Training, *, fewest: int = 4, seconds: float = 3.0) -> float:
     """The mean over the steps of ``seconds``, without the first quarter, which warms up."""
     lengths: list[float] = []
-    started = time.perf_counter()
     with closing(training.batches(0, training.steps)) as batches:
-        while len(lengths) < fewest or (time.perf_counter() - started < seconds and len(lengths) < 100):
+        while len(lengths) < fewest or (sum(lengths) < seconds and len(lengths) < 100):
             lap = time.perf_counter()
             take_step(training, next(batches))
-            _wait_for(training.device)
-            lengths.append(time.perf_counter() - lap)
+            lengths.append(_seconds_since(lap, training))
             if len(lengths) == training.steps:
                 break
     after_warmup = lengths[len(lengths) // 4 :]
@@ -135,16 +132,18 @@ def _time_evaluation(training: Training, *, seconds: float = 2.0) -> float:
     started = time.perf_counter()
 
     def stopped() -> bool:
-        ends.append(time.perf_counter())
-        return ends[-1] - started > seconds
+        ends.append(_seconds_since(started, training))
+        return ends[-1] > seconds
 
     if training.evaluate(stopped) is not None:
-        return time.perf_counter() - started
+        return _seconds_since(started, training)
     # without the first batch, which waits for the workers, unless it is the only one
-    batch = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0] - started
-    return batch * training.monitor.images / read_options(training.run).batch
+    batch = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0]
+    return batch * training.monitor.count_images(training.ranks) / read_options(training.run).batch
 
 
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
+def _seconds_since(started: float, training: Training) -> float:
+    """By the clock of the first rank, so that all of them take the same number of steps."""
+    if training.device.type == "cuda":
         torch.cuda.synchronize()
+    return training.ranks.tell(time.perf_counter() - started)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from vitrail.errors import VitrailError
 from vitrail.rows import Scores
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder, default_folder, find_unfinished, why_stopped
+from vitrail.runs.follower import FollowerFolder
 from vitrail.runtime import fault_injection
+from vitrail.runtime.distributed import Ranks, join, lost_ranks
 from vitrail.runtime.process import keep_generators, use_threads
 from vitrail.runtime.progress import ProgressBar, Say, duration, to_stderr
 from vitrail.runtime.signals import StopRequests
@@ -53,6 +56,7 @@ def train(
     transform: Transform | None = None,
     quiet: bool = False,
     command: str = "",
+    ranks: Ranks | None = None,
 ) -> Result:
     """Trains ``run`` in the folder ``out``, or resumes the same run, which was stopped there.
 
@@ -63,9 +67,49 @@ def train(
         transform: a callable or module from a decoded picture to a (C, h, w) tensor in [0, 1], in place of the recipe's crops.
         quiet: no progress on stderr.
         command: the command that started this, for the report.
+        ranks: the processes that train together, each of which calls this; by default those that torch's launcher started.
 
     Raises the classes of `vitrail.errors`; `Preempted` and `Interrupted` come once the state is saved.
     """
+    given = nullcontext(ranks) if ranks is not None else join(run.compute.device, run.compute.timeout)
+    with given as ranks:
+        begun = ranks.lead(lambda: _begin(run, out))
+        if isinstance(begun, Result):
+            return begun
+        run, path = begun
+        folder = RunFolder(path) if ranks.first else FollowerFolder(path, ranks.rank)
+        ranks.lead(folder.open)
+        if not ranks.first:
+            folder.open()
+        say = _log_and_print(folder, quiet or not ranks.first)
+        if not folder.status() and (folder.path / "status.json").exists():
+            say("warning  status.json is damaged; the run goes on from its newest checkpoint")
+        if out is None and data is None and (unfinished := find_unfinished(run)):
+            verb = "train" if run.objective.name == "supervised" else "pretrain"
+            say(f"note     {unfinished} is unfinished; continue it with: vitrail {verb} --resume {unfinished}")
+        started = time.perf_counter()
+        try:
+            with keep_generators(), StopRequests() as stop, lost_ranks():
+                if recipe := recipe_of(run):
+                    say(f"recipe   {run.recipe}: {recipe.source}\nexpect   {recipe.expect}")
+                prepared = prepare(run, folder, data=data, transform=transform, say=say, ranks=ranks)
+                with use_threads(max((prepared.training.run.compute.threads or 1) // ranks.local_world, 1)):
+                    _run_steps(prepared, stop, quiet or not ranks.first, say)
+                    ending = Ending(command, time.perf_counter() - started, quiet or not ranks.first)
+                    outcome = ranks.tell(_finish(prepared, ending, say))
+                return Result(folder.path, outcome.report, outcome.figures)
+        except BaseException as error:
+            if folder.path.is_dir() and folder.status().get("state") != "finished":
+                folder.write_status(why_stopped(error), error=str(error))
+                if isinstance(error, VitrailError):
+                    folder.remove_if_unused()
+            raise
+        finally:
+            folder.close()
+
+
+def _begin(run: Run, out: Path | None) -> Result | tuple[Run, Path]:
+    """What is to be trained, and where; the result of a run that is finished."""
     run, extended = resolve_paths(run), False
     folder = RunFolder(out or default_folder(run, run.model.name or Path(run.model.init or run.recipe).stem))
     finished = folder.status().get("state") == "finished"
@@ -73,31 +117,7 @@ def train(
         run, extended = continue_run(run, folder.read_config(), folder.path)
     if finished and not extended:
         return Result(folder.path, folder.report, folder.status().get("figures", {}))
-    folder.open()
-    say = _log_and_print(folder, quiet)
-    if not folder.status() and (folder.path / "status.json").exists():
-        say("warning  status.json is damaged; the run goes on from its newest checkpoint")
-    if out is None and data is None and (unfinished := find_unfinished(run)):
-        verb = "train" if run.objective.name == "supervised" else "pretrain"
-        say(f"note     {unfinished} is unfinished; continue it with: vitrail {verb} --resume {unfinished}")
-    started = time.perf_counter()
-    try:
-        with keep_generators(), StopRequests() as stop:
-            if recipe := recipe_of(run):
-                say(f"recipe   {run.recipe}: {recipe.source}\nexpect   {recipe.expect}")
-            prepared = prepare(run, folder, data=data, transform=transform, say=say)
-            with use_threads(prepared.training.run.compute.threads or 1):
-                _run_steps(prepared, stop, quiet, say)
-                outcome = _finish(prepared, Ending(command, time.perf_counter() - started, quiet), say)
-            return Result(folder.path, outcome.report, outcome.figures)
-    except BaseException as error:
-        if folder.path.is_dir() and folder.status().get("state") != "finished":
-            folder.write_status(why_stopped(error), error=str(error))
-            if isinstance(error, VitrailError):
-                folder.remove_if_unused()
-        raise
-    finally:
-        folder.close()
+    return run, folder.path
 
 
 def resolve_paths(run: Run) -> Run:
@@ -127,7 +147,8 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say) ->
     training = prepared.training
     folder, progress = training.folder, training.progress
     saved = checkpoint.load_newest(folder.checkpoints)
-    record_split(folder, prepared.data.splits, training.fingerprints, saved, say)
+    training.ranks.check_same(checkpoint=None if saved is None else saved.path.name)
+    training.ranks.lead(lambda: record_split(folder, prepared.data.splits, training.fingerprints, saved, say))
     if saved is not None:
         resume(training, saved, say)
         progress = training.progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -63,6 +63,12 @@ class BadImages:
                 f"the last: {key}: {reason}",
                 f"repair them, or allow more bad images with --max-bad{listed}",
             )
+
+    def merge(self, reasons: Mapping[str, str]) -> None:
+        """Record the images that another process found. Raises `DataError` if there are too many."""
+        for key, reason in reasons.items():
+            if key not in self.reasons:
+                self(key, reason)
 
     def _write(self, key: str, reason: str) -> None:
         if self.path is None:

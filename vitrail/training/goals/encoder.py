@@ -63,6 +63,8 @@ class EncoderGoal:
 
     def finish(self, training: Training, kept: Kept, data: RunData, ending: Ending) -> Outcome:
         run, folder, name = training.run, training.folder, training.run.objective.name
+        if not training.ranks.first:
+            return Outcome(folder.report, {}, "")
         facts = run_facts(run, training.steps, folder, kept, data, ending)
         figures = collect_figures(facts["records"], FeatureMonitor.FIGURES)
         origin = provenance(run, training.steps, data.splits)

@@ -55,5 +55,5 @@ class Goal(Protocol):
         ...
 
     def finish(self, training: Training, kept: Kept, data: RunData, ending: Ending) -> Outcome:
-        """Evaluates the model and writes ``model/``, ``report.html`` and ``card.md``."""
+        """Evaluates the model and writes ``model/``, ``report.html`` and ``card.md``; every rank evaluates, the first writes."""
         ...

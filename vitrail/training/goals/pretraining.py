@@ -21,6 +21,7 @@ from vitrail.reports.facts import Panel, PretrainingFacts
 from vitrail.reports.pretraining.card import write_pretrain_card
 from vitrail.reports.pretraining.page import write_pretrain_report
 from vitrail.runs.folder import RunFolder
+from vitrail.runtime.distributed import ALONE
 from vitrail.runtime.progress import Say
 from vitrail.training.data import RunData, TrainingBatches, Transform, open_run_data
 from vitrail.training.inputs import Augmented, Inputs, ViewInputs
@@ -112,7 +113,7 @@ def draw_panels(
     """A few images as the objective called ``name`` sees them, and its predictions; from val, where that has enough."""
     val = data.splits.val
     source = val if val is not None and len(val) >= SHOWN else data.train
-    few = replace(batches, source=source, batch=min(SHOWN, len(source)), workers=0)
+    few = replace(batches, source=source, batch=min(SHOWN, len(source)), workers=0, ranks=ALONE)
     with closing(few(0, 1)) as shown:
         tensors = inputs(next(shown).to(few.device))
     with at_rest(objective):

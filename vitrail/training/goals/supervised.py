@@ -85,7 +85,8 @@ class SupervisedGoal:
 
         def judge_on(split: str, source: Source) -> Judgement:
             with ProgressBar(f"evaluating on {split}", len(source), quiet=ending.quiet) as progress:
-                return judge(model, source, options, split=split, seed=run.seed, bad=data.bad, progress=progress)
+                how = {"bad": data.bad, "progress": progress, "ranks": training.ranks}
+                return judge(model, source, options, split=split, seed=run.seed, **how)
 
         judgement = judge_on(split, source)
         val = data.splits.val
@@ -95,6 +96,8 @@ class SupervisedGoal:
             if math.isfinite(best):  # a model that finds nothing keeps its own
                 setattr(model, model.tuned, best)
         figures, origin = judgement.figures, provenance(run, training.steps, data.splits)
+        if not training.ranks.first:
+            return Outcome(folder.report, figures, "")
         save_model(folder.model, model, metrics=figures, provenance=origin)
         fault_injection.hit("run.after_model")
         facts = run_facts(run, training.steps, folder, kept, data, ending)

@@ -60,10 +60,13 @@ class TokenizerGoal:
         patch = 16 if min(size) > 96 else 8 if min(size) > 40 else 4 if min(size) > 16 else 2
         changes = {"patch_size": (patch, patch), **run.model.changes}
         config = TokenizerConfig.from_dict({**changes, "in_channels": channels})
+        with torch.device("meta"):
+            parameters = sum(parameter.numel() for parameter in Tokenizer(config).parameters())
         return NetworkPlan(
             model=replace(run.model, changes=changes, size=size),
             channels=channels,
             width=config.width,
+            parameters=parameters,
             image_bytes=tokenizer_bytes(config, size) * OBJECTIVES[run.objective.name].kind.views,
         )
 
@@ -87,6 +90,8 @@ class TokenizerGoal:
 
     def finish(self, training: Training, kept: Kept, data: RunData, ending: Ending) -> Outcome:
         run, folder, name = training.run, training.folder, training.run.objective.name
+        if not training.ranks.first:
+            return Outcome(folder.report, {}, "")
         facts = run_facts(run, training.steps, folder, kept, data, ending)
         save_tokenizer(folder.model, kept.model, kept.preprocessing, provenance(run, training.steps, data.splits))
         fault_injection.hit("run.after_model")

@@ -1,0 +1,161 @@
+"""What the ranks of the tests do: functions of `Ranks` and plain values, which a process can be sent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from tests.models.tiny import TINY
+from tests.training.test_family import DERIVED, NAMES
+from vitrail.config.compose import request
+from vitrail.errors import VitrailError
+from vitrail.models import MODELS
+from vitrail.runs import checkpoint
+from vitrail.runs.folder import RunFolder
+from vitrail.runtime.distributed import ALONE, Ranks, gather_full
+from vitrail.training import loop, step
+from vitrail.training.optimizer import Optimiser
+from vitrail.training.train import train
+
+PLAIN = ("optim.name=adamw", "compute.threads=1", "save.evaluations=1", "save.log_every=1", "save.watched=60")
+
+
+def settings(network: str, *more: str) -> tuple[str, ...]:
+    """The settings of a short run of a small config, with an optimiser that every strategy has."""
+    config = TINY[network]
+    name = NAMES[config.architecture]
+    default = MODELS[name].to_dict()
+    changes = {key: value for key, value in config.to_dict().items() if key not in DERIVED and value != default[key]}
+    return (f"model.name={name}", f"model.changes={json.dumps(changes)}", "model.size=[32, 32]", *PLAIN, *more)
+
+
+def run(ranks: Ranks, out: Path, given: Sequence[str], objective: str = "supervised", data: Any = "digits") -> str:
+    """Trains to the end; what it ended with, where that is an error."""
+    flags = {"data": {"source": str(data)}, "objective": {"name": objective}}
+    wanted, _ = request(flags=flags, settings=tuple(given))
+    try:
+        train(wanted, out=out, quiet=True, ranks=ranks)
+    except VitrailError as error:
+        return f"{type(error).__name__} {error.reported}: {error}"
+    return ""
+
+
+def run_with(ranks: Ranks, fault: str, rank: int, at: int, out: Path, given: Sequence[str], data: Any) -> str:
+    """`run` in which something happens to one rank at a step: ``nan``, ``term`` or ``full``, a disk without space."""
+    take_step, save = step.take_step, checkpoint.save
+
+    def disturbed(training: Any, batch: Any) -> float:
+        if ranks.rank == rank and training.progress.step == at:
+            if fault == "term":
+                os.kill(os.getpid(), signal.SIGTERM)
+            if fault == "nan":
+                read = training.inputs
+                training.inputs = lambda batch: (read(batch)[0] * torch.nan, *read(batch)[1:])
+        return take_step(training, batch)
+
+    def full(*args: Any, **more: Any) -> Path:
+        os.environ["VITRAIL_FAULT"] = "checkpoint.after_folder:enospc"
+        try:
+            return save(*args, **more)
+        finally:
+            del os.environ["VITRAIL_FAULT"]
+
+    loop.take_step = disturbed
+    if fault == "full" and ranks.rank == rank:
+        checkpoint.save = full
+    try:
+        return run(ranks, out, given, data=data)
+    finally:
+        loop.take_step, checkpoint.save = take_step, save
+
+
+def run_keeping_gradients(ranks: Ranks, out: Path, given: Sequence[str], objective: str, data: Any) -> str:
+    """`run` that leaves the gradients of its first update, before they are clipped, beside its folder."""
+    kept: dict[str, torch.Tensor] = {}
+    measure_norm = Optimiser.gradient_norm
+
+    def keep(optimiser: Optimiser) -> torch.Tensor:
+        if not kept:
+            kept.update(
+                {name: gather_full(p.grad).clone() for name, p in optimiser.parameters.items() if p.grad is not None}
+            )
+        return measure_norm(optimiser)
+
+    Optimiser.gradient_norm = keep
+    try:
+        ended = run(ranks, out, given, objective, data)
+    finally:
+        Optimiser.gradient_norm = measure_norm
+    if ranks.first:
+        save_file({name: tensor.contiguous() for name, tensor in kept.items()}, out.with_suffix(".gradients"))
+    return ended
+
+
+def gradient_difference(one: Path, other: Path) -> float:
+    """`difference` of the gradients that two runs left."""
+    return _largest(*(load_file(out.with_suffix(".gradients")) for out in (one, other)))
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    """What the newest checkpoint of a run holds of its objective."""
+    saved = checkpoint.load_newest(RunFolder(out).checkpoints)
+    assert saved is not None
+    return {f"{group}/{name}": tensor for group, named in saved.tensors.items() for name, tensor in named.items()}
+
+
+def difference(one: Path, other: Path) -> float:
+    """The largest relative difference of a tensor in the newest checkpoints of two runs.
+
+    Tensors whose gradient is zero but for rounding are left out, since the optimiser makes steps of that: the key biases of
+    attention (the softmax does not see them) and what comes right before a norm over the batch.
+    """
+    return _largest(weights(one), weights(other))
+
+
+def _largest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    moved = [name for name in a if a[name].ndim > 1]
+    return max(float((a[name] - b[name]).norm() / a[name].norm().clamp(min=1e-6)) for name in moved)
+
+
+def alone(out: Path, given: Sequence[str], **more: Any) -> str:
+    return run(ALONE, out, given, **more)
+
+
+def run_differently(ranks: Ranks, out: Path, given: Sequence[str]) -> str:
+    """A training whose ranks have other images."""
+    wanted, _ = request(flags={"data": {"source": "arrays"}}, settings=tuple(given))
+    count = 60 + ranks.rank
+    try:
+        train(
+            wanted,
+            out=out,
+            data=(np.zeros((count, 32, 32, 3), np.uint8), np.arange(count) % 3),
+            quiet=True,
+            ranks=ranks,
+        )
+    except VitrailError as error:
+        return f"{type(error).__name__} {error.reported}: {error}"
+    return ""
+
+
+def write_photographs(folder: Path, images: int, bad: set[int]) -> Path:
+    """Images of 40 x 32 pixels in two class folders, some of which are no images."""
+    random = np.random.default_rng(0)
+    for index in range(images):
+        path = folder / ("train" if index % 4 else "val") / "ab"[index % 2] / f"{index:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if index in bad:
+            path.write_bytes(b"no image")
+        else:
+            Image.fromarray(random.integers(0, 256, (32, 40, 3), dtype=np.uint8)).save(path)
+    return folder

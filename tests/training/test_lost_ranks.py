@@ -1,0 +1,168 @@
+"""Ranks that are killed, stopped, asked to end, or lose their launcher: exit codes, nobody left running, and the same bits."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.training import on_ranks
+from vitrail.runs.folder import RunFolder
+
+pytestmark = pytest.mark.slow
+KILLS = int(os.environ.get("VITRAIL_KILLS", "4"))  # at each number of ranks
+PATIENCE = 200  # seconds
+
+
+def words(out: Path, world: int, *more: str) -> list[str]:
+    given = on_ranks.settings("vit", "data.batch=12", "save.every=0.5", "optim.ema=0.9", "augment.mixup=0.8", *more)
+    settings = [word for setting in given for word in ("--set", setting)]
+    asked = ["train", "digits", "--steps", "60", "--devices", str(world), "--out", str(out)]
+    return [sys.executable, "-m", "vitrail", *asked, *settings]
+
+
+def start(command: Sequence[str]) -> subprocess.Popen:
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def find_ranks(launcher: subprocess.Popen, world: int) -> list[int]:
+    """The process ids of the ranks, once all of them are there."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        found = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        if len(found) == world:
+            return sorted(map(int, found))
+        time.sleep(0.05)
+    raise AssertionError("the ranks did not start")
+
+
+def wait_for_step(out: Path, launcher: subprocess.Popen, beyond: int = 0) -> None:
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until and launcher.poll() is None:
+        if len(RunFolder(out).metrics()) > beyond:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"no step was made: {launcher.communicate()[0]}")
+
+
+def finish(launcher: subprocess.Popen) -> tuple[int, str]:
+    told, _ = launcher.communicate(timeout=PATIENCE)
+    return launcher.returncode, told
+
+
+def assert_gone(ranks: Sequence[int], seconds: float = 10) -> None:
+    until = time.monotonic() + seconds
+    while left := [rank for rank in ranks if Path(f"/proc/{rank}").exists()]:
+        assert time.monotonic() < until, f"{left} are still running"
+        time.sleep(0.1)
+
+
+def contents(out: Path) -> tuple[bytes, bytes]:
+    weights = next((out / "checkpoints").glob("step-00000060-evaluated/objective.safetensors"))
+    return (out / "metrics.jsonl").read_bytes(), weights.read_bytes()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_killed_ranks_cost_nothing_but_steps(tmp_path, world):
+    """Random ranks at random moments, also before the first step; then the same bytes as undisturbed."""
+    assert subprocess.run(words(tmp_path / "whole", world), capture_output=True, timeout=PATIENCE).returncode == 0
+    out, draw = tmp_path / "killed", random.Random(world)
+    for _ in range(KILLS):
+        launcher = start(words(out, world))
+        ranks = find_ranks(launcher, world)
+        if draw.random() < 0.7:
+            before = len(RunFolder(out).metrics()) if out.exists() else 0
+            wait_for_step(out, launcher, before)
+        time.sleep(draw.uniform(0, 1))
+        if launcher.poll() is not None:
+            continue  # it was faster
+        os.kill(draw.choice(ranks), signal.SIGKILL)
+        code, told = finish(launcher)
+        assert code == 7, told
+        assert "was ended by SIGKILL" in told
+        assert_gone(ranks)
+    code, told = finish(start(words(out, world)))
+    assert code == 0, told
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("whom", ["one rank", "the launcher"])
+def test_a_signal_saves_on_all_ranks(tmp_path, number, code, whom):
+    launcher = start(words(tmp_path, 2))
+    ranks = find_ranks(launcher, 2)
+    wait_for_step(tmp_path, launcher)
+    os.kill(ranks[1] if whom == "one rank" else launcher.pid, number)
+    found, told = finish(launcher)
+    assert found == code, told
+    assert told.count("a checkpoint is saved") == 1
+    assert_gone(ranks)
+    assert RunFolder(tmp_path).status()["state"] == {75: "preempted", 130: "interrupted"}[code]
+
+
+def test_a_rank_that_hangs_is_lost_after_the_timeout(tmp_path):
+    launcher = start(words(tmp_path, 2, "compute.timeout=8"))
+    ranks = find_ranks(launcher, 2)
+    wait_for_step(tmp_path, launcher)
+    os.kill(ranks[1], signal.SIGSTOP)
+    stopped = time.monotonic()
+    try:
+        time.sleep(0.5)
+        while Path(f"/proc/{ranks[0]}").exists() and time.monotonic() < stopped + PATIENCE:
+            time.sleep(0.1)
+        assert time.monotonic() - stopped < 8 + 10
+    finally:
+        os.kill(ranks[1], signal.SIGCONT)  # the launcher's SIGTERM reaches it only now
+    code, told = finish(launcher)
+    assert code == 7, told
+    assert "did not answer in time" in told
+    assert_gone(ranks)
+
+
+def test_ranks_end_with_their_launcher(tmp_path):
+    launcher = start(words(tmp_path, 2))
+    ranks = find_ranks(launcher, 2)
+    wait_for_step(tmp_path, launcher)
+    launcher.kill()
+    launcher.wait()
+    assert_gone(ranks)
+    assert RunFolder(tmp_path).status()["state"] == "preempted"
+
+
+def test_restarts_go_on_by_themselves(tmp_path):
+    launcher = start([*words(tmp_path, 2), "--restarts", "1"])
+    ranks = find_ranks(launcher, 2)
+    wait_for_step(tmp_path, launcher)
+    os.kill(ranks[0], signal.SIGKILL)
+    code, told = finish(launcher)
+    assert code == 0, told
+    assert "a rank was lost; starting again" in told
+    assert "resuming at step" in (tmp_path / "log.txt").read_text()
+    assert RunFolder(tmp_path).status()["state"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "remedy"),
+    [
+        (("--devices", "two"), 2, "give a number such as 2, or all"),
+        (("--devices", "all"), 2, "this machine has no GPU"),
+        (("--devices", "2", "--batch", "1"), 2, "at least one image for each"),
+        (("--devices", "2", "--set", "model.head_first=0.5"), 2, "needs a single process"),
+    ],
+)
+def test_mistakes_are_told_once_with_a_remedy(tmp_path, more, code, remedy):
+    asked = [sys.executable, "-m", "vitrail", "train", "digits", "--steps", "2", "--out", str(tmp_path / "run"), *more]
+    found = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE)
+    assert found.returncode == code, found.stderr
+    assert found.stderr.count(remedy) == 1
+    assert "Traceback" not in found.stderr
+    assert not (tmp_path / "run").exists()

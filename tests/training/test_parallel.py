@@ -1,0 +1,193 @@
+"""A training on two and on three ranks is that of one process: to the bit where it is said, else to rounding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.slow import slow_except
+from tests.training import on_ranks
+from tests.training.ranks import Pool, start_pool
+from vitrail.errors import LostRankError
+from vitrail.runs.folder import RunFolder
+from vitrail.runtime.distributed import Ranks, is_lost_rank, lost_ranks
+from vitrail.runtime.launch import summarise
+
+EVERYTHING = (
+    *("augment.mixup=0.8", "augment.cutmix=1.0", "augment.flip=0.5", "optim.clip=0.5", "optim.ema=0.9"),
+    *("model.changes.dropout=0.1", "model.changes.drop_path=0.2", "schedule.steps=4", "data.batch=12"),
+)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory) -> Pool:
+    with start_pool(tmp_path_factory.mktemp("pool")) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """97 training images and 31 others, of three channels, in arrays that every rank can open."""
+    random = np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("data")
+    images, labels = random.integers(0, 256, (128, 32, 32, 3), dtype=np.uint8), np.arange(128) % 4
+    np.savez(folder / "images.npz", x_train=images[:97], y_train=labels[:97], x_val=images[97:], y_val=labels[97:])
+    return folder / "images.npz"
+
+
+def metrics(out: Path) -> bytes:
+    return (out / "metrics.jsonl").read_bytes()
+
+
+def column(out: Path, name: str) -> list[float]:
+    return [record[name] for record in RunFolder(out).metrics() if name in record]
+
+
+@pytest.mark.parametrize("each", ["batch", "image"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_exact_ranks_write_the_bytes_of_one_process(pool, data, tmp_path, world, each):
+    """Dropout, drop path, mixup, CutMix, clipping, averaged weights, evaluation."""
+    micro = f"data.micro_batch={12 // world}"
+    given = on_ranks.settings("vit", *EVERYTHING, f"augment.mix_each={each}", "compute.exact=true", micro)
+    on_ranks.alone(tmp_path / "one", given, data=data)
+    assert pool(world, on_ranks.run, tmp_path / "all", given, "supervised", data) == [""] * world
+    assert metrics(tmp_path / "all") == metrics(tmp_path / "one")
+    assert on_ranks.difference(tmp_path / "one", tmp_path / "all") == 0
+
+
+@pytest.mark.parametrize("parallel", ["replicate", "shard"])
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("network", slow_except(("vit", "swin", "bit", "cait", "pvt", "axial"), {"vit"}))
+def test_ranks_train_as_one_process(pool, data, tmp_path, network, world, parallel):
+    """A batch that cannot be divided evenly, in more than one micro-step a rank."""
+    given = on_ranks.settings(network, "schedule.steps=3", "data.batch=14", "augment.mixup=0.8", "optim.clip=1.0")
+    on_ranks.alone(tmp_path / "one", given, data=data)
+    spread = (*given, f"compute.parallel={parallel}", "data.micro_batch=2")
+    assert pool(world, on_ranks.run, tmp_path / "all", spread, "supervised", data) == [""] * world
+    assert column(tmp_path / "all", "loss") == pytest.approx(column(tmp_path / "one", "loss"), rel=1e-5)
+    assert column(tmp_path / "all", "val_nll") == pytest.approx(column(tmp_path / "one", "val_nll"), rel=1e-5)
+    assert on_ranks.difference(tmp_path / "one", tmp_path / "all") < 1e-4
+
+
+@pytest.mark.parametrize("world", slow_except((2, 3), {3}))
+@pytest.mark.parametrize("objective", ["moco", "simclr", "mae", "masked-patch"])
+def test_ranks_learn_without_labels_as_one_process(pool, data, tmp_path, objective, world):
+    """Contrastive objectives compare the images of all ranks."""
+    changes = {"moco": "{hidden: 24, out: 12}", "simclr": "{hidden: 24, out: 12}"}
+    given = on_ranks.settings("vit", "schedule.steps=3", "data.batch=14", "optim.clip=1.0")
+    given = (*given, f"objective.changes={changes.get(objective, '{}')}")
+    on_ranks.alone(tmp_path / "one", given, objective=objective, data=data)
+    assert pool(world, on_ranks.run, tmp_path / "all", given, objective, data) == [""] * world
+    assert column(tmp_path / "all", "loss") == pytest.approx(column(tmp_path / "one", "loss"), rel=1e-5)
+    assert column(tmp_path / "all", "effective_rank") == pytest.approx(
+        column(tmp_path / "one", "effective_rank"), rel=1e-3
+    )
+    assert on_ranks.difference(tmp_path / "one", tmp_path / "all") < 1e-3
+
+
+def test_a_run_goes_on_at_another_number_of_ranks(pool, data, tmp_path):
+    """One, three, two, three sharded and one rank, two steps each, against one process; metrics as if nothing had happened."""
+    given = on_ranks.settings("vit", "data.batch=12", "optim.ema=0.9", "schedule.kind=constant", "schedule.warmup=0")
+    on_ranks.alone(tmp_path / "one", (*given, "schedule.steps=10"), data=data)
+    out = tmp_path / "all"
+    for steps, world, parallel in ((2, 1, ""), (4, 3, "replicate"), (6, 2, "shard"), (8, 3, "shard"), (10, 1, "")):
+        more = (*given, f"schedule.steps={steps}", *([f"compute.parallel={parallel}"] if parallel else []))
+        if world == 1:
+            assert on_ranks.alone(out, more, data=data) == ""
+        else:
+            assert pool(world, on_ranks.run, out, more, "supervised", data) == [""] * world
+    assert column(out, "loss") == pytest.approx(column(tmp_path / "one", "loss"), rel=1e-5)
+    assert on_ranks.difference(tmp_path / "one", out) < 1e-4
+
+
+@pytest.mark.parametrize("parallel", ["replicate", "shard"])
+def test_a_run_resumed_at_the_same_number_of_ranks_has_the_same_bits(pool, data, tmp_path, parallel):
+    given = on_ranks.settings("vit", *EVERYTHING, f"compute.parallel={parallel}")
+    pool(3, on_ranks.run, tmp_path / "whole", given, "supervised", data)
+    stopped = pool(3, on_ranks.run_with, "term", 1, 2, tmp_path / "parts", given, data)
+    assert [words.partition(":")[0] for words in stopped] == ["Preempted False", "Preempted True", "Preempted True"]
+    assert pool(3, on_ranks.run, tmp_path / "parts", given, "supervised", data) == [""] * 3
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+    assert on_ranks.difference(tmp_path / "whole", tmp_path / "parts") == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank", "kind"), [("nan", 2, "DivergedError"), ("full", 0, "DiskError"), ("term", 2, "Preempted")]
+)
+def test_what_happens_to_one_rank_ends_all_of_them_at_the_same_step(pool, data, tmp_path, fault, rank, kind):
+    """The first rank reports it, and the state that was saved is whole."""
+    given = on_ranks.settings("vit", "schedule.steps=5", "data.batch=12")
+    ended = pool(3, on_ranks.run_with, fault, rank, 2, tmp_path, given, data)
+    assert [words.partition(":")[0] for words in ended] == [f"{kind} False", f"{kind} True", f"{kind} True"]
+    assert len(set(words.partition(":")[2] for words in ended)) == 1
+    if fault == "nan":
+        named = json.loads((tmp_path / "diverged.json").read_text())
+        assert (named["step"], len(named["keys"])) == (2, 12)
+    if fault == "term":
+        assert RunFolder(tmp_path).status()["state"] == "preempted"
+    assert on_ranks.alone(tmp_path, given, data=data) == ""
+
+
+def test_ranks_that_have_other_images_are_refused_before_the_first_step(pool, tmp_path):
+    given = on_ranks.settings("vit", "schedule.steps=2", "data.batch=12")
+    answers = pool(2, on_ranks.run_differently, tmp_path / "run", given)
+    assert answers[0].startswith("ConfigError False: the ranks of this training differ in their images")
+    assert "rank 1" in answers[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_bad_image_is_counted_once_and_named_by_its_path(pool, tmp_path):
+    folder = on_ranks.write_photographs(tmp_path / "photos", images=40, bad={3, 4, 5, 17, 30})
+    given = on_ranks.settings("vit", "schedule.epochs=2", "data.batch=8", "data.max_bad=0.5", "augment.mixup=0.8")
+    assert pool(3, on_ranks.run, tmp_path / "all", given, "supervised", folder) == [""] * 3
+    on_ranks.alone(tmp_path / "one", given, data=folder)
+    rows = [(tmp_path / name / "bad_images.csv").read_text().splitlines() for name in ("all", "one")]
+    assert sorted(rows[0]) == sorted(rows[1])
+    assert column(tmp_path / "all", "images") == column(tmp_path / "one", "images")
+
+
+@pytest.mark.parametrize(("batch", "world"), [(8, 3), (7, 7), (12, 1), (5, 2)])
+def test_the_shares_of_the_ranks_make_up_the_batch(batch, world):
+    rows = [row for rank in range(world) for row in range(batch)[Ranks(rank, world).share(batch)]]
+    assert rows == list(range(batch))
+    sizes = {len(range(batch)[Ranks(rank, world).share(batch)]) for rank in range(world)}
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_lost_rank_is_told_from_a_fault():
+    with pytest.raises(LostRankError, match=r"did not answer in time \(Connection closed by peer"), lost_ranks():
+        raise RuntimeError("[/src/pair.cc:537] Connection closed by peer [127.0.0.1]:7577. This is typically caused")
+    with pytest.raises(RuntimeError, match="shapes"), lost_ranks():
+        raise RuntimeError("the shapes of a and b differ")
+    assert not is_lost_rank(RuntimeError("out of memory"))
+
+
+@pytest.mark.parametrize(
+    ("codes", "asked", "code"),
+    [
+        ([0, 0], 0, 0),
+        ([7, 3, 7], 0, 3),  # one had an error of its own, and the others lost it
+        ([7, 7], 0, 7),
+        ([75, 75], 0, 75),
+        ([75, 7], 15, 7),  # one was killed before the state was saved
+        ([0, 0], 15, 75),
+        ([130, 130], 2, 130),
+        ([5, 5, 5], 0, 5),
+    ],
+)
+def test_the_exit_codes_of_all_ranks_make_one(codes, asked, code):
+    assert summarise(codes, asked) == code
+
+
+@pytest.mark.parametrize("parallel", ["replicate", "shard"])
+def test_the_work_of_muon_is_shared(pool, data, tmp_path, parallel):
+    """Of stacks of matrices each rank works on a part; fewer matrices of a shape than ranks are among them."""
+    given = on_ranks.settings("vit", "schedule.steps=3", "data.batch=14", "optim.name=muon", "optim.lr=0.01")
+    on_ranks.alone(tmp_path / "one", given, data=data)
+    spread = (*given, f"compute.parallel={parallel}")
+    assert pool(3, on_ranks.run, tmp_path / "all", spread, "supervised", data) == [""] * 3
+    assert column(tmp_path / "all", "loss") == pytest.approx(column(tmp_path / "one", "loss"), rel=1e-5)
+    assert on_ranks.difference(tmp_path / "one", tmp_path / "all") < 1e-3

@@ -1,0 +1,90 @@
+"""The network of a training on several ranks: replicated or sharded by FSDP2.
+
+The gradients of all ranks are summed, not averaged: every loss is weighted by its share of the images of the update, so the
+gradient is that of one process whatever the number of ranks (Zhao et al. 2023, "PyTorch FSDP").
+
+W ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+from vitrail.config.schema import ComputeSettings
+from vitrail.objectives.gradient_cache import ContrastiveObjective
+from vitrail.objectives.objective import Objective
+from vitrail.runtime.distributed import Ranks
+from vitrail.torch_private import replicate
+
+Kind = TypeVar("Kind", bound=Objective)
+UNIT_BYTES = 2**22  # smaller blocks are exchanged together with the rest: each exchange has a cost of its own
+
+
+def spread(objective: Kind, compute: ComputeSettings, ranks: Ranks, device: torch.device) -> Kind:
+    """A copy of ``objective`` whose parameters are `DTensor`, as ``compute.parallel`` says: the one that computes and learns."""
+    spread_copy = copy.deepcopy(objective)
+    bf16 = compute.precision == "bf16-weights"
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    mesh = _make_mesh(compute.parallel or "replicate", ranks, device)
+    apply = replicate if compute.parallel == "replicate" else fully_shard
+    for block in find_blocks(spread_copy):
+        if compute.compile:
+            block.compile()
+        apply(block, mesh=mesh, mp_policy=policy)
+    apply(spread_copy, mesh=mesh, mp_policy=policy)
+    for module in spread_copy.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+            if compute.exact:
+                module.set_custom_reduce_scatter(InOrder())  # type: ignore[bad-argument-type]
+    if isinstance(spread_copy, ContrastiveObjective):
+        for verb in ("features", "references", "compare"):
+            register_fsdp_forward_method(spread_copy, verb)
+    return spread_copy
+
+
+def find_blocks(objective: Objective, least: int = UNIT_BYTES) -> list[nn.Module]:
+    """The blocks of its networks with at least so many bytes of parameters, each of which is exchanged by itself."""
+    blocks = [
+        block
+        for name, modules in objective.named_modules()
+        if isinstance(modules, nn.ModuleList) and name.rpartition(".")[2].startswith("blocks")
+        for block in modules
+    ]
+    return [block for block in blocks if sum(p.nbytes for p in block.parameters()) >= least]
+
+
+def _make_mesh(parallel: str, ranks: Ranks, device: torch.device) -> DeviceMesh:
+    if parallel != "hybrid":
+        return DeviceMesh.from_group(ranks.group, device.type)
+    shape = (ranks.world // ranks.local_world, ranks.local_world)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+class InOrder:
+    """A reduce-scatter that adds the ranks' gradients in their order, so the sum has the bits of one process that adds as many
+    micro-batches. It moves the bytes of torch's own; its buffer holds the parts of all ranks.
+    """
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        parts = torch.empty_like(input_tensor)
+        dist.all_to_all_single(parts, input_tensor, group=group)
+        first, *others = parts.view(group.size(), -1)
+        for part in others:
+            first = first + part
+        output_tensor.copy_(first.view_as(output_tensor))
