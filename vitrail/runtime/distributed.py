@@ -131,6 +131,24 @@ class Ranks:
             raise self.agreed(error)
         return result
 
+    def together(self, act: Callable[[], Value]) -> Value:
+        """What ``act`` returns here; every rank calls it, without exchanges, and a `VitrailError` of any is raised on all."""
+        if self.alone:
+            return act()
+        result: Any = None
+        error: VitrailError | None = None
+        try:
+            result = act()
+        except VitrailError as caught:
+            error = caught
+        errors = self.gather(error)
+        if any(errors):
+            rank, first = next((rank, found) for rank, found in enumerate(errors) if found is not None)
+            if not all(errors):
+                first.what = f"rank {rank}: {first.what}"
+            raise self.agreed(first)
+        return result
+
     def agreed(self, error: VitrailError) -> VitrailError:
         """``error``, which every rank raises at this moment: only the first one reports it."""
         error.reported = not self.first
@@ -173,12 +191,13 @@ def join(device: str | None, timeout: float) -> Iterator[Ranks]:
         yield ALONE
         return
     limit, cuda = timedelta(seconds=timeout), torch.cuda.is_available() and (device or "cuda").startswith("cuda")
-    if not given:
-        _end_with_launcher()
-        with lost_ranks():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit)
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if not given:
+        _end_with_launcher()
+        gpu = torch.device("cuda", torch.cuda.current_device()) if cuda else None
+        with lost_ranks():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit, device_id=gpu)
     try:
         with lost_ranks():
             words = dist.new_group(backend="gloo", timeout=limit)

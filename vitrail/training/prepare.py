@@ -61,20 +61,25 @@ def prepare(
     Raises `ConfigError`, `DataError` or `CheckpointError` before any training memory is used.
     """
     goal = GOALS[run.objective.name]
-    goal.check(run)
-    device = find_device(run.compute.device, ranks)
-    start = goal.start(run, say)
-    run_data = goal.open(run, data, folder, transform, start)
-    say(describe_data(run_data.splits))
-    for words in find_layout_warnings(run_data.splits, run.data.source):
-        say(f"warning  {words}")
-    run_data = run_data.keep_small(sample)
-    for words in warn_of_order(run_data.train, run.seed):
-        say(f"warning  {words}")
-    run = resolve(run, goal.plan(run, run_data.train, start, say), run_data.train, device, say, ranks)
-    kept = goal.build(run, run_data, start, say)
-    kept.model.to(device)
-    training = assemble(run, goal, kept, run_data, folder, device, say, ranks)
+
+    def build() -> tuple[Run, Kept, RunData, torch.device]:
+        goal.check(run)
+        device = find_device(run.compute.device, ranks)
+        start = goal.start(run, say)
+        run_data = goal.open(run, data, folder, transform, start)
+        say(describe_data(run_data.splits))
+        for words in find_layout_warnings(run_data.splits, run.data.source):
+            say(f"warning  {words}")
+        run_data = run_data.keep_small(sample)
+        for words in warn_of_order(run_data.train, run.seed):
+            say(f"warning  {words}")
+        resolved = resolve(run, goal.plan(run, run_data.train, start, say), run_data.train, device, say, ranks)
+        kept = goal.build(resolved, run_data, start, say)
+        kept.model.to(device)
+        return resolved, kept, run_data, device
+
+    resolved, kept, run_data, device = ranks.together(build)
+    training = assemble(resolved, goal, kept, run_data, folder, device, say, ranks)
     return Prepared(goal, training, kept, run_data)
 
 
