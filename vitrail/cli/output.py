@@ -14,7 +14,14 @@ from cyclopts import Parameter
 AsJson = Annotated[bool, Parameter(negative="", help="One JSON object on the last line of stdout.")]
 
 Devices = Annotated[
-    str | None, Parameter(help="Train on so many devices of this machine, or on `all` GPUs: one process for each.")
+    str | None,
+    Parameter(
+        help="Train on so many devices of this machine, or on `all` GPUs: one process for each. With --dry-run a cluster, "
+        "e.g. 64xH100, for which memory and time are estimated."
+    ),
+]
+Network = Annotated[
+    str | None, Parameter(help="With --dry-run --devices: network cards of a machine and their rate, e.g. 8x400Gb.")
 ]
 Restarts = Annotated[
     int, Parameter(help="With --devices: how often to go on from the newest checkpoint after a process is lost.")
@@ -55,6 +62,18 @@ def print_result(result: Any, *, json: bool) -> None:
     print(f"report: {result.report}")
     if json:
         print(one_line(result.figures))
+
+
+def print_plan(data: str | None, devices: str, network: str | None, flags: Mapping[str, Any], *, json: bool) -> int:
+    """Prints what a training would take on a cluster."""
+    from json import dumps
+
+    from vitrail.workflows.cluster_plan import plan_cluster
+
+    rows = plan_cluster(data, devices, network, flags, print_line)
+    if json:
+        print(dumps({"plan": rows}))
+    return 0
 
 
 def _is_number(cell: str) -> bool:

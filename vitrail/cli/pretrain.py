@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Unpack
 
-from vitrail.cli.output import AsJson, Devices, Restarts
+from vitrail.cli.output import AsJson, Devices, Network, Restarts, print_plan
 from vitrail.cli.takes_flags import takes_flags
 from vitrail.config.flags_training import PretrainFlags
 from vitrail.runtime.launch import is_launched, launch
@@ -18,6 +18,7 @@ def pretrain(
     *,
     devices: Devices = None,
     restarts: Restarts = 0,
+    network: Network = None,
     json: AsJson = False,
     **flags: Unpack[PretrainFlags],
 ) -> int:
@@ -32,7 +33,9 @@ def pretrain(
     data
         What `vitrail train` takes, or a folder of images without classes.
     """
-    if devices is not None and not is_launched() and not flags.get("dry_run"):
+    if devices is not None and flags.get("dry_run"):
+        return print_plan(data, devices, network, flags, json=json)
+    if devices is not None and not is_launched():
         return launch(devices, sys.argv[1:], restarts=restarts)
     from vitrail.cli.output import command_line, print_line, print_result
     from vitrail.workflows.train import pretrain as run

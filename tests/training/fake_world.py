@@ -1,0 +1,66 @@
+"""A world of 64 ranks in one process, without memory for tensors: what FSDP2 holds and sends for a small ViT, as JSON.
+
+python fake_world.py replicate|shard|hybrid
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import vitrail
+from vitrail.config.schema import ComputeSettings
+from vitrail.objectives.supervised import Supervised
+from vitrail.runtime.distributed import Ranks
+from vitrail.training import parallel
+
+WORLD, LOCAL = 64, 8
+CHANGES = {"image_size": 32, "patch_size": 8, "width": 192, "depth": 6, "heads": 3, "mlp_width": 768, "classes": 64}
+
+
+def watch(name: str, choose: Callable[..., torch.Tensor], sent: Counter[str]) -> None:
+    real = getattr(dist, name)
+
+    def call(*args: Any, **more: Any) -> Any:
+        tensor = choose(*args, **more)
+        group = more.get("group")
+        sent[f"{name} {WORLD if group is None else group.size()}"] += tensor.numel() * tensor.element_size()
+        return real(*args, **more)
+
+    setattr(dist, name, call)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
+    sent: Counter[str] = Counter()
+    gather = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    reduce = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+    watch(gather, lambda *args, **more: args[0] if args else more["output_tensor"], sent)
+    watch(reduce, lambda *args, **more: more["input"] if "input" in more else args[1], sent)
+    watch("all_reduce", lambda *args, **more: args[0] if args else more["tensor"], sent)
+    parallel.UNIT_BYTES = 0
+    parallel.find_blocks.__defaults__ = (0,)
+    model = vitrail.create_model("vit-ti16", **CHANGES)
+    objective = Supervised(model).train()
+    ranks = Ranks(0, WORLD, LOCAL, dist.group.WORLD, dist.group.WORLD)
+    settings = ComputeSettings(parallel=sys.argv[1], precision="fp32")  # type: ignore[bad-argument-type]
+    spread = parallel.spread(objective, settings, ranks, torch.device("cpu"))
+    local = sum(p.to_local().numel() for p in spread.parameters())  # type: ignore[missing-attribute]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        images, targets = torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
+        loss, _ = spread(images, targets)
+        loss.backward()
+    print(json.dumps({"local": local, "parameters": sum(p.numel() for p in objective.parameters()), "sent": sent}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""`vitrail train --dry-run --devices 64xH100`: what a training would take on a cluster, without data and without the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vitrail.config.compose import FLAGS, request, settings_of
+from vitrail.config.reconcile import changes_for
+from vitrail.data.sources.open import open_data
+from vitrail.errors import ConfigError
+from vitrail.models import configure
+from vitrail.runtime.progress import Say
+from vitrail.training.cluster_plan import Cluster, Workload, compare, describe
+
+CLASSES = 1000
+
+
+def plan_cluster(
+    data: str | None, devices: str, network: str | None, flags: Mapping[str, Any], say: Say
+) -> list[dict[str, Any]]:
+    """Gives ``say`` the plan line by line, and returns its rows.
+
+    Args:
+        data: a path or built-in name; where it is there, its images are counted for the length of the run.
+        devices, network: as `Cluster.parse` takes them.
+        flags: the options of `vitrail train`.
+
+    Raises `ConfigError`, also where no network is named.
+    """
+    cluster = Cluster.parse(devices, network)
+    options = {name: value for name, value in flags.items() if name in FLAGS and value is not False}
+    config = None if flags.get("config") is None else Path(flags["config"])
+    is_there = data == "digits" or (data is not None and Path(data).exists())
+    settings = settings_of(options, data or "images")
+    run, _ = request(recipe=flags.get("recipe"), flags=settings, settings=flags.get("set") or (), config=config)
+    if run.model.name is None:
+        raise ConfigError("no network is named", "give one with --model, e.g. --model vit-b16")
+    base = configure(run.model.name)
+    size = {} if run.model.size is None else {"image_size": run.model.size}
+    network_config = configure(base, **{"classes": CLASSES, **changes_for(run, base, say), **size})
+    train = open_data(data, seed=run.seed, validation=run.data.validation, labelled=False).train if is_there else None
+    work = Workload.of(run, network_config, None if train is None else len(train))
+    for line in describe(work, cluster, devices):
+        say(line)
+    return [{**asdict(row), "step": row.step} for row in compare(work, cluster)]
