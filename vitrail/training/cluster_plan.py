@@ -225,13 +225,13 @@ def describe(work: Workload, cluster: Cluster, devices: str) -> Iterator[str]:
     peak = cluster.device.operations / 1e12
     yield f"assumes  {MFU:.0%} of {peak:.0f} TFLOP/s; exchanges overlap with computation; no latency"
     yield ""
-    yield "parameters  micro-batch  GB a device  compute s  exchange s   images/s     days"
+    yield "parameters  micro-batch  GB a device  compute s  GB sent  exchange s   images/s     days"
     found = list(compare(work, cluster))
     for row in found:
         days = "" if row.days is None else f"{row.days:9.2f}"
         memory = f"{row.memory / 1e9:8.1f}{'    ' if row.fits else ' (!)'}"
         yield (
-            f"{row.parallel:10s}  {row.micro:11d} {memory}  {row.compute:9.3f}  {row.exchange:10.3f}  "
+            f"{row.parallel:10s}  {row.micro:11d} {memory}  {row.compute:9.3f}  {sum(row.sent) / 1e9:7.1f}  {row.exchange:10.3f}  "
             f"{row.images_per_second:9.0f}{days}"
         )
     yield ""
