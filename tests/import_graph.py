@@ -12,14 +12,15 @@ PACKAGE = Path(__file__).parent.parent / "vitrail"
 FLOOR = {
     "errors": 0, "markup": 0, "checksums": 0,
     "files": 1, "rows": 1, "torch_private": 1,
-    "models": 2, "data": 2, "runtime": 2,
-    "tasks": 3, "config": 3,
-    "objectives": 4, "evaluation": 4, "analysis": 4, "weights": 4, "exports": 4, "runs": 4,
-    "inference": 5, "reports": 5,
-    "training": 6, "serving": 6,
-    "workflows": 7,
-    "cli": 8,
-    "__init__": 9, "__main__": 9,
+    "shards": 2,
+    "models": 3, "data": 3, "runtime": 3,
+    "tasks": 4, "config": 4,
+    "objectives": 5, "evaluation": 5, "analysis": 5, "weights": 5, "exports": 5, "runs": 5,
+    "inference": 6, "reports": 6,
+    "training": 7, "serving": 7,
+    "workflows": 8,
+    "cli": 9,
+    "__init__": 10, "__main__": 10,
 }  # fmt: skip
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from vitrail.tasks.classification import Classifier as Classifier
     from vitrail.weights import create_model as create_model
     from vitrail.weights import load as load
-    from vitrail.workflows.api import check_data as check_data
     from vitrail.workflows.api import convert as convert
     from vitrail.workflows.api import doctor as doctor
     from vitrail.workflows.api import embed as embed
@@ -28,6 +27,9 @@ if TYPE_CHECKING:
     from vitrail.workflows.api import probe as probe
     from vitrail.workflows.api import serve as serve
     from vitrail.workflows.api import transfer as transfer
+    from vitrail.workflows.api_data import check_data as check_data
+    from vitrail.workflows.api_data import index_data as index_data
+    from vitrail.workflows.api_data import shard_data as shard_data
     from vitrail.workflows.api_inspecting import explain as explain
     from vitrail.workflows.api_inspecting import inspect as inspect
     from vitrail.workflows.train import pretrain as pretrain
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "MODELS": "vitrail.models",
     "Classifier": "vitrail.tasks.classification",
-    "check_data": "vitrail.workflows.api",
+    "check_data": "vitrail.workflows.api_data",
     "convert": "vitrail.workflows.api",
     "create_model": "vitrail.weights",
     "doctor": "vitrail.workflows.api",
@@ -44,6 +46,7 @@ _HOMES = {
     "evaluate": "vitrail.workflows.api",
     "explain": "vitrail.workflows.api_inspecting",
     "export": "vitrail.workflows.api",
+    "index_data": "vitrail.workflows.api_data",
     "inspect": "vitrail.workflows.api_inspecting",
     "list_models": "vitrail.workflows.api",
     "list_settings": "vitrail.workflows.api",
@@ -52,6 +55,7 @@ _HOMES = {
     "pretrain": "vitrail.workflows.train",
     "probe": "vitrail.workflows.api",
     "serve": "vitrail.workflows.api",
+    "shard_data": "vitrail.workflows.api_data",
     "train": "vitrail.workflows.train",
     "transfer": "vitrail.workflows.api",
     "visualize_attention": "vitrail.analysis.visualize",
@@ -68,6 +72,7 @@ __all__ = [
     "evaluate",
     "explain",
     "export",
+    "index_data",
     "inspect",
     "list_models",
     "list_settings",
@@ -76,6 +81,7 @@ __all__ = [
     "pretrain",
     "probe",
     "serve",
+    "shard_data",
     "train",
     "transfer",
     "visualize_attention",

@@ -25,6 +25,8 @@ OTHER_NAMES = {
     "models": "list_models",
     "settings": "list_settings",
     "check": "check_data",
+    "shard": "shard_data",
+    "index": "index_data",
 }
 OF_THE_TERMINAL = {"json", "per_class"}  # how results are printed
 OF_PYTHON = {"log", "transform", "command", "say"}  # what no shell can say

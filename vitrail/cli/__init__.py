@@ -53,8 +53,10 @@ def build_app() -> App:
     app.command(serve.serve)
     app.command(models.models)
     app.command(settings.settings)
-    group = App(name="data", help="Look at a data set before it is used.")
-    group.command(data.check, name="check")
+    group = App(name="data", help="Check a data set, or write it as shards.")
+    group.command(data.check)
+    group.command(data.shard)
+    group.command(data.index)
     app.command(group)
     app.command(doctor.doctor)
     return app

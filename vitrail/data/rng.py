@@ -97,6 +97,32 @@ def permutation(seed: int, epoch: int, n: int, *, stream: str = "order") -> NDAr
     return (np.sort(random | np.arange(n, dtype=np.uint64)) & ((np.uint64(1) << below) - np.uint64(1))).astype(np.int64)
 
 
+def permute(places: NDArray[np.int64], seed: int, epoch: int, n: int, *, stream: str) -> NDArray[np.int64]:
+    """Where a random permutation of ``n`` takes these places, without computing that of all: any shape -> the same.
+
+    A Feistel network (Luby & Rackoff 1988) of eight rounds permutes the numbers below the next power of two; a number that
+    is taken to n or above is taken on until it is below (Black & Rogaway 2002), twice on average at most.
+    """
+    low = max(n - 1, 1).bit_length() // 2
+    high = max(n - 1, 1).bit_length() - low
+    rounds = words(seed, stream, epoch, 0, 0, 8)
+    found, left = places.astype(np.uint64), np.ones(places.shape, bool)
+    while left.any():
+        found[left] = _feistel(found[left], rounds, high, low)
+        left[left] = found[left] >= n
+    return found.astype(np.int64)
+
+
+def _feistel(numbers: NDArray[np.uint64], rounds: NDArray[np.uint64], high: int, low: int) -> NDArray[np.uint64]:
+    """One to one below 2**(high + low); the halves swap their widths in every round."""
+    with np.errstate(over="ignore"):
+        for key in rounds:
+            first, second = numbers >> np.uint64(low), numbers & np.uint64(2**low - 1)
+            mixed = first ^ (_finalise((second ^ key) + np.uint64(GOLDEN)) & np.uint64(2**high - 1))
+            numbers, high, low = second << np.uint64(high) | mixed, low, high
+    return numbers
+
+
 def _as_words(part: ArrayLike) -> NDArray[np.uint64]:
     whole = np.uint64(part % 2**64) if isinstance(part, int) else np.asarray(part).astype(np.int64).view(np.uint64)
     return np.asarray(whole)

@@ -52,7 +52,7 @@ class TrainStream:
         ids = np.stack([epochs, np.empty_like(epochs), places % self.repeats], axis=1)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            ids[here, 1] = _order(self.seed, epoch, self.images, self.units)[places[here] // self.repeats]
+            ids[here, 1] = order_of_epoch(self.seed, epoch, self.images, self.units)[places[here] // self.repeats]
         return ids
 
     def steps(self, start: int, stop: int) -> Iterator[np.ndarray]:
@@ -65,7 +65,8 @@ class TrainStream:
 
 
 @lru_cache(maxsize=2)  # a batch spans at most two epochs; sorting a million numbers takes 0.1 s
-def _order(seed: int, epoch: int, images: int, units: Units | None) -> np.ndarray:
+def order_of_epoch(seed: int, epoch: int, images: int, units: Units | None) -> np.ndarray:
+    """The samples of an epoch: (n,) int64."""
     order = permutation(seed, epoch, images)
     if units is None:
         return order
@@ -90,7 +91,7 @@ def measure_mixing(labels: np.ndarray, units: Units, seed: int) -> float:
         units: as in `TrainStream`.
         seed: of the order.
     """
-    order = _order(seed, 0, len(labels), units)
+    order = order_of_epoch(seed, 0, len(labels), units)
     lengths = np.bincount(_window_of(seed, 0, units))
     drawn = labels[permutation(seed, 0, len(labels))]
     found, possible = (_mean_entropy(each, lengths) for each in (labels[order], drawn))

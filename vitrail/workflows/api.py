@@ -1,8 +1,8 @@
 """The verbs for Python: every verb of the command line is a function of `vitrail` with the same name and the same options.
 
-Those that train stand in `vitrail.workflows.train`, those that look inside a model in `vitrail.workflows.api_inspecting`, and
-the options with their help texts in `vitrail.config.flags_inference`. Three have another name: `list_models` is
-``vitrail models``, `list_settings` ``vitrail settings``, `check_data` ``vitrail data check``.
+Those that train stand in `vitrail.workflows.train`, those that look inside a model in `vitrail.workflows.api_inspecting`, those
+of data sets in `vitrail.workflows.api_data`, and the options with their help texts in `vitrail.config.flags_inference`. Two have
+another name: `list_models` is ``vitrail models``, and `list_settings` ``vitrail settings``.
 
 Each function imports what it needs when it is called. All of them raise `ConfigError` for an unknown option, `DataError` for
 data that cannot be opened, and `CheckpointError` for a model that cannot be read (`vitrail.errors`). A ``log`` is called with
@@ -41,7 +41,6 @@ from vitrail.workflows.api_options import ALL, choose_cache, list_inputs, parse_
 
 if TYPE_CHECKING:
     from vitrail.config.settings import Setting
-    from vitrail.data.sources.check import CheckResult
     from vitrail.evaluation.judgement import Judgement
     from vitrail.inference.results import Results
     from vitrail.reports.transfer.results import Transfer
@@ -326,25 +325,6 @@ def list_settings(name: str | None = None, **flags: Unpack[SettingsFlags]) -> Re
     from vitrail.config.settings import list_settings as describe
 
     return describe(name, **flags)
-
-
-def check_data(data: Any, *, out: str | Path | None = None, samples: int = 16, log: Say = to_stderr) -> CheckResult:
-    """Reads every image of a data set and says what was found: layout, counts, sizes, bad files, duplicates, leaks.
-
-    Args:
-        data: anything that `train` takes; labels may be missing.
-        out: a folder for pictures with their boxes or masks, ``SPLIT/NAME.jpg``.
-        samples: pictures of each split in that folder, spread evenly over it.
-
-    Raises `DataError` for data that cannot be opened, and with ``out`` for data without boxes or masks.
-    """
-    from vitrail.data.sources.check import check
-
-    if place := to_path(out):
-        from vitrail.workflows.draw_data import draw_data
-
-        draw_data(data, place, samples, log)
-    return check(data)
 
 
 def doctor() -> Mapping[str, object]:

@@ -19,10 +19,10 @@ LONG_NAME = 64  # characters
 def find_layout_warnings(splits: Splits, data: Any = None) -> list[str]:
     """Returns a sentence for each sign; with the command that reads nested folders as classes, if ``data`` is a path."""
     if not splits.classes:
-        return []
+        return list(splits.notes)
     named = f"class {splits.classes[0]!r}" if len(splits.classes) == 1 else f"{len(splits.classes):,} classes"
     annotated = [part for part in list_splits(splits).values() if isinstance(part.targets, Annotations)]
-    words = [*splits.notes, *_find_unused(splits)] if annotated else []
+    words = [*splits.notes, *(_find_unused(splits) if annotated else [])]
     by_folders = splits.layout.startswith("class folders") and not any("/" in name for name in splits.classes)
     if by_folders and (pattern := _find_nested_pattern(splits, data)):
         words.append(

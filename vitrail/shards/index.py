@@ -1,0 +1,215 @@
+"""The index of a set of shards: where each image is, its checksum, its name and its target, in memory-mapped files.
+
+The folder ``index`` beside the shards holds ``index.json``, which has the name, bytes, SHA-256 and number of images of each
+shard, and arrays in the format of NumPy: 24 bytes an image, and the names. Positions are counted from the first byte of the
+first shard, as if all shards were one file.
+
+Axes: n images, S shards, K classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.checksums import seal
+from vitrail.errors import DataError
+from vitrail.files import dump_json, parse_sealed, sync_folder, write_bytes
+
+FORMAT = 1
+FOLDER, CATALOGUE = "index", "index.json"
+OPEN_FILES = 64  # shards that a process keeps open
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One archive."""
+
+    name: str  # its path from the root of the index, with forward slashes
+    bytes: int
+    sha256: str
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tables:
+    """What an index has of each image."""
+
+    starts: np.ndarray  # (n,) int64, position of the content
+    lengths: np.ndarray  # (n,) int32, bytes of the content
+    checksums: np.ndarray  # (n,) uint32, CRC-32 of the content
+    names: np.ndarray  # (bytes,) uint8, all names in UTF-8
+    name_ends: np.ndarray  # (n,) int64
+    targets: np.ndarray | None = None  # (n,) int64 classes, or (n, K) uint8 of zeros and ones; None: no labels
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShardIndex:
+    """The index of a set of shards. It is small to pickle: its tables are mapped where they are first used.
+
+    Args:
+        folder: of the index.
+        root: the folder of the shards.
+        classes: names of the classes, in the order of their numbers.
+        images: n.
+        tables: names of the tables that exist.
+    """
+
+    folder: str
+    root: str
+    shards: tuple[Shard, ...]
+    classes: tuple[str, ...]
+    images: int
+    tables: tuple[str, ...]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @cached_property
+    def mapped(self) -> Tables:
+        """The tables, of which only what is used is read from the disk."""
+        return Tables(**{name: _map(os.path.join(self.folder, f"{name}.npy")) for name in self.tables})
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """The position behind each shard: (S,) int64."""
+        return np.cumsum([shard.bytes for shard in self.shards], dtype=np.int64)
+
+    def find_shards(self, rows: np.ndarray | int | slice) -> np.ndarray:
+        """The number of the shard that each of these images is in."""
+        return np.searchsorted(self.ends, self.mapped.starts[rows], side="right")
+
+    def read(self, row: int) -> bytes:
+        """The content of an image.
+
+        Raises:
+            ValueError: the shard is cut off, or has other bytes there than when it was indexed.
+            OSError: the shard cannot be read.
+        """
+        tables, number = self.mapped, int(self.find_shards(row))
+        shard, length = self.shards[number], int(tables.lengths[row])
+        offset = int(tables.starts[row]) - int(self.ends[number]) + shard.bytes
+        content = _open(os.path.join(self.root, shard.name)).read(offset, length)
+        if len(content) < length:
+            raise ValueError(f"{shard.name} is cut off before the end of this image, at byte {offset + length:,}")
+        if zlib.crc32(content) != tables.checksums[row]:
+            raise ValueError(f"{shard.name} is damaged: it has other bytes at {offset:,} than when it was indexed")
+        return content
+
+    def find_faults(self, numbers: Iterable[int]) -> list[str]:
+        """A sentence for each of these shards that is missing or has another length; no content is read."""
+        return [words for number in numbers if (words := _find_fault(self.root, self.shards[number]))]
+
+
+class _File:
+    """An open file that is closed when the last thread has finished with it."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = -1  # also where opening fails
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return os.pread(self.descriptor, length, offset)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+_open = lru_cache(maxsize=OPEN_FILES)(_File)
+
+
+def _find_fault(root: str, shard: Shard) -> str:
+    try:
+        found = os.stat(os.path.join(root, shard.name)).st_size
+    except OSError as error:
+        return f"{shard.name} cannot be read ({error.strerror}): {shard.images:,} images"
+    if found != shard.bytes:
+        return (
+            f"{shard.name} has {found:,} of {shard.bytes:,} bytes: some of its {shard.images:,} images cannot be read"
+        )
+    return ""
+
+
+def _map(path: str) -> np.ndarray:
+    # a plain array over the mapping: indexing the subclass memmap is several times slower; an empty file cannot be mapped
+    return np.asarray(np.load(path, mmap_mode="r")) if os.path.getsize(path) > 128 else np.load(path)
+
+
+def has_index(folder: Path) -> bool:
+    """Whether a folder of shards has an index."""
+    return (folder / FOLDER / CATALOGUE).is_file()
+
+
+def write_index(folder: Path, *, root: str, shards: Sequence[Shard], classes: Sequence[str], tables: Tables) -> None:
+    """Write an index to an existing folder.
+
+    Args:
+        root: the folder of the shards, absolute or relative to ``folder``.
+
+    Raises:
+        OSError: the disk is full or cannot be written.
+    """
+    digests = {}
+    for field in fields(tables):
+        if (table := getattr(tables, field.name)) is not None:
+            path = folder / f"{field.name}.npy"
+            np.save(path, table, allow_pickle=False)
+            digests[field.name] = _hash_and_sync(path)
+    described = {
+        "format": FORMAT,
+        "root": root,
+        "images": len(tables.starts),
+        "classes": list(classes),
+        "shards": [asdict(shard) for shard in shards],
+        "tables": digests,
+    }
+    write_bytes(folder / CATALOGUE, dump_json(seal(described)).encode())
+    sync_folder(folder)
+
+
+def open_index(place: Path) -> ShardIndex:
+    """The index of the shards in a folder, after its files were compared with their checksums.
+
+    Raises:
+        DataError: a file of the index is missing or damaged, or a newer version wrote it.
+    """
+    folder = place / FOLDER
+    again = f"copy it again, or write it again with `vitrail data index {place}`"
+    try:
+        described = parse_sealed((folder / CATALOGUE).read_bytes())
+        if described["format"] > FORMAT:
+            raise DataError(f"a newer version of vitrail wrote {folder}", "update vitrail: pip install -U vitrail")
+        index = ShardIndex(
+            folder=str(folder),
+            root=os.path.normpath(folder / described["root"]),
+            shards=tuple(Shard(**shard) for shard in described["shards"]),
+            classes=tuple(described["classes"]),
+            images=described["images"],
+            tables=tuple(described["tables"]),
+        )
+        for name, digest in described["tables"].items():
+            if _hash(folder / f"{name}.npy") != digest:
+                raise ValueError(f"{name}.npy does not match its checksum")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"the index {folder} is damaged: {error}", again) from error
+    return index
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_and_sync(path: Path) -> str:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
