@@ -12,7 +12,8 @@ import vitrail
 from vitrail.data.sources.open import open_data
 
 webdataset = pytest.importorskip("webdataset")
-pytestmark = pytest.mark.peers
+# it leaves the archives open that it has read
+pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 
 def picture(number):
