@@ -11,7 +11,7 @@ from vitrail.runtime.progress import Say, to_stderr
 from vitrail.workflows.api_options import to_path
 
 if TYPE_CHECKING:
-    from vitrail.data.sources.check import CheckResult
+    from vitrail.workflows.check_data import CheckResult
     from vitrail.workflows.shard_data import Shards
 
 
@@ -25,7 +25,7 @@ def check_data(data: Any, *, out: str | Path | None = None, samples: int = 16, l
 
     Raises `DataError` for data that cannot be opened, and with ``out`` for data without boxes or masks.
     """
-    from vitrail.data.sources.check import check
+    from vitrail.workflows.check_data import check
 
     if place := to_path(out):
         from vitrail.workflows.draw_data import draw_data

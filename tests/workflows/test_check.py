@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from vitrail.cli import run
-from vitrail.data.sources.check import check
 from vitrail.data.sources.open import open_data
+from vitrail.workflows.check_data import check
 
 
 def picture(seed, size=(10, 12)):
