@@ -121,3 +121,23 @@ def test_orders_are_all_equally_likely():
 def test_orders_differ_between_epochs_and_seeds():
     orders = {tuple(permutation(seed, epoch, 100)) for seed in range(3) for epoch in range(3)}
     assert len(orders) == 9
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000, 4097])
+def test_a_permutation_without_a_table_takes_every_place_to_another(n):
+    places = np.arange(n)
+    found = rng.permute(places, 5, 2, n, stream="x")
+    assert sorted(found.tolist()) == places.tolist()
+    assert np.array_equal(rng.permute(places[::-1][: n // 2], 5, 2, n, stream="x"), found[::-1][: n // 2])
+    if n > 60:
+        assert (rng.permute(places, 5, 3, n, stream="x") != found).any() and (found != places).sum() > 0.9 * n
+
+
+def test_a_permutation_without_a_table_is_as_good_as_random():
+    """Neighbours part, and each place is taken to each eighth equally often (chi-squared, 7 degrees of freedom)."""
+    n, keys = 1000, 400
+    found = np.stack([rng.permute(np.arange(n), seed, 0, n, stream="x") for seed in range(keys)])
+    assert abs(np.corrcoef(found[:, :-1].ravel(), found[:, 1:].ravel())[0, 1]) < 0.01
+    eighths = np.stack([np.bincount(column * 8 // n, minlength=8) for column in found.T])  # (n, 8)
+    chi = ((eighths - keys / 8) ** 2 / (keys / 8)).sum(1)
+    assert abs(chi.mean() - 7) < 0.5 and chi.max() < 40

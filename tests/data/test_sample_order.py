@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from vitrail.data import sample_order
 from vitrail.data.rng import permutation
 from vitrail.data.sample_order import TrainStream, measure_mixing
-from vitrail.data.sources.contents import Units
+from vitrail.data.sources.contents import StoredUnits, Units
 
 
 def all_ids(stream, steps):
@@ -87,3 +88,48 @@ def test_units_that_are_sorted_by_class_mix_badly_and_random_ones_well():
     shuffled = np.random.default_rng(0).permutation(by_class)
     assert measure_mixing(shuffled, units, seed=0) == pytest.approx(1, abs=0.02)
     assert measure_mixing(np.zeros(1000, np.int64), units, seed=0) == 1
+
+
+STORED = np.array([7, 3, 5, 5, 5, 5, 5, 5, 5, 5])  # items in ten files
+FIRST = STORED.cumsum() - STORED
+
+
+def stored_units(window):
+    return StoredUnits(STORED, window, lambda unit: np.arange(FIRST[unit], FIRST[unit] + STORED[unit])[::-1])
+
+
+def test_files_are_shuffled_in_windows_and_every_sample_is_still_seen_once_an_epoch():
+    stream = TrainStream(images=50, batch=8, seed=4, units=stored_units(3))
+    first, second = np.split(all_ids(stream, 13)[:100, 1], 2)
+    for order in (first, second):
+        assert sorted(order.tolist()) == list(range(50))
+        files = np.searchsorted(FIRST, order, side="right") - 1
+        for count in (3, 3, 2, 2):  # all samples of these files come before any of the others
+            window = next(end for end in range(1, 51) if end == len(files) or len(np.unique(files[: end + 1])) > count)
+            assert STORED[np.unique(files[:window])].sum() == window
+            assert (np.diff(files[:window]) != 0).sum() > window // 4  # they are shuffled as a whole
+            files = files[window:]
+        assert not len(files)
+    assert (first != second).any()
+    resumed = TrainStream(images=50, batch=8, seed=4, units=stored_units(3))
+    assert np.array_equal(np.concatenate(list(resumed.steps(5, 9))), all_ids(stream, 9)[40:])
+
+
+def test_many_samples_are_permuted_without_a_table(monkeypatch):
+    monkeypatch.setattr(sample_order, "MOST_SORTED", 49)
+    ids = all_ids(TrainStream(images=50, batch=8, seed=7), 13)[:100]
+    first, second = np.split(ids[:, 1], 2)
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(50))
+    assert (first != second).any() and (first != permutation(7, 0, 50)).any()
+    whole = TrainStream(images=10**11, batch=1000, seed=1)
+    (batch,) = whole.steps(10**6, 10**6 + 1)
+    assert len(set(batch[:, 1].tolist())) == 1000 and batch[:, 1].max() < 10**11
+    assert abs(batch[:, 1].mean() / 10**11 - 0.5) < 0.05
+    assert np.array_equal(batch, whole.ids(10**6))
+
+
+def test_files_that_are_sorted_by_class_mix_badly():
+    units = StoredUnits(np.full(20, 50), 2, lambda unit: np.arange(50 * unit, 50 * unit + 50))
+    by_class = np.repeat(np.arange(10), 100)
+    assert measure_mixing(by_class, units, seed=0) == pytest.approx(np.log(2) / np.log(10), rel=0.3)
+    assert measure_mixing(np.random.default_rng(0).permutation(by_class), units, seed=0) == pytest.approx(1, abs=0.03)

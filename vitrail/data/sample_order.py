@@ -5,7 +5,8 @@ so a batch may span two epochs, and every batch is full.
 
 Storage that is read in units (row groups of Parquet) is permuted in windows: in every epoch the units are permuted, so many
 that follow one another as fit in memory are a window, and the samples of a window are permuted. Otherwise nearly every image
-would read a unit anew.
+would read a unit anew. Large files that are fetched as a whole (`StoredUnits`) are permuted likewise, one window in memory at a
+time, and more samples than `MOST_SORTED` are permuted without any table.
 
 Axes: n samples of the source, B positions of a batch.
 """
@@ -18,8 +19,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from vitrail.data.rng import permutation
-from vitrail.data.sources.contents import Units
+from vitrail.data.rng import permutation, permute
+from vitrail.data.sources.contents import StoredUnits, Units
+
+MEASURED = 8  # windows of stored units whose labels are looked at
+MOST_SORTED = 50_000_000  # samples whose permutation is computed as a whole: 0.4 GB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ class TrainStream:
     batch: int
     seed: int
     repeats: int = 1
-    units: Units | None = None
+    units: Units | StoredUnits | None = None
 
     def __post_init__(self) -> None:
         assert min(self.images, self.batch, self.repeats) >= 1, self
@@ -52,8 +56,16 @@ class TrainStream:
         ids = np.stack([epochs, np.empty_like(epochs), places % self.repeats], axis=1)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            ids[here, 1] = order_of_epoch(self.seed, epoch, self.images, self.units)[places[here] // self.repeats]
+            ids[here, 1] = self._samples(epoch, places[here] // self.repeats)
         return ids
+
+    def _samples(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """The samples at these places of an epoch."""
+        if isinstance(self.units, StoredUnits):
+            return _samples_of_windows(self.seed, epoch, self.units, places)
+        if self.units is None and self.images > MOST_SORTED:
+            return permute(places, self.seed, epoch, self.images, stream="order of many")
+        return order_of_epoch(self.seed, epoch, self.images, self.units)[places]
 
     def steps(self, start: int, stop: int) -> Iterator[np.ndarray]:
         """The ids of the steps from ``start`` to ``stop``, exclusive."""
@@ -80,7 +92,35 @@ def _window_of(seed: int, epoch: int, units: Units) -> np.ndarray:
     return windows[units.of]
 
 
-def measure_mixing(labels: np.ndarray, units: Units, seed: int) -> float:
+def _samples_of_windows(seed: int, epoch: int, units: StoredUnits, places: np.ndarray) -> np.ndarray:
+    ends = _window_ends(seed, epoch, units)
+    windows = np.searchsorted(ends, places, side="right")
+    samples = np.empty_like(places)
+    for window in np.unique(windows).tolist():
+        here, start = windows == window, int(ends[window - 1]) if window else 0
+        samples[here] = _samples_of_window(seed, epoch, window, units)[places[here] - start]
+    return samples
+
+
+@lru_cache(maxsize=2)
+def _window_ends(seed: int, epoch: int, units: StoredUnits) -> np.ndarray:
+    """The place behind each window of an epoch."""
+    return np.cumsum([units.counts[window].sum() for window in _windows(seed, epoch, units)])
+
+
+@lru_cache(maxsize=2)  # a batch spans at most two windows
+def _samples_of_window(seed: int, epoch: int, window: int, units: StoredUnits) -> np.ndarray:
+    samples = np.concatenate([units.list_items(unit) for unit in _windows(seed, epoch, units)[window].tolist()])
+    return samples[permutation(seed, epoch, len(samples), stream=f"window {window}")]
+
+
+def _windows(seed: int, epoch: int, units: StoredUnits) -> list[np.ndarray]:
+    """The units of each window of an epoch; their numbers differ by one at most, so that the last window is no smaller."""
+    order = permutation(seed, epoch, len(units.counts), stream="units")
+    return np.array_split(order, -(-len(order) // units.window))
+
+
+def measure_mixing(labels: np.ndarray, units: Units | StoredUnits, seed: int) -> float:
     """How well the windows of an epoch mix the classes, from 0 to 1.
 
     It is the mean entropy of the labels of a window, as a share of that of as many samples drawn from all. Units that are
@@ -91,9 +131,14 @@ def measure_mixing(labels: np.ndarray, units: Units, seed: int) -> float:
         units: as in `TrainStream`.
         seed: of the order.
     """
-    order = order_of_epoch(seed, 0, len(labels), units)
-    lengths = np.bincount(_window_of(seed, 0, units))
-    drawn = labels[permutation(seed, 0, len(labels))]
+    if isinstance(units, StoredUnits):
+        lengths = np.diff(_window_ends(seed, 0, units), prepend=0)[:MEASURED]
+        samples = [_samples_of_window(seed, 0, window, units) for window in range(len(lengths))]
+        order = np.concatenate(samples)
+    else:
+        order = order_of_epoch(seed, 0, len(labels), units)
+        lengths = np.bincount(_window_of(seed, 0, units))
+    drawn = labels[permute(np.arange(len(order)), seed, 0, len(labels), stream="drawn")]
     found, possible = (_mean_entropy(each, lengths) for each in (labels[order], drawn))
     return found / possible if possible else 1.0
 

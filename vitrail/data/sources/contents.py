@@ -8,11 +8,12 @@ Axes: n items, H, W, C as an image has them.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, BinaryIO, Literal, Protocol, overload
@@ -42,6 +43,21 @@ class Units:
     window: int
 
 
+@dataclass(frozen=True, eq=False)
+class StoredUnits:
+    """Items in large files, of which only some are at hand at once, as the shards of a bucket in a cache.
+
+    Args:
+        counts: (U,) int64, number of items in each file.
+        window: number of files that are in use at once.
+        list_items: called with the number of a file, it gives its items.
+    """
+
+    counts: np.ndarray
+    window: int
+    list_items: Callable[[int], np.ndarray]
+
+
 class Contents(Protocol):
     """The interface of the storage that a `Source` reads from."""
 
@@ -55,7 +71,7 @@ class Contents(Protocol):
         ...
 
     @property
-    def units(self) -> Units | None:
+    def units(self) -> Units | StoredUnits | None:
         """None where an item costs the same wherever it is read after another."""
         ...
 
@@ -121,6 +137,10 @@ class Strings(Sequence[str]):
 
     def take(self, rows: np.ndarray) -> Strings:
         return Strings(self[row] for row in rows.tolist())
+
+    def digest(self) -> str:
+        """SHA-256 of the names in sorted order."""
+        return hashlib.sha256("\n".join(sorted(self)).encode()).hexdigest()
 
 
 def normalise_path(path: str) -> str:

@@ -202,7 +202,8 @@ def _renumber(labels: Labels, number: Mapping[str, int], columns: int | None) ->
         return labels.values.renumber(new)
     rows = np.arange(len(labels.values))
     if columns is None:
-        return new[labels.values]
+        is_same = np.array_equal(new, np.arange(len(new)))
+        return labels.values if is_same else new[labels.values]  # values in a mapped file stay there
     targets = np.zeros((len(rows), columns), np.float32)
     if labels.multi:
         row, column = np.nonzero(labels.values)

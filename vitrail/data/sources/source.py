@@ -5,7 +5,6 @@ Axes: n items, H, W, C as an image has them, K classes.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vitrail.data.sources.annotations import Annotations
-from vitrail.data.sources.contents import Arrays, Contents, Strings, Units
+from vitrail.data.sources.contents import Arrays, Contents, StoredUnits, Strings, Units
 from vitrail.data.sources.labels import count_classes
 from vitrail.errors import DataError
 
@@ -50,7 +49,7 @@ class Source:
         return self.contents.kind
 
     @property
-    def units(self) -> Units | None:
+    def units(self) -> Units | StoredUnits | None:
         """Which items are read together; None where any order costs the same."""
         return self.contents.units
 
@@ -129,8 +128,8 @@ class Splits:
 
 
 def fingerprint(source: Source) -> str:
-    """SHA-256 of the keys of a source, in sorted order: equal for two splits with the same images."""
-    return hashlib.sha256("\n".join(sorted(map(str, source.keys))).encode()).hexdigest()
+    """A digest of the keys of a source: equal for two splits with the same images."""
+    return source.keys.digest()
 
 
 def list_splits(splits: Splits) -> dict[str, Source]:
