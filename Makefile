@@ -68,7 +68,7 @@ clean:  ## remove both environments
 	@touch $@
 
 .venv/test.done: .venv/core.done
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[data,figure,hub,onnx,serve,track]' --group test
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[data,figure,hub,onnx,remote,serve,track]' --group test
 	@touch $@
 
 .venv/all.done: .venv/docs.done

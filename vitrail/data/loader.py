@@ -25,6 +25,7 @@ from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import UserDataset
 from vitrail.data.sources.label_maps import LabelMaps
+from vitrail.data.sources.shards import fetch_ahead, fetched
 from vitrail.data.sources.source import Source
 from vitrail.data.windows import Windows
 from vitrail.data.workers import Made, Make, Workers, in_order, make_all
@@ -129,7 +130,8 @@ def train_batches(
     stream = TrainStream(images=len(source), batch=batch, seed=seed, repeats=repeats, units=source.units)
     halo = share is not None and policy.mixes and views == 1
     part = np.arange(batch) if share is None else np.arange(share.start - halo, share.stop)
-    steps = (_repeat_views(ids[part], views) for ids in stream.steps(start, stop))
+    ahead = fetch_ahead(source.contents, stream.steps(start, stop))
+    steps = (_repeat_views(ids[part], views) for ids in ahead)
     if source.kind == "arrays" and transform is None:
         _check_channels(source, channels)
         batches = _read_arrays(source, steps, device, collate)
@@ -233,10 +235,11 @@ def _read_pictures(
     users: bool = False,
 ) -> Generator[Batch, None, None]:
     """Yields batches of pictures that are prepared in this process or in workers, without bad images."""
-    here = partial(make_all, make)
+    here = fetched(source.contents, partial(make_all, make))
     if workers:
         pool = Workers(make, workers, source.keys)
-        results = in_order(partial(_stack_pictures, pool, views=views), jobs, threads=workers, close=pool.close)
+        work = partial(_stack_pictures, fetched(source.contents, pool), views=views)
+        results = in_order(work, jobs, threads=workers, close=pool.close)
     elif users or isinstance(source.contents, UserDataset):
         results = (_stack_pictures(here, ids, views=views) for ids in jobs)
     else:

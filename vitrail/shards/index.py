@@ -1,7 +1,7 @@
 """The index of a set of shards: where each image is, its checksum, its name and its target, in memory-mapped files.
 
 The folder ``index`` beside the shards holds ``index.json``, which has the name, bytes, SHA-256 and number of images of each
-shard, and arrays in the format of NumPy: 24 bytes an image, and the names. Positions are counted from the first byte of the
+shard, and arrays in the format of NumPy: 28 bytes an image, and the names. Positions are counted from the first byte of the
 first shard, as if all shards were one file.
 
 Axes: n images, S shards, K classes.
@@ -13,6 +13,8 @@ import hashlib
 import os
 import zlib
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,12 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.checksums import seal
+from vitrail.checksums import seal, sha256_of
 from vitrail.errors import DataError
-from vitrail.files import dump_json, parse_sealed, sync_folder, write_bytes
+from vitrail.files import dump_json, parse_sealed, replace_file, sync_folder, write_bytes
+from vitrail.shards.cache import Unavailable, cache_folder, fetch_file, fetch_shard, fetch_to, is_cached, is_remote
 
 FORMAT = 1
 FOLDER, CATALOGUE = "index", "index.json"
+BESIDE = ".."
+FETCHERS = 4  # shards that a process fetches at a time
 OPEN_FILES = 64  # shards that a process keeps open
 
 
@@ -48,6 +53,7 @@ class Tables:
     checksums: np.ndarray  # (n,) uint32, CRC-32 of the content
     names: np.ndarray  # (bytes,) uint8, all names in UTF-8
     name_ends: np.ndarray  # (n,) int64
+    stored: np.ndarray | None = None  # (n,) int32, the images in the order of storage; None: that of the index
     targets: np.ndarray | None = None  # (n,) int64 classes, or (n, K) uint8 of zeros and ones; None: no labels
 
 
@@ -57,10 +63,10 @@ class ShardIndex:
 
     Args:
         folder: of the index.
-        root: the folder of the shards.
+        root: the folder of the shards, or a URL.
         classes: names of the classes, in the order of their numbers.
         images: n.
-        tables: names of the tables that exist.
+        tables: SHA-256 of the file of each table that exists, by name.
     """
 
     folder: str
@@ -68,7 +74,7 @@ class ShardIndex:
     shards: tuple[Shard, ...]
     classes: tuple[str, ...]
     images: int
-    tables: tuple[str, ...]
+    tables: dict[str, str]
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -83,29 +89,61 @@ class ShardIndex:
         """The position behind each shard: (S,) int64."""
         return np.cumsum([shard.bytes for shard in self.shards], dtype=np.int64)
 
+    @cached_property
+    def firsts(self) -> np.ndarray:
+        """The number of images before each shard: (S,) int64."""
+        counts = np.array([shard.images for shard in self.shards], np.int64)
+        return counts.cumsum() - counts
+
     def find_shards(self, rows: np.ndarray | int | slice) -> np.ndarray:
         """The number of the shard that each of these images is in."""
         return np.searchsorted(self.ends, self.mapped.starts[rows], side="right")
+
+    def list_images(self, number: int) -> np.ndarray:
+        """The images of a shard, in the order of storage: (n,) integers."""
+        first = int(self.firsts[number])
+        last = first + self.shards[number].images
+        return np.arange(first, last) if self.mapped.stored is None else self.mapped.stored[first:last]
 
     def read(self, row: int) -> bytes:
         """The content of an image.
 
         Raises:
-            ValueError: the shard is cut off, or has other bytes there than when it was indexed.
+            ValueError: the shard is cut off, has other bytes there than when it was indexed, or cannot be fetched.
             OSError: the shard cannot be read.
+            DiskError: it has to be fetched, and the disk is full or cannot be written.
         """
         tables, number = self.mapped, int(self.find_shards(row))
         shard, length = self.shards[number], int(tables.lengths[row])
         offset = int(tables.starts[row]) - int(self.ends[number]) + shard.bytes
-        content = _open(os.path.join(self.root, shard.name)).read(offset, length)
+        content = _open_file(self.find_file(number)).read(offset, length)
         if len(content) < length:
             raise ValueError(f"{shard.name} is cut off before the end of this image, at byte {offset + length:,}")
         if zlib.crc32(content) != tables.checksums[row]:
             raise ValueError(f"{shard.name} is damaged: it has other bytes at {offset:,} than when it was indexed")
         return content
 
+    def find_file(self, number: int) -> str:
+        """The path of a shard, which is fetched if it is elsewhere. Raises as `fetch_shard` does."""
+        shard = self.shards[number]
+        if is_remote(self.root):
+            return fetch_shard(f"{self.root}/{shard.name}", shard.sha256, shard.bytes)
+        return os.path.join(self.root, shard.name)
+
+    def fetch(self, numbers: np.ndarray) -> None:
+        """Fetch those of these shards that are not in the cache, some at a time; what cannot be fetched is left out."""
+        missing = [number for number in numbers.tolist() if not is_cached(self.shards[number].sha256)]
+        if not missing:
+            return
+        with ThreadPoolExecutor(FETCHERS) as pool:
+            for fetched in [pool.submit(self.find_file, number) for number in missing]:
+                with suppress(Unavailable):
+                    fetched.result()
+
     def find_faults(self, numbers: Iterable[int]) -> list[str]:
-        """A sentence for each of these shards that is missing or has another length; no content is read."""
+        """A sentence for each of these shards that here is missing or has another length; no content is read."""
+        if is_remote(self.root):
+            return []
         return [words for number in numbers if (words := _find_fault(self.root, self.shards[number]))]
 
 
@@ -124,7 +162,7 @@ class _File:
             os.close(self.descriptor)
 
 
-_open = lru_cache(maxsize=OPEN_FILES)(_File)
+_open_file = lru_cache(maxsize=OPEN_FILES)(_File)
 
 
 def _find_fault(root: str, shard: Shard) -> str:
@@ -140,20 +178,16 @@ def _find_fault(root: str, shard: Shard) -> str:
 
 
 def _map(path: str) -> np.ndarray:
-    # a plain array over the mapping: indexing the subclass memmap is several times slower; an empty file cannot be mapped
-    return np.asarray(np.load(path, mmap_mode="r")) if os.path.getsize(path) > 128 else np.load(path)
-
-
-def has_index(folder: Path) -> bool:
-    """Whether a folder of shards has an index."""
-    return (folder / FOLDER / CATALOGUE).is_file()
+    # a plain array over the mapping, since indexing the subclass memmap is several times slower, and copied where it is
+    # written to, since torch warns of arrays that cannot be; an empty file cannot be mapped
+    return np.asarray(np.load(path, mmap_mode="c")) if os.path.getsize(path) > 128 else np.load(path)
 
 
 def write_index(folder: Path, *, root: str, shards: Sequence[Shard], classes: Sequence[str], tables: Tables) -> None:
     """Write an index to an existing folder.
 
     Args:
-        root: the folder of the shards, absolute or relative to ``folder``.
+        root: the folder of the shards, absolute, or a URL; `BESIDE` for the folder that the index is in.
 
     Raises:
         OSError: the disk is full or cannot be written.
@@ -163,7 +197,7 @@ def write_index(folder: Path, *, root: str, shards: Sequence[Shard], classes: Se
         if (table := getattr(tables, field.name)) is not None:
             path = folder / f"{field.name}.npy"
             np.save(path, table, allow_pickle=False)
-            digests[field.name] = _hash_and_sync(path)
+            digests[field.name] = {"bytes": path.stat().st_size, "sha256": _hash_and_sync(path)}
     described = {
         "format": FORMAT,
         "root": root,
@@ -176,32 +210,57 @@ def write_index(folder: Path, *, root: str, shards: Sequence[Shard], classes: Se
     sync_folder(folder)
 
 
-def open_index(place: Path) -> ShardIndex:
-    """The index of the shards in a folder, after its files were compared with their checksums.
+def find_index(place: str) -> ShardIndex | None:
+    """The index of the shards in a folder, or at a URL, from which it is fetched into the cache; None if there is none.
+
+    Its files are compared with their checksums.
 
     Raises:
-        DataError: a file of the index is missing or damaged, or a newer version wrote it.
+        DataError: a file of the index is missing or damaged, or cannot be fetched, or a newer version wrote it.
     """
-    folder = place / FOLDER
-    again = f"copy it again, or write it again with `vitrail data index {place}`"
+    if not is_remote(place):
+        folder = Path(place, FOLDER)
+        return _open(folder, place) if (folder / CATALOGUE).is_file() else None
+    url = f"{place}/{FOLDER}"
+    content = fetch_file(f"{url}/{CATALOGUE}")
+    if content is None:
+        return None
+    folder = cache_folder() / "indexes" / sha256_of(content)
+    try:
+        for name, file in parse_sealed(content)["tables"].items():
+            fetch_to(folder / f"{name}.npy", f"{url}/{name}.npy", file["sha256"], file["bytes"])
+    except (Unavailable, ValueError, TypeError, KeyError) as error:
+        raise _damaged(url, place, error) from error
+    if not (folder / CATALOGUE).exists():
+        replace_file(folder / CATALOGUE, content)
+    return _open(folder, place)
+
+
+def _open(folder: Path, place: str) -> ShardIndex:
+    """The index in ``folder`` of the shards at ``place``."""
     try:
         described = parse_sealed((folder / CATALOGUE).read_bytes())
         if described["format"] > FORMAT:
             raise DataError(f"a newer version of vitrail wrote {folder}", "update vitrail: pip install -U vitrail")
         index = ShardIndex(
             folder=str(folder),
-            root=os.path.normpath(folder / described["root"]),
+            root=place if described["root"] == BESIDE else described["root"],
             shards=tuple(Shard(**shard) for shard in described["shards"]),
             classes=tuple(described["classes"]),
             images=described["images"],
-            tables=tuple(described["tables"]),
+            tables={name: file["sha256"] for name, file in described["tables"].items()},
         )
-        for name, digest in described["tables"].items():
+        for name, digest in index.tables.items():
             if _hash(folder / f"{name}.npy") != digest:
                 raise ValueError(f"{name}.npy does not match its checksum")
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"the index {folder} is damaged: {error}", again) from error
+        raise _damaged(str(folder), place, error) from error
     return index
+
+
+def _damaged(index: str, place: str, error: Exception) -> DataError:
+    again = f"copy it again, or remove it and write it again with `vitrail data index {place}`"
+    return DataError(f"the index {index} is damaged: {error}", again)
 
 
 def _hash(path: Path) -> str:

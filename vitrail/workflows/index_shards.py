@@ -28,7 +28,7 @@ from vitrail.files import disk_errors, replace_folder, stage_folder
 from vitrail.reports.wording import plural
 from vitrail.rows import Records
 from vitrail.runtime.progress import ProgressBar, Say
-from vitrail.shards.index import FOLDER, Shard, Tables, has_index, write_index
+from vitrail.shards.index import BESIDE, FOLDER, Shard, Tables, write_index
 from vitrail.shards.tar import BLOCK, Member, pad, read_members
 from vitrail.workflows.shard_data import Shards
 
@@ -101,7 +101,7 @@ def index_shards(
     archives = _find_archives(folder)
     places = {split: (out or folder) / inside.relative_to(folder) for split, (inside, _) in archives.items()}
     for place in places.values():
-        if has_index(place):
+        if (place / FOLDER).exists():
             remedy = (
                 "remove that folder first; an index of `vitrail data shard` has names of classes that archives lack"
             )
@@ -153,7 +153,7 @@ def _write(place: Path, folder: Path, shards: list[Shard], found: Found, labels:
     if labels is not None:
         assert isinstance(labels.values, np.ndarray)
         targets = labels.values.astype(np.uint8) if labels.multi else labels.values
-    root = ".." if place == folder else str(folder)
+    root = BESIDE if place == folder else str(folder)
     with disk_errors(place):
         place.mkdir(parents=True, exist_ok=True)
     with stage_folder(place / FOLDER, {}) as aside:

@@ -27,7 +27,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.files import replace_folder, stage_folder
 from vitrail.rows import Records
 from vitrail.runtime.progress import ProgressBar
-from vitrail.shards.index import FOLDER, Shard, Tables, write_index
+from vitrail.shards.index import BESIDE, FOLDER, Shard, Tables, write_index
 from vitrail.shards.tar import MOST_BYTES, write_archive
 
 MOST_SHARDS = 10**6  # whose names have six digits
@@ -129,10 +129,11 @@ def _write_split(source: Source, folder: Path, images: int, seed: int, bar: Prog
         checksums=checksums,
         names=np.frombuffer(keys.blob, np.uint8),
         name_ends=keys.ends,
+        stored=order.astype(np.int32),
         targets=_pack_targets(source),
     )
     (folder / FOLDER).mkdir()
-    write_index(folder / FOLDER, root="..", shards=shards, classes=source.classes, tables=tables)
+    write_index(folder / FOLDER, root=BESIDE, shards=shards, classes=source.classes, tables=tables)
     return shards
 
 

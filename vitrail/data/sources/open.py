@@ -35,11 +35,12 @@ from vitrail.data.sources.manifests import read_manifest
 from vitrail.data.sources.mask_folders import find_masks, read_masks
 from vitrail.data.sources.painted import paint_splits
 from vitrail.data.sources.parquet import read_parquet
-from vitrail.data.sources.shards import find_shards, missing_index, read_shard_pattern, read_shards
+from vitrail.data.sources.shards import find_shards, missing_index, read_shards, read_shards_at
 from vitrail.data.sources.source import Source, Splits, list_splits
 from vitrail.data.sources.voc import is_voc, read_voc
 from vitrail.data.sources.yolo import find_yolo, is_yolo, read_yolo
 from vitrail.errors import ConfigError, DataError, nearest
+from vitrail.shards.cache import is_remote
 
 READ = (
     "a folder with one folder of images per class (optionally inside train, val and test folders), a manifest "
@@ -73,9 +74,9 @@ def open_data(
     Args:
         data: a path to a folder (of class folders, optionally inside train / val / test; of Parquet, .npz or manifest
             files by split; of boxes in the format of COCO, VOC, YOLO, CVAT or labelme; of images beside masks; or of images
-            alone; of tar shards with an index), a pattern of class folders (``photos/*/*``) or of shards (``photos/*.tar``), a
-            COCO .json, a YOLO .yaml, a manifest, Parquet, .npy, .npz or one image; or "digits"; a `Source` or `Splits`; arrays
-            (images, labels); a torch-style Dataset; a list of image files; or a dict of these by split.
+            alone; of tar shards with an index, also at a URL), a pattern of class folders (``photos/*/*``) or of shards
+            (``photos/*.tar``), a COCO .json, a YOLO .yaml, a manifest, Parquet, .npy, .npz or one image; or "digits"; a `Source`
+            or `Splits`; arrays (images, labels); a torch-style Dataset; a list of image files; or a dict of these by split.
         seed: of the held-out validation split.
         validation: fraction of each class to hold out where there is no validation split; 0 holds out nothing.
         classes: class names in the order of their indices, e.g. a model's; None takes those of the training images.
@@ -153,9 +154,11 @@ def _find(data: Any, channels: int, labelled: bool, where: str = "") -> tuple[st
         return _find_by_split(data, channels, labelled)
     if isinstance(data, str) and data in BUILT_IN:
         return read_digits()
+    if isinstance(data, str) and is_remote(data):
+        return read_shards_at(data)
     if isinstance(data, str) and has_magic(data) and not os.path.exists(data):
         pattern = os.path.abspath(os.path.expanduser(data))
-        return read_shard_pattern(Path(pattern)) if pattern.endswith(".tar") else read_class_folders(pattern)
+        return read_shards_at(pattern) if pattern.endswith(".tar") else read_class_folders(pattern)
     if isinstance(data, str | os.PathLike):
         return _find_at(Path(os.path.abspath(Path(data).expanduser())), labelled, given=str(data))
     if hasattr(data, "shape"):
@@ -206,7 +209,7 @@ def _find_at(path: Path, labelled: bool, *, given: str) -> tuple[str, dict[str, 
     if suffix in (".parquet", ".pq"):
         return f"Parquet, {path.name}", read_parquet([path], path.parent, labelled=labelled)
     if suffix == ".tar":
-        return read_shard_pattern(path)
+        return read_shards_at(str(path))
     if suffix == ".npy":
         return read_npy(path)
     if suffix == ".npz":
@@ -217,7 +220,7 @@ def _find_at(path: Path, labelled: bool, *, given: str) -> tuple[str, dict[str, 
 
 
 def _find_in_folder(root: Path, labelled: bool) -> tuple[str, dict[str, RawSplit]]:
-    if shards := find_shards(root):
+    if shards := find_shards(str(root)):
         return read_shards(shards)
     if annotated := find_format(root):
         return annotated.read()

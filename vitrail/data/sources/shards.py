@@ -8,25 +8,36 @@ Axes: n images, K classes.
 
 from __future__ import annotations
 
+import os
 import re
-from collections import Counter
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatch
+from functools import cached_property
 from glob import has_magic
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal, overload
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
+from vitrail.checksums import sha256_of
 from vitrail.data.decode import BadImage
-from vitrail.data.sources.contents import Strings
+from vitrail.data.sources.contents import Contents, StoredUnits, Strings
 from vitrail.data.sources.labels import SPLIT_ORDER, SPLITS, Labels, RawSplit
-from vitrail.errors import DataError
-from vitrail.shards.index import ShardIndex, has_index, open_index
+from vitrail.errors import DataError, DiskError
+from vitrail.shards.cache import cache_limit, is_remote
+from vitrail.shards.index import ShardIndex, find_index
+
+Result = TypeVar("Result")
 
 BLOCK = 2**16  # names that are read at a time
+MOST_SORTED = 10_000_000  # names that are sorted for a digest; that of more is made of the checksums of the index
+WINDOW = 64  # shards that are shuffled together where they have to be fetched; fixed, because the order depends on it
 
 
 class ShardKeys(Strings):
@@ -61,6 +72,13 @@ class ShardKeys(Strings):
         starts = np.where(rows > 0, ends[rows - 1], 0).tolist()
         return (str(names[start:end], "utf-8") for start, end in zip(starts, ends[rows].tolist()))
 
+    def digest(self) -> str:
+        if len(self) <= MOST_SORTED:
+            return super().digest()
+        tables = {name: self.shards.tables[name] for name in ("names", "name_ends")}
+        rows = b"" if self.rows is None else np.ascontiguousarray(self.rows, np.int64).tobytes()
+        return sha256_of(repr(tables).encode() + rows)
+
     def take(self, rows: np.ndarray) -> ShardKeys:
         return ShardKeys(self.shards, rows if self.rows is None else self.rows[rows])
 
@@ -72,7 +90,9 @@ class ShardImages:
     index: ShardIndex
     rows: np.ndarray | None = None
     kind: Literal["files"] = "files"
-    units: None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def keys(self) -> ShardKeys:
@@ -85,6 +105,32 @@ class ShardImages:
             raise BadImage(f"its shard cannot be read: {error.strerror}: {error.filename}") from error
         except ValueError as error:
             raise BadImage(str(error)) from error
+
+    @cached_property
+    def units(self) -> StoredUnits | None:
+        """The shards where they have to be fetched and are many; None also where ``rows`` do not rise."""
+        counts = np.array([shard.images for shard in self.index.shards], np.int64)
+        if not is_remote(self.index.root) or len(counts) <= WINDOW:
+            return None
+        if self.rows is not None:
+            if (np.diff(self.rows) <= 0).any():
+                return None
+            counts = np.bincount(self.index.find_shards(self.rows), minlength=len(counts))
+        return StoredUnits(counts, WINDOW, self._list_items)
+
+    def _list_items(self, shard: int) -> np.ndarray:
+        """The rows of this source that are in a shard, in the order of storage."""
+        images = self.index.list_images(shard)
+        if self.rows is None:
+            return images
+        places = np.searchsorted(self.rows, images)
+        places[places == len(self.rows)] = 0
+        return places[self.rows[places] == images]
+
+    def fetch(self, rows: np.ndarray) -> None:
+        """Fetch the shards of these rows, where they are elsewhere; what cannot be fetched is named when it is read."""
+        if is_remote(self.index.root):
+            self.index.fetch(np.unique(self.index.find_shards(rows if self.rows is None else self.rows[rows])))
 
     def take(self, rows: np.ndarray) -> ShardImages:
         return replace(self, rows=rows if self.rows is None else self.rows[rows])
@@ -103,40 +149,94 @@ class ShardImages:
             return row
 
 
-def find_shards(path: Path) -> dict[str, Path] | None:
-    """The indexed folders of shards at a folder, by split, or the folder itself under ""; None if there are none."""
-    if has_index(path):
-        return {"": path}
-    inside = sorted(path.iterdir()) if path.is_dir() else []
-    found = {SPLITS[name]: folder for folder in inside if (name := folder.name.lower()) in SPLITS and has_index(folder)}
-    return {split: found[split] for split in SPLIT_ORDER if split in found} or None
+def fetched(contents: Contents, make: Callable[[np.ndarray], Result]) -> Callable[[np.ndarray], Result]:
+    """``make``, called with ids (B, 3), after the shards of their images were fetched, if they are elsewhere."""
+    if not isinstance(contents, ShardImages):
+        return make
+
+    def fetch_and_make(ids: np.ndarray) -> Result:
+        contents.fetch(ids[:, 1])
+        return make(ids)
+
+    return fetch_and_make
 
 
-def read_shards(folders: dict[str, Path]) -> tuple[str, dict[str, RawSplit]]:
+def fetch_ahead(contents: Contents, steps: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """The ids (B, 3) of steps, while a thread fetches what will be needed a window later, if shards are fetched in windows."""
+    if not isinstance(contents, ShardImages) or contents.units is None:
+        yield from steps
+        return
+    images, waiting = int(contents.units.counts.max()) * WINDOW, deque[np.ndarray]()
+    requests = SimpleQueue[np.ndarray | None]()
+
+    def fetch() -> None:
+        while (ids := requests.get()) is not None:
+            with suppress(DiskError):  # it is raised where the image is read
+                contents.fetch(ids[:, 1])
+
+    # a daemon, so that a process that ends does not wait for a download
+    Thread(target=fetch, name="vitrail-fetch", daemon=True).start()
+    try:
+        for ids in steps:
+            requests.put(ids)
+            waiting.append(ids)
+            if len(waiting) * len(ids) > images:
+                yield waiting.popleft()
+        yield from waiting
+    finally:
+        requests.put(None)
+
+
+def find_shards(place: str) -> dict[str, ShardIndex] | None:
+    """The indexes of shards in a folder or at a URL, by split, or that of all shards under ""; None if there are none.
+
+    Raises `DataError` for a damaged index.
+    """
+    if index := find_index(place):
+        return {"": index}
+    if is_remote(place):
+        folders = {split: f"{place}/{split}" for split in SPLIT_ORDER}
+    else:
+        folders = {
+            SPLITS[name.lower()]: os.path.join(place, name)
+            for name in sorted(os.listdir(place))
+            if name.lower() in SPLITS
+        }
+    found = {split: find_index(folders[split]) for split in SPLIT_ORDER if split in folders}
+    return {split: index for split, index in found.items() if index} or None
+
+
+def read_shards(indexes: dict[str, ShardIndex]) -> tuple[str, dict[str, RawSplit]]:
     """A description of the layout, and the splits, of what `find_shards` found.
 
-    Raises:
-        DataError: an index is damaged; only some shards of a folder are named after a split.
+    Raises `DataError` if only some shards of a folder are named after a split.
     """
-    if "" in folders:
-        return _read_folder(folders[""], "*")
-    splits = {split: _read_split(ShardImages(open_index(folder))) for split, folder in folders.items()}
+    if "" in indexes:
+        return _read_folder(indexes[""], "*")
+    splits = {split: _read_split(ShardImages(index)) for split, index in indexes.items()}
     return f"tar shards in {', '.join(splits)}", splits
 
 
-def read_shard_pattern(pattern: Path) -> tuple[str, dict[str, RawSplit]]:
-    """The same for the shards of one folder whose names match a pattern, as ``shards/train-*.tar``, or for one archive.
+def read_shards_at(place: str) -> tuple[str, dict[str, RawSplit]]:
+    """The same for a URL, or for a pattern of shards in one folder, as ``shards/train-*.tar``, or for one archive.
 
-    Raises `DataError` as `read_shards` does, and where nothing matches or the shards have no index.
+    Raises `DataError` as `read_shards` does, and where there is nothing or the shards have no index.
     """
-    folder = pattern.parent
-    if has_magic(str(folder)):
-        raise DataError(f"the pattern {pattern} has a '*' in the name of a folder", "give one folder of shards")
-    if not has_index(folder):
-        if folder.is_dir() and any(folder.glob(pattern.name)):
-            raise missing_index(folder)
-        raise DataError(f"no file matches {str(pattern)!r}", "quote the pattern, and check the folder")
-    return _read_folder(folder, pattern.name)
+    folder, _, pattern = place.rpartition("/") if place.endswith(".tar") else (place.rstrip("/"), "", "*")
+    if has_magic(folder):
+        raise DataError(f"the pattern {place} has a '*' in the name of a folder", "give one folder of shards")
+    if is_remote(place):
+        if (indexes := find_shards(folder)) is None:
+            remedy = (
+                f"copy what `vitrail data shard` wrote there with its index, or: vitrail data index {folder} NEW_FOLDER"
+            )
+            raise DataError(f"there is no index of shards at {folder}/index/index.json", remedy)
+        return read_shards(indexes) if pattern == "*" else _read_folder(next(iter(indexes.values())), pattern)
+    if index := find_index(folder):
+        return _read_folder(index, pattern)
+    if os.path.isdir(folder) and any(Path(folder).glob(pattern)):
+        raise missing_index(Path(folder))
+    raise DataError(f"no file matches {place!r}", "quote the pattern, and check the folder")
 
 
 def missing_index(folder: Path) -> DataError:
@@ -145,19 +245,20 @@ def missing_index(folder: Path) -> DataError:
     return DataError(f"the tar archives in {folder} have no index of their images", remedy)
 
 
-def _read_folder(folder: Path, pattern: str) -> tuple[str, dict[str, RawSplit]]:
-    """The shards in a folder whose names match; the names give the splits, as in ``cifar10-train-000000.tar``."""
-    index = open_index(folder)
+def _read_folder(index: ShardIndex, pattern: str) -> tuple[str, dict[str, RawSplit]]:
+    """The shards whose names match; the names give the splits, as in ``cifar10-train-000000.tar``."""
     chosen = [number for number, shard in enumerate(index.shards) if fnmatch(shard.name, pattern)]
     if not chosen:
-        what = f"none of the {len(index.shards):,} shards in {folder} matches {pattern!r}"
+        what = f"none of the {len(index.shards):,} shards in {index.root} matches {pattern!r}"
         raise DataError(what, f"the first is {index.shards[0].name!r}" if index.shards else "the index is empty")
     by_split: dict[str, list[int]] = {}
     for number in chosen:
         by_split.setdefault(_split_of(index.shards[number].name), []).append(number)
     if "" in by_split and len(by_split) > 1:
-        example, named = (index.shards[by_split[split][0]].name for split in ("", max(by_split)))
-        raise DataError(f"{named!r} in {folder} names a split, and {example!r} does not", "rename or move one of them")
+        unnamed, named = (index.shards[by_split[split][0]].name for split in ("", max(by_split)))
+        raise DataError(
+            f"{named!r} in {index.root} names a split, and {unnamed!r} does not", "rename or move one of them"
+        )
     layout = f"{len(chosen):,} tar shard{'s' if len(chosen) > 1 else ''}"
     if len(chosen) == len(index.shards) and len(by_split) == 1:
         return layout, {next(iter(by_split)) or "train": _read_split(ShardImages(index))}
@@ -177,9 +278,20 @@ def _split_of(name: str) -> str:
 
 def _read_split(images: ShardImages, shards: list[int] | None = None) -> RawSplit:
     index, targets = images.index, images.index.mapped.targets
-    notes = index.find_faults(range(len(index.shards)) if shards is None else shards)
+    notes = index.find_faults(range(len(index.shards)) if shards is None else shards) + _find_thrashing(index)
     if targets is None:
         return RawSplit(images, None, tuple(notes))
     values = targets if images.rows is None else targets[images.rows]
     values = values.astype(np.float32) if values.ndim == 2 else values
     return RawSplit(images, Labels(index.classes, values, declared=True), tuple(notes))
+
+
+def _find_thrashing(index: ShardIndex) -> list[str]:
+    """A sentence if the cache cannot hold the shards that a training uses at a time: those of two windows."""
+    limit = cache_limit() if is_remote(index.root) else None
+    largest = sorted((shard.bytes for shard in index.shards), reverse=True)
+    needed = sum(largest if len(largest) <= WINDOW else largest[: 2 * WINDOW])
+    if limit is None or needed <= limit:
+        return []
+    much = f"{needed / 1e9:.3g} GB of shards at a time, and the cache holds {limit / 1e9:.3g} GB (VITRAIL_SHARDS_GB)"
+    return [f"a training uses {much}, so they are fetched again and again"]
