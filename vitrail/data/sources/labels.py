@@ -200,10 +200,10 @@ def _renumber(labels: Labels, number: Mapping[str, int], columns: int | None) ->
     new = np.array([number.get(name, 0) for name in labels.names], np.int64)  # (len(names),)
     if isinstance(labels.values, Annotations):
         return labels.values.renumber(new)
-    rows = np.arange(len(labels.values))
     if columns is None:
         is_same = np.array_equal(new, np.arange(len(new)))
         return labels.values if is_same else new[labels.values]  # values in a mapped file stay there
+    rows = np.arange(len(labels.values))
     targets = np.zeros((len(rows), columns), np.float32)
     if labels.multi:
         row, column = np.nonzero(labels.values)
