@@ -152,10 +152,10 @@ def test_labels_of_webdataset_are_read(tmp_path, kind):
 
 
 def test_numbers_get_the_names_that_are_given(tmp_path):
-    archive(tmp_path / "wds" / "s.tar", labelled("cls", [1, 0]))
+    archive(tmp_path / "wds [1]" / "s.tar", labelled("cls", [1, 0]))
     (tmp_path / "names.txt").write_text("ant\nbee\ncat\n")
-    vitrail.index_data(tmp_path / "wds", classes=tmp_path / "names.txt", quiet=True)
-    source = open_data(tmp_path / "wds", validation=0).train
+    vitrail.index_data(tmp_path / "wds [1]", classes=tmp_path / "names.txt", quiet=True)
+    source = open_data(tmp_path / "wds [1]", validation=0).train
     assert (source.classes, source.targets.tolist()) == (("ant", "bee", "cat"), [1, 0])
 
 

@@ -77,7 +77,7 @@ def shard(
 
 
 def index(
-    folder: Path,
+    folder: str,
     out: Path | None = None,
     /,
     *,
@@ -94,9 +94,9 @@ def index(
     Parameters
     ----------
     folder
-        A folder with .tar archives, or with folders of them named train, val and test.
+        A folder with .tar archives, or with folders of them named train, val and test; or the URL of one.
     out
-        A new folder for the index, if it cannot be written beside the archives. It is then what `vitrail train` takes.
+        A new folder for the index, where it cannot be written beside the archives. It is then what `vitrail train` takes.
     """
     from vitrail.workflows.api_data import index_data
 

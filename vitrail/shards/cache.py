@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.files import disk_errors
 
 try:
@@ -107,13 +107,45 @@ def fetch_file(url: str) -> bytes | None:
         except Exception as error:  # every store has types of its own
             if attempt == TRIES - 1:
                 what = f"{url} cannot be read: {_describe(error)}"
-                raise DataError(what, "check the address, the network and the credentials") from error
+                raise DataError(what, "check the address, the network and the permissions") from error
             time.sleep(BACK_OFF * 2**attempt)
     raise AssertionError
 
 
 def _place(sha256: str) -> Path:
     return cache_folder() / f"{sha256}.tar"
+
+
+def list_archives(place: str) -> dict[str, int]:
+    """The names of the files ``*.tar`` in a folder or at a URL, sorted, and their bytes. Raises `DataError`."""
+    with _store_errors(place):
+        system, path = _open_system(place)
+        try:
+            found = {file["name"].rpartition("/")[2]: file["size"] for file in system.ls(path, detail=True)}
+        except FileNotFoundError:
+            return {}
+        return {name: int(found[name]) for name in sorted(found) if name.endswith(".tar")}
+
+
+@contextmanager
+def open_archive(place: str) -> Iterator[Any]:
+    """A file here or at a URL, to be read once from its start to its end. Raises `DataError` where that fails."""
+    with _store_errors(place):
+        system, path = _open_system(place)
+        with system.open(path, "rb", block_size=PART_BYTES) as file:
+            yield file
+
+
+@contextmanager
+def _store_errors(place: str) -> Iterator[None]:
+    """Turns the errors of a disk or of a store, which has types of its own, into `DataError`."""
+    try:
+        yield
+    except VitrailError:
+        raise
+    except Exception as error:
+        what = f"{place} cannot be read: {_describe(error)}"
+        raise DataError(what, "check the address, the network and the permissions") from error
 
 
 def _is_there(place: Path) -> bool:
@@ -195,10 +227,10 @@ def _download(url: str, part: Path, size: int) -> str:
 
 def _open_system(url: str) -> tuple[Any, str]:
     """The file system of fsspec for a URL, and the path there. Raises `DataError` without the package for it."""
-    from fsspec.core import url_to_fs
+    from fsspec.core import filesystem, url_to_fs
 
     try:
-        return url_to_fs(url)
+        return url_to_fs(url) if is_remote(url) else (filesystem("file"), url)
     except (ImportError, ValueError) as error:
         scheme = url.partition("://")[0]
         remedy = "pip install 'vitrail[remote]' for s3://, gcsfs for gs://, aiohttp for https://"

@@ -67,8 +67,8 @@ def index_data(
     """Reads tar archives of others, in the format of webdataset, and writes the index with which they can be trained on.
 
     Args:
-        folder: with archives, or with folders of them named train, val and test.
-        out: a new folder for the index, if it cannot be written beside the archives; it is then what `train` takes.
+        folder: with archives, or with folders of them named train, val and test; or the URL of one.
+        out: a new folder for the index, where it cannot be written beside the archives; it is then what `train` takes.
         classes: where labels are numbers: names, or a text file with one a line.
         quiet: no progress.
 
@@ -78,4 +78,4 @@ def index_data(
     from vitrail.workflows.index_shards import index_shards
 
     names = read_classes(Path(classes)) if isinstance(classes, str | Path) else classes
-    return index_shards(Path(folder), to_path(out), classes=names, quiet=quiet, say=log)
+    return index_shards(str(folder), to_path(out), classes=names, quiet=quiet, say=log)

@@ -28,6 +28,7 @@ from vitrail.files import disk_errors, replace_folder, stage_folder
 from vitrail.reports.wording import plural
 from vitrail.rows import Records
 from vitrail.runtime.progress import ProgressBar, Say
+from vitrail.shards.cache import is_remote, list_archives, open_archive
 from vitrail.shards.index import BESIDE, FOLDER, Shard, Tables, write_index
 from vitrail.shards.tar import BLOCK, Member, pad, read_members
 from vitrail.workflows.shard_data import Shards
@@ -83,44 +84,46 @@ class Hashed:
 
 
 def index_shards(
-    folder: Path, out: Path | None = None, *, classes: Sequence[str] | None = None, quiet: bool = False, say: Say
+    folder: str, out: Path | None = None, *, classes: Sequence[str] | None = None, quiet: bool = False, say: Say
 ) -> Records[Shards]:
-    """Write the index of the archives ``*.tar`` in a folder, or in its folders of splits. They are read once, in full.
+    """Write the index of the archives ``*.tar`` in a folder or at a URL, or in folders of splits there, which are read in full.
 
     Args:
-        out: a new folder for the index, where that of the archives cannot be written.
+        out: a new folder for the index, where it cannot be written beside the archives.
         classes: names of the classes, where labels are numbers; by default each number is its own name.
 
     Raises:
-        ConfigError: there is an index already.
+        ConfigError: there is an index already, or the archives are at a URL and ``out`` is not given.
         DataError: there are no archives, one is damaged or has other members than files, a sample has several images, or
             only some samples have labels.
         DiskError: the index cannot be written.
     """
-    folder = Path(os.path.abspath(folder.expanduser()))
+    if is_remote(folder) and out is None:
+        raise ConfigError(f"an index cannot be written to {folder}", "give a folder for it, after the URL")
+    folder = folder.rstrip("/") if is_remote(folder) else os.path.abspath(os.path.expanduser(folder))
     archives = _find_archives(folder)
-    places = {split: (out or folder) / inside.relative_to(folder) for split, (inside, _) in archives.items()}
+    places = {
+        split: Path(out or folder, inside.removeprefix(folder).lstrip("/")) for split, (inside, _) in archives.items()
+    }
     for place in places.values():
         if (place / FOLDER).exists():
-            remedy = (
-                "remove that folder first; an index of `vitrail data shard` has names of classes that archives lack"
-            )
+            remedy = "remove that folder first; an index of `vitrail data shard` has names that archives lack"
             raise ConfigError(f"there is an index already: {place / FOLDER}", remedy)
-    total = sum(path.stat().st_size for _, paths in archives.values() for path in paths)
+    total = sum(size for _, sizes in archives.values() for size in sizes.values())
     written: Records[Shards] = Records()
     with ProgressBar("archives (MB)", total // 10**6, quiet=quiet) as bar:
         done = 0
-        for split, (inside, paths) in archives.items():
+        for split, (inside, names) in archives.items():
             found, shards = Found(), []
-            for path in paths:
-                shards.append(_read_archive(path, found, sum(shard.bytes for shard in shards), say))
+            for name in names:
+                shards.append(_read_archive(inside, name, found, sum(shard.bytes for shard in shards), say))
                 done += shards[-1].bytes
                 bar.update(done // 10**6)
             if not found.starts:
                 raise DataError(
                     f"the archives in {inside} have no images", "give archives with images of JPEG, PNG, ..."
                 )
-            labels = _read_labels(found.labels, classes, str(inside))
+            labels = _read_labels(found.labels, classes, inside)
             _write(places[split], inside, shards, found, labels)
             if found.without:
                 say(f"warning: {plural(found.without, 'sample')} in {inside} without an image, not used")
@@ -135,25 +138,25 @@ def index_shards(
     return written
 
 
-def _find_archives(folder: Path) -> dict[str, tuple[Path, list[Path]]]:
-    """The folders with archives, by split, and the archives in each, sorted."""
-    if not folder.is_dir():
+def _find_archives(folder: str) -> dict[str, tuple[str, dict[str, int]]]:
+    """The folders with archives, by split, and the bytes of the archives in each, by name."""
+    if not is_remote(folder) and not os.path.isdir(folder):
         raise DataError(f"{folder} is not a folder", "give a folder with .tar archives")
-    if paths := sorted(folder.glob("*.tar")):
-        return {"": (folder, paths)}
-    inside = {SPLITS[name]: path for path in folder.iterdir() if (name := path.name.lower()) in SPLITS}
-    found = {split: (inside[split], sorted(inside[split].glob("*.tar"))) for split in SPLIT_ORDER if split in inside}
-    if not any(paths for _, paths in found.values()):
+    if names := list_archives(folder):
+        return {"": (folder, names)}
+    inside = SPLIT_ORDER if is_remote(folder) else [name for name in os.listdir(folder) if name.lower() in SPLITS]
+    found = {SPLITS[name.lower()]: (f"{folder}/{name}", list_archives(f"{folder}/{name}")) for name in inside}
+    if not any(names for _, names in found.values()):
         raise DataError(f"there are no .tar archives in {folder}", "give the folder that they are in")
-    return {split: pair for split, pair in found.items() if pair[1]}
+    return {split: found[split] for split in SPLIT_ORDER if split in found and found[split][1]}
 
 
-def _write(place: Path, folder: Path, shards: list[Shard], found: Found, labels: Labels | None) -> None:
+def _write(place: Path, folder: str, shards: list[Shard], found: Found, labels: Labels | None) -> None:
     targets = None
     if labels is not None:
         assert isinstance(labels.values, np.ndarray)
         targets = labels.values.astype(np.uint8) if labels.multi else labels.values
-    root = BESIDE if place == folder else str(folder)
+    root = BESIDE if str(place) == folder else folder
     with disk_errors(place):
         place.mkdir(parents=True, exist_ok=True)
     with stage_folder(place / FOLDER, {}) as aside:
@@ -162,23 +165,20 @@ def _write(place: Path, folder: Path, shards: list[Shard], found: Found, labels:
         replace_folder(place / FOLDER, aside)
 
 
-def _read_archive(path: Path, found: Found, position: int, say: Say) -> Shard:
+def _read_archive(folder: str, name: str, found: Found, position: int, say: Say) -> Shard:
     """Add the samples of an archive that starts at ``position``."""
     before, end = len(found.starts), 0
-    try:
-        with open(path, "rb") as file:
-            hashed = Hashed(file)
-            for sample in _group(read_members(hashed, path.name), path.name):
-                _add(sample, path.name, position, found)
-                last, _ = next(reversed(sample.values()))
-                end = last.offset + last.size + len(pad(last.size))
-            size = file.tell()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}", "check the file and its permissions") from error
+    with open_archive(f"{folder}/{name}") as file:
+        hashed = Hashed(file)
+        for sample in _group(read_members(hashed, name), name):
+            _add(sample, name, position, found)
+            last, _ = next(reversed(sample.values()))
+            end = last.offset + last.size + len(pad(last.size))
+        size = file.tell()
     if size < end + BLOCK and len(found.starts) > before:
-        what = f"{path.name} is cut off: it ends at byte {size:,}, without the mark of its end"
+        what = f"{name} is cut off: it ends at byte {size:,}, without the mark of its end"
         say(f"warning: {what}; its last image, {found.drop_last()}, is not used")
-    return Shard(name=path.name, bytes=size, sha256=hashed.digest.hexdigest(), images=len(found.starts) - before)
+    return Shard(name=name, bytes=size, sha256=hashed.digest.hexdigest(), images=len(found.starts) - before)
 
 
 Sample = dict[str, tuple[Member, bytes]]  # the members by what follows the first dot of the file name

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vitrail
 from vitrail.data.augment.policy import POLICIES
 from vitrail.data.decode import BadImage
 from vitrail.data.loader import eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources import shards
 from vitrail.data.sources.open import open_data
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError
 from vitrail.shards import cache
 from vitrail.workflows.shard_data import shard_data
 
@@ -135,6 +136,18 @@ def test_one_shard_or_splits_at_a_url_are_read_and_mistakes_refused(folder, tmp_
     assert (splits.layout, len(splits.train), len(splits.val)) == ("tar shards in train, val", 31, 31)
     with pytest.raises(DataError, match="there is no index of shards at memory://bucket/shord"):
         open_data("memory://bucket/shord")
+
+
+def test_archives_of_others_at_a_url_are_indexed_in_a_folder(folder, tmp_path):
+    with pytest.raises(ConfigError, match="an index cannot be written to memory://bucket/shards"):
+        vitrail.index_data(URL)
+    vitrail.index_data(URL, tmp_path / "index", quiet=True)
+    here, there = (open_data(path, validation=0).train for path in (folder, tmp_path / "index"))
+    assert there.contents.index.root == URL
+    theirs = {there.read(row).content: there.targets[row] for row in range(31)}
+    assert theirs == {here.read(row).content: here.targets[row] for row in range(31)}
+    with pytest.raises(DataError, match=r"there are no \.tar archives in memory://bucket/photos"):
+        vitrail.index_data("memory://bucket/photos", tmp_path / "other")
 
 
 def test_a_cache_too_small_for_a_training_is_told(folder, windows, monkeypatch):
