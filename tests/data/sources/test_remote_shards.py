@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import chain
 
 import fsspec
@@ -14,6 +15,7 @@ from vitrail.data.augment.policy import POLICIES
 from vitrail.data.decode import BadImage
 from vitrail.data.loader import eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources import shards
 from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError, DataError
@@ -92,14 +94,16 @@ def test_many_shards_are_shuffled_in_windows_from_any_step_on(folder, windows):
 
 
 def test_the_shards_of_the_next_window_are_fetched_before_they_are_needed(folder, windows):
-    running = batches(URL, stop=12)
-    next(running)
-    for _ in range(100):
+    source = open_data(URL, validation=0).train
+    stream = TrainStream(images=31, batch=4, seed=1, units=source.units)
+    steps = shards.fetch_ahead(source.contents, stream.steps(0, 12))
+    assert np.array_equal(next(steps), stream.ids(0))
+    for _ in range(200):  # until the thread has fetched those of a window more than one step needs
         if len(cached()) >= 4:
             break
-        cache.time.sleep(0.05)
+        time.sleep(0.02)
     assert 4 <= len(cached()) < 11
-    running.close()
+    assert np.array_equal(np.stack(list(steps)), np.stack(list(stream.steps(1, 12))))
 
 
 def test_the_images_of_a_shard_that_is_not_what_was_written_are_bad_with_its_url(folder):
