@@ -126,12 +126,12 @@ def test_a_rank_that_hangs_is_lost_after_the_timeout(tmp_path):
         time.sleep(0.5)
         while Path(f"/proc/{ranks[0]}").exists() and time.monotonic() < stopped + PATIENCE:
             time.sleep(0.1)
-        assert time.monotonic() - stopped < 8 + 10
+        assert time.monotonic() - stopped < 8 + 5 + 10
     finally:
         os.kill(ranks[1], signal.SIGCONT)  # the launcher's SIGTERM reaches it only now
     code, told = finish(launcher)
     assert code == 7, told
-    assert "did not answer in time" in told
+    assert "no answer from rank 1" in told
     assert_gone(ranks)
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from vitrail.errors import ConfigError, LostRankError, VitrailError
 
 Value = TypeVar("Value")
+ROLL = 5  # seconds
 _END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 
@@ -41,6 +42,7 @@ class Ranks:
         local_world: how many of them share this machine.
         group: the process group that computes: NCCL for GPUs, gloo for CPUs.
         words: a gloo group of the same ranks, for what they tell each other.
+        roll: another one, used only to find out who is there once the others have failed.
     """
 
     rank: int = 0
@@ -48,6 +50,7 @@ class Ranks:
     local_world: int = 1
     group: Any = None
     words: Any = None
+    roll: Any = None
 
     @property
     def first(self) -> bool:
@@ -159,6 +162,17 @@ class Ranks:
         with suppress(RuntimeError):
             dist.barrier(group=self.words)
 
+    def name_lost(self) -> str:
+        """The ranks that do not answer within `ROLL` seconds, in words, on the first rank; empty where that is unknown."""
+        if self.roll is None:
+            return ""
+        try:
+            dist.monitored_barrier(self.roll, timeout=timedelta(seconds=ROLL), wait_all_ranks=True)
+        except RuntimeError as error:
+            lost = re.search(r"Ranks ([\d, ]+) failed to pass", str(error))
+            return f"; no answer from rank {lost[1]}" if lost else ""
+        return ""
+
     def check_same(self, **facts: Any) -> None:
         """Raises `ConfigError` on every rank if a fact is not the same on all of them."""
         for name, values in ((name, self.gather(value)) for name, value in facts.items()):
@@ -200,11 +214,15 @@ def join(device: str | None, timeout: float) -> Iterator[Ranks]:
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit, device_id=gpu)
     try:
         with lost_ranks():
-            words = dist.new_group(backend="gloo", timeout=limit)
-        local_world = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
-        ranks = Ranks(dist.get_rank(), dist.get_world_size(), local_world, dist.group.WORLD, words)
+            words, roll = (dist.new_group(backend="gloo", timeout=limit) for _ in range(2))
+        world = dist.get_world_size()
+        local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        ranks = Ranks(dist.get_rank(), world, local_world, dist.group.WORLD, words, roll)
         try:
             yield ranks
+        except LostRankError as error:
+            error.what += ranks.name_lost()
+            raise
         except VitrailError as error:
             if error.reported is not None:
                 ranks.leave_together()

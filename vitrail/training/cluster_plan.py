@@ -231,8 +231,8 @@ def describe(work: Workload, cluster: Cluster, devices: str) -> Iterator[str]:
         days = "" if row.days is None else f"{row.days:9.2f}"
         memory = f"{row.memory / 1e9:8.1f}{'    ' if row.fits else ' (!)'}"
         yield (
-            f"{row.parallel:10s}  {row.micro:11d} {memory}  {row.compute:9.3f}  {sum(row.sent) / 1e9:7.1f}  {row.exchange:10.3f}  "
-            f"{row.images_per_second:9.0f}{days}"
+            f"{row.parallel:10s}  {row.micro:11d} {memory}  {row.compute:9.3f}  "
+            f"{sum(row.sent) / 1e9:7.1f}  {row.exchange:10.3f}  {row.images_per_second:9.0f}{days}"
         )
     yield ""
     fitting = [row for row in found if row.fits]
