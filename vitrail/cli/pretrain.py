@@ -36,6 +36,9 @@ def pretrain(
     if devices is not None and flags.get("dry_run"):
         return print_plan(data, devices, network, flags, json=json)
     if devices is not None and not is_launched():
+        from vitrail.workflows.train import compose
+
+        compose(data, flags, labels=False)  # mistakes are told here, once
         return launch(devices, sys.argv[1:], restarts=restarts)
     from vitrail.cli.output import command_line, print_line, print_result
     from vitrail.workflows.train import pretrain as run

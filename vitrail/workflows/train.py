@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from vitrail.config.compose import FLAGS, check_objective, request, settings_of
 from vitrail.config.flags_training import PretrainFlags, TrainFlags
 from vitrail.config.keywords import takes
+from vitrail.config.schema import Run
 from vitrail.data.sources.open import find_annotation
 from vitrail.data.workers import refuse_in_worker
 from vitrail.runtime.progress import Say
@@ -80,18 +81,8 @@ def _start(
 ) -> Result | str:
     """Trains what the options ask for, with or without ``labels``; with the option ``dry_run`` returns the plan."""
     refuse_in_worker()
-    is_named = data is None or isinstance(data, str | Path)
-    source = type(data).__name__ if not is_named else None if data is None else str(data)
-    # a switch that is off is not given: the recipe or the file of settings may turn it on
-    options = {name: value for name, value in flags.items() if name in FLAGS and value is not False}
-    paths = {name: None if flags[name] is None else Path(flags[name]) for name in ("out", "resume", "config")}
-    settings = settings_of(options, source)
-    annotated = find_annotation(source if is_named else data) if labels and paths["resume"] is None else None
-    run, folder = request(
-        recipe=flags["recipe"], flags=settings, settings=flags["set"] or (), annotated=annotated, **paths
-    )
-    check_objective(run, labels=labels)
-    held = None if is_named else data
+    run, folder = compose(data, flags, labels=labels)
+    held = None if _is_named(data) else data
     if flags["dry_run"]:
         plan: list[str] = []
 
@@ -103,3 +94,25 @@ def _start(
         dry_run(run, data=held, say=note)
         return "\n".join(plan)
     return run_training(run, out=folder, data=held, transform=transform, quiet=flags["quiet"], command=command)
+
+
+def compose(data: Any, flags: Mapping[str, Any], *, labels: bool) -> tuple[Run, Path | None]:
+    """The run that the options ask for, and its folder, if one was given. Raises `ConfigError` or `DataError`."""
+    source = None if data is None else str(data) if _is_named(data) else type(data).__name__
+    # a switch that is off is not given: the recipe or the file of settings may turn it on
+    options = {name: value for name, value in flags.items() if name in FLAGS and value is not False}
+    paths = {name: Path(flags[name]) if flags.get(name) else None for name in ("out", "resume", "config")}
+    annotated = find_annotation(source if _is_named(data) else data) if labels and paths["resume"] is None else None
+    run, folder = request(
+        recipe=flags.get("recipe"),
+        flags=settings_of(options, source),
+        settings=flags.get("set") or (),
+        annotated=annotated,
+        **paths,
+    )
+    check_objective(run, labels=labels)
+    return run, folder
+
+
+def _is_named(data: Any) -> bool:
+    return data is None or isinstance(data, str | Path)
