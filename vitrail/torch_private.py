@@ -143,6 +143,7 @@ def replicate(module: Any, *, mesh: Any, mp_policy: Any) -> Any:
         from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.fsdp import fully_shard
 
-        columns = DeviceMesh(mesh.device_type, torch.arange(mesh.size()).view(-1, 1))
+        ranks = torch.arange(mesh.size()).view(-1, 1)
+        columns = DeviceMesh(mesh.device_type, ranks, mesh_dim_names=("replicate", "shard"))
         return fully_shard(module, mesh=columns, mp_policy=mp_policy)
     return by_fsdp(module, mesh=mesh, mp_policy=mp_policy)

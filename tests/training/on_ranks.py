@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,18 @@ def run_keeping_gradients(ranks: Ranks, out: Path, given: Sequence[str], objecti
     if ranks.first:
         save_file({name: tensor.contiguous() for name, tensor in kept.items()}, out.with_suffix(".gradients"))
     return ended
+
+
+def run_in_another_torch(ranks: Ranks, out: Path, given: Sequence[str], data: Any) -> str:
+    """`run` where torch has no module that replicates by FSDP."""
+    name = "torch.distributed._composable.replicate_with_fsdp"
+    module, sys.modules[name] = sys.modules.get(name), None  # type: ignore[assignment]
+    try:
+        return run(ranks, out, given, data=data)
+    finally:
+        del sys.modules[name]
+        if module is not None:
+            sys.modules[name] = module
 
 
 def gradient_difference(one: Path, other: Path) -> float:

@@ -207,6 +207,15 @@ def test_the_work_of_muon_is_shared(pool, data, tmp_path, parallel):
     assert on_ranks.difference(tmp_path / "one", tmp_path / "all") < 1e-3
 
 
+@pytest.mark.slow
+def test_replicating_by_public_functions_alone_gives_the_same(pool, data, tmp_path):
+    given = on_ranks.settings("vit", "schedule.steps=3", "data.batch=12", "compute.parallel=replicate")
+    assert pool(3, on_ranks.run, tmp_path / "one", given, "supervised", data) == [""] * 3
+    assert pool(3, on_ranks.run_in_another_torch, tmp_path / "other", given, data) == [""] * 3
+    assert column(tmp_path / "other", "loss") == pytest.approx(column(tmp_path / "one", "loss"), rel=1e-6)
+    assert on_ranks.difference(tmp_path / "one", tmp_path / "other") < 1e-5
+
+
 @pytest.mark.parametrize(
     ("devices", "remedy"), [("two", "give a number such as 2, or all"), ("0", "or all"), ("all", "has no GPU")]
 )
