@@ -18,11 +18,15 @@ from safetensors.torch import load_file, save_file
 from tests.models.tiny import TINY
 from tests.training.test_family import DERIVED, NAMES
 from vitrail.config.compose import request
+from vitrail.data.sources.open import open_data
 from vitrail.errors import VitrailError
+from vitrail.inference.options import InferenceOptions
+from vitrail.inference.outputs import measure
 from vitrail.models import MODELS
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import ALONE, Ranks, gather_full
+from vitrail.tasks.classification import create_classifier
 from vitrail.training import loop, step
 from vitrail.training.optimizer import Optimiser
 from vitrail.training.train import train
@@ -113,6 +117,20 @@ def run_in_another_torch(ranks: Ranks, out: Path, given: Sequence[str], data: An
             sys.modules[name] = module
 
 
+def evaluate(ranks: Ranks, images: int) -> tuple[list[str], dict[str, float]]:
+    """The names of the images that a model of random weights is judged on, and its figures."""
+    torch.manual_seed(0)
+    model = create_classifier(TINY["vit"], classes=7)
+    torch.nn.init.normal_(model.backbone.head.weight)
+    random = np.random.default_rng(0)
+    pictures = random.integers(0, 256, (images, 32, 32, 3), dtype=np.uint8)
+    splits = open_data({"val": (pictures, random.integers(0, 7, images))}, seed=0)
+    assert splits.val is not None
+    metric = measure(model, splits.val, InferenceOptions(batch=10), ranks=ranks)
+    assert metric is not None
+    return metric.keys, metric.compute()
+
+
 def gradient_difference(one: Path, other: Path) -> float:
     """`difference` of the gradients that two runs left."""
     return _largest(*(load_file(out.with_suffix(".gradients")) for out in (one, other)))
@@ -162,7 +180,7 @@ def run_differently(ranks: Ranks, out: Path, given: Sequence[str]) -> str:
 
 
 def write_photographs(folder: Path, images: int, bad: set[int]) -> Path:
-    """Images of 40 x 32 pixels in two class folders, some of which are no images."""
+    """Images of 90 x 70 pixels, too large to be kept in memory, in two class folders; some are no images."""
     random = np.random.default_rng(0)
     for index in range(images):
         path = folder / ("train" if index % 4 else "val") / "ab"[index % 2] / f"{index:02d}.png"
@@ -170,5 +188,5 @@ def write_photographs(folder: Path, images: int, bad: set[int]) -> Path:
         if index in bad:
             path.write_bytes(b"no image")
         else:
-            Image.fromarray(random.integers(0, 256, (32, 40, 3), dtype=np.uint8)).save(path)
+            Image.fromarray(random.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(path)
     return folder

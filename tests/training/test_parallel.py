@@ -153,6 +153,13 @@ def test_ranks_that_have_other_images_are_refused_before_the_first_step(pool, tm
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("images", [97, 15])
+def test_an_evaluation_has_every_image_once_and_the_figures_of_one_process(pool, images, world):
+    """Of ten batches, and of two, so that a rank of three has none."""
+    assert pool(world, on_ranks.evaluate, images) == [on_ranks.evaluate(on_ranks.ALONE, images)] * world
+
+
 def test_every_bad_image_is_counted_once_and_named_by_its_path(pool, tmp_path):
     folder = on_ranks.write_photographs(tmp_path / "photos", images=40, bad={3, 4, 5, 17, 30})
     given = on_ranks.settings("vit", "schedule.epochs=2", "data.batch=8", "data.max_bad=0.5", "augment.mixup=0.8")
