@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import time
 import zlib
 from collections.abc import Iterator
@@ -173,8 +174,8 @@ def _make_room(folder: Path, size: int) -> None:
             found.append((status.st_mtime, status.st_size, path))
     limit, used = cache_limit(), sum(size for _, size, _ in found)
     if limit is None:
-        disk = os.statvfs(folder)
-        limit = used + int(disk.f_frsize * (disk.f_bavail - KEPT_FREE * disk.f_blocks))
+        disk = shutil.disk_usage(folder)
+        limit = used + int(disk.free - KEPT_FREE * disk.total)
     for _, freed, path in sorted(found):
         if used + size <= limit:
             return

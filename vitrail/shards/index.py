@@ -116,7 +116,7 @@ class ShardIndex:
         tables, number = self.mapped, int(self.find_shards(row))
         shard, length = self.shards[number], int(tables.lengths[row])
         offset = int(tables.starts[row]) - int(self.ends[number]) + shard.bytes
-        content = _open_file(self.find_file(number)).read(offset, length)
+        content = _open_file(self.find_file(number), shard.sha256).read(offset, length)
         if len(content) < length:
             raise ValueError(f"{shard.name} is cut off before the end of this image, at byte {offset + length:,}")
         if zlib.crc32(content) != tables.checksums[row]:
@@ -150,7 +150,8 @@ class ShardIndex:
 class _File:
     """An open file that is closed when the last thread has finished with it."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, sha256: str) -> None:
+        """``sha256`` makes shards that were written anew other files."""
         self.descriptor = -1  # also where opening fails
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 

@@ -87,9 +87,9 @@ def warn_of_order(train: Source, seed: int) -> list[str]:
     if mixing >= WELL_MIXED:
         return []
     return [
-        f"the images seem to be sorted by class ({mixing:.0%} of the entropy of labels that random batches have), and row "
-        "groups that do not fit in memory together are shuffled in parts: write the file in random order, or with smaller "
-        "row groups"
+        f"the images seem to be sorted by class ({mixing:.0%} of the entropy of labels that random batches have), and data "
+        "that do not fit in memory or have to be fetched are shuffled in parts: write them in random order, Parquet in smaller "
+        "row groups, or shards with `vitrail data shard`"
     ]
 
 
