@@ -38,7 +38,10 @@ autodoc_typehints_format = "short"
 napoleon_custom_sections = [("Options", "params_style")]
 napoleon_use_rtype = False
 toc_object_entries_show_parents = "hide"
-nitpick_ignore = [("py:class", "vitrail.inference.results.Result")]  # a type variable
+nitpick_ignore = [  # type variables
+    ("py:class", "vitrail.inference.results.Result"),
+    ("py:class", "vitrail.runtime.distributed.Value"),
+]
 # -n reports every name that leads nowhere; names of other projects would need their inventories, hence a network
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|PIL|pandas|polars|collections|typing|pathlib|argparse|enum|matplotlib|os)\..*"),

@@ -28,7 +28,13 @@ OTHER_NAMES = {
     "shard": "shard_data",
     "index": "index_data",
 }
-OF_THE_TERMINAL = {"json", "per_class"}  # how results are printed
+OF_THE_TERMINAL = {
+    "json",
+    "per_class",
+    "devices",
+    "restarts",
+    "network",
+}  # how results are printed, how ranks are started
 OF_PYTHON = {"log", "transform", "command", "say"}  # what no shell can say
 
 
