@@ -78,16 +78,29 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def replace_file(path: Path, content: str | bytes) -> None:
-    """Replace ``path`` atomically: a reader sees the old file or the new one."""
+@contextmanager
+def stage_file(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``. What was written there is synced and takes its place, unless an error is raised.
+
+    Errors of the caller pass unchanged; raises `DiskError` if the file cannot be put in its place.
+    """
     beside = _beside(path, "writing")
-    with disk_errors(path):
-        try:
-            write_bytes(beside, content.encode() if isinstance(content, str) else content)
+    try:
+        yield beside
+        with disk_errors(path):
+            with open(beside, "rb+") as file:
+                os.fsync(file.fileno())
             os.replace(beside, path)
             sync_folder(path.parent)
-        finally:
-            beside.unlink(missing_ok=True)
+    finally:
+        with suppress(OSError):  # missing after success, or in a folder that does not exist
+            beside.unlink()
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Replace ``path`` atomically: a reader sees the old file or the new one."""
+    with stage_file(path) as beside, disk_errors(path):
+        beside.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager

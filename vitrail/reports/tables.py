@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from vitrail.data.sources.bad_images import escape_formula
 from vitrail.errors import ConfigError
-from vitrail.files import disk_errors
+from vitrail.files import disk_errors, replace_file, settle, stage_file
 
 
 class Table(Protocol):
@@ -24,10 +24,13 @@ class Table(Protocol):
 
 
 @contextmanager
-def open_table(out: Path | None, kind: str | None = None) -> Iterator[Table]:
+def open_table(out: Path | None, kind: str | None = None, columns: Mapping[str, type] | None = None) -> Iterator[Table]:
     """Opens a CSV, JSON lines or Parquet table, by ``kind`` or the file extension; writes to stdout without ``out``.
 
     The file is renamed to its final name when it is complete. Raises `ConfigError` for an unknown kind, and `DiskError`.
+
+    Args:
+        columns: the type of each column, str, float or np.ndarray, for Parquet; by default that of its first values.
     """
     kind = kind or (out.suffix.lstrip(".").lower() if out else "csv")
     if kind not in TABLES:
@@ -35,17 +38,17 @@ def open_table(out: Path | None, kind: str | None = None) -> Iterator[Table]:
     if out is None:
         if kind == "parquet":
             raise ConfigError("a Parquet table cannot be written to stdout", "give --out predictions.parquet")
-        with TABLES[kind](sys.stdout) as table:
+        with TABLES[kind](sys.stdout, columns) as table:
             yield table
         return
-    beside = out.with_name(f".{out.name}.partial")
-    encoding, newline = (None, None) if kind == "parquet" else ("utf-8", "")
+    settle(out)
+    mode, encoding, newline = ("wb", None, None) if kind == "parquet" else ("w", "utf-8", "")
     broken: OSError | None = None
-    try:
+    with stage_file(out) as beside:
         with (
             disk_errors(out),
-            open(beside, "wb" if kind == "parquet" else "w", encoding=encoding, newline=newline) as file,
-            TABLES[kind](file) as table,
+            open(beside, mode, encoding=encoding, newline=newline) as file,
+            TABLES[kind](file, columns) as table,
         ):
             try:
                 yield _Guarded(table, out)
@@ -53,11 +56,6 @@ def open_table(out: Path | None, kind: str | None = None) -> Iterator[Table]:
                 broken = error
         if broken is not None:
             raise broken
-        with disk_errors(out):
-            beside.replace(out)
-    finally:
-        with suppress(OSError):  # missing after success, or in a folder that does not exist
-            beside.unlink()
 
 
 class _Guarded:
@@ -72,7 +70,7 @@ class _Guarded:
 
 
 @contextmanager
-def _csv(file: TextIO) -> Iterator[Table]:
+def _csv(file: TextIO, columns: Mapping[str, type] | None) -> Iterator[Table]:
     yield _CsvTable(file)
 
 
@@ -91,49 +89,76 @@ class _CsvTable:
 
 
 @contextmanager
-def _json_lines(file: TextIO) -> Iterator[Table]:
+def _json_lines(file: TextIO, columns: Mapping[str, type] | None) -> Iterator[Table]:
     class Lines:
         def write(self, row: dict[str, Any]) -> None:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json.dumps(row, ensure_ascii=False, default=round_numbers) + "\n")
 
     yield Lines()
 
 
 @contextmanager
-def _parquet(file: Any, rows_a_group: int = 1024) -> Iterator[Table]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as missing:
-        raise ConfigError("writing Parquet needs pyarrow", "pip install 'vitrail[data]'") from missing
+def _parquet(file: Any, columns: Mapping[str, type] | None, rows_a_group: int = 1024) -> Iterator[Table]:
+    pyarrow = import_pyarrow()
     held: list[dict[str, Any]] = []
     writer: Any = None
 
     def flush() -> None:
         nonlocal writer
-        if not held:
-            return
         if writer is None:
-            schema = pyarrow.Table.from_pylist(held).schema
-            known = [each if each.type != pyarrow.null() else each.with_type(pyarrow.string()) for each in schema]
-            writer = pyarrow.parquet.ParquetWriter(file, pyarrow.schema(known))
+            schema = _infer_schema(held) if columns is None else _declare_schema(columns)
+            writer = pyarrow.parquet.ParquetWriter(file, schema)
         writer.write_table(pyarrow.Table.from_pylist(held, schema=writer.schema))
         held.clear()
 
     class Groups:
         def write(self, row: dict[str, Any]) -> None:
             held.append(row)
-            # the columns get their types from the first group, which must have a value in each
-            if len(held) >= rows_a_group and (writer or None not in row.values()):
+            # columns of unknown types get them from the first group, which must have a value in each
+            if len(held) >= rows_a_group and (columns or writer or None not in row.values()):
                 flush()
 
     yield Groups()
-    flush()
+    if held or columns:
+        flush()
     if writer is not None:
         writer.close()
 
 
+def _infer_schema(rows: list[dict[str, Any]]) -> Any:
+    pyarrow = import_pyarrow()
+    found = pyarrow.Table.from_pylist(rows).schema
+    return pyarrow.schema([each if each.type != pyarrow.null() else each.with_type(pyarrow.string()) for each in found])
+
+
+def _declare_schema(columns: Mapping[str, type]) -> Any:
+    pyarrow = import_pyarrow()
+    types = {str: pyarrow.string(), float: pyarrow.float64(), np.ndarray: pyarrow.list_(pyarrow.float32())}
+    return pyarrow.schema([(name, types[kind]) for name, kind in columns.items()])
+
+
+def import_pyarrow() -> Any:
+    """pyarrow with its Parquet. Raises `ConfigError` if it is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as missing:
+        raise ConfigError("writing Parquet needs pyarrow", "pip install 'vitrail[data]'") from missing
+    return pyarrow
+
+
 TABLES: dict[str, Any] = {"csv": _csv, "jsonl": _json_lines, "parquet": _parquet}
+
+
+def round_numbers(values: np.ndarray) -> list[float]:
+    """Numbers (D,) as text tables have them."""
+    return [round(value, 6) for value in values.tolist()]
+
+
+def save_array(out: Path, array: np.ndarray) -> None:
+    """Replaces a ``.npy`` file atomically. Raises `DiskError`."""
+    with stage_file(out) as beside, disk_errors(out), open(beside, "wb") as file:
+        np.save(file, array)
 
 
 def write_features(out: Path, features: Iterator[tuple[str, np.ndarray]]) -> str:
@@ -147,15 +172,14 @@ def write_features(out: Path, features: Iterator[tuple[str, np.ndarray]]) -> str
             keys.append(key)
             rows.append(row)
         array = np.stack(rows) if rows else np.zeros((0, 0), np.float32)
-        with disk_errors(out):
-            np.save(out, array)
-            Path(f"{out}.txt").write_text("".join(f"{key}\n" for key in keys), encoding="utf-8")
+        replace_file(Path(f"{out}.txt"), "".join(f"{key}\n" for key in keys))
+        save_array(out, array)
         return f"{array.shape[0]} x {array.shape[1]} features in {out}, paths in {out}.txt"
     count = 0
     flat = out.suffix.lower() == ".csv"
     with open_table(out) as table:
         for key, row in features:
-            values = [round(float(value), 6) for value in row]
+            values = round_numbers(row)
             spread = {f"f{place}": value for place, value in enumerate(values)} if flat else {"features": values}
             table.write({"path": key, **spread})
             count += 1
