@@ -161,6 +161,7 @@ def eval_batches(
     bad: Bad = stop_at_bad,
     fast: bool = False,
     collate: Collate = collate_labels,
+    spans: Iterable[range] | None = None,
 ) -> Generator[Batch, None, None]:
     """Yields every item once, in order, preprocessed but not normalised; epoch and view are 0.
 
@@ -168,11 +169,14 @@ def eval_batches(
         preprocessing: how pictures become inputs; with `Windows`, whose number depends on the picture, ``batch`` is 1.
         workers, bad, collate: as for `train_batches`.
         fast: decode JPEG files at a reduced size, if it is at least the size to which preprocessing scales them.
+        spans: the items to read, run by run, in place of all: taken while reading runs ahead, in the thread that takes the
+            batches. No batch has items of two spans.
 
     Raises:
         DataError: arrays with another number of channels; a worker died.
     """
-    jobs = (_number_samples(first, min(first + batch, len(source))) for first in range(0, len(source), batch))
+    spans = [range(len(source))] if spans is None else spans
+    jobs = (_number_samples(span[first : first + batch]) for span in spans for first in range(0, len(span), batch))
     if source.kind == "arrays":
         _check_channels(source, preprocessing.channels)
         size = source.images.shape[1:3]
@@ -185,9 +189,9 @@ def eval_batches(
         yield from filter(len, batches)
 
 
-def _number_samples(start: int, stop: int) -> np.ndarray:
-    ids = np.zeros((stop - start, 3), np.int64)
-    ids[:, 1] = np.arange(start, stop)
+def _number_samples(samples: range) -> np.ndarray:
+    ids = np.zeros((len(samples), 3), np.int64)
+    ids[:, 1] = samples
     return ids
 
 

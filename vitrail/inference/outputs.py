@@ -5,7 +5,7 @@ B images, C channels, H and W their size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 
 import numpy as np
@@ -40,6 +40,7 @@ def inputs(
     fast: bool = False,
     corruption: tuple[str, int] | None = None,
     preprocessing: Preprocessing | Windows | None = None,
+    spans: Iterable[range] | None = None,
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Every batch of ``source`` in order, and its images (B, C, H, W) as ``model`` takes them, on its device.
 
@@ -48,11 +49,12 @@ def inputs(
         fast: decodes large JPEGs at a reduced scale.
         corruption: a kind and a level of `vitrail.evaluation.corruptions`, applied before normalisation.
         preprocessing: in place of the model's own; with `Windows` each batch is a picture, and images are (1, V, C, H, W).
+        spans: the items to read, as `eval_batches` takes them.
     """
     preprocessing, device = preprocessing or model.preprocessing, device_of(model)
     size = 1 if isinstance(preprocessing, Windows) else options.batch
     how = {"batch": size, "workers": options.workers, "collate": model.collate}
-    for batch in eval_batches(source, preprocessing, bad=bad, fast=fast, **how):
+    for batch in eval_batches(source, preprocessing, bad=bad, fast=fast, spans=spans, **how):
         images = batch.images.to(device)
         if corruption is not None:
             images = corrupt(images, *corruption, samples=batch.ids[:, 1])
@@ -70,6 +72,7 @@ def outputs(
     fast: bool = False,
     corruption: tuple[str, int] | None = None,
     progress: ProgressBar | None = None,
+    spans: Iterable[range] | None = None,
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Every batch of ``source``, and what ``verb`` gives for its images, in fp32: by default what calling the model gives.
 
@@ -82,7 +85,7 @@ def outputs(
         with in_precision(options.precision, images.device):
             return run(images).float()
 
-    how = {"bad": bad, "fast": fast, "corruption": corruption}
+    how = {"bad": bad, "fast": fast, "corruption": corruption, "spans": spans}
     for batch, images in inputs(model, source, options, preprocessing=windows, **how):
         if windows is None:
             yield batch, compute(images)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from vitrail.data.sources.bad_images import BadImages
@@ -86,29 +86,16 @@ class Results(Iterator[Result], Rows, Generic[Result]):
         named = [key for key in self.failed if key in self.images.named]
         self._check_any()
         if named:
-            what = f"{len(named):,} of the files that were named could not be read"
-            remedy = "repair or remove them; the results of the others are complete"
-            raise DataError(f"{what}; the first: {named[0]}: {self.failed[named[0]]}", remedy)
+            raise named_unreadable(len(named), named[0], self.failed[named[0]])
 
     def summarize(self) -> str:
         """A line such as "13 predicted, 3 unreadable, 2 of unknown type (.txt 2)"."""
-        parts = [f"{self.count:,} {self.done}"]
-        if self.failed:
-            listed = f" (listed in {self._bad.path})" if self._bad.path else ""
-            parts.append(f"{len(self.failed):,} unreadable{listed}")
-        if self.images.skipped:
-            kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.images.skipped.items()))
-            parts.append(f"{sum(self.images.skipped.values()):,} of unknown type ({kinds})")
-        return ", ".join(parts)
+        listed = f" (listed in {self._bad.path})" if self._bad.path else ""
+        return describe_inputs(self.images, self.done, self.count, len(self.failed), listed)
 
     def _check_any(self) -> None:
         if self.failed and not self.count:
-            key, reason = next(iter(self.failed.items()))
-            whole = f"none of {len(self.failed):,} images could be read; the first"
-            raise DataError(
-                f"{whole if len(self.failed) > 1 else 'the image could not be read'}: {key}: {reason}",
-                "give complete image files",
-            )
+            raise none_readable(len(self.failed), *next(iter(self.failed.items())))
 
     def _fail(self, key: str) -> str:
         self.failed[key] = self._bad.reasons[key]
@@ -131,25 +118,61 @@ class Results(Iterator[Result], Rows, Generic[Result]):
             self.say(f"inputs   {self.summarize()}")
 
 
+def describe_inputs(images: ImageInputs, done: str, count: int, unreadable: int, listed: str = "") -> str:
+    """A line on what became of every input: ``count`` images are ``done``, as in "13 predicted, 3 unreadable"."""
+    parts = [f"{count:,} {done}"]
+    if unreadable:
+        parts.append(f"{unreadable:,} unreadable{listed}")
+    if images.skipped:
+        kinds = ", ".join(f"{kind} {number:,}" for kind, number in sorted(images.skipped.items()))
+        parts.append(f"{sum(images.skipped.values()):,} of unknown type ({kinds})")
+    return ", ".join(parts)
+
+
+def none_readable(count: int, key: str, reason: str) -> DataError:
+    """The error for ``count`` images of which none could be read; the first one is named."""
+    whole = f"none of {count:,} images could be read; the first" if count > 1 else "the image could not be read"
+    return DataError(f"{whole}: {key}: {reason}", "give complete image files")
+
+
+def named_unreadable(count: int, key: str, reason: str) -> DataError:
+    """The error for ``count`` images that were named by their paths and could not be read; the first one is named."""
+    what = f"{count:,} of the files that were named could not be read; the first: {key}: {reason}"
+    return DataError(what, "repair or remove them; the results of the others are complete")
+
+
 def build_rows(results: Results[Any], pairs: Iterable[tuple[str, Any]] | None = None) -> Iterator[dict[str, Any]]:
+    """Yields the rows of every image, as `list_rows` makes them; ``pairs`` are those of the results on their way through
+    something else.
+    """
+    return list_rows(results.pairs() if pairs is None else pairs, results.failed)
+
+
+def list_rows(
+    pairs: Iterable[tuple[str, Any]], failed: Mapping[str, str], columns: Iterable[str] = ()
+) -> Iterator[dict[str, Any]]:
     """Yields the rows of every image: its path, the values of its result, and the error.
 
     An `Answer` has one or several ``rows()``, any other result is a row. Without a result there is one row with values of
-    None; with a result the error is empty. ``pairs`` are those of the results on their way through something else.
+    None; with a result the error is empty.
+
+    Args:
+        pairs: the key of each image with its result, None if it could not be read.
+        failed: why images could not be read; looked up when their row is made.
+        columns: of the values; by default those of the first result.
     """
-    failed = results.failed
     early: list[str] = []  # images before the first result, which determines the columns
-    columns: dict[str, None] | None = None
-    for key, result in results.pairs() if pairs is None else pairs:
+    names = dict.fromkeys(columns)
+    for key, result in pairs:
         if result is not None:
             rows = result.rows() if isinstance(result, Answer) else [result.row()]
-            if columns is None:
-                columns = dict.fromkeys(name for name in rows[0] if name != "path")
-                yield from ({"path": name, **columns, "error": failed[name]} for name in early)
-            yield from ({"path": key, **{name: row[name] for name in columns}, "error": ""} for row in rows)
-        elif columns is None:
+            if not names:
+                names = dict.fromkeys(name for name in rows[0] if name != "path")
+                yield from ({"path": name, **names, "error": failed[name]} for name in early)
+            yield from ({"path": key, **{name: row[name] for name in names}, "error": ""} for row in rows)
+        elif not names:
             early.append(key)
         else:
-            yield {"path": key, **columns, "error": failed[key]}
-    if columns is None:
+            yield {"path": key, **names, "error": failed[key]}
+    if not names:
         yield from ({"path": name, "error": failed[name]} for name in early)

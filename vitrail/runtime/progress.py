@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from vitrail.markup import join, tag
 
@@ -43,7 +43,7 @@ class ProgressBar:
         self.title, self.total, self.quiet = title, total, quiet
         self._bar: Bar | None = None
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> Self:
         if not self.quiet:
             self._bar = _choose_bar()(self.title, self.total)
         return self

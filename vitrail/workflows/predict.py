@@ -69,23 +69,29 @@ def predict(
     if overlay is not None and not task.draws_answers:
         what = f"pictures of answers of the task {task.name}, which do not lie in the picture"
         raise ConfigError(what, "leave --overlay out; `vitrail explain` shows what an answer rests on")
-    if fast and options.zoom != 1:
-        what = f"zoom is {options.zoom:g}, and fast decodes large pictures at a reduced scale"
-        raise ConfigError(what, "leave one of them out")
+    check_fast(fast, options)
     images = find_inputs(inputs)
     bad = options.record_bad(images.source, bad_list)
     outputs = _compute_outputs(task, None, images.source, options, bad, fast=fast)
-    batches = _decode_batches(task, outputs, wanted)
+    batches = decode_batches(task, outputs, wanted)
     if overlay is not None:
         batches = _draw_batches(batches, images.source, overlay)
     answers = ((keys, answers) for keys, answers, _ in batches)
     return Results(answers, images, bad, done="predicted", say=say, task=task)
 
 
+def check_fast(fast: bool, options: InferenceOptions) -> None:
+    """Raises `ConfigError` for ``fast`` together with a zoom."""
+    if fast and options.zoom != 1:
+        what = f"zoom is {options.zoom:g}, and fast decodes large pictures at a reduced scale"
+        raise ConfigError(what, "leave one of them out")
+
+
 Decoded = Iterator[tuple[list[str], list[Answer], list[int]]]  # keys, answers, and places in the source
 
 
-def _decode_batches(task: Task, outputs: Iterator[tuple[Batch, Tensor]], wanted: Mapping[str, Any]) -> Decoded:
+def decode_batches(task: Task, outputs: Iterator[tuple[Batch, Tensor]], wanted: Mapping[str, Any]) -> Decoded:
+    """The answers for each batch; ``wanted`` is what `Task.answer_options` gives."""
     for batch, raw in outputs:
         # an answer that lies in a picture may have its size, so there is one of these at a time
         for rows in np.array_split(np.arange(len(batch)), len(batch) if task.draws_answers else 1):
