@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 PEERS  := .venv-peers/bin
-WITH_DATA := accuracy dense distillation faithfulness pretraining serving serving_plain  # benchmarks that are told of what
+WITH_DATA := accuracy bulk dense distillation faithfulness pretraining serving serving_plain  # benchmarks that are told of what
 BENCH  ?= $(filter-out harness $(WITH_DATA),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
 
 # real data for the tests that ask for it: what the caller names, else the folder beside the checkout if it is there
@@ -72,7 +72,7 @@ clean:  ## remove both environments
 	@touch $@
 
 .venv/all.done: .venv/docs.done
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,ray]'
 	@touch $@
 
 .venv/docs.done: .venv/test.done

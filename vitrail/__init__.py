@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitrail.tasks.classification import Classifier as Classifier
     from vitrail.weights import create_model as create_model
     from vitrail.weights import load as load
+    from vitrail.workflows.api import check_parts as check_parts
     from vitrail.workflows.api import convert as convert
     from vitrail.workflows.api import doctor as doctor
     from vitrail.workflows.api import embed as embed
@@ -39,6 +40,7 @@ _HOMES = {
     "MODELS": "vitrail.models",
     "Classifier": "vitrail.tasks.classification",
     "check_data": "vitrail.workflows.api_data",
+    "check_parts": "vitrail.workflows.api",
     "convert": "vitrail.workflows.api",
     "create_model": "vitrail.weights",
     "doctor": "vitrail.workflows.api",
@@ -65,6 +67,7 @@ __all__ = [
     "MODELS",
     "Classifier",
     "check_data",
+    "check_parts",
     "convert",
     "create_model",
     "doctor",

@@ -27,6 +27,7 @@ OTHER_NAMES = {
     "check": "check_data",
     "shard": "shard_data",
     "index": "index_data",
+    "check-parts": "check_parts",
 }
 OF_THE_TERMINAL = {
     "json",
@@ -62,9 +63,8 @@ def test_a_verb_of_the_command_line_is_a_public_function_with_the_same_options_a
     shell = {name: option for name, option in options(commands()[verb]).items() if name not in OF_THE_TERMINAL}
     arguments = inspect.signature(commands()[verb]).parameters.keys() - options(commands()[verb]).keys()
     assert ours.keys() - OF_PYTHON - arguments == shell.keys()
-    required = {"out"} if verb == "embed" else set()  # a program may take the features as they come
     for option, parameter in shell.items():
-        assert option in required or parameter.default == ours[option].default, option
+        assert parameter.default == ours[option].default, option
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from vitrail.cli import (
+    check_parts,
     convert,
     data,
     doctor,
@@ -46,6 +47,7 @@ def build_app() -> App:
     app.command(transfer.transfer)
     app.command(predict.predict)
     app.command(embed.embed)
+    app.command(check_parts.check_parts)
     app.command(explain.explain)
     app.command(inspect.inspect)
     app.command(convert.convert)

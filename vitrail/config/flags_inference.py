@@ -1,4 +1,5 @@
-"""The options of every verb that uses a model, once: name, type, default and help text; `flags_training` has those that train.
+"""The options of every verb that uses a model, once: name, type, default and help text; `flags_predicting` has those of
+`vitrail predict` and `vitrail embed`, `flags_training` those that train.
 
 `vitrail.train(batch=64)` and `vitrail train --batch 64` are both read from these tables. A table is a ``TypedDict``, so that
 editors complete the options of a function that takes ``**flags: Unpack[TrainFlags]``; `vitrail.config.keywords` checks them.
@@ -187,39 +188,6 @@ class TransferOutFlags(TypedDict, total=False):
             "The folder for report.html, transfer.csv, .json and .md, and the runs of the fine-tuning.", ..., word=Path
         ),
     ]
-
-
-class PredictFlags(ImageFlags, total=False):
-    """`vitrail predict`."""
-
-    out: Annotated[
-        str | Path | None,
-        Flag(
-            "The table: .csv, .jsonl or .parquet; of objects also .json (COCO's results) or a folder (YOLO's text files), of "
-            "pixels a folder (masks). By default CSV on stdout.",
-            word=Path,
-        ),
-    ]
-    top: Annotated[int, Flag("Number of labels per image.", 5)]
-    threshold: Annotated[float | None, Flag("Least score of an object; by default that of the detector.")]
-    zoom: Zoom
-    overlay: Annotated[
-        str | Path | None,
-        Flag("A folder for the pictures with objects or classes drawn on them: NAME.drawn.jpg.", word=Path),
-    ]
-    fast: Annotated[bool, Flag("Decode large JPEGs at a reduced scale.", False)]
-    format: Annotated[
-        Literal["csv", "jsonl", "parquet", "coco", "yolo", "masks"] | None,
-        Flag("Format of the result; by default that of the file extension."),
-    ]
-    bad_list: BadList
-
-
-class EmbedFlags(ImageFlags, total=False):
-    """`vitrail embed`."""
-
-    out: Annotated[str | Path | None, Flag("Output file: .npy, .csv, .jsonl or .parquet.", word=Path)]
-    bad_list: BadList
 
 
 class ExplainFlags(ImageFlags, total=False):

@@ -1,9 +1,13 @@
-"""SIGTERM and Ctrl-C as requests that the training loop reads between two steps, so that no step is interrupted."""
+"""SIGTERM and Ctrl-C: as requests that the training loop reads between two steps, so that no step is interrupted, or as errors
+that end at once what can be done again.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 from vitrail.errors import Interrupted, Preempted
@@ -40,3 +44,21 @@ def stopped_by(number: int, where: str) -> Preempted | Interrupted:
     if number == signal.SIGTERM:
         return Preempted("stopped by SIGTERM; a checkpoint is saved", where)
     return Interrupted("stopped by Ctrl-C; a checkpoint is saved", where)
+
+
+@contextmanager
+def end_at_once(remedy: str) -> Iterator[None]:
+    """Inside, SIGTERM raises `Preempted` and Ctrl-C `Interrupted`, wherever the main thread is; ``remedy`` says how to go on."""
+
+    def preempt(number: int, frame: FrameType | None) -> None:
+        raise Preempted("stopped by SIGTERM", remedy)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, preempt) if in_main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("stopped by Ctrl-C", remedy) from None
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

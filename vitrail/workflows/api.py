@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from vitrail.config.flags_inference import (
     ConvertFlags,
-    EmbedFlags,
     EvaluateFlags,
     ExportFlags,
     ExportToFlags,
     LayoutFlags,
     ModelFlags,
     ModelsFlags,
-    PredictFlags,
     ProbeFlags,
     ProtocolFlags,
     ServeFlags,
@@ -32,16 +30,26 @@ from vitrail.config.flags_inference import (
     TransferFlags,
     TransferOutFlags,
 )
+from vitrail.config.flags_predicting import EmbedFlags, PredictFlags
 from vitrail.config.keywords import takes
 from vitrail.config.units import part, split_commas, whole_numbers
 from vitrail.errors import ConfigError
 from vitrail.rows import Records
 from vitrail.runtime.progress import Say, to_stderr
-from vitrail.workflows.api_options import ALL, choose_cache, list_inputs, parse_options, parse_weights, to_path
+from vitrail.workflows.api_options import (
+    ALL,
+    choose_cache,
+    choose_division,
+    list_inputs,
+    parse_options,
+    parse_weights,
+    to_path,
+)
 
 if TYPE_CHECKING:
     from vitrail.config.settings import Setting
     from vitrail.evaluation.judgement import Judgement
+    from vitrail.inference.parts_check import PartsCheck
     from vitrail.inference.results import Results
     from vitrail.reports.transfer.results import Transfer
     from vitrail.tasks.answer import Answer
@@ -167,15 +175,23 @@ def predict(
     Returns:
         An iterator, which answers batch by batch as it is read; its ``failed`` are the images that could not be read. With
         ``out`` the path of the finished table, which has a row for every image, or of the finished file or folder in a format
-        of the model's task.
+        of the model's task. With ``parts`` the path of that folder, in which all parts, or those of the shard, are done.
 
     Raises:
-        DataError: an input that does not exist; with ``out``, after it is written, an image that was named by its path could
-            not be read, or none could.
+        ConfigError: with ``parts``, the folder has parts of other images, another model or other options.
+        DataError: an input that does not exist; with ``out`` or ``parts``, after all is written, an image that was named by
+            its path could not be read, or none could.
     """
     from vitrail.workflows.predict import predict as answer
     from vitrail.workflows.predict import write_answers
 
+    if division := choose_division(flags):
+        from vitrail.workflows.parts.compute import Job
+        from vitrail.workflows.parts.write import write_parts
+
+        asked = {name: flags[name] for name in ("top", "threshold", "fast")}
+        job = Job(verb="predict", model=model, **parse_options(flags, max_bad=ALL), asked=asked)
+        return write_parts(job, list_inputs(inputs), division, log)
     answers = answer(
         model,
         list_inputs(inputs),
@@ -205,13 +221,21 @@ def embed(
 
     Returns:
         An iterator of (path, features (D,) float32), computed batch by batch as it is read; with ``out`` the features are
-        written, and a line says what was written where.
+        written, and a line says what was written where; with ``parts`` the path of that folder, as `predict` returns it.
 
     Raises:
-        DataError: as `predict`.
+        ConfigError, DataError: as `predict`.
     """
     from vitrail.workflows.predict import embed as compute
 
+    if division := choose_division(flags):
+        from vitrail.workflows.parts.compute import Job
+        from vitrail.workflows.parts.write import write_parts
+
+        job = Job(verb="embed", model=model, **parse_options(flags, max_bad=ALL))
+        return write_parts(job, list_inputs(inputs), division, log)
+    if flags["format"] is not None:
+        raise ConfigError("--format is that of parts, and there is no --parts", "--out says its format by its ending")
     options = parse_options(flags, max_bad=ALL)
     features = compute(model, list_inputs(inputs), **options, bad_list=to_path(flags["bad_list"]), say=log)
     if (out := to_path(flags["out"])) is None:
@@ -325,6 +349,17 @@ def list_settings(name: str | None = None, **flags: Unpack[SettingsFlags]) -> Re
     from vitrail.config.settings import list_settings as describe
 
     return describe(name, **flags)
+
+
+def check_parts(folder: str | Path, *, quiet: bool = False) -> PartsCheck:
+    """Reads a folder of parts, as `predict` and `embed` write it, and names parts that are missing, damaged or foreign.
+
+    Raises:
+        DataError: the folder has no plan of parts.
+    """
+    from vitrail.inference.parts_check import check_parts as check
+
+    return check(Path(folder), quiet=quiet)
 
 
 def doctor() -> Mapping[str, object]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitrail.config.units import numbers, part, size_in_pixels
 from vitrail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vitrail.workflows.parts.write import Division
 
 ONE_PERCENT, ALL = "1%", "100%"  # of the images may be bad: of a data set, and of images that are only named
 
@@ -39,6 +42,38 @@ def parse_weights(flags: Mapping[str, Any]) -> dict[str, Any]:
     if resize is not None:
         preprocessing["resize"] = int(resize) if str(resize).isdigit() else resize
     return {"size": None if pixels is None else size_in_pixels(pixels), "preprocessing": preprocessing}
+
+
+def choose_division(flags: Mapping[str, Any]) -> Division | None:
+    """How the work of `vitrail.predict` or `vitrail.embed` is divided, from its flags; None without ``parts``.
+
+    Raises `ConfigError` for options that have no meaning with or without ``parts``.
+    """
+    folder = to_path(flags["parts"])
+    if folder is None:
+        for name in ("part_size", "shard", "engine"):
+            if flags[name] is not None:
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} divides parts, and there is no --parts", "give --parts DIR"
+                )
+        return None
+    for name in ("out", "overlay", "bad_list", "max_bad"):
+        if flags.get(name) is not None:
+            what = f"--{name.replace('_', '-')} and --parts are both given"
+            raise ConfigError(what, "leave one out: parts have a row for every image, with the reason if it is bad")
+    from vitrail.inference.parts import SUFFIXES
+    from vitrail.workflows.parts.write import PART_SIZE, Division, parse_shard
+
+    formats = [kind for kind in SUFFIXES if kind != "npy" or "top" not in flags]
+    if (kind := flags["format"] or "parquet") not in formats:
+        raise ConfigError(f"parts are not written as {kind}", f"--format {' or '.join(formats)}")
+    return Division(
+        folder=folder,
+        size=PART_SIZE if flags["part_size"] is None else flags["part_size"],
+        shard=(0, 1) if flags["shard"] is None else parse_shard(flags["shard"]),
+        engine=flags["engine"] or "local",
+        format=kind,
+    )
 
 
 def to_path(value: str | Path | None) -> Path | None:

@@ -1,0 +1,237 @@
+"""A folder of results for many images: parts that processes compute in any order, each whole or not there.
+
+``_plan.json`` states what is computed of which images; part 17 has the images from 17 times the part size on.
+``part-0000017.parquet`` is written aside and renamed, and ``_records/0000017.json`` states its size and SHA-256: a part is done
+when its record is there. ``_done.json`` has all records when all parts are done. Readers of whole folders (Arrow, Spark) pass
+over names that start with an underscore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vitrail.checksums import FIELD, seal
+from vitrail.errors import ConfigError, DataError
+from vitrail.files import disk_errors, make_folder, read_sealed, write_sealed
+from vitrail.runtime.claims import Claims
+
+FORMAT_VERSION = 1
+PLAN, DONE, RECORDS, CLAIMS = "_plan.json", "_done.json", "_records", "_claims"
+SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl",), "npy": (".jsonl", ".npy")}  # the files of a part by format
+POLL = 0.1  # seconds between two looks at what another process does
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is computed of which images. Equal plans give equal parts, up to the rounding of the machine.
+
+    Args:
+        verb: ``predict`` or ``embed``.
+        model: SHA-256 of the weights, config, preprocessing and classes.
+        inputs: SHA-256 of the names of the images, in their order.
+        images: their number.
+        part_size: images of a part; the last one may have fewer.
+        format: one of `SUFFIXES`.
+        columns: of tables by name, ``text``, ``number`` or ``numbers``.
+        width: number of features of an image.
+        settings: what else decides the results.
+    """
+
+    verb: str
+    model: str
+    inputs: str
+    images: int
+    part_size: int
+    format: str
+    columns: Mapping[str, str]
+    width: int
+    settings: Mapping[str, Any]
+
+    @property
+    def count(self) -> int:
+        """Number of parts."""
+        return -(-self.images // self.part_size)
+
+    @property
+    def digest(self) -> str:
+        return seal(asdict(self))[FIELD]
+
+    def span(self, number: int) -> range:
+        """The images of a part, by their places in the inputs."""
+        return range(self.images)[number * self.part_size : (number + 1) * self.part_size]
+
+    def files(self, number: int) -> list[str]:
+        """The names of the files of a part."""
+        return [f"part-{number:07d}{suffix}" for suffix in SUFFIXES[self.format]]
+
+    def compare(self, other: Plan) -> list[str]:
+        """Where ``other``, which is given now, differs from this one: a line for each difference."""
+        ours, theirs = ({**asdict(plan), **plan.settings} for plan in (self, other))
+        return [
+            f"{name}  {_shorten(ours.get(name))} in the folder, {_shorten(theirs.get(name))} given"
+            for name in {**ours, **theirs}
+            if name != "settings" and ours.get(name) != theirs.get(name)
+        ]
+
+
+def _shorten(value: Any) -> str:
+    return f"{value[:12]}..." if isinstance(value, str) and len(value) == 64 else str(value)
+
+
+class PartFolder:
+    """The parts of one plan. Several processes may have the folder open at a time."""
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        self.path, self.plan, self.digest = path, plan, plan.digest
+        self._claims: Claims | None = None
+
+    @classmethod
+    def open(cls, path: Path, plan: Plan, about: Mapping[str, Any]) -> PartFolder:
+        """Begins a folder, or continues one of the same plan.
+
+        Args:
+            about: plain facts for people, which stand in ``_plan.json`` beside the plan.
+
+        Raises:
+            ConfigError: the folder has another plan, or files but no plan.
+            DataError: its plan is damaged.
+            DiskError: it cannot be written.
+        """
+        if not (path / PLAN).exists() and (others := list_visible(path)):
+            what = f"{path} has files, such as {others[0]}, and no plan of parts"
+            raise ConfigError(what, "give a new folder")
+        make_folder(path)
+        with disk_errors(path):
+            (path / RECORDS).mkdir(exist_ok=True)
+        folder = cls(path, plan)
+        folder._claims = claims = Claims(path / CLAIMS)
+        try:
+            while not claims.take(0):  # of the plan; number + 1 is the claim of a part
+                time.sleep(POLL)
+            if not (path / PLAN).exists():
+                write_sealed(path / PLAN, {"format_version": FORMAT_VERSION, "plan": asdict(plan), "about": about})
+            if lines := _read_plan(path).compare(plan):
+                what = f"{path} has parts of another plan"
+                raise ConfigError(what, "give the same inputs and options, or a new folder", value="\n".join(lines))
+            claims.give_back(0)
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def close(self) -> None:
+        """Ends all claims."""
+        if self._claims is not None:
+            self._claims.close()
+            self._claims = None
+
+    def claim(self, number: int) -> bool:
+        """Takes a part that is not done and that no process computes; False if there is nothing to do now."""
+        assert self._claims is not None, "only an open folder is written"
+        if not self._claims.take(number + 1):
+            return False
+        if self.is_done(number):  # by another process, since it was listed
+            self._claims.give_back(number + 1)
+            return False
+        return True
+
+    def commit(self, number: int, facts: Mapping[str, Any]) -> None:
+        """States that the files of a claimed part are complete, and ends the claim.
+
+        Args:
+            facts: ``images``, ``unreadable`` and ``rows`` as numbers, and others.
+        """
+        assert self._claims is not None, "only an open folder is written"
+        files = {name: state_of(self.path / name) for name in self.plan.files(number)}
+        record = {"part": number, "plan": self.digest, **facts, "files": files}
+        write_sealed(self._record(number), record)
+        self._claims.give_back(number + 1)
+
+    def read_record(self, number: int) -> dict[str, Any] | None:
+        """What `commit` wrote on a part of this plan; None if it is missing or damaged."""
+        record = read_sealed(self._record(number))
+        return record if record is not None and record.get("plan") == self.digest else None
+
+    def is_done(self, number: int) -> bool:
+        """Whether a part has its record, and its files have the sizes that stand in it."""
+        record = self.read_record(number)
+        return record is not None and all(
+            _size(self.path / name) == stated["bytes"] for name, stated in record["files"].items()
+        )
+
+    def count_images(self, numbers: Iterable[int]) -> int:
+        """Images of some parts."""
+        return sum(len(self.plan.span(number)) for number in numbers)
+
+    def list_missing(self, numbers: Iterable[int]) -> list[int]:
+        """Those of the parts that are not done."""
+        return [number for number in numbers if not self.is_done(number)]
+
+    def finish(self) -> dict[str, Any] | None:
+        """Writes ``_done.json`` and returns it, if all parts are done."""
+        if any(not self.is_done(number) for number in range(self.plan.count)):
+            (self.path / DONE).unlink(missing_ok=True)  # of a part that was deleted since
+            return None
+        records = [record for number in range(self.plan.count) if (record := self.read_record(number))]
+        done = summarize(records, self.digest)
+        if read_sealed(self.path / DONE) != done:
+            write_sealed(self.path / DONE, done)
+        return done
+
+    def _record(self, number: int) -> Path:
+        return self.path / RECORDS / f"{number:07d}.json"
+
+
+def hash_names(names: Iterable[str]) -> str:
+    """SHA-256 of the names of images, in their order."""
+    hashed = hashlib.sha256()
+    for name in names:
+        hashed.update(f"{name}\n".encode())
+    return hashed.hexdigest()
+
+
+def summarize(records: Iterable[Mapping[str, Any]], digest: str) -> dict[str, Any]:
+    """The content of ``_done.json``: sums over all parts, and of each its numbers, sizes and hashes."""
+    kept = ("part", "images", "unreadable", "rows", "files")
+    parts = [{name: record[name] for name in kept} for record in records]
+    totals = {name: sum(part[name] for part in parts) for name in ("images", "unreadable", "rows")}
+    return {"format_version": FORMAT_VERSION, "plan": digest, **totals, "parts": parts}
+
+
+def _read_plan(path: Path) -> Plan:
+    found = read_sealed(path / PLAN)
+    if found is None:
+        state = "is damaged" if (path / PLAN).exists() else "does not exist"
+        raise DataError(f"{path / PLAN} {state}", "give the folder that --parts named, or begin a new one")
+    if found.get("format_version") != FORMAT_VERSION:
+        what = f"{path / PLAN} has format version {found.get('format_version')}"
+        raise DataError(what, f"this version of vitrail reads {FORMAT_VERSION}; begin a new folder")
+    return Plan(**found["plan"])
+
+
+def read_parts(path: Path) -> PartFolder:
+    """A folder of parts, to be looked at. Raises `DataError` if there is none, or its plan is damaged."""
+    return PartFolder(path, _read_plan(path))
+
+
+def list_visible(path: Path) -> list[str]:
+    """The files that readers of the whole folder take for data."""
+    return sorted(each.name for each in path.iterdir() if each.name[0] not in "._") if path.is_dir() else []
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """The size and SHA-256 of a file."""
+    with disk_errors(path), open(path, "rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

@@ -1,0 +1,186 @@
+"""Parts computed in this process: what is asked of each image, and the loop over the parts that nobody else has."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from vitrail.checksums import sha256_of
+from vitrail.data.sources.source import Source
+from vitrail.inference.features import digest_of
+from vitrail.inference.inputs import ImageInputs
+from vitrail.inference.options import InferenceOptions
+from vitrail.inference.outputs import outputs
+from vitrail.inference.parts import PartFolder, Plan, hash_names
+from vitrail.runtime.progress import Say
+from vitrail.tasks.task import Task
+from vitrail.workflows.parts.files import write_part
+from vitrail.workflows.predict import Embedding, check_fast, decode_batches
+
+CONTINUE = "the parts that are done stay; the same command computes the others"
+Pairs = Iterator[tuple[str, Any]]  # the key of every image with its result, None if it could not be read
+# from missing parts to the number of images that were computed; the function is told how many more are done
+Compute = Callable[[Sequence[int], Callable[[int], None]], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is computed for each image: all that a process needs besides the images.
+
+    Args:
+        asked: ``top``, ``threshold`` and ``fast`` of `vitrail.predict`; nothing for features.
+    """
+
+    verb: Literal["predict", "embed"]
+    model: str | Path | Task
+    classes: Path | None = None
+    options: InferenceOptions = InferenceOptions()
+    asked: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self, say: Say) -> Task:
+        """The model. Raises `ConfigError` if it cannot do what is asked."""
+        task = self.options.load(self.model, self.classes, say)
+        if self.verb == "predict":
+            check_fast(self.asked["fast"], self.options)
+            self.answer_options(task)
+        return task
+
+    def answer_options(self, task: Task) -> dict[str, Any]:
+        return task.answer_options(top=self.asked["top"], threshold=self.asked["threshold"])
+
+
+def make_plan(job: Job, task: Task, source: Source, *, part_size: int, format: str) -> Plan:
+    """The plan of a job for the images of ``source``; ``task`` is its model."""
+    described = json.dumps([digest_of(task), task.name, task.classes, task.describe()])
+    return Plan(
+        verb=job.verb,
+        model=sha256_of(described.encode()),
+        inputs=hash_names(source.keys),
+        images=len(source),
+        part_size=part_size,
+        format=format,
+        columns=list_columns(job, task),
+        width=task.width if job.verb == "embed" else 0,
+        settings={"precision": job.options.precision, "zoom": job.options.zoom, **job.asked},
+    )
+
+
+def list_columns(job: Job, task: Task) -> dict[str, str]:
+    """The columns of a table by name, with the kind of their values: those of the answer for a blank picture."""
+    values = {"features": "numbers"}
+    if job.verb == "predict":
+        blank = np.zeros((*task.preprocessing.size, task.preprocessing.channels), np.uint8)
+        asked = {name: job.asked[name] for name in ("top", "threshold")}
+        names = task.predict(blank, **asked)[0].rows()[0]
+        values = {name: "text" if name.startswith("label") else "number" for name in names}
+    return {"path": "text", **values, "error": "text"}
+
+
+def compute_parts(
+    job: Job,
+    task: Task,
+    images: ImageInputs,
+    folder: PartFolder,
+    numbers: Sequence[int],
+    on_images: Callable[[int], None] = lambda more: None,
+) -> int:
+    """Computes those of the parts that no other process has; returns how many images these are.
+
+    Args:
+        on_images: told now and then how many more images are done.
+    """
+    failed: dict[str, str] = {}
+    done: list[int] = []
+    # closed here after an error, and not by the garbage collector, which may run in a thread that is being joined
+    with closing(_results_by_part(job, task, images.source, folder, numbers, failed)) as parts:
+        for number, pairs in parts:
+            _write(images, folder, number, _watch(pairs, on_images), failed)
+            done.append(number)
+    return folder.count_images(done)
+
+
+def _results_by_part(
+    job: Job, task: Task, source: Source, folder: PartFolder, numbers: Iterable[int], failed: dict[str, str]
+) -> Generator[tuple[int, Pairs]]:
+    """Every part that could be claimed, with the results of its images, which are to be taken before the next part.
+
+    Parts are claimed as reading runs ahead, so the first images of a part are ready when the part before it is written.
+    """
+    claimed: deque[int] = deque()
+
+    def spans() -> Iterator[range]:
+        for number in numbers:
+            if folder.claim(number):
+                claimed.append(number)
+                yield folder.plan.span(number)
+
+    with closing(_compute(job, task, source, spans(), failed)) as results:
+        head = next(results, None)
+
+        def pairs(number: int) -> Pairs:
+            nonlocal head
+            for place in folder.plan.span(number):
+                result = None  # results come in the order of the claims, so an image that is passed over has none
+                if head is not None and head[0] == place:
+                    result, head = head[1], next(results, None)
+                yield source.keys[place], result
+
+        while claimed:
+            number = claimed.popleft()
+            yield number, pairs(number)
+
+
+def _compute(
+    job: Job, task: Task, source: Source, spans: Iterable[range], failed: dict[str, str]
+) -> Generator[tuple[int, Any]]:
+    """The place in the source and the result of every image of the spans that can be read; others are told to ``failed``."""
+    how: dict[str, Any] = {"bad": failed.__setitem__, "spans": spans}
+    if job.verb == "predict":
+        raw = outputs(task, source, None, job.options, fast=job.asked["fast"], **how)
+        for _, answers, places in decode_batches(task, raw, job.answer_options(task)):
+            yield from zip(places, answers)
+    else:
+        for batch, features in outputs(task, source, task.features, job.options, **how):
+            yield from zip(batch.ids[:, 1].tolist(), map(Embedding, batch.keys, features.cpu().numpy()))
+
+
+def _watch(pairs: Pairs, on_images: Callable[[int], None], often: int = 32) -> Pairs:
+    for place, pair in enumerate(pairs):
+        yield pair
+        if place % often == often - 1:
+            on_images(often)
+    on_images((place + 1) % often)
+
+
+def _write(images: ImageInputs, folder: PartFolder, number: int, pairs: Pairs, failed: Mapping[str, str]) -> None:
+    """Writes a part and its record."""
+    began, unreadable = time.monotonic(), []
+
+    def noted() -> Pairs:
+        for key, result in pairs:
+            if result is None:
+                unreadable.append(key)
+            yield key, result
+
+    rows = write_part(folder.path, folder.plan, number, noted(), failed)
+    named = [key for key in unreadable if key in images.named]
+    facts = {
+        "images": len(folder.plan.span(number)),
+        "rows": rows,
+        "unreadable": len(unreadable),
+        "named": len(named),
+        "first": [(key, failed[key]) for key in [*named, *unreadable][:1]],
+        "seconds": round(time.monotonic() - began, 3),
+        "process": f"{os.getpid()}@{socket.gethostname()}",
+    }
+    folder.commit(number, facts)

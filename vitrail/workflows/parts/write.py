@@ -1,0 +1,151 @@
+"""`vitrail predict --parts` and `vitrail embed --parts`: answers or features for many images, in parts.
+
+Any number of processes may compute the parts of one folder, with ``--shard`` or without: each part is claimed by one at a time.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from vitrail.errors import ConfigError
+from vitrail.inference.inputs import ImageInputs, find_inputs
+from vitrail.inference.parts import PartFolder
+from vitrail.inference.results import describe_inputs, named_unreadable, none_readable
+from vitrail.reports.tables import import_pyarrow
+from vitrail.reports.wording import plural
+from vitrail.runtime.machine import versions
+from vitrail.runtime.progress import ProgressBar, Say
+from vitrail.runtime.signals import end_at_once
+from vitrail.tasks.task import Task
+from vitrail.workflows.parts.compute import CONTINUE, Compute, Job, compute_parts, make_plan
+
+PART_SIZE = 4096  # images
+WAIT = 1.0  # seconds before a part is tried again that another process computes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """How the work is divided.
+
+    Args:
+        folder: of the parts.
+        size: images of a part.
+        shard: (i, n): only every n-th part from the i-th on, from 0.
+        engine: what runs the processes.
+        format: of the parts.
+    """
+
+    folder: Path
+    size: int = PART_SIZE
+    shard: tuple[int, int] = (0, 1)
+    engine: Literal["local", "ray"] = "local"
+    format: str = "parquet"
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError(f"--part-size is {self.size}", "give 1 image or more")
+        if self.format == "parquet":
+            import_pyarrow()
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """``"3/8"`` as (3, 8). Raises `ConfigError`."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if match is None or not int(match[1]) < int(match[2]):
+        raise ConfigError(f"--shard is {text!r}", "count from 0, as 0/8 to 7/8 for eight processes")
+    return int(match[1]), int(match[2])
+
+
+def write_parts(job: Job, inputs: Sequence[str], division: Division, say: Say) -> Path:
+    """Computes those parts of a folder that are missing, and returns its path.
+
+    Raises:
+        ConfigError: the folder has parts of another plan; the engine is not installed.
+        DataError: after all parts are written, an image that was named by its path, or every image, could not be read.
+        Preempted, Interrupted: stopped by SIGTERM or Ctrl-C; the same call continues.
+    """
+    with end_at_once(CONTINUE):
+        # the driver of Ray only looks at the model
+        on_cpu = replace(job, options=replace(job.options, device="cpu"))
+        task = (on_cpu if division.engine == "ray" else job).load(say)
+        images = find_inputs(inputs)
+        plan = make_plan(job, task, images.source, part_size=division.size, format=division.format)
+        name = type(job.model).__name__ if isinstance(job.model, Task) else str(job.model)
+        about = {"model": name, "inputs": list(inputs)[:10], "versions": versions()}
+        with closing(PartFolder.open(division.folder, plan, about)) as folder:
+            number, shards = division.shard
+            numbers = range(plan.count)[number::shards]
+            missing = folder.list_missing(numbers)
+            share = f", {len(numbers):,} of shard {number}/{shards}" if shards > 1 else ""
+            say(f"parts    {plural(plan.count, 'part')}{share}; {len(numbers) - len(missing):,} done before")
+            if missing:
+                with _open_engine(division, job, task, images, folder) as compute:
+                    _compute_missing(job, folder, numbers, missing, compute, say)
+            _conclude(job, images, folder, numbers, say)
+    return division.folder
+
+
+def _open_engine(
+    division: Division, job: Job, task: Task, images: ImageInputs, folder: PartFolder
+) -> AbstractContextManager[Compute]:
+    if division.engine == "ray":
+        from vitrail.workflows.parts.ray_engine import open_actors
+
+        return open_actors(job, images, folder)
+    return nullcontext(partial(compute_parts, job, task, images, folder))
+
+
+def _compute_missing(
+    job: Job, folder: PartFolder, numbers: Sequence[int], missing: Sequence[int], compute: Compute, say: Say
+) -> None:
+    """Computes the missing parts of ``numbers``, and waits for those that other processes are computing."""
+    waits = False
+    with Tally(job, folder, numbers) as tally:
+        while missing:
+            tally.done = tally.total - folder.count_images(missing)
+            computed = compute(missing, tally.add)
+            missing = folder.list_missing(missing)
+            if computed or not missing:
+                continue
+            if not waits:
+                say(f"waiting  for {plural(len(missing), 'part')} that other processes compute")
+                waits = True
+            time.sleep(WAIT)
+
+
+class Tally(ProgressBar):
+    """Progress in images of some parts, of which ``done`` are done."""
+
+    def __init__(self, job: Job, folder: PartFolder, numbers: Sequence[int]) -> None:
+        title = {"predict": "predicting", "embed": "embedding"}[job.verb]
+        super().__init__(title, folder.count_images(numbers), quiet=job.options.quiet)
+        self.done = 0
+
+    def add(self, count: int) -> None:
+        """``count`` more are done."""
+        self.done += count
+        self.update(self.done)
+
+
+def _conclude(job: Job, images: ImageInputs, folder: PartFolder, numbers: Sequence[int], say: Say) -> None:
+    """Writes the manifest when all parts are done, says what became of the images, and raises as `write_parts` does."""
+    done = folder.finish()
+    records = [record for number in numbers if (record := folder.read_record(number))]
+    count, unreadable, named = (sum(record[name] for record in records) for name in ("images", "unreadable", "named"))
+    state = "all parts are done" if done else f"{plural(len(numbers), 'part')} done, others are missing"
+    say(f"written  {folder.path}: {state}; {plural(count, 'image')}")
+    if unreadable or images.skipped:
+        verb = {"predict": "predicted", "embed": "embedded"}[job.verb]
+        say(f"inputs   {describe_inputs(images, verb, count - unreadable, unreadable)}")
+    firsts = [record["first"][0] for record in records if record["named" if named else "unreadable"]]
+    if unreadable == count and firsts:
+        raise none_readable(count, *firsts[0])
+    if named:
+        raise named_unreadable(named, *firsts[0])
