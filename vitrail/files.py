@@ -100,7 +100,7 @@ def stage_file(path: Path) -> Iterator[Path]:
 def replace_file(path: Path, content: str | bytes) -> None:
     """Replace ``path`` atomically: a reader sees the old file or the new one."""
     with stage_file(path) as beside, disk_errors(path):
-        beside.write_bytes(content.encode() if isinstance(content, str) else content)
+        write_bytes(beside, content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
