@@ -50,7 +50,7 @@ def command_line() -> str:
     """Every verb with its options, as ``vitrail VERB --help`` prints them."""
     written = build_app().generate_docs(output_format="markdown", recursive=True)
     # the lines of usage name the program that is running
-    written = re.sub(r"^(vitrail[\w ]*?) -m \w+", r"\1", written, flags=re.MULTILINE)
+    written = re.sub(r"^(vitrail[\w -]*?) -m \w+", r"\1", written, flags=re.MULTILINE)
     return written[written.index("## vitrail train") :]
 
 
