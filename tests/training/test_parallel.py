@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from tests.slow import slow_except
 from tests.training import on_ranks
 from tests.training.ranks import Pool, start_pool
+from vitrail.config.compose import request
 from vitrail.errors import ConfigError, LostRankError
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import Ranks, is_lost_rank, lost_ranks
 from vitrail.runtime.launch import count_devices, summarise
+from vitrail.training import step
 
 EVERYTHING = (
     *("augment.mixup=0.8", "augment.cutmix=1.0", "augment.flip=0.5", "optim.clip=0.5", "optim.ema=0.9"),
@@ -113,6 +117,7 @@ def test_a_run_goes_on_at_another_number_of_ranks(pool, data, tmp_path):
             assert on_ranks.alone(out, more, data=data) == ""
         else:
             assert pool(world, on_ranks.run, out, more, "supervised", data) == [""] * world
+            assert RunFolder(out).read_config().compute.parallel == parallel
     assert column(out, "loss") == pytest.approx(column(tmp_path / "one", "loss"), rel=1e-5)
     assert on_ranks.difference(tmp_path / "one", out) < 1e-4
 
@@ -176,6 +181,19 @@ def test_the_shares_of_the_ranks_make_up_the_batch(batch, world):
     assert rows == list(range(batch))
     sizes = {len(range(batch)[Ranks(rank, world).share(batch)]) for rank in range(world)}
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_rank_without_memory_names_the_micro_batch_to_set(monkeypatch):
+    """It cannot begin the batch again, as one process would: the others are in the middle of an exchange."""
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(step, "_backward", fail)
+    run, _ = request(flags={"data": {"source": "digits", "batch": 48, "micro_batch": 48}})
+    training = SimpleNamespace(run=run, ranks=Ranks(0, 2))
+    with pytest.raises(ConfigError, match=r"micro-batches of 24 images.*\n.*data\.micro_batch=12"):
+        step.backward(training, (torch.zeros(24, 1),))  # type: ignore[bad-argument-type]
 
 
 def test_a_lost_rank_is_told_from_a_fault():

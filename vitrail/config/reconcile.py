@@ -61,11 +61,15 @@ def continue_run(asked: Run, stored: Run, folder: object) -> tuple[Run, bool]:
         stored.data,
         source=asked.data.source or stored.data.source,
         workers=stored.data.workers if asked.data.workers is None else asked.data.workers,
+        micro_batch=asked.data.micro_batch or stored.data.micro_batch,
+    )
+    compute = replace(
+        stored.compute, parallel=asked.compute.parallel or stored.compute.parallel, timeout=asked.compute.timeout
     )
     save = replace(asked.save, log_every=stored.save.log_every, evaluations=stored.save.evaluations)
     schedule = asked.schedule if longer else stored.schedule
     model = replace(stored.model, init=asked.model.init or stored.model.init)
-    return replace(stored, model=model, data=data, save=save, schedule=schedule), longer
+    return replace(stored, model=model, data=data, compute=compute, save=save, schedule=schedule), longer
 
 
 def _find_recipe_changes(run: Run, changes: dict[str, Any]) -> list[str]:

@@ -255,8 +255,11 @@ class Run:
         return self.data.batch // (self.data.micro_batch or self.data.batch)
 
 
-# May differ when a run is resumed: they do not change its results.
-FREE_TO_CHANGE = ("data.workers", "save.", "data.source", "model.init", "compute.parallel", "compute.timeout")
+# May differ when a run is resumed: they change no results, or as much as running out of memory does (the micro-batch).
+FREE_TO_CHANGE = (
+    *("data.workers", "save.", "data.source", "model.init"),
+    *("data.micro_batch", "compute.parallel", "compute.timeout"),
+)
 # Here None means automatic, decided before the first step; elsewhere it means none.
 AUTOMATIC = ("model.", "data.", "objective.loss", "compute.", "schedule.epochs", "schedule.steps", "schedule.time")
 # May be increased: the schedule is stretched over the new length, and the log says so.

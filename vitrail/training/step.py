@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.config.units import largest_divisor
 from vitrail.data.loader import Batch
-from vitrail.errors import DivergedError, is_out_of_memory
+from vitrail.errors import ConfigError, DivergedError, is_out_of_memory
 from vitrail.files import dump_json, replace_file
 from vitrail.objectives.gradient_cache import ContrastiveObjective, cached_backward
 from vitrail.runtime.distributed import collect_gradients
@@ -66,10 +66,13 @@ def backward(training: Training, inputs: tuple[Tensor, ...]) -> dict[str, Tensor
         try:
             return _backward(training, inputs, micro)
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            # the other ranks are in the middle of an exchange: this one cannot begin the batch again
-            if not is_out_of_memory(error) or micro == 1 or not training.ranks.alone:
+            if not is_out_of_memory(error) or micro == 1:
                 raise
-        micro = largest_divisor(training.run.data.batch, micro // 2)
+            smaller = largest_divisor(training.run.data.batch, min(micro, len(inputs[0])) // 2)
+            if not training.ranks.alone:  # the others are in the middle of an exchange
+                what = f"out of memory with micro-batches of {min(micro, len(inputs[0]))} images on this rank"
+                raise ConfigError(what, f"resume with --set data.micro_batch={smaller}") from error
+        micro = smaller
         _shrink(training, micro)
 
 
