@@ -48,7 +48,6 @@ def main() -> None:
     watch(reduce, lambda *args, **more: more["input"] if "input" in more else args[1], sent)
     watch("all_reduce", lambda *args, **more: args[0] if args else more["tensor"], sent)
     parallel.UNIT_BYTES = 0
-    parallel.find_blocks.__defaults__ = (0,)
     model = vitrail.create_model("vit-ti16", **CHANGES)
     objective = Supervised(model).train()
     ranks = Ranks(0, WORLD, LOCAL, dist.group.WORLD, dist.group.WORLD)

@@ -83,9 +83,14 @@ def request(
 
 
 def settings_of(flags: Mapping[str, Any], source: str | None) -> dict[str, Any]:
-    """Flags by their names, and the path or name of the data, as nested settings for `request`; paths become strings."""
+    """The flags that are settings, and the path or name of the data, nested as `request` takes them; paths become strings.
+
+    A switch that is off is not given: the recipe or the file of settings may turn it on.
+    """
     tree: dict[str, Any] = {"data": {"source": source}}
     for name, value in flags.items():
+        if name not in FLAGS or value is False:
+            continue
         group, _, key = FLAGS[name].rpartition(".")
         (tree.setdefault(group, {}) if group else tree)[key] = str(value) if isinstance(value, Path) else value
     return tree

@@ -27,6 +27,7 @@ from vitrail.errors import ConfigError, LostRankError, VitrailError
 
 Value = TypeVar("Value")
 ROLL = 5  # seconds
+_ADDED_BY_GLOO = re.compile(r"^\[[^]]*\] |\. This is typically.*")  # its source file, and advice
 _END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 
@@ -241,9 +242,7 @@ def lost_ranks() -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, VitrailError) or not is_lost_rank(error):
             raise
-        reason = re.sub(
-            r"^\[[^]]*\] |\. This is typically.*", "", str(error).splitlines()[0]
-        )  # gloo names its source file
+        reason = _ADDED_BY_GLOO.sub("", str(error).splitlines()[0])
         raise LostRankError(
             f"another rank of this training ended, or did not answer in time ({reason})",
             "its own message says why; the same command goes on from the newest checkpoint",

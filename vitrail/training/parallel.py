@@ -53,15 +53,15 @@ def spread(objective: Kind, compute: ComputeSettings, ranks: Ranks, device: torc
     return spread_copy
 
 
-def find_blocks(objective: Objective, least: int = UNIT_BYTES) -> list[nn.Module]:
-    """The blocks of its networks with at least so many bytes of parameters, each of which is exchanged by itself."""
+def find_blocks(objective: Objective) -> list[nn.Module]:
+    """The blocks of its networks with at least `UNIT_BYTES` of parameters, each of which is exchanged by itself."""
     blocks = [
         block
         for name, modules in objective.named_modules()
         if isinstance(modules, nn.ModuleList) and name.rpartition(".")[2].startswith("blocks")
         for block in modules
     ]
-    return [block for block in blocks if sum(p.nbytes for p in block.parameters()) >= least]
+    return [block for block in blocks if sum(p.nbytes for p in block.parameters()) >= UNIT_BYTES]
 
 
 def _make_mesh(parallel: str, ranks: Ranks, device: torch.device) -> DeviceMesh:

@@ -129,7 +129,6 @@ def add_over_ranks(training: Training, measured: dict[str, Tensor], images: int)
     ranks = training.ranks
     if ranks.alone:
         return measured, images
-    collect_gradients(training.optimiser.parameters, training.trained_parameters)
     parts = torch.stack([value.float().cpu() for value in measured.values()] + [torch.tensor(float(images))])
     *means, total = ranks.add(parts).unbind()
     batch = training.run.data.batch
@@ -181,7 +180,9 @@ def _mix_seed(seed: int, step: int, micro: int) -> int:
 
 
 def _collect_gradients(training: Training) -> None:
-    """Adds the working copy's gradients to those of the fp32 weights, and clears them."""
+    """Moves the gradients to where the optimiser takes them: from a bf16 copy to the fp32 weights, from `DTensor` to plain."""
+    if not training.ranks.alone:
+        collect_gradients(training.optimiser.parameters, training.trained_parameters)
     if training.working is training.trained:
         return
     for master, worker in zip(training.trained.parameters(), training.working.parameters()):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vitrail.config.compose import FLAGS, request, settings_of
+from vitrail.config.compose import request, settings_of
 from vitrail.config.reconcile import changes_for
 from vitrail.data.sources.open import open_data
 from vitrail.errors import ConfigError
@@ -31,10 +31,9 @@ def plan_cluster(
     Raises `ConfigError`, also where no network is named.
     """
     cluster = Cluster.parse(devices, network)
-    options = {name: value for name, value in flags.items() if name in FLAGS and value is not False}
     config = None if flags.get("config") is None else Path(flags["config"])
     is_there = data == "digits" or (data is not None and Path(data).exists())
-    settings = settings_of(options, data or "images")
+    settings = settings_of(flags, data or "images")
     run, _ = request(recipe=flags.get("recipe"), flags=settings, settings=flags.get("set") or (), config=config)
     if run.model.name is None:
         raise ConfigError("no network is named", "give one with --model, e.g. --model vit-b16")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
-from vitrail.config.compose import FLAGS, check_objective, request, settings_of
+from vitrail.config.compose import check_objective, request, settings_of
 from vitrail.config.flags_training import PretrainFlags, TrainFlags
 from vitrail.config.keywords import takes
 from vitrail.config.schema import Run
@@ -99,13 +99,11 @@ def _start(
 def compose(data: Any, flags: Mapping[str, Any], *, labels: bool) -> tuple[Run, Path | None]:
     """The run that the options ask for, and its folder, if one was given. Raises `ConfigError` or `DataError`."""
     source = None if data is None else str(data) if _is_named(data) else type(data).__name__
-    # a switch that is off is not given: the recipe or the file of settings may turn it on
-    options = {name: value for name, value in flags.items() if name in FLAGS and value is not False}
     paths = {name: Path(flags[name]) if flags.get(name) else None for name in ("out", "resume", "config")}
     annotated = find_annotation(source if _is_named(data) else data) if labels and paths["resume"] is None else None
     run, folder = request(
         recipe=flags.get("recipe"),
-        flags=settings_of(options, source),
+        flags=settings_of(flags, source),
         settings=flags.get("set") or (),
         annotated=annotated,
         **paths,
