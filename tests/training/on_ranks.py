@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from vitrail.errors import VitrailError
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import measure
 from vitrail.models import MODELS
-from vitrail.runs import checkpoint
+from vitrail.runs import background, checkpoint
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import ALONE, Ranks, gather_full
 from vitrail.tasks.classification import create_classifier
@@ -56,7 +58,7 @@ def run(ranks: Ranks, out: Path, given: Sequence[str], objective: str = "supervi
 
 def run_with(ranks: Ranks, fault: str, rank: int, at: int, out: Path, given: Sequence[str], data: Any) -> str:
     """`run` in which something happens to one rank at a step: ``nan``, ``term`` or ``full``, a disk without space."""
-    take_step, save = step.take_step, checkpoint.save
+    take_step, limits = step.take_step, resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def disturbed(training: Any, batch: Any) -> float:
         if ranks.rank == rank and training.progress.step == at:
@@ -65,22 +67,41 @@ def run_with(ranks: Ranks, fault: str, rank: int, at: int, out: Path, given: Seq
             if fault == "nan":
                 read = training.inputs
                 training.inputs = lambda batch: (read(batch)[0] * torch.nan, *read(batch)[1:])
+            if fault == "full":  # every file ends at 4 kB
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
         return take_step(training, batch)
 
-    def full(*args: Any, **more: Any) -> Path:
-        os.environ["VITRAIL_FAULT"] = "checkpoint.after_folder:enospc"
-        try:
-            return save(*args, **more)
-        finally:
-            del os.environ["VITRAIL_FAULT"]
-
     loop.take_step = disturbed
-    if fault == "full" and ranks.rank == rank:
-        checkpoint.save = full
     try:
         return run(ranks, out, given, data=data)
     finally:
-        loop.take_step, checkpoint.save = take_step, save
+        loop.take_step = take_step
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def run_with_slow_disk(ranks: Ranks, out: Path, given: Sequence[str], data: Any) -> str:
+    """`run` in which a checkpoint before the last one is written only once the training has made another step."""
+    take_step, write = step.take_step, background.write_shards
+    made = last = 0
+
+    def counted(training: Any, batch: Any) -> float:
+        nonlocal made, last
+        loss = take_step(training, batch)
+        made, last = training.progress.step, training.steps
+        return loss
+
+    def late(folder: Path, *args: Any) -> None:
+        saved, until = int(folder.parent.name.split("-")[1]), time.monotonic() + 20
+        while made <= saved and not made == last > 0:
+            assert time.monotonic() < until, "the training waits for its checkpoint"
+            time.sleep(0.01)
+        write(folder, *args)
+
+    loop.take_step, background.write_shards = counted, late
+    try:
+        return run(ranks, out, given, data=data)
+    finally:
+        loop.take_step, background.write_shards = take_step, write
 
 
 def run_keeping_gradients(ranks: Ranks, out: Path, given: Sequence[str], objective: str, data: Any) -> str:

@@ -68,8 +68,8 @@ def _serve(rank: int, most: int, store: str, pipe: Connection) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(store, most), rank=rank, world_size=most, timeout=limit)
     joined = {}
     for world in range(2, most + 1):
-        groups = [dist.new_group(list(range(world)), backend="gloo", timeout=limit) for _ in range(2)]
-        joined[world] = Ranks(rank, world, world, *groups)
+        group, words, saving = (dist.new_group(list(range(world)), backend="gloo", timeout=limit) for _ in range(3))
+        joined[world] = Ranks(rank, world, world, group, words, saving=saving)
     while (job := pipe.recv()) is not None:
         world, function, args = job
         try:

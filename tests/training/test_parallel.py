@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from tests.training import on_ranks
 from tests.training.ranks import Pool, start_pool
 from vitrail.config.compose import request
 from vitrail.errors import ConfigError, LostRankError
+from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import Ranks, is_lost_rank, lost_ranks
 from vitrail.runtime.launch import count_devices, summarise
@@ -133,8 +135,38 @@ def test_a_run_resumed_at_the_same_number_of_ranks_has_the_same_bits(pool, data,
     assert on_ranks.difference(tmp_path / "whole", tmp_path / "parts") == 0
 
 
+def test_checkpoints_are_written_while_the_training_goes_on(pool, data, tmp_path):
+    """And they hold the moment at which they were begun."""
+    given = on_ranks.settings("vit", *EVERYTHING, "save.every=0.000001", "save.keep=9")
+    assert pool(2, on_ranks.run_with_slow_disk, tmp_path / "run", given, data) == [""] * 2
+    written = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert [checkpoint.step_of(path) for path in written] == [0, 1, 2, 3, 4, 4]
+    assert not list(written[0].parent.glob(".writing-*"))
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    for path in written[3:]:
+        shutil.rmtree(tmp_path / "again" / "checkpoints" / path.name)
+    (tmp_path / "again" / "status.json").unlink()
+    assert pool(2, on_ranks.run, tmp_path / "again", given, "supervised", data) == [""] * 2
+    assert on_ranks.difference(tmp_path / "run", tmp_path / "again") == 0
+
+
+def test_a_damaged_part_of_one_rank_is_refused_by_all(pool, data, tmp_path):
+    given = on_ranks.settings("vit", *EVERYTHING, "save.every=0.000001")
+    assert pool(3, on_ranks.run, tmp_path / "whole", given, "supervised", data) == [""] * 3
+    pool(3, on_ranks.run_with, "term", 0, 2, tmp_path / "parts", given, data)
+    newest = checkpoint.list_checkpoints(tmp_path / "parts" / "checkpoints")[-1]
+    part = sorted((newest / checkpoint.SHARDS).iterdir())[1]
+    content = bytearray(part.read_bytes())
+    content[-5] ^= 4
+    part.write_bytes(content)
+    assert pool(3, on_ranks.run, tmp_path / "parts", given, "supervised", data) == [""] * 3
+    assert f"{part.name} does not match its SHA-256" in (tmp_path / "parts" / "log.txt").read_text()
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+    assert on_ranks.difference(tmp_path / "whole", tmp_path / "parts") == 0
+
+
 @pytest.mark.parametrize(
-    ("fault", "rank", "kind"), [("nan", 2, "DivergedError"), ("full", 0, "DiskError"), ("term", 2, "Preempted")]
+    ("fault", "rank", "kind"), [("nan", 2, "DivergedError"), ("full", 1, "DiskError"), ("term", 2, "Preempted")]
 )
 def test_what_happens_to_one_rank_ends_all_of_them_at_the_same_step(pool, data, tmp_path, fault, rank, kind):
     """The first rank reports it, and the state that was saved is whole."""

@@ -1,8 +1,9 @@
 """Atomic checkpoints: a folder per step, written under another name, synced, hashed, renamed and verified.
 
-A checkpoint is ``step-00000120/`` with one safetensors file per group of tensors, ``state.json``, and ``manifest.json`` that
-states the size and SHA-256 of the others. The newest whole one counts; a damaged one is named and passed over. Nothing is
-ever unpickled.
+A checkpoint is ``step-00000120/`` with the tensors, ``state.json``, and ``manifest.json`` that states the size and SHA-256 of the
+other files. In format 1, which a single process writes, the tensors are one safetensors file per group; in format 2 they are
+``tensors/`` with a safetensors file for each rank (`runs.tensor_shards`). The newest whole checkpoint counts; a damaged one is
+named and passed over. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,20 +26,32 @@ from vitrail.checksums import seal, sha256_of
 from vitrail.errors import CheckpointError, DiskError
 from vitrail.files import disk_errors, dump_json, free_bytes, parse_sealed, sync_folder, write_bytes
 from vitrail.runtime import fault_injection
+from vitrail.runtime.distributed import ALONE, Ranks
 
-FORMAT_VERSION = 1
+WHOLE, SHARDED = 1, 2  # versions of the format
+SHARDS = "tensors"
+Facts = dict[str, Any]  # bytes and sha256 of a file
 _NAME = re.compile(r"step-(\d{8,})(-evaluated)?")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was read back: the step, groups of named tensors on the CPU, and the plain state."""
+    """What was read back: the step, groups of named tensors on the CPU, and the plain state.
+
+    Where several ranks read shards there are no tensors: `shards` is the folder from which each takes its part.
+    """
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
     path: Path
     refused: tuple[str, ...] = field(default=())
+
+    @property
+    def shards(self) -> Path | None:
+        """The folder with the tensors of a checkpoint of format 2."""
+        folder = self.path / SHARDS
+        return folder if folder.is_dir() else None
 
 
 def save(
@@ -55,10 +69,9 @@ def save(
 
     Raises `DiskError` when the disk is full or refuses; the earlier checkpoints are then as they were.
     """
-    final = folder / f"step-{step:08d}{'-evaluated' if evaluated else ''}"
-    aside = folder / f".writing-{step:08d}-{os.getpid()}"
-    if final.exists() and not find_damage(final):
-        return final  # the state is a function of the step and its evaluation, so this is the same checkpoint
+    final, aside = name_folders(folder, step, evaluated=evaluated)
+    if is_whole(final):
+        return final
     files = {f"{group}.safetensors": _serialise(named) for group, named in tensors.items()}
     needed = sum(map(len, files.values()))
     if needed > free_bytes(folder):
@@ -66,50 +79,85 @@ def save(
             raise OSError(28, "No space left on device")
     try:
         with disk_errors(final, needed=needed):
-            _write_aside(aside, files, state)
-            fault_injection.hit("checkpoint.before_rename")
-            if final.exists():
-                shutil.rmtree(final)
-            os.rename(aside, final)
-            sync_folder(folder)
-            fault_injection.hit("checkpoint.after_rename")
+            begin(aside)
+            for count, (name, content) in enumerate(files.items()):
+                write_bytes(aside / name, content)
+                if count == 0:
+                    fault_injection.hit("checkpoint.after_first_tensors")
+            publish(aside, final, state, {name: digest_content(content) for name, content in files.items()}, WHOLE)
     except DiskError:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     if damage := find_damage(final):
         raise DiskError(f"the checkpoint {final} reads back damaged: {damage}", "check the disk before going on")
     fault_injection.hit("checkpoint.after_verify")
-    moments = list_checkpoints(folder)
-    for old in moments[: moments.index(final) + 1][:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
-        fault_injection.hit("checkpoint.while_retiring")
-    for leftover in folder.glob(".writing-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    fault_injection.hit("checkpoint.end")
+    retire(final, keep)
     return final
 
 
-def _serialise(named: dict[str, Tensor]) -> bytes:
-    return bytes_from_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()})
+def name_folders(folder: Path, step: int, *, evaluated: bool) -> tuple[Path, Path]:
+    """The name of the checkpoint of a step, before or after its evaluation, and that under which it is written."""
+    name = f"step-{step:08d}{'-evaluated' if evaluated else ''}"
+    return folder / name, folder / f".writing-{step:08d}-{os.getpid()}"
 
 
-def _write_aside(aside: Path, files: dict[str, bytes], state: dict[str, Any]) -> None:
+def is_whole(checkpoint: Path) -> bool:
+    """Whether it is there already: its content is a function of the step and its evaluation."""
+    return checkpoint.exists() and not find_damage(checkpoint)
+
+
+def begin(aside: Path) -> None:
+    """Makes the folder in which a checkpoint is written."""
     fault_injection.hit("checkpoint.begin")
     aside.mkdir(parents=True)
     fault_injection.hit("checkpoint.after_folder")
-    for count, (name, content) in enumerate(files.items()):
-        write_bytes(aside / name, content)
-        if count == 0:
-            fault_injection.hit("checkpoint.after_first_tensors")
+
+
+def publish(aside: Path, final: Path, state: dict[str, Any], files: Mapping[str, Facts], version: int) -> None:
+    """Completes a checkpoint whose tensors are in ``files`` of the folder ``aside``, and gives it its name."""
     fault_injection.hit("checkpoint.after_tensors")
-    files = {**files, "state.json": dump_json(state).encode()}
-    write_bytes(aside / "state.json", files["state.json"])
+    content = dump_json(state).encode()
+    write_bytes(aside / "state.json", content)
     fault_injection.hit("checkpoint.after_state")
-    stated = {name: {"bytes": len(content), "sha256": sha256_of(content)} for name, content in files.items()}
-    manifest = seal({"format_version": FORMAT_VERSION, "files": stated})
+    manifest = seal({"format_version": version, "files": {**files, "state.json": digest_content(content)}})
     write_bytes(aside / "manifest.json", dump_json(manifest).encode())
     sync_folder(aside)
     fault_injection.hit("checkpoint.after_manifest")
+    fault_injection.hit("checkpoint.before_rename")
+    if final.exists():
+        shutil.rmtree(final)
+    os.rename(aside, final)
+    sync_folder(final.parent)
+    fault_injection.hit("checkpoint.after_rename")
+
+
+def retire(newest: Path, keep: int) -> None:
+    """Removes all but the last ``keep`` checkpoints up to ``newest``, and what killed processes left."""
+    moments = list_checkpoints(newest.parent)
+    for old in moments[: moments.index(newest) + 1][:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+        fault_injection.hit("checkpoint.while_retiring")
+    for leftover in newest.parent.glob(".writing-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    fault_injection.hit("checkpoint.end")
+
+
+def _serialise(named: dict[str, Tensor]) -> bytes:
+    return bytes_from_tensors(
+        {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named.items()}
+    )
+
+
+def digest_content(content: bytes) -> Facts:
+    """Size and hash of a file with this content, as the manifest has them."""
+    return {"bytes": len(content), "sha256": sha256_of(content)}
+
+
+def digest_file(path: Path) -> Facts:
+    """Size and hash of a file, as the manifest has them."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -127,41 +175,55 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.split("-")[1])
 
 
-def find_damage(checkpoint: Path) -> str:
-    """What is wrong with the files of a checkpoint, in words, or nothing: sizes and hashes against the manifest."""
+def find_damage(checkpoint: Path, ranks: Ranks = ALONE) -> str:
+    """What is wrong with the files of a checkpoint, in words, or nothing: sizes and hashes against the manifest.
+
+    Several ranks share the files: each looks at its own part of them.
+    """
     try:
         manifest = parse_sealed((checkpoint / "manifest.json").read_bytes())
         version = manifest["format_version"]
         stated = {name: (facts["bytes"], facts["sha256"]) for name, facts in manifest["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"manifest.json cannot be read ({error})"
-    if version != FORMAT_VERSION:
-        return f"its format version is {version}, this version of vitrail reads {FORMAT_VERSION}"
-    for name, (stated_bytes, stated_sha256) in stated.items():
+    if version not in (WHOLE, SHARDED):
+        return f"its format version is {version}, this version of vitrail reads {WHOLE} and {SHARDED}"
+    for name, (stated_bytes, stated_sha256) in list(stated.items())[ranks.rank :: ranks.world]:
         path = checkpoint / name
         size = path.stat().st_size if path.is_file() else 0
         if size != stated_bytes:
             return f"{name} has {size:,} bytes, its manifest says {stated_bytes:,}"
-        with open(path, "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != stated_sha256:
-                return f"{name} does not match its SHA-256"
+        if digest_file(path)["sha256"] != stated_sha256:
+            return f"{name} does not match its SHA-256"
     return ""
 
 
-def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint, or None where there is none at all.
+def load_newest(folder: Path, ranks: Ranks = ALONE) -> Checkpoint | None:
+    """The newest whole checkpoint, or None where there is none at all. Every rank calls it.
 
     Damaged ones are passed over and named in ``refused``. Raises `CheckpointError` when all of them are damaged.
     """
     refused: list[str] = []
-    for path in reversed(list_checkpoints(folder)):
-        if damage := find_damage(path):
+    for path in reversed(ranks.tell(list_checkpoints(folder))):
+        if damage := next(filter(None, ranks.gather(find_damage(path, ranks))), ""):
             refused.append(f"{path}: {damage}")
             continue
-        tensors = {file.stem: tensors_from_bytes(file.read_bytes()) for file in sorted(path.glob("*.safetensors"))}
+        tensors = {} if (path / SHARDS).is_dir() and not ranks.alone else _read_groups(path)
         return Checkpoint(step_of(path), tensors, json.loads((path / "state.json").read_text()), path, tuple(refused))
     if refused:
-        raise CheckpointError(
-            f"no whole checkpoint is left in {folder}", "start again with another --out", value="\n".join(refused)
-        )
+        what = f"no whole checkpoint is left in {folder}"
+        raise ranks.agreed(CheckpointError(what, "start again with another --out", value="\n".join(refused)))
     return None
+
+
+def _read_groups(checkpoint: Path) -> dict[str, dict[str, Tensor]]:
+    """The groups of whole tensors of a checkpoint of either format."""
+    if not (checkpoint / SHARDS).is_dir():
+        return {file.stem: tensors_from_bytes(file.read_bytes()) for file in sorted(checkpoint.glob("*.safetensors"))}
+    from vitrail.runs.tensor_shards import read_whole  # torch's distributed checkpoint takes a moment to load
+
+    groups: dict[str, dict[str, Tensor]] = {}
+    for path, tensor in read_whole(checkpoint / SHARDS).items():
+        group, _, name = path.partition("/")
+        groups.setdefault(group, {})[name] = tensor
+    return groups

@@ -44,6 +44,7 @@ class Ranks:
         group: the process group that computes: NCCL for GPUs, gloo for CPUs.
         words: a gloo group of the same ranks, for what they tell each other.
         roll: another one, used only to find out who is there once the others have failed.
+        saving: another one, for the thread that writes checkpoints.
     """
 
     rank: int = 0
@@ -52,6 +53,7 @@ class Ranks:
     group: Any = None
     words: Any = None
     roll: Any = None
+    saving: Any = None
 
     @property
     def first(self) -> bool:
@@ -215,10 +217,10 @@ def join(device: str | None, timeout: float) -> Iterator[Ranks]:
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit, device_id=gpu)
     try:
         with lost_ranks():
-            words, roll = (dist.new_group(backend="gloo", timeout=limit) for _ in range(2))
+            words, roll, saving = (dist.new_group(backend="gloo", timeout=limit) for _ in range(3))
         world = dist.get_world_size()
         local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-        ranks = Ranks(dist.get_rank(), world, local_world, dist.group.WORLD, words, roll)
+        ranks = Ranks(dist.get_rank(), world, local_world, dist.group.WORLD, words, roll, saving)
         try:
             yield ranks
         except LostRankError as error:
@@ -264,9 +266,12 @@ def gather_full(tensor: Any) -> Tensor:
 
 
 def spread_like(value: Tensor, tensor: Any) -> Tensor:
-    """A whole ``value`` as ``tensor`` is: on its device, and spread over the ranks in the same way, each taking its own part."""
+    """A whole ``value`` as ``tensor`` is: on its device, and spread over the ranks in the same way, each taking its own part.
+
+    One that is spread already is returned as it is.
+    """
     value = value.to(tensor.device)
-    if not is_spread(tensor) or not value.ndim:
+    if not is_spread(tensor) or is_spread(value) or not value.ndim:
         return value
     from torch.distributed.tensor import distribute_tensor
 

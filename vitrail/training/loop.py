@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 
 from vitrail.data.loader import Batch
 from vitrail.errors import DataError
 from vitrail.runs import checkpoint
 from vitrail.runtime.progress import ProgressBar
 from vitrail.runtime.signals import StopRequests, stopped_by
-from vitrail.training.resume import snapshot
+from vitrail.training.resume import collect_state, collect_tensors
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import Training, use_average
 from vitrail.training.step import take_step
@@ -20,28 +20,32 @@ from vitrail.training.step import take_step
 def fit(training: Training, stop: StopRequests, show: ProgressBar) -> None:
     """Runs the remaining steps, evaluating and saving on the way; at the end the last step is evaluated and saved.
 
-    However it ends, the workers that read the batches are stopped.
+    However it ends, the workers that read the batches are stopped, and no checkpoint is being written.
 
     Raises `Preempted` or `Interrupted` once the state is saved, and `DivergedError` before a non-finite update.
     """
-    with closing(training.batches(training.progress.step, training.steps)) as batches:
+    writing = nullcontext() if training.saver is None else closing(training.saver)
+    with writing, closing(training.batches(training.progress.step, training.steps)) as batches:
         _fit(training, batches, stop, show)
 
 
 def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show: ProgressBar) -> None:
-    progress, ranks = training.progress, training.ranks
+    progress, ranks, saver = training.progress, training.ranks, training.saver
     saved = time.monotonic()
     clock = _Clock()
     while True:
         # ranks stop and save at the same step: any of them may be asked to stop, and the first one has the clock
-        asked, due = ranks.largest(stop.asked, ranks.first and time.monotonic() - saved >= training.run.save.every)
+        late = time.monotonic() - saved >= training.run.save.every
+        asked, due, failed = ranks.largest(stop.asked, ranks.first and late, saver is not None and saver.failed)
+        if failed and saver is not None:
+            saver.wait()  # raises
         if due:
             save(training)
             saved = time.monotonic()
         if _is_due(training) and not asked:
             asked = _evaluate(training, stop, show)
         if asked:
-            save(training)
+            _save_and_wait(training)
             raise ranks.agreed(stopped_by(asked, f"run the same command with --out {training.folder.path}"))
         if progress.step >= training.steps:
             break
@@ -53,7 +57,7 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
         if progress.step % (training.run.save.log_every or 1) == 0 or progress.step == training.steps:
             _log(training, clock)
         show.update(progress.step, loss=loss, **clock.figures())
-    save(training)
+    _save_and_wait(training)
 
 
 def _is_due(training: Training) -> bool:
@@ -99,17 +103,23 @@ def _log(training: Training, clock: _Clock) -> None:
 
 
 def save(training: Training) -> None:
-    """Writes a checkpoint of this moment. Raises `DiskError` on every rank if the first one cannot write it."""
+    """Writes a checkpoint of this moment; several ranks begin to write it. Raises `DiskError` on every rank if one cannot."""
     _share_bad(training)
-    tensors, state = snapshot(training)
-    progress, keep = training.progress, training.run.save.keep
-    evaluated = progress.evaluated == progress.step
+    training.ranks.lead(training.folder.sync_metrics)
+    progress, folder = training.progress, training.folder.checkpoints
+    kind = {"keep": training.run.save.keep, "evaluated": progress.evaluated == progress.step}
+    groups, state = collect_tensors(training), collect_state(training)
+    if training.saver is None:
+        checkpoint.save(folder, progress.step, groups, state, **kind)
+    else:
+        flat = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
+        training.saver.save(folder, progress.step, flat, state, **kind)
 
-    def write() -> None:
-        training.folder.sync_metrics()
-        checkpoint.save(training.folder.checkpoints, progress.step, tensors, state, keep=keep, evaluated=evaluated)
 
-    training.ranks.lead(write)
+def _save_and_wait(training: Training) -> None:
+    save(training)
+    if training.saver is not None:
+        training.saver.wait()
 
 
 def _share_bad(training: Training) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitrail.config.schema import identify
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.runs import checkpoint
-from vitrail.runtime.distributed import gather_full, spread_like
+from vitrail.runtime.distributed import is_spread, spread_like
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import Progress, Training
 
@@ -23,20 +24,31 @@ FREE_FORM = (
 
 
 def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Copies of all that a checkpoint holds: groups of named tensors, whole ones, and the plain state."""
+    """Copies of all that a checkpoint holds: groups of named tensors, as they lie, and the plain state."""
+    groups = collect_tensors(training)
+    tensors = {
+        group: {
+            name: tensor.clone() if is_spread(tensor) else tensor.to("cpu", copy=True) for name, tensor in named.items()
+        }
+        for group, named in groups.items()
+    }
+    return tensors, collect_state(training)
+
+
+def collect_tensors(training: Training) -> dict[str, dict[str, Tensor]]:
+    """Groups of all named tensors that a checkpoint holds: those with which the training computes, not copies."""
     groups = {"objective": training.trained.state_dict(), "optimiser": training.optimiser.tensors()}
     if training.average is not None:
         groups["average"] = training.average.tensors
-    # in one order on all ranks, since each call gathers; that of a state that was loaded is the file's, which is arbitrary
-    tensors = {
-        group: {name: gather_full(named[name]).to("cpu", copy=True) for name in sorted(named)}
-        for group, named in groups.items()
-    }
-    scaler = training.scaler.state_dict() if training.scaler is not None else None
-    return tensors, {
+    return {group: {name: named[name].detach() for name in sorted(named)} for group, named in groups.items()}
+
+
+def collect_state(training: Training) -> dict[str, Any]:
+    """What a checkpoint holds beside tensors."""
+    return {
         "progress": asdict(training.progress),
         "steps": training.steps,
-        "scaler": scaler,
+        "scaler": training.scaler.state_dict() if training.scaler is not None else None,
         "settings": identify(training.run),
         "images": dict(training.fingerprints),
     }
@@ -44,20 +56,39 @@ def snapshot(training: Training) -> tuple[dict[str, dict[str, Tensor]], dict[str
 
 def restore(training: Training, saved: checkpoint.Checkpoint) -> None:
     """Puts ``training`` where the checkpoint was taken."""
+    groups = saved.tensors or _read_own_part(training, saved)
     own = training.trained.state_dict()
     spread = {
-        name: spread_like(value, own[name]) if name in own else value
-        for name, value in saved.tensors["objective"].items()
+        name: spread_like(value, own[name]) if name in own else value for name, value in groups["objective"].items()
     }
     training.trained.load_state_dict(spread)
-    training.optimiser.load_tensors(saved.tensors["optimiser"])
+    training.optimiser.load_tensors(groups["optimiser"])
     if training.average is not None:
         for name, tensor in training.average.tensors.items():
-            tensor.copy_(spread_like(saved.tensors["average"][name], tensor))
+            tensor.copy_(spread_like(groups["average"][name], tensor))
     if training.scaler is not None:
         training.scaler.load_state_dict(saved.state["scaler"])
     training.progress = Progress(**saved.state["progress"])
     training.refresh_working()
+
+
+def _read_own_part(training: Training, saved: checkpoint.Checkpoint) -> dict[str, dict[str, Tensor]]:
+    """The groups of a checkpoint of several ranks, spread as this training is: a rank reads no more than it holds."""
+    from vitrail.runs.tensor_shards import list_tensors, read_shards
+
+    assert saved.shards is not None
+    groups = collect_tensors(training)
+    groups["optimiser"] = {}
+    for path, (shape, dtype) in list_tensors(saved.shards).items():
+        group, _, name = path.partition("/")
+        if group == "optimiser":  # which has no state yet
+            like = training.optimiser.parameters[name.rpartition("/")[0]].detach()
+            groups[group][name] = (
+                torch.empty_like(like, dtype=dtype) if shape == like.shape else torch.empty(shape, dtype=dtype)
+            )
+    flat = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
+    read_shards(saved.shards, flat, training.ranks)
+    return groups
 
 
 def check_same_run(training: Training, saved: checkpoint.Checkpoint) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,9 @@ from vitrail.training.data import TrainingBatches
 from vitrail.training.inputs import Inputs
 from vitrail.training.monitors import Monitor
 from vitrail.training.optimizer import Average, Optimiser, find_head_names
+
+if TYPE_CHECKING:
+    from vitrail.runs.background import BackgroundSaver
 
 
 @dataclass
@@ -71,6 +75,7 @@ class Training:
     folder: RunFolder
     device: torch.device
     ranks: Ranks = ALONE
+    saver: BackgroundSaver | None = None  # of several ranks
     evaluate_first: bool = False  # before the first step too
     scaler: torch.amp.GradScaler | None = None
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # of the images, by split

@@ -146,8 +146,7 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say) ->
     """Trains from the newest checkpoint, where there is one, to the last step."""
     training = prepared.training
     folder, progress = training.folder, training.progress
-    saved = checkpoint.load_newest(folder.checkpoints)
-    training.ranks.check_same(checkpoint=None if saved is None else saved.path.name)
+    saved = checkpoint.load_newest(folder.checkpoints, training.ranks)
     training.ranks.lead(lambda: record_split(folder, prepared.data.splits, training.fingerprints, saved, say))
     if saved is not None:
         resume(training, saved, say)

@@ -1,0 +1,118 @@
+"""Checkpoints of several ranks: every rank copies its part of the tensors, and writes it in the background."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from vitrail.errors import DiskError
+from vitrail.files import disk_errors
+from vitrail.runs import checkpoint
+from vitrail.runs.tensor_shards import write_shards
+from vitrail.runtime import fault_injection
+from vitrail.runtime.distributed import Ranks
+
+
+class BackgroundSaver:
+    """Writes checkpoints of format 2 while the training goes on, one at a time.
+
+    The ranks agree in a group of their own, so their exchanges do not mix with those of the training; an error of one is that
+    of all, and waits until `wait` raises it.
+
+    Args:
+        ranks: the processes that train together; every method but `failed` is called by all of them at the same step.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.apart = replace(ranks, words=ranks.saving)
+        cuda = torch.cuda.is_available()
+        options = StagingOptions(cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda)
+        self._stager = DefaultStager(options)
+        self._thread: Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(
+        self,
+        folder: Path,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        state: dict[str, Any],
+        *,
+        keep: int,
+        evaluated: bool = False,
+    ) -> None:
+        """Copies ``tensors``, and begins to write them as the checkpoint of ``step``; see `runs.checkpoint.save`.
+
+        It waits for the checkpoint before, and raises what `wait` does.
+        """
+        self.wait()
+        final, aside = self.ranks.tell(checkpoint.name_folders(folder, step, evaluated=evaluated))
+        if self.ranks.lead(lambda: checkpoint.is_whole(final)):
+            return
+        copies = self._stager.stage(dict(tensors))
+
+        def write() -> None:
+            try:
+                self._write(aside, final, copies, state, keep)
+            except BaseException as error:
+                self._error = error
+
+        self._thread = Thread(target=write, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the checkpoint could not be written, as far as this rank knows."""
+        return self._error is not None
+
+    def wait(self) -> None:
+        """Waits until the checkpoint is complete. Raises `DiskError` on every rank if one of them could not write it."""
+        self.close()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Waits for the thread and leaves its error."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write(self, aside: Path, final: Path, tensors: Any, state: dict[str, Any], keep: int) -> None:
+        ranks = self.apart
+
+        def begin() -> None:
+            with disk_errors(final):
+                checkpoint.begin(aside)
+
+        def digest_own_file() -> dict[str, checkpoint.Facts]:
+            with disk_errors(final):
+                fault_injection.hit("checkpoint.after_first_tensors")
+                own = sorted((aside / checkpoint.SHARDS).glob(f"shard-{ranks.rank + 1:05d}-*"))
+                return {f"{checkpoint.SHARDS}/{path.name}": checkpoint.digest_file(path) for path in own}
+
+        def publish() -> None:
+            with disk_errors(final):
+                checkpoint.publish(aside, final, state, files, checkpoint.SHARDED)
+
+        try:
+            ranks.lead(begin)
+            write_shards(aside / checkpoint.SHARDS, tensors, ranks)
+            stated = ranks.gather(ranks.together(digest_own_file))
+            files = {name: facts for part in stated for name, facts in part.items()}
+            ranks.lead(publish)
+        except DiskError:
+            if ranks.first:
+                shutil.rmtree(aside, ignore_errors=True)
+            raise
+        if ranks.first:
+            checkpoint.retire(final, keep)
