@@ -173,6 +173,14 @@ def difference(one: Path, other: Path) -> float:
     return _largest(weights(one), weights(other))
 
 
+def weight_difference(one: Path, other: Path) -> float:
+    """The same of the weights alone: moments are as far apart as gradients."""
+    a, b = (
+        {name: tensor for name, tensor in weights(out).items() if name.startswith("objective/")} for out in (one, other)
+    )
+    return _largest(a, b)
+
+
 def _largest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     assert a.keys() == b.keys()
     moved = [name for name in a if a[name].ndim > 1]

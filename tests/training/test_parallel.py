@@ -11,16 +11,22 @@ import numpy as np
 import pytest
 import torch
 
+from tests.models.tiny import TINY
 from tests.slow import slow_except
 from tests.training import on_ranks
 from tests.training.ranks import Pool, start_pool
 from vitrail.config.compose import request
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, LostRankError
+from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import Ranks, is_lost_rank, lost_ranks
 from vitrail.runtime.launch import count_devices, summarise
+from vitrail.tasks.classification import create_classifier
 from vitrail.training import step
+from vitrail.weights.native import save_model
+from vitrail.weights.tokenizers import save_tokenizer
 
 EVERYTHING = (
     *("augment.mixup=0.8", "augment.cutmix=1.0", "augment.flip=0.5", "optim.clip=0.5", "optim.ema=0.9"),
@@ -77,6 +83,7 @@ def test_exact_ranks_write_the_bytes_of_one_process(pool, data, tmp_path, world,
 def test_ranks_train_as_one_process(pool, data, tmp_path, network, world, parallel):
     """A batch that cannot be divided evenly, in more than one micro-step a rank."""
     given = on_ranks.settings(network, "schedule.steps=3", "data.batch=14", "augment.mixup=0.8", "optim.clip=1.0")
+    given = (*given, "optim.layer_decay=0.7")
     on_ranks.alone(tmp_path / "one", given, data=data)
     spread = (*given, f"compute.parallel={parallel}", "data.micro_batch=2")
     assert pool(world, on_ranks.run, tmp_path / "all", spread, "supervised", data) == [""] * world
@@ -106,6 +113,48 @@ def test_ranks_learn_without_labels_as_one_process(pool, data, tmp_path, objecti
         column(tmp_path / "one", "effective_rank"), rel=1e-3
     )
     assert on_ranks.difference(tmp_path / "one", tmp_path / "all") < 1e-3
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory) -> Path:
+    """Models that a training reads: a tokenizer of 16 codes and a teacher of 4 classes."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("others")
+    tokenizer = Tokenizer(TokenizerConfig(patch_size=(8, 8), width=12, levels=(4, 4)))
+    save_tokenizer(folder / "tokenizer", tokenizer, Preprocessing(size=(32, 32)))
+    save_model(folder / "teacher", create_classifier(TINY["vit"], classes=[str(label) for label in range(4)]))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["replicate", "shard"])
+@pytest.mark.parametrize("objective", ["beit", "tokenizer", "distillation"])
+def test_ranks_learn_from_other_models_as_one_process(pool, data, others, tmp_path, objective, parallel):
+    changes = "model.changes={patch_size: [8, 8], width: 12, depth: 1, levels: [4, 4]}"
+    given = ("model.size=[32, 32]", changes, *on_ranks.PLAIN) if objective == "tokenizer" else on_ranks.settings("vit")
+    read = {"beit": "tokenizer", "distillation": "teacher"}.get(objective)
+    given = (*given, "schedule.steps=3", "data.batch=14", *([f"objective.{read}={others / read}"] if read else []))
+    name = objective.replace("distillation", "supervised")
+    assert on_ranks.alone(tmp_path / "one", given, objective=name, data=data) == ""
+    spread = (*given, f"compute.parallel={parallel}")
+    assert pool(3, on_ranks.run, tmp_path / "all", spread, name, data) == [""] * 3
+    assert column(tmp_path / "all", "loss") == pytest.approx(column(tmp_path / "one", "loss"), rel=1e-5)
+    assert on_ranks.difference(tmp_path / "one", tmp_path / "all") < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["replicate", "shard"])
+@pytest.mark.parametrize("precision", ["bf16", "bf16-weights"])
+def test_ranks_train_in_bf16(pool, data, tmp_path, precision, parallel):
+    """Micro-batches of other sizes round otherwise, by about one part in 256."""
+    given = on_ranks.settings("vit", "schedule.steps=3", "data.batch=12", f"compute.precision={precision}")
+    on_ranks.alone(tmp_path / "one", given, data=data)
+    assert (
+        pool(3, on_ranks.run, tmp_path / "all", (*given, f"compute.parallel={parallel}"), "supervised", data)
+        == [""] * 3
+    )
+    assert column(tmp_path / "all", "loss") == pytest.approx(column(tmp_path / "one", "loss"), rel=1e-2)
+    assert on_ranks.weight_difference(tmp_path / "one", tmp_path / "all") < 2e-2
 
 
 def test_a_run_goes_on_at_another_number_of_ranks(pool, data, tmp_path):
