@@ -18,8 +18,8 @@ PATIENCE = 120  # seconds that ranks have to save when they are asked to stop
 
 
 def is_launched() -> bool:
-    """Whether a launcher started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    """Whether `launch` started this process, which may be the only one, or another launcher as one of several."""
+    return CODES in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def launch(devices: str, arguments: Sequence[str], *, restarts: int = 0) -> int:
