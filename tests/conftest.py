@@ -15,11 +15,11 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
 
 
-# files whose slow tests take minutes; at the end they would keep one worker busy while the other waits
+# files whose tests take longest; at the end they would keep one worker busy while the other waits
 LONGEST = (
     *("serving/test_overload.py", "serving/test_drain.py", "serving/test_reload_under_load.py", "serving/test_fuzz.py"),
     *("serving/test_slow_clients.py", "training/test_resume.py", "exports/test_onnx.py", "cli/test_export.py"),
-    "training/test_lost_ranks.py",
+    *("training/test_lost_ranks.py", "training/test_parallel.py"),
 )
 
 

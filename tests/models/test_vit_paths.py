@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.models.conftest import gradients, shaken
-from vitrail.models import Patches, attention, create_backbone, layers
+from vitrail.models import Patches, attention, layers
 from vitrail.models.attention import PLAIN, attend, attention_path
 from vitrail.models.layers import Dense, add_branch, skips_work
 
@@ -311,16 +311,3 @@ def test_the_whole_model_is_one_graph(make, pictures, changes):
     model.train()
     compiled(images).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_a_compiled_model_is_the_model(pictures):
-    torch.manual_seed(0)
-    model = shaken(create_backbone("vit-ti16", image_size=32, width=32, heads=2, mlp_width=64, depth=1, classes=5))
-    images = pictures(dtype=torch.float32)
-    logits = torch.compile(model)(images)
-    torch.testing.assert_close(logits, model(images), atol=1e-4, rtol=1e-4)
-    compiled, plain = (gradients(model, each.square().sum()) for each in (logits, model(images)))
-    for name in plain:
-        torch.testing.assert_close(compiled[name], plain[name], atol=1e-3, rtol=1e-3)
