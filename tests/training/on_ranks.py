@@ -25,7 +25,7 @@ from vitrail.errors import VitrailError
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import measure
 from vitrail.models import MODELS
-from vitrail.runs import background, checkpoint
+from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import ALONE, Ranks, gather_full
 from vitrail.tasks.classification import create_classifier
@@ -81,7 +81,8 @@ def run_with(ranks: Ranks, fault: str, rank: int, at: int, out: Path, given: Seq
 
 def run_with_slow_disk(ranks: Ranks, out: Path, given: Sequence[str], data: Any) -> str:
     """`run` in which a checkpoint before the last one is written only once the training has made another step."""
-    take_step, write = step.take_step, background.write_shards
+    point = "is_whole" if ranks.alone else "begin"  # the first that the thread comes to
+    take_step, pass_point = step.take_step, getattr(checkpoint, point)
     made = last = 0
 
     def counted(training: Any, batch: Any) -> float:
@@ -90,18 +91,20 @@ def run_with_slow_disk(ranks: Ranks, out: Path, given: Sequence[str], data: Any)
         made, last = training.progress.step, training.steps
         return loss
 
-    def late(folder: Path, *args: Any) -> None:
-        saved, until = int(folder.parent.name.split("-")[1]), time.monotonic() + 20
+    def late(folder: Path) -> Any:
+        saved, until = int(folder.name.split("-")[1]), time.monotonic() + 20
         while made <= saved and not made == last > 0:
             assert time.monotonic() < until, "the training waits for its checkpoint"
             time.sleep(0.01)
-        write(folder, *args)
+        return pass_point(folder)
 
-    loop.take_step, background.write_shards = counted, late
+    loop.take_step = counted
+    setattr(checkpoint, point, late)
     try:
         return run(ranks, out, given, data=data)
     finally:
-        loop.take_step, background.write_shards = take_step, write
+        loop.take_step = take_step
+        setattr(checkpoint, point, pass_point)
 
 
 def run_keeping_gradients(ranks: Ranks, out: Path, given: Sequence[str], objective: str, data: Any) -> str:

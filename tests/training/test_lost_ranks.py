@@ -100,6 +100,23 @@ def test_killed_ranks_cost_nothing_but_steps(tmp_path, world):
     assert all(torch.equal(found[name], whole[name]) for name in whole)
 
 
+def test_a_run_goes_on_with_other_numbers_of_devices(tmp_path):
+    """Stopped at four, two and three ranks, finished by one: the loss of every step is that of one process."""
+    assert subprocess.run(words(tmp_path / "one", 1), capture_output=True, timeout=PATIENCE).returncode == 0
+    out = tmp_path / "several"
+    for world in (4, 2, 3):
+        launcher = start(words(out, world))
+        wait_for_step(out, launcher, len(RunFolder(out).metrics()) + 5 if out.exists() else 5)
+        launcher.terminate()
+        code, told = finish(launcher)
+        assert code == 75, told
+    code, told = finish(start(words(out, 1)))
+    assert code == 0, told
+    one, several = ([r["loss"] for r in RunFolder(path).metrics() if "loss" in r] for path in (tmp_path / "one", out))
+    assert len(one) == STEPS
+    assert several == pytest.approx(one, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("whom", "number", "code"), [("one rank", signal.SIGTERM, 75), ("the launcher", signal.SIGINT, 130)]
 )

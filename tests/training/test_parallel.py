@@ -21,8 +21,8 @@ from vitrail.errors import ConfigError, LostRankError
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder
-from vitrail.runtime.distributed import Ranks, is_lost_rank, lost_ranks
-from vitrail.runtime.launch import count_devices, summarise
+from vitrail.runtime.distributed import ALONE, Ranks, is_lost_rank, lost_ranks
+from vitrail.runtime.launch import CODES, count_devices, is_launched, summarise
 from vitrail.tasks.classification import create_classifier
 from vitrail.training import step
 from vitrail.weights.native import save_model
@@ -58,7 +58,7 @@ def column(out: Path, name: str) -> list[float]:
     return [record[name] for record in RunFolder(out).metrics() if name in record]
 
 
-@pytest.mark.parametrize(("world", "each"), [(2, "image"), (3, "batch")])
+@pytest.mark.parametrize(("world", "each"), [pytest.param(2, "image", marks=pytest.mark.slow), (3, "batch")])
 def test_exact_ranks_write_the_bytes_of_one_process(pool, data, tmp_path, world, each):
     """Dropout, drop path, mixup, CutMix, clipping, averaged weights, evaluation."""
     micro = f"data.micro_batch={12 // world}"
@@ -72,8 +72,8 @@ def test_exact_ranks_write_the_bytes_of_one_process(pool, data, tmp_path, world,
 @pytest.mark.parametrize(
     ("network", "world", "parallel"),
     [
-        ("vit", 3, "replicate"),
         ("vit", 3, "shard"),
+        pytest.param("vit", 3, "replicate", marks=pytest.mark.slow),
         pytest.param("vit", 2, "shard", marks=pytest.mark.slow),
         pytest.param("swin", 3, "shard", marks=pytest.mark.slow),
         pytest.param("bit", 2, "replicate", marks=pytest.mark.slow),
@@ -184,10 +184,15 @@ def test_a_run_resumed_at_the_same_number_of_ranks_has_the_same_bits(pool, data,
     assert on_ranks.difference(tmp_path / "whole", tmp_path / "parts") == 0
 
 
-def test_checkpoints_are_written_while_the_training_goes_on(pool, data, tmp_path):
+@pytest.mark.parametrize("world", slow_except([1, 2], {1}))
+def test_checkpoints_are_written_while_the_training_goes_on(pool, data, tmp_path, world):
     """And they hold the moment at which they were begun."""
     given = on_ranks.settings("vit", *EVERYTHING, "save.every=0.000001", "save.keep=9")
-    assert pool(2, on_ranks.run_with_slow_disk, tmp_path / "run", given, data) == [""] * 2
+    slowly = on_ranks.run_with_slow_disk
+    if world == 1:
+        assert slowly(ALONE, tmp_path / "run", given, data) == ""
+    else:
+        assert pool(world, slowly, tmp_path / "run", given, data) == [""] * world
     written = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")
     assert [checkpoint.step_of(path) for path in written] == [0, 1, 2, 3, 4, 4]
     assert not list(written[0].parent.glob(".writing-*"))
@@ -195,10 +200,14 @@ def test_checkpoints_are_written_while_the_training_goes_on(pool, data, tmp_path
     for path in written[3:]:
         shutil.rmtree(tmp_path / "again" / "checkpoints" / path.name)
     (tmp_path / "again" / "status.json").unlink()
-    assert pool(2, on_ranks.run, tmp_path / "again", given, "supervised", data) == [""] * 2
+    if world == 1:
+        assert on_ranks.alone(tmp_path / "again", given, data=data) == ""
+    else:
+        assert pool(world, on_ranks.run, tmp_path / "again", given, "supervised", data) == [""] * world
     assert on_ranks.difference(tmp_path / "run", tmp_path / "again") == 0
 
 
+@pytest.mark.slow
 def test_a_damaged_part_of_one_rank_is_refused_by_all(pool, data, tmp_path):
     given = on_ranks.settings("vit", *EVERYTHING, "save.every=0.000001")
     assert pool(3, on_ranks.run, tmp_path / "whole", given, "supervised", data) == [""] * 3
@@ -320,6 +329,15 @@ def test_replicating_by_public_functions_alone_gives_the_same(pool, data, tmp_pa
     assert pool(3, on_ranks.run_in_another_torch, tmp_path / "other", given, data) == [""] * 3
     assert column(tmp_path / "other", "loss") == pytest.approx(column(tmp_path / "one", "loss"), rel=1e-6)
     assert on_ranks.difference(tmp_path / "one", tmp_path / "other") < 1e-5
+
+
+@pytest.mark.parametrize(("left", "world", "launched"), [("codes", "1", True), ("", "2", True), ("", "1", False)])
+def test_a_process_knows_that_it_was_launched(monkeypatch, left, world, launched):
+    """Also the only one of ``--devices 1``, which would launch itself again."""
+    monkeypatch.setenv("WORLD_SIZE", world)
+    if left:
+        monkeypatch.setenv(CODES, left)
+    assert is_launched() == launched
 
 
 @pytest.mark.parametrize(

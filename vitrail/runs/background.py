@@ -1,9 +1,9 @@
-"""Checkpoints of several ranks: every rank copies its part of the tensors, and writes it in the background."""
+"""Checkpoints in the background: what a step waits for is a copy of the tensors."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -11,21 +11,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from vitrail.errors import DiskError
 from vitrail.files import disk_errors
 from vitrail.runs import checkpoint
-from vitrail.runs.tensor_shards import write_shards
 from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import Ranks
 
 
 class BackgroundSaver:
-    """Writes checkpoints of format 2 while the training goes on, one at a time.
+    """Writes checkpoints while the training goes on, one at a time.
 
-    The ranks agree in a group of their own, so their exchanges do not mix with those of the training; an error of one is that
-    of all, and waits until `wait` raises it.
+    A single process writes format 1, several ranks write format 2, each its part. They agree in a group of their own, so their
+    exchanges do not mix with those of the training; an error of one is that of all, and waits until `wait` raises it.
 
     Args:
         ranks: the processes that train together; every method but `failed` is called by all of them at the same step.
@@ -34,9 +32,7 @@ class BackgroundSaver:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.apart = replace(ranks, words=ranks.saving)
-        cuda = torch.cuda.is_available()
-        options = StagingOptions(cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda)
-        self._stager = DefaultStager(options)
+        self._stager: Any = None
         self._thread: Thread | None = None
         self._error: BaseException | None = None
 
@@ -44,29 +40,50 @@ class BackgroundSaver:
         self,
         folder: Path,
         step: int,
-        tensors: Mapping[str, Tensor],
+        groups: Mapping[str, Mapping[str, Tensor]],
         state: dict[str, Any],
         *,
         keep: int,
         evaluated: bool = False,
     ) -> None:
-        """Copies ``tensors``, and begins to write them as the checkpoint of ``step``; see `runs.checkpoint.save`.
+        """Copies the tensors of ``groups``, and begins to write them as the checkpoint of ``step``; see `runs.checkpoint.save`.
 
         It waits for the checkpoint before, and raises what `wait` does.
         """
         self.wait()
-        final, aside = self.ranks.tell(checkpoint.name_folders(folder, step, evaluated=evaluated))
-        if self.ranks.lead(lambda: checkpoint.is_whole(final)):
+        if self.ranks.alone:
+            copies = {
+                group: {name: tensor.to("cpu", copy=True) for name, tensor in named.items()}
+                for group, named in groups.items()
+            }
+            self._start(lambda: checkpoint.save(folder, step, copies, state, keep=keep, evaluated=evaluated))
             return
-        copies = self._stager.stage(dict(tensors))
+        final, aside = self.ranks.tell(checkpoint.name_folders(folder, step, evaluated=evaluated))
+        if not self.ranks.lead(lambda: checkpoint.is_whole(final)):
+            parts = self._copy(
+                {f"{group}/{name}": tensor for group in groups for name, tensor in groups[group].items()}
+            )
+            self._start(lambda: self._write_parts(aside, final, parts, state, keep))
 
-        def write() -> None:
+    def _copy(self, tensors: dict[str, Tensor]) -> Any:
+        """Copies on the CPU, in memory that is kept for the next time, of tensors that stay spread as they are."""
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions  # it takes a moment to load
+
+        if self._stager is None:
+            cuda = torch.cuda.is_available()
+            self._stager = DefaultStager(
+                StagingOptions(cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda)
+            )
+        return self._stager.stage(tensors)
+
+    def _start(self, write: Callable[[], object]) -> None:
+        def act() -> None:
             try:
-                self._write(aside, final, copies, state, keep)
+                write()
             except BaseException as error:
                 self._error = error
 
-        self._thread = Thread(target=write, name="checkpoint", daemon=True)
+        self._thread = Thread(target=act, name="checkpoint", daemon=True)
         self._thread.start()
 
     @property
@@ -87,7 +104,9 @@ class BackgroundSaver:
             self._thread.join()
             self._thread = None
 
-    def _write(self, aside: Path, final: Path, tensors: Any, state: dict[str, Any], keep: int) -> None:
+    def _write_parts(self, aside: Path, final: Path, tensors: Any, state: dict[str, Any], keep: int) -> None:
+        from vitrail.runs.tensor_shards import write_shards
+
         ranks = self.apart
 
         def begin() -> None:

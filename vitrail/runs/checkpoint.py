@@ -143,9 +143,7 @@ def retire(newest: Path, keep: int) -> None:
 
 
 def _serialise(named: dict[str, Tensor]) -> bytes:
-    return bytes_from_tensors(
-        {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named.items()}
-    )
+    return bytes_from_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()})
 
 
 def digest_content(content: bytes) -> Facts:

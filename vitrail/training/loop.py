@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 
 from vitrail.data.loader import Batch
 from vitrail.errors import DataError
-from vitrail.runs import checkpoint
 from vitrail.runtime.progress import ProgressBar
 from vitrail.runtime.signals import StopRequests, stopped_by
 from vitrail.training.resume import collect_state, collect_tensors
@@ -24,8 +23,7 @@ def fit(training: Training, stop: StopRequests, show: ProgressBar) -> None:
 
     Raises `Preempted` or `Interrupted` once the state is saved, and `DivergedError` before a non-finite update.
     """
-    writing = nullcontext() if training.saver is None else closing(training.saver)
-    with writing, closing(training.batches(training.progress.step, training.steps)) as batches:
+    with closing(training.saver), closing(training.batches(training.progress.step, training.steps)) as batches:
         _fit(training, batches, stop, show)
 
 
@@ -36,8 +34,8 @@ def _fit(training: Training, batches: Iterator[Batch], stop: StopRequests, show:
     while True:
         # ranks stop and save at the same step: any of them may be asked to stop, and the first one has the clock
         late = time.monotonic() - saved >= training.run.save.every
-        asked, due, failed = ranks.largest(stop.asked, ranks.first and late, saver is not None and saver.failed)
-        if failed and saver is not None:
+        asked, due, failed = ranks.largest(stop.asked, ranks.first and late, saver.failed)
+        if failed:
             saver.wait()  # raises
         if due:
             save(training)
@@ -103,23 +101,17 @@ def _log(training: Training, clock: _Clock) -> None:
 
 
 def save(training: Training) -> None:
-    """Writes a checkpoint of this moment; several ranks begin to write it. Raises `DiskError` on every rank if one cannot."""
+    """Begins to write a checkpoint of this moment. Raises the `DiskError` of the one before, on every rank."""
     _share_bad(training)
     training.ranks.lead(training.folder.sync_metrics)
     progress, folder = training.progress, training.folder.checkpoints
     kind = {"keep": training.run.save.keep, "evaluated": progress.evaluated == progress.step}
-    groups, state = collect_tensors(training), collect_state(training)
-    if training.saver is None:
-        checkpoint.save(folder, progress.step, groups, state, **kind)
-    else:
-        flat = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
-        training.saver.save(folder, progress.step, flat, state, **kind)
+    training.saver.save(folder, progress.step, collect_tensors(training), collect_state(training), **kind)
 
 
 def _save_and_wait(training: Training) -> None:
     save(training)
-    if training.saver is not None:
-        training.saver.wait()
+    training.saver.wait()
 
 
 def _share_bad(training: Training) -> None:

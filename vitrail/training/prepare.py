@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,9 +26,6 @@ from vitrail.training.optimizer import Average, Optimiser, select_trainable
 from vitrail.training.schedule import check_warmup
 from vitrail.training.state import Training
 from vitrail.training.time_budget import TRIAL_STEPS, buy_steps
-
-if TYPE_CHECKING:
-    from vitrail.runs.background import BackgroundSaver
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,6 @@ def assemble(
         folder=folder,
         device=device,
         ranks=ranks,
-        saver=None if ranks.alone else _make_saver(ranks),
         evaluate_first=goal.evaluate_first,
         scaler=torch.amp.GradScaler(device.type) if run.compute.precision == "fp16" else None,
         fingerprints=fingerprints,
@@ -136,12 +132,6 @@ def assemble(
         training = replace(training, run=run, steps=steps)
     check_warmup(run.schedule, steps, say, begun=folder.config.exists())
     return training
-
-
-def _make_saver(ranks: Ranks) -> BackgroundSaver:
-    from vitrail.runs.background import BackgroundSaver  # loading torch's distributed checkpoint takes a moment
-
-    return BackgroundSaver(ranks)
 
 
 def _spread(objective: Objective, run: Run, ranks: Ranks, device: torch.device) -> Objective:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.config.schema import Run
 from vitrail.objectives.objective import Objective
+from vitrail.runs.background import BackgroundSaver
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import ALONE, Ranks, gather_full
 from vitrail.runtime.precision import in_precision
@@ -23,9 +23,6 @@ from vitrail.training.data import TrainingBatches
 from vitrail.training.inputs import Inputs
 from vitrail.training.monitors import Monitor
 from vitrail.training.optimizer import Average, Optimiser, find_head_names
-
-if TYPE_CHECKING:
-    from vitrail.runs.background import BackgroundSaver
 
 
 @dataclass
@@ -75,13 +72,13 @@ class Training:
     folder: RunFolder
     device: torch.device
     ranks: Ranks = ALONE
-    saver: BackgroundSaver | None = None  # of several ranks
     evaluate_first: bool = False  # before the first step too
     scaler: torch.amp.GradScaler | None = None
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # of the images, by split
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
+        self.saver = BackgroundSaver(self.ranks)
         # the working copy computes in bf16; the optimiser, the average and the checkpoints see the fp32 weights
         copied = self.run.compute.precision == "bf16-weights" and self.ranks.alone
         self.working = copy.deepcopy(self.trained).to(torch.bfloat16) if copied else self.trained
