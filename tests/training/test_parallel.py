@@ -85,6 +85,8 @@ def test_ranks_train_as_one_process(pool, data, tmp_path, network, world, parall
     """A batch that cannot be divided evenly, in more than one micro-step a rank."""
     given = on_ranks.settings(network, "schedule.steps=3", "data.batch=14", "augment.mixup=0.8", "optim.clip=1.0")
     given = (*given, "optim.layer_decay=0.7")
+    if network == "bit":  # the gradient of a standardised kernel has directions of rounding alone: Adam scales them up
+        given = (*given, "optim.name=sgd")
     on_ranks.alone(tmp_path / "one", given, data=data)
     spread = (*given, f"compute.parallel={parallel}", "data.micro_batch=2")
     assert pool(world, on_ranks.run, tmp_path / "all", spread, "supervised", data) == [""] * world
