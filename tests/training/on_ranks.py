@@ -22,6 +22,7 @@ from tests.training.test_family import DERIVED, NAMES
 from vitrail.config.compose import request
 from vitrail.data.sources.open import open_data
 from vitrail.errors import VitrailError
+from vitrail.inference.features import features_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import measure
 from vitrail.models import MODELS
@@ -153,6 +154,23 @@ def evaluate(ranks: Ranks, images: int) -> tuple[list[str], dict[str, float]]:
     metric = measure(model, splits.val, InferenceOptions(batch=10), ranks=ranks)
     assert metric is not None
     return metric.keys, metric.compute()
+
+
+def collect(ranks: Ranks, folder: Path, **options: Any) -> tuple[list[int], bytes] | str:
+    """The rows and the bytes of the features that a model of random weights gives images of a folder, or its error."""
+    torch.manual_seed(0)
+    model = create_classifier(TINY["vit"], classes=2)
+    splits = open_data(folder, seed=0)
+    assert splits.train is not None
+    try:
+        found = features_of(model, splits.train, options=InferenceOptions(batch=10, quiet=True, **options), ranks=ranks)
+    except VitrailError as error:
+        return str(error)
+    return found.rows.tolist(), found.values.tobytes()
+
+
+def collect_keeping(ranks: Ranks, folder: Path, on_bad: str) -> tuple[list[int], bytes] | str:
+    return collect(ranks, folder, on_bad=on_bad, max_bad=0.5)
 
 
 def gradient_difference(one: Path, other: Path) -> float:

@@ -258,6 +258,16 @@ def test_an_evaluation_has_every_image_once_and_the_figures_of_one_process(pool,
     assert pool(world, on_ranks.evaluate, images) == [on_ranks.evaluate(on_ranks.ALONE, images)] * world
 
 
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("images", "on_bad"), [(47, "skip"), (17, "skip"), (47, "stop")])
+def test_ranks_collect_the_features_and_the_error_of_one_process(pool, tmp_path, images, on_bad, world):
+    """Of four batches and of two, with bad images."""
+    folder = on_ranks.write_photographs(tmp_path, images=images, bad={3, 15})
+    alone = on_ranks.collect_keeping(on_ranks.ALONE, folder, on_bad)
+    assert isinstance(alone, str) == (on_bad == "stop")
+    assert pool(world, on_ranks.collect_keeping, folder, on_bad) == [alone] * world
+
+
 @pytest.mark.slow
 def test_every_bad_image_is_counted_once_and_named_by_its_path(pool, tmp_path):
     folder = on_ranks.write_photographs(tmp_path / "photos", images=40, bad={3, 4, 5, 17, 30})

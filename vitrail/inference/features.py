@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import outputs
 from vitrail.models import device_of
 from vitrail.models.backbone import at_rest
+from vitrail.runtime.distributed import ALONE, Ranks
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
 from vitrail.tasks.task import Task
@@ -62,6 +63,7 @@ def features_of(
     cache: Path | None = None,
     title: str = "features",
     say: Say = to_stderr,
+    ranks: Ranks = ALONE,
 ) -> Features:
     """The features of every good image of ``source``; a bad one is left out, or ends it, by the policy of ``options``.
 
@@ -70,6 +72,7 @@ def features_of(
         cache: a folder, see `FeatureCache`. What lies there for the same weights, preprocessing, precision, versions and
             image is taken as it is, bad images included. Pictures that a user's Dataset gives are never kept.
         title: the words beside the bar.
+        ranks: each of them calls this, computes whole batches, those that one process has, and gets all features.
 
     Raises:
         DataError: no image is good, or too many are bad.
@@ -78,24 +81,52 @@ def features_of(
     bad = options.record_bad(source)
     images = None if cache is None else identify_images(source.contents)
     kept = None if cache is None or images is None else FeatureCache(cache, _identify(model, options))
-    found = kept.find(images) if kept is not None and images is not None else Found.nothing()
+    found = Found.nothing()
+    if kept is not None and images is not None:
+        found = ranks.lead(lambda: kept.find(images))
     for row, reason in found.reasons.items():
         bad(source.keys[row], reason)
     missing = np.setdiff1d(np.arange(len(source)), [*found.rows, *found.reasons])
     if len(missing):
         part = source.subset(missing) if len(missing) < len(source) else source
-        computed = _compute(model, part, options, bad, title).at(missing)
+        computed = _compute(model, part, options, bad, title, ranks).at(missing)
         _check(computed.values, source)
         if kept is not None and images is not None:
-            kept.keep(images, computed, say)
+            ranks.lead(lambda: kept.keep(images, computed, say))
         found = found.join(computed)
     if not len(found.rows):
         raise DataError("no image could be read: the split is empty or all of it is bad", "see `vitrail data check`")
     return Features(source, found.rows, found.values)
 
 
+def _compute(model: Task, source: Source, options: InferenceOptions, bad: BadImages, title: str, ranks: Ranks) -> Found:
+    """The features of the images of ``source`` that can be read, and why the others cannot; on several ranks, of all of them."""
+    if ranks.alone:
+        return _compute_own(model, source, options, bad, title)
+    firsts = np.arange(0, len(source), options.batch)[ranks.rank :: ranks.world]
+    rows = np.concatenate([np.arange(first, min(first + options.batch, len(source))) for first in firsts] or [firsts])
+    noted = BadImages("skip", 1.0, None, total=len(source), keys=frozenset(map(str, source.keys)))
+    quiet = options if ranks.first else replace(options, quiet=True)
+
+    def compute() -> Found:
+        return _compute_own(model, source.subset(rows), quiet, noted, title).at(rows) if len(rows) else Found.nothing()
+
+    parts = ranks.gather(ranks.together(compute))
+    reasons = {row: reason for part in parts for row, reason in part.reasons.items()}
+
+    def tell() -> None:
+        for row in sorted(reasons):  # by the policy of one process, in its order
+            bad(source.keys[row], reasons[row])
+
+    ranks.together(tell)
+    order = np.argsort(np.concatenate([part.rows for part in parts]), kind="stable")
+    filled = [part.values for part in parts if len(part.rows)]
+    values = np.concatenate(filled)[order] if filled else Found.nothing().values
+    return Found(np.concatenate([part.rows for part in parts])[order], values, dict(sorted(reasons.items())))
+
+
 @torch.inference_mode()
-def _compute(model: Task, source: Source, options: InferenceOptions, bad: BadImages, title: str) -> Found:
+def _compute_own(model: Task, source: Source, options: InferenceOptions, bad: BadImages, title: str) -> Found:
     """The features of the images of ``source`` that can be read, and why the others cannot."""
     values: list[np.ndarray] = []
     good: list[int] = []
