@@ -21,7 +21,8 @@ from tests.models.tiny import TINY
 from tests.training.test_family import DERIVED, NAMES
 from vitrail.config.compose import request
 from vitrail.data.sources.open import open_data
-from vitrail.errors import VitrailError
+from vitrail.data.sources.source import Source
+from vitrail.errors import DataError, VitrailError
 from vitrail.inference.features import features_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import measure
@@ -30,6 +31,7 @@ from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import ALONE, Ranks, gather_full
 from vitrail.tasks.classification import create_classifier
+from vitrail.tasks.task import Task
 from vitrail.training import loop, step
 from vitrail.training.optimizer import Optimiser
 from vitrail.training.train import train
@@ -144,6 +146,37 @@ def run_in_another_torch(ranks: Ranks, out: Path, given: Sequence[str], data: An
 
 def evaluate(ranks: Ranks, images: int) -> tuple[list[str], dict[str, float]]:
     """The names of the images that a model of random weights is judged on, and its figures."""
+    model, source = make_judged(images)
+    metric = measure(model, source, InferenceOptions(batch=10), ranks=ranks)
+    assert metric is not None
+    return metric.keys, metric.compute()
+
+
+def evaluate_failing(ranks: Ranks, images: int) -> tuple[str, int]:
+    """The error of an evaluation in which one rank cannot go on, and how often this rank asked whether to stop."""
+    model, source = make_judged(images)
+    asked, features = 0, model.backbone.features
+
+    def stopped() -> bool:
+        nonlocal asked
+        asked += 1
+        return max(ranks.largest(0)) > 0
+
+    def fail(pixels: torch.Tensor) -> torch.Tensor:
+        if ranks.rank == 1 and asked:
+            raise DataError("the store does not answer", "try again")
+        return features(pixels)
+
+    model.backbone.features = fail  # type: ignore[method-assign]
+    try:
+        measure(model, source, InferenceOptions(batch=10), stopped=stopped, ranks=ranks)
+    except DataError as error:
+        return error.what, asked
+    return "", asked
+
+
+def make_judged(images: int) -> tuple[Task, Source]:
+    """A model of random weights, and labelled images."""
     torch.manual_seed(0)
     model = create_classifier(TINY["vit"], classes=7)
     torch.nn.init.normal_(model.backbone.head.weight)
@@ -151,9 +184,7 @@ def evaluate(ranks: Ranks, images: int) -> tuple[list[str], dict[str, float]]:
     pictures = random.integers(0, 256, (images, 32, 32, 3), dtype=np.uint8)
     splits = open_data({"val": (pictures, random.integers(0, 7, images))}, seed=0)
     assert splits.val is not None
-    metric = measure(model, splits.val, InferenceOptions(batch=10), ranks=ranks)
-    assert metric is not None
-    return metric.keys, metric.compute()
+    return model, splits.val
 
 
 def collect(ranks: Ranks, folder: Path, **options: Any) -> tuple[list[int], bytes] | str:

@@ -258,6 +258,11 @@ def test_an_evaluation_has_every_image_once_and_the_figures_of_one_process(pool,
     assert pool(world, on_ranks.evaluate, images) == [on_ranks.evaluate(on_ranks.ALONE, images)] * world
 
 
+def test_an_evaluation_that_one_rank_cannot_finish_ends_for_all(pool):
+    """After as many questions whether to stop, which are exchanges, as one that is finished has."""
+    assert pool(3, on_ranks.evaluate_failing, 97) == [("rank 1: the store does not answer", 4)] * 3
+
+
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(("images", "on_bad"), [(47, "skip"), (17, "skip"), (47, "stop")])
 def test_ranks_collect_the_features_and_the_error_of_one_process(pool, tmp_path, images, on_bad, world):

@@ -36,7 +36,7 @@ OF_THE_TERMINAL = {
     "restarts",
     "network",
 }  # how results are printed, how ranks are started
-OF_PYTHON = {"log", "transform", "command", "say"}  # what no shell can say
+OF_PYTHON = {"log", "transform", "command", "say", "ranks"}  # what no shell can say
 
 
 def silent(line: str) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from PIL import Image
 
 import vitrail
+from vitrail.cli import run
 from vitrail.data.sources.open import open_data
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.inference.options import InferenceOptions
@@ -175,6 +177,14 @@ def test_predictions_are_those_of_the_model_in_every_table(trained: Result, phot
     for rows in (listed, lines, stored):
         (broken,) = (row for row in rows if row["error"])
         assert broken["path"].endswith("broken.jpg") and not broken["label"] and not broken["score"]
+
+
+def test_paths_on_standard_input(trained: Result, photos: Path, monkeypatch, capsys) -> None:
+    paths = [str(photos / "bee" / name) for name in ("07.png", "03.png")]
+    for inputs in (["-"], []):
+        monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(paths)))
+        assert run(["predict", str(trained.folder), *inputs, "--top", "1", "--quiet"]) == 0
+        assert [line.split(",")[0] for line in capsys.readouterr().out.splitlines()] == ["path", *paths]
 
 
 def test_a_table_that_fails_halfway_leaves_nothing_under_its_name(tmp_path: Path) -> None:

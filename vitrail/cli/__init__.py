@@ -86,7 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(tokens: Sequence[str], *, debug: bool = False) -> int:
     """The exit code of one command; an error is printed on stderr without a traceback unless ``debug``."""
     try:
-        return build_app()(tokens, exit_on_error=False, print_error=False, result_action="return_value") or 0
+        return (
+            build_app()(_end_with_stdin(tokens), exit_on_error=False, print_error=False, result_action="return_value")
+            or 0
+        )
     except VitrailError as error:
         if debug:
             raise
@@ -117,6 +120,13 @@ def run(tokens: Sequence[str], *, debug: bool = False) -> int:
             file=sys.stderr,
         )
         return 1
+
+
+def _end_with_stdin(tokens: Sequence[str]) -> Sequence[str]:
+    """The tokens with ``-``, paths on standard input, at the end: cyclopts takes it for an option before ``--``."""
+    if "-" not in tokens or "--" in tokens:
+        return tokens
+    return [*(token for token in tokens if token != "-"), "--", "-"]
 
 
 def _name_rank(error: VitrailError) -> str:

@@ -13,20 +13,6 @@ from cyclopts import Parameter
 
 AsJson = Annotated[bool, Parameter(negative="", help="One JSON object on the last line of stdout.")]
 
-Devices = Annotated[
-    str | None,
-    Parameter(
-        help="Train on so many devices of this machine, or on `all` GPUs: one process for each. With --dry-run a cluster, "
-        "e.g. 64xH100, for which memory and time are estimated."
-    ),
-]
-Network = Annotated[
-    str | None, Parameter(help="With --dry-run --devices: network cards of a machine and their rate, e.g. 8x400Gb.")
-]
-Restarts = Annotated[
-    int, Parameter(help="With --devices: how often to go on from the newest checkpoint after a process is lost.")
-]
-
 
 def command_line() -> str:
     """The words that started this process, for a report."""

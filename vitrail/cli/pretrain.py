@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Unpack
 
-from vitrail.cli.output import AsJson, Devices, Network, Restarts, print_plan
+from vitrail.cli.devices import Devices, Network, Restarts
+from vitrail.cli.output import AsJson, print_plan
 from vitrail.cli.takes_flags import takes_flags
 from vitrail.config.flags_training import PretrainFlags
 from vitrail.runtime.launch import is_launched, launch

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from vitrail.cli.devices import Together
 from vitrail.cli.output import AsJson
 from vitrail.cli.takes_flags import takes_flags
 from vitrail.config.flags_inference import TransferFlags, TransferOutFlags
+from vitrail.runtime.launch import is_launched, launch
 
 
 @takes_flags(TransferOutFlags, TransferFlags)
-def transfer(model: str, /, *data: str, json: AsJson = False, **flags: Any) -> int:
+def transfer(model: str, /, *data: str, devices: Together = None, json: AsJson = False, **flags: Any) -> int:
     """Evaluate a model on several data sets, by its frozen features and by fine-tuning: one table, and the mean over data sets.
 
     Running the same command again resumes where it stopped.
@@ -22,14 +25,18 @@ def transfer(model: str, /, *data: str, json: AsJson = False, **flags: Any) -> i
     data
         Data sets, each what `vitrail train` takes; with --vtab one folder of the tasks of VTAB-1k.
     """
-    import sys
-
+    if devices is not None and not is_launched():
+        return launch(devices, sys.argv[1:])
     from vitrail.cli.output import columns, command_line, one_line
+    from vitrail.runtime.distributed import join
     from vitrail.runtime.process import use_all_cores
     from vitrail.workflows.api import transfer as judge
 
     use_all_cores()
-    result = judge(model, data, command=command_line(), **flags)
+    with join(flags.get("device")) as ranks:
+        result = judge(model, data, command=command_line(), ranks=ranks, **flags)
+    if not ranks.first:
+        return result.code
     print(columns(result.table(), ["data", *result.protocols]))
     print(f"report: {flags['out'] / 'report.html'}")
     for place, cell in result.failures.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from vitrail.data.sources.bad_images import BadImages
 from vitrail.data.sources.source import Source
 from vitrail.errors import CheckpointError, DataError
+from vitrail.inference.dealing import deal_batches, tell_bad
 from vitrail.inference.feature_cache import FeatureCache, Found, identify_images
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import outputs
@@ -72,72 +74,59 @@ def features_of(
         cache: a folder, see `FeatureCache`. What lies there for the same weights, preprocessing, precision, versions and
             image is taken as it is, bad images included. Pictures that a user's Dataset gives are never kept.
         title: the words beside the bar.
-        ranks: each of them calls this, computes whole batches, those that one process has, and gets all features.
+        ranks: each of them calls this, computes its part, and gets all features; the first one uses the cache.
 
     Raises:
         DataError: no image is good, or too many are bad.
         CheckpointError: features that are not finite.
     """
+    options = options.of_rank(ranks)
     bad = options.record_bad(source)
     images = None if cache is None else identify_images(source.contents)
     kept = None if cache is None or images is None else FeatureCache(cache, _identify(model, options))
     found = Found.nothing()
     if kept is not None and images is not None:
         found = ranks.lead(lambda: kept.find(images))
-    for row, reason in found.reasons.items():
-        bad(source.keys[row], reason)
+    with ranks.agreeing():
+        bad.merge({source.keys[row]: reason for row, reason in found.reasons.items()})
     missing = np.setdiff1d(np.arange(len(source)), [*found.rows, *found.reasons])
     if len(missing):
         part = source.subset(missing) if len(missing) < len(source) else source
         computed = _compute(model, part, options, bad, title, ranks).at(missing)
-        _check(computed.values, source)
+        with ranks.agreeing():
+            _check(computed.values, source)
         if kept is not None and images is not None:
             ranks.lead(lambda: kept.keep(images, computed, say))
         found = found.join(computed)
     if not len(found.rows):
-        raise DataError("no image could be read: the split is empty or all of it is bad", "see `vitrail data check`")
+        what = "no image could be read: the split is empty or all of it is bad"
+        raise ranks.agreed(DataError(what, "see `vitrail data check`"))
     return Features(source, found.rows, found.values)
 
 
-def _compute(model: Task, source: Source, options: InferenceOptions, bad: BadImages, title: str, ranks: Ranks) -> Found:
-    """The features of the images of ``source`` that can be read, and why the others cannot; on several ranks, of all of them."""
-    if ranks.alone:
-        return _compute_own(model, source, options, bad, title)
-    firsts = np.arange(0, len(source), options.batch)[ranks.rank :: ranks.world]
-    rows = np.concatenate([np.arange(first, min(first + options.batch, len(source))) for first in firsts] or [firsts])
-    noted = BadImages("skip", 1.0, None, total=len(source), keys=frozenset(map(str, source.keys)))
-    quiet = options if ranks.first else replace(options, quiet=True)
-
-    def compute() -> Found:
-        return _compute_own(model, source.subset(rows), quiet, noted, title).at(rows) if len(rows) else Found.nothing()
-
-    parts = ranks.gather(ranks.together(compute))
-    reasons = {row: reason for part in parts for row, reason in part.reasons.items()}
-
-    def tell() -> None:
-        for row in sorted(reasons):  # by the policy of one process, in its order
-            bad(source.keys[row], reasons[row])
-
-    ranks.together(tell)
-    order = np.argsort(np.concatenate([part.rows for part in parts]), kind="stable")
-    filled = [part.values for part in parts if len(part.rows)]
-    values = np.concatenate(filled)[order] if filled else Found.nothing().values
-    return Found(np.concatenate([part.rows for part in parts])[order], values, dict(sorted(reasons.items())))
-
-
 @torch.inference_mode()
-def _compute_own(model: Task, source: Source, options: InferenceOptions, bad: BadImages, title: str) -> Found:
-    """The features of the images of ``source`` that can be read, and why the others cannot."""
+def _compute(model: Task, source: Source, options: InferenceOptions, bad: BadImages, title: str, ranks: Ranks) -> Found:
+    """The features of the images of ``source`` that can be read, and why the others cannot; each rank computes its part."""
+    rows = deal_batches(len(source), options.batch, ranks)
+    own = source if ranks.alone else source.subset(rows)
+    noted: dict[str, str] = {}
     values: list[np.ndarray] = []
     good: list[int] = []
-    with at_rest(model), ProgressBar(title, len(source), quiet=options.quiet) as progress:
-        for batch, features in outputs(model, source, model.features, options, bad=bad, progress=progress):
+    shown = {"processes": ranks.world, "quiet": options.quiet}
+    with ranks.agreeing(), at_rest(model), ProgressBar(title, len(source), **shown) as progress:
+        told = {"bad": bad if ranks.alone else noted.__setitem__, "progress": progress}
+        for batch, features in outputs(model, own, model.features, options, **told):
             values.append(features.cpu().numpy())
-            good.extend(batch.ids[:, 1].tolist())
-    others = sorted(set(range(len(source))).difference(good))
-    reasons = {row: bad.reasons[source.keys[row]] for row in others}
-    features = np.concatenate(values) if values else Found.nothing().values
-    return Found(np.array(good, np.int64), features, reasons)
+            good.extend(rows[batch.ids[:, 1]].tolist())
+    tell_bad(noted, source, bad, ranks)
+    parts = [
+        Found(np.array(rows, np.int64), np.concatenate(found), {})
+        for rows, found in ranks.gather((good, values))
+        if rows
+    ]
+    found = reduce(Found.join, parts, Found.nothing())
+    others = sorted(set(range(len(source))).difference(found.rows.tolist()))
+    return replace(found, reasons={row: bad.reasons[source.keys[row]] for row in others})
 
 
 def _check(values: np.ndarray, source: Source) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from vitrail.data.sources.bad_images import MOST_BAD, BadImages
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
 from vitrail.runtime.device import find_device
+from vitrail.runtime.distributed import Ranks
 from vitrail.runtime.progress import Say
 from vitrail.tasks.task import Task
 from vitrail.weights.onnx import ExportedBackbone
@@ -40,6 +41,12 @@ class InferenceOptions:
         for name, least in (("batch", 1), ("workers", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}", f"give {least} or more")
+
+    def of_rank(self, ranks: Ranks) -> InferenceOptions:
+        """The options of one of several processes: its part of a machine's ``workers``; the first one alone shows progress."""
+        if ranks.alone:
+            return self
+        return replace(self, workers=-(-self.workers // ranks.local_world), quiet=self.quiet or not ranks.first)
 
     def load(self, model: str | Path | Task, classes: Path | None, say: Say) -> Task:
         """The model, on its device and ready to predict; a `Task` is taken as it is.

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,9 +16,10 @@ from vitrail.data.loader import Bad, Batch, eval_batches, stop_at_bad
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
 from vitrail.data.windows import Windows
-from vitrail.errors import DataError
+from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.corruptions import corrupt
 from vitrail.evaluation.judgement import Judgement
+from vitrail.inference.dealing import deal_batches, tell_bad
 from vitrail.inference.options import InferenceOptions
 from vitrail.models.backbone import at_rest, device_of
 from vitrail.runtime.distributed import ALONE, Ranks
@@ -114,36 +114,49 @@ def measure(
     """The metric of ``model``'s task over ``source``; None if ``stopped`` said so on the way.
 
     ``among`` (K,) are true for the classes that can be predicted; None is all. ``on_outputs`` is given the outputs and targets
-    of every batch, where somebody keeps them. Of several ranks each computes whole batches, those that one process has, and
-    asks as often as the others whether to stop; all of them get the metric that one process gets.
+    of every batch, where somebody keeps them. Of several ranks each computes its part, and asks as often as the others whether
+    to stop; all of them get the metric and the bad images that one process gets, and the error of any.
 
     Raises `DataError` where no image could be judged.
     """
-    firsts = np.arange(0, len(source), options.batch)[ranks.rank :: ranks.world]
-    rows = np.concatenate([np.arange(first, min(first + options.batch, len(source))) for first in firsts] or [firsts])
+    size = options.batch if model.windows(options.zoom) is None else 1
+    rows = deal_batches(len(source), size, ranks)
     own = source if ranks.alone else source.subset(rows)
-    parts: list[tuple[int, Metric]] = []  # of every batch, with its first row
-    rounds = -(-len(range(0, len(source), options.batch)) // ranks.world)
+    noted: dict[str, str] = {}
+    given = {"bad": bad if ranks.alone else noted.__setitem__, "corruption": corruption, "progress": progress}
+    parts: list[tuple[int, Metric, tuple[Tensor, Targets] | None]] = []  # of every batch, with its first row
+    failure: VitrailError | None = None
     with at_rest(model):
-        for batch, found in outputs(model, own, None, options, bad=bad, corruption=corruption, progress=progress):
-            rounds -= 1
+        batches = outputs(model, own, None, options, **given)
+        for _ in range(-(-len(range(0, len(source), size)) // ranks.world)):
+            computed = None
+            try:
+                computed = next(batches, None)
+            except VitrailError as error:
+                failure = error
             if stopped():
                 return None
+            if computed is None:  # the rest of this rank's batches had no good image
+                continue
+            batch, found = computed
             if among is not None:
                 found = found.masked_fill(~among.to(found.device), -torch.inf)
             part = model.metric_for(source)
             part.update(found, batch.targets, batch.keys, batch.frames)
-            parts.append((int(rows[batch.ids[0, 1]]), part))
-            if on_outputs is not None:
-                on_outputs(found.cpu(), batch.targets)
-    for _ in range(rounds):  # without a batch, or with a bad one
-        if stopped():
-            return None
+            kept = None if on_outputs is None else (found.cpu(), batch.targets)
+            parts.append((int(rows[batch.ids[0, 1]]), part, kept))
+    with ranks.agreeing():
+        if failure is not None:
+            raise failure
+    tell_bad(noted, source, bad, ranks)
     metric = model.metric_for(source)
-    for _, part in sorted((part for parts in ranks.gather(parts) for part in parts), key=itemgetter(0)):
+    for _, part, kept in sorted((part for parts in ranks.gather(parts) for part in parts), key=itemgetter(0)):
         metric.merge(part)
+        if on_outputs is not None and kept is not None:
+            on_outputs(*kept)
     if not metric.keys:
-        raise DataError("no image could be judged: the split is empty or all of it is bad", "see `vitrail data check`")
+        what = "no image could be judged: the split is empty or all of it is bad"
+        raise ranks.agreed(DataError(what, "see `vitrail data check`"))
     return metric
 
 
@@ -163,7 +176,8 @@ def judge(
 ) -> Judgement:
     """Every figure of ``model`` on ``source``; see `measure`. Raises `DataError` for an empty or unlabelled source."""
     if not source.labelled:
-        raise DataError(f"the split {split!r} has no labels", "use `vitrail predict` for unlabelled images")
+        what = f"the split {split!r} has no labels"
+        raise ranks.agreed(DataError(what, "use `vitrail predict` for unlabelled images"))
     kept = {"corruption": corruption, "among": among, "on_outputs": on_outputs, "progress": progress}
     metric = measure(model, source, options, bad=bad, ranks=ranks, **kept)
     assert metric is not None

@@ -27,6 +27,7 @@ from vitrail.errors import ConfigError, LostRankError, VitrailError
 
 Value = TypeVar("Value")
 ROLL = 5  # seconds
+LONGEST = 6 * 3600.0  # seconds that the first rank may work alone, as on a linear classifier of a million features
 _ADDED_BY_GLOO = re.compile(r"^\[[^]]*\] |\. This is typically.*")  # its source file, and advice
 _END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
@@ -138,13 +139,19 @@ class Ranks:
         return result
 
     def together(self, act: Callable[[], Value]) -> Value:
-        """What ``act`` returns here; every rank calls it, without exchanges, and a `VitrailError` of any is raised on all."""
-        if self.alone:
+        """What ``act`` returns here; see `agreeing`."""
+        with self.agreeing():
             return act()
-        result: Any = None
+
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """A block that every rank runs, without exchanges: at its end a `VitrailError` of any rank is raised on all of them."""
+        if self.alone:
+            yield
+            return
         error: VitrailError | None = None
         try:
-            result = act()
+            yield
         except VitrailError as caught:
             error = caught
         errors = self.gather(error)
@@ -153,7 +160,6 @@ class Ranks:
             if not all(errors):
                 first.what = f"rank {rank}: {first.what}"
             raise self.agreed(first)
-        return result
 
     def agreed(self, error: VitrailError) -> VitrailError:
         """``error``, which every rank raises at this moment: only the first one reports it."""
@@ -191,7 +197,7 @@ ALONE = Ranks()
 
 
 @contextmanager
-def join(device: str | None, timeout: float) -> Iterator[Ranks]:
+def join(device: str | None, timeout: float = LONGEST) -> Iterator[Ranks]:
     """The ranks that torch's launcher started, joined until the context ends; `ALONE` where there is no launcher.
 
     A process group that the program has made is used and left as it is.

@@ -21,6 +21,10 @@ def to_stderr(line: str) -> None:
     print(line, file=sys.stdout if in_notebook() else sys.stderr, flush=True)
 
 
+def say_nothing(line: str) -> None:
+    """Prints nothing: what a rank other than the first says."""
+
+
 def in_notebook() -> bool:
     """Whether a Jupyter kernel runs this process; its front end can replace what it has shown."""
     ipython = sys.modules.get("IPython")
@@ -37,10 +41,13 @@ class Bar(Protocol):
 
 
 class ProgressBar:
-    """Progress of ``total`` units, on stderr or in a notebook. ``update`` takes the count done and words to print beside it."""
+    """Progress of ``total`` units, on stderr or in a notebook. ``update`` takes the count done and words to print beside it.
 
-    def __init__(self, title: str, total: int, *, quiet: bool = False) -> None:
-        self.title, self.total, self.quiet = title, total, quiet
+    Of several ``processes`` that share the units one has a bar, and the others are taken to be as far as it is.
+    """
+
+    def __init__(self, title: str, total: int, *, processes: int = 1, quiet: bool = False) -> None:
+        self.title, self.total, self.processes, self.quiet = title, total, processes, quiet
         self._bar: Bar | None = None
 
     def __enter__(self) -> Self:
@@ -55,7 +62,7 @@ class ProgressBar:
     def update(self, done: int, **figures: Any) -> None:
         """``figures`` are printed as ``name value``; a bar redraws itself, plain lines come every few seconds."""
         if self._bar is not None:
-            self._bar.update(done, _format_figures(figures))
+            self._bar.update(min(done * self.processes, self.total), _format_figures(figures))
 
     def say(self, line: str) -> None:
         """One line above the bar."""

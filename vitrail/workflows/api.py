@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from vitrail.inference.parts_check import PartsCheck
     from vitrail.inference.results import Results
     from vitrail.reports.transfer.results import Transfer
+    from vitrail.runtime.distributed import Ranks
     from vitrail.tasks.answer import Answer
     from vitrail.tasks.classification import Classifier
     from vitrail.workflows.convert import Converted
@@ -71,6 +72,7 @@ def evaluate(
     *,
     command: str = "vitrail.evaluate",
     log: Say = to_stderr,
+    ranks: Ranks | None = None,
     **flags: Unpack[EvaluateFlags],
 ) -> Judgement:
     """Evaluates a model on labelled images that it was not trained on.
@@ -79,6 +81,7 @@ def evaluate(
         model: anything `vitrail.load` takes, or a `Classifier`.
         data: anything that `train` takes, with labels.
         command: how the report names the call.
+        ranks: processes that compute this together, each of which calls this and returns the same (`distributed.join`).
 
     Raises `ConfigError` for a model without a head, `DataError` for unknown classes or a split without labels.
     """
@@ -86,7 +89,7 @@ def evaluate(
 
     own: dict[str, Any] = {name: flags[name] for name in ("split", "sha256", "calibrate", "corruptions", "restrict")}
     own |= {name: to_path(flags[name]) for name in ("bad_list", "class_map", "out")}
-    return judge(model, data, **parse_options(flags), command=command, say=log, **own)
+    return judge(model, data, **parse_options(flags), command=command, say=log, ranks=ranks, **own)
 
 
 @takes(ProtocolFlags, ProbeFlags)
@@ -96,6 +99,7 @@ def probe(
     protocol: Literal["linear", "knn", "fewshot"] = "linear",
     *,
     log: Say = to_stderr,
+    ranks: Ranks | None = None,
     **flags: Unpack[ProbeFlags],
 ) -> Probe:
     """Evaluates a model by its frozen features, on labelled images of any classes.
@@ -104,6 +108,7 @@ def probe(
         model: anything `vitrail.load` takes, or a `Classifier`. It needs no head.
         data: anything that `train` takes. It learns from the split train and is judged on test, else val, else a part that is
             held out of train.
+        ranks: processes that compute this together, each of which calls this and returns the same (`distributed.join`).
 
     Raises `DataError` for several labels an image, images without labels, or fewer than two classes.
     """
@@ -120,6 +125,7 @@ def probe(
         **parse_options(flags),
         cache=choose_cache(flags["cache"]),
         say=log,
+        ranks=ranks,
     )
 
 
@@ -131,6 +137,7 @@ def transfer(
     *,
     command: str = "vitrail.transfer",
     log: Say = to_stderr,
+    ranks: Ranks | None = None,
     **flags: Unpack[TransferFlags],
 ) -> Transfer:
     """Evaluates a model on several data sets, by its frozen features and by fine-tuning; the same ``out`` is resumed.
@@ -139,6 +146,7 @@ def transfer(
         model: what `vitrail.load` takes.
         data: one or several paths or built-in names.
         command: how the report names the call.
+        ranks: processes that compute this together, each of which calls this and returns the same (`distributed.join`).
 
     Raises `ConfigError` for invalid settings, or others than those that ``out`` was begun with.
     """
@@ -159,6 +167,7 @@ def transfer(
         cache=choose_cache(flags["cache"]),
         command=command,
         say=log,
+        ranks=ranks,
     )
 
 

@@ -22,7 +22,8 @@ from vitrail.inference.inputs import split_to_judge
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
 from vitrail.reports.wording import plural, sentence
-from vitrail.runtime.progress import ProgressBar, Say, to_stderr
+from vitrail.runtime.distributed import ALONE, Ranks
+from vitrail.runtime.progress import ProgressBar, Say, say_nothing, to_stderr
 from vitrail.tasks.task import Task
 from vitrail.weights.native import set_temperature
 from vitrail.weights.resolve import check_sha256
@@ -45,6 +46,7 @@ def evaluate(
     out: Path | None = None,
     command: str = "",
     say: Say = to_stderr,
+    ranks: Ranks | None = None,
 ) -> Judgement:
     """Judges ``model`` on ``data``.
 
@@ -61,6 +63,7 @@ def evaluate(
         restrict: only classes that occur in the data can be predicted.
         out: a folder for ``report.html`` and ``figures.json``.
         command: how the report names the call.
+        ranks: the processes that judge together, each of which calls this and returns the same; by default this one alone.
 
     Data with several labels an image and a model of one class an image give ReaL accuracy: the share of images whose class is
     one of the labels.
@@ -68,33 +71,38 @@ def evaluate(
     Raises `ConfigError` for a model without a head, `DataError` for unknown classes or an unlabelled split, `CheckpointError`
     for the weights, `DiskError` if ``out`` cannot be written.
     """
-    if sha256 is not None:
-        if isinstance(model, Task):
-            raise ConfigError("a model in memory has no file to compare with a SHA-256", "give the path of its weights")
-        check_sha256(model, sha256)
-    task = options.load(model, classes, say)
-    task.check_can_answer()
-    if calibrate and task.temperature is None:
-        raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
-    for asked, flag in ((corruptions, "corruptions"), (out is not None, "out")):
-        if asked and options.zoom != 1:
-            what = f"zoom is {options.zoom:g}, and {flag} needs each picture whole in one input"
-            raise ConfigError(what, "leave one of them out")
-    if out is not None:
-        make_folder(out)
-    name, source = split_to_judge(task, data, split, say, class_map=class_map)
-    if calibrate and source.multi_label != task.multi_label:
-        what = "the images have several labels each" if source.multi_label else "the images have one label each"
-        raise ConfigError(
-            f"{what}, unlike those of the model's training", "calibrate on data like those of the training"
-        )
-    among = _find_present(task, source, calibrate, say) if restrict else None
-    bad = options.record_bad(source, bad_list)
-    source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
+    ranks = ranks or ALONE
+    options, say = options.of_rank(ranks), say if ranks.first else say_nothing
+    with ranks.agreeing():
+        if sha256 is not None:
+            if isinstance(model, Task):
+                raise ConfigError(
+                    "a model in memory has no file to compare with a SHA-256", "give the path of its weights"
+                )
+            check_sha256(model, sha256)
+        task = options.load(model, classes, say)
+        task.check_can_answer()
+        if calibrate and task.temperature is None:
+            raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")
+        for asked, flag in ((corruptions, "corruptions"), (out is not None, "out")):
+            if asked and options.zoom != 1:
+                what = f"zoom is {options.zoom:g}, and {flag} needs each picture whole in one input"
+                raise ConfigError(what, "leave one of them out")
+        if out is not None:
+            make_folder(out)
+        name, source = split_to_judge(task, data, split, say, class_map=class_map)
+        if calibrate and source.multi_label != task.multi_label:
+            what = "the images have several labels each" if source.multi_label else "the images have one label each"
+            raise ConfigError(
+                f"{what}, unlike those of the model's training", "calibrate on data like those of the training"
+            )
+        among = _find_present(task, source, calibrate, say) if restrict else None
+        bad = options.record_bad(source, bad_list if ranks.first else None)
+        source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
     kept: list[tuple[Tensor, Any]] = []
     on_outputs = (lambda *batch: kept.append(batch)) if calibrate else None
-    with ProgressBar("evaluating", len(source), quiet=options.quiet) as progress:
-        watched = {"on_outputs": on_outputs, "progress": progress}
+    with ProgressBar("evaluating", len(source), processes=ranks.world, quiet=options.quiet) as progress:
+        watched = {"on_outputs": on_outputs, "progress": progress, "ranks": ranks}
         judgement = judge(task, source, options, split=name, bad=bad, among=among, **watched)
     notes = []
     if len(bad):
@@ -104,13 +112,14 @@ def evaluate(
     if calibrate:
         judgement, temperature = _calibrate(task, judgement, kept, say)
         if not isinstance(model, Task):
-            say(f"stored in {set_temperature(model, temperature)}")
+            say(f"stored in {ranks.lead(lambda: set_temperature(model, temperature))}")
     if corruptions:
-        further = _corruption_figures(task, source, name, options, bad, among)
+        further = _corruption_figures(task, source, name, options, bad, among, ranks)
         judgement = replace(judgement, further=further)
     if out is not None:
         judged = {"task": task, "source": source, "judgement": judgement, "command": command}
-        write_evaluation(out, model, data, **judged, notes=[sentence(each) + "." for each in notes])
+        notes = [sentence(each) + "." for each in notes]
+        ranks.lead(lambda: write_evaluation(out, model, data, **judged, notes=notes))
     return judgement
 
 
@@ -138,7 +147,13 @@ def _calibrate(task: Task, judgement: Judgement, kept: list[tuple[Tensor, Any]],
 
 
 def _corruption_figures(
-    task: Task, source: Source, split: str, options: InferenceOptions, bad: BadImages, among: Tensor | None
+    task: Task,
+    source: Source,
+    split: str,
+    options: InferenceOptions,
+    bad: BadImages,
+    among: Tensor | None,
+    ranks: Ranks,
 ) -> dict[str, float]:
     """The first figure under every kind of corruption, averaged over its five levels, and the mean over kinds."""
     figures: dict[str, float] = {}
@@ -147,7 +162,8 @@ def _corruption_figures(
         for count, kind in enumerate(CORRUPTIONS):
             scores = []
             for level in range(1, 6):
-                judged = judge(task, source, options, split=split, bad=bad, corruption=(kind, level), among=among)
+                how = {"bad": bad, "corruption": (kind, level), "among": among, "ranks": ranks}
+                judged = judge(task, source, options, split=split, **how)
                 first = next(iter(judged.figures))
                 scores.append(judged.figures[first])
                 progress.update(5 * count + level, kind=kind, **{first: scores[-1]})

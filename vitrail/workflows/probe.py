@@ -22,7 +22,8 @@ from vitrail.inference.features import Features, features_of
 from vitrail.inference.options import InferenceOptions
 from vitrail.models import device_of
 from vitrail.rows import Scores
-from vitrail.runtime.progress import to_stderr
+from vitrail.runtime.distributed import ALONE, Ranks
+from vitrail.runtime.progress import say_nothing, to_stderr
 from vitrail.tasks import Classifier, Task
 from vitrail.workflows.evaluate import Say
 
@@ -105,6 +106,7 @@ def probe(
     options: InferenceOptions = InferenceOptions(),
     cache: Path | None = None,
     say: Say = to_stderr,
+    ranks: Ranks | None = None,
 ) -> Probe:
     """Judges the features that ``model`` gives to its head, frozen, on ``data``.
 
@@ -120,6 +122,8 @@ def probe(
         classes: a text file that names the model's outputs, for weights that carry no names.
         options: how ``model`` and the images are read.
         cache: a folder where features are kept for the next time (`vitrail.inference.features`).
+        ranks: the processes that compute the features together, each of which calls this and returns the same; the first one
+            judges them. By default this process is alone.
 
     The interval is exact over images; with several draws it is over draws and images (`intervals.crossed_bootstrap`).
 
@@ -128,20 +132,24 @@ def probe(
         DataError: several labels an image, unlabelled images, fewer than two classes, or nothing to judge on.
         CheckpointError: of the weights, or features that are not finite.
     """
-    settings = ProbeProtocol(protocol=protocol, k=k, shots=tuple(shots), seeds=seeds)
-    models = [options.load(model, classes, say)]
-    if against is not None:
-        models.append(InferenceOptions(device=options.device).load(against, None, say))
-    splits = open_to_probe(data, models[0])
-    train, split, judged = choose_parts(splits)
-    settings.check(train.labels)
-    say(f"data     {splits.layout}")
-    for loaded in models:
-        warn_of_training_images(loaded, data, splits, say)
+    ranks = ranks or ALONE
+    say = say if ranks.first else say_nothing
+    with ranks.agreeing():
+        settings = ProbeProtocol(protocol=protocol, k=k, shots=tuple(shots), seeds=seeds)
+        models = [options.load(model, classes, say)]
+        if against is not None:
+            models.append(InferenceOptions(device=options.device).load(against, None, say))
+        splits = open_to_probe(data, models[0])
+        train, split, judged = choose_parts(splits)
+        settings.check(train.labels)
+        say(f"data     {splits.layout}")
+        for loaded in models:
+            warn_of_training_images(loaded, data, splits, say)
     say(f"split    learns from train: {len(train):,} images; judged on {split}: {len(judged):,}")
     both = {"train": train, split: judged}
-    by_model = [compute_features(loaded, both, options=options, cache=cache, say=say) for loaded in models]
-    return judge_features(settings, split, *(keep_shared(features) for features in zip(*by_model)), say=say)
+    how = {"options": options, "cache": cache, "say": say, "ranks": ranks}
+    parts = [keep_shared(features) for features in zip(*(compute_features(loaded, both, **how) for loaded in models))]
+    return ranks.lead(lambda: judge_features(settings, split, *parts, say=say))
 
 
 def open_to_probe(data: Any, model: Task) -> Splits:
@@ -192,11 +200,18 @@ def choose_parts(splits: Splits) -> tuple[Source, str, Source]:
 
 
 def compute_features(
-    model: Task, sources: Mapping[str, Source], *, options: InferenceOptions, cache: Path | None, say: Say
+    model: Task,
+    sources: Mapping[str, Source],
+    *,
+    options: InferenceOptions,
+    cache: Path | None,
+    say: Say,
+    ranks: Ranks,
 ) -> list[Features]:
     """The features of each source, by a model that is fitted to their channels."""
-    fitting = adapt_channels(model, next(iter(sources.values())), say)
-    settings = {"options": options, "cache": cache, "say": say}
+    with ranks.agreeing():
+        fitting = adapt_channels(model, next(iter(sources.values())), say)
+    settings = {"options": options, "cache": cache, "say": say, "ranks": ranks}
     return [features_of(fitting, source, title=f"features of {name}", **settings) for name, source in sources.items()]
 
 

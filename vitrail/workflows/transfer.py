@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,9 @@ from vitrail.reports.transfer.documents import write_transfer
 from vitrail.reports.transfer.results import RUN, Cell, Transfer
 from vitrail.reports.wording import plural
 from vitrail.runs.cells import Cells
+from vitrail.runtime.distributed import ALONE, Ranks
 from vitrail.runtime.machine import describe, versions
-from vitrail.runtime.progress import to_stderr
+from vitrail.runtime.progress import say_nothing, to_stderr
 from vitrail.tasks import Task
 from vitrail.training.train import train
 from vitrail.weights.resolve import resolve_model
@@ -104,6 +105,7 @@ def transfer(
     cache: Path | None = None,
     command: str = "",
     say: Say = to_stderr,
+    ranks: Ranks | None = None,
 ) -> Transfer:
     """Judges ``model`` on every data set by every protocol, and writes ``report.html`` and the table as CSV, JSON and Markdown.
 
@@ -120,33 +122,43 @@ def transfer(
         classes: a text file that names the model's outputs, for weights that carry no names.
         out: the folder; one that was begun with other settings or another model is refused.
         cache: a folder where features are kept for the next time.
+        ranks: the processes that compute this together, each of which calls this and returns the same; by default this one
+            alone.
 
     Raises:
         ConfigError: invalid settings, or settings other than those that ``out`` was begun with.
         CheckpointError, DiskError, Preempted, Interrupted: whatever concerns all data sets.
     """
-    probes = {
-        name: ProbeProtocol(protocol=name, k=k, shots=tuple(shots))
-        for name in check_protocols(protocols)
-        if name != FINETUNE
-    }
-    names = find_tasks(get_root(data)) if vtab else name_data(data)
-    if vtab:
-        say(f"vtab     {len(names)} of {len(TASKS)} tasks")
-        tuning = replace(tuning, recipe=RECIPE)
-        options = replace(options, preprocessing={"resize": "squash", **options.preprocessing})
-    init = resolve_model(model).path.resolve()
-    if FINETUNE in protocols:
-        # invalid settings are refused before anything is computed
-        tuning.run(init, next(iter(names.values())), options, seed=0)
-    task = options.load(init, classes, say)
-    make_folder(out)
+    ranks = ranks or ALONE
+    say = say if ranks.first else say_nothing
+    with ranks.agreeing():
+        probes = {
+            name: ProbeProtocol(protocol=name, k=k, shots=tuple(shots))
+            for name in check_protocols(protocols)
+            if name != FINETUNE
+        }
+        names = find_tasks(get_root(data)) if vtab else name_data(data)
+        if vtab:
+            say(f"vtab     {len(names)} of {len(TASKS)} tasks")
+            tuning = replace(tuning, recipe=RECIPE)
+            options = replace(options, preprocessing={"resize": "squash", **options.preprocessing})
+        init = resolve_model(model).path.resolve()
+        if FINETUNE in protocols:
+            # invalid settings are refused before anything is computed
+            tuning.run(init, next(iter(names.values())), options, seed=0)
+        task = options.load(init, classes, say)
     cells = Cells(out, "transfer")
-    cells.begin(collect_settings(task, k, shots, tuning, options))
+
+    def begin() -> None:
+        make_folder(out)
+        cells.begin(collect_settings(task, k, shots, tuning, options))
+
+    ranks.lead(begin)
     rows: dict[str, dict[str, Cell]] = {}
     for name, source in names.items():
         say(f"data     {name}")
-        data_set = DataSet(source, init, task, cells, options, cache, command, say, TASKS[name] if vtab else None)
+        of_vtab = TASKS[name] if vtab else None
+        data_set = DataSet(source, init, task, cells, options, cache, command, say, ranks, of_vtab)
         rows[name] = data_set.compute({protocol: probes.get(protocol) for protocol in protocols}, tuning)
     result = Transfer(
         model=Path(str(model)).name,
@@ -159,7 +171,7 @@ def transfer(
         date=date.today().isoformat(),
         vtab=vtab,
     )
-    write_transfer(out, result)
+    ranks.lead(lambda: write_transfer(out, result))
     return result
 
 
@@ -227,7 +239,8 @@ class DataSet:
     cache: Path | None
     command: str
     say: Say
-    task: VtabTask | None = None
+    ranks: Ranks
+    task: VtabTask | None
 
     @cached_property
     def slug(self) -> str:
@@ -244,7 +257,8 @@ class DataSet:
     @cached_property
     def parts(self) -> tuple[Source, str, Source]:
         """What is learnt from, the name of the split that is judged, and that."""
-        return choose_parts(self.splits)
+        with self.ranks.agreeing():
+            return choose_parts(self.splits)
 
     @cached_property
     def departures(self) -> list[str]:
@@ -256,13 +270,14 @@ class DataSet:
         """Of what is learnt from, and of what is judged."""
         learnt, split, judged = self.parts
         both = {"train": learnt, split: judged}
-        return compute_features(self.model, both, options=self.options, cache=self.cache, say=self.say)
+        how = {"options": self.options, "cache": self.cache, "say": self.say, "ranks": self.ranks}
+        return compute_features(self.model, both, **how)
 
     def compute(self, probes: Mapping[str, ProbeProtocol | None], tuning: Tuning) -> dict[str, Cell]:
         """The figures by protocol, None for fine-tuning: those that are kept, and new ones, which are kept then; or what went
         wrong.
         """
-        stored = {name: self.kept.read(f"{self.slug}.{name}") for name in probes}
+        stored = self.ranks.lead(lambda: {name: self.kept.read(f"{self.slug}.{name}") for name in probes})
         kept = {
             name: Cell(content["figures"], notes=tuple(content["notes"]))
             for name, content in stored.items()
@@ -288,14 +303,16 @@ class DataSet:
             return report_failure(error, self.say, name)
         self.say(f"done     {name} {figures['accuracy']:.4f}")
         content = {"data": self.data, "protocol": name, "figures": figures, "notes": self.departures}
-        self.kept.write(f"{self.slug}.{name}", content)
+        self.ranks.lead(lambda: self.kept.write(f"{self.slug}.{name}", content))
         return Cell(figures, notes=tuple(self.departures))
 
     def probe(self, protocol: ProbeProtocol) -> dict[str, float]:
         """The figures of a protocol on frozen features."""
-        protocol.check(self.parts[0].labels)
+        with self.ranks.agreeing():
+            protocol.check(self.parts[0].labels)
         learnt, judged = self.features
-        return judge_features(protocol, self.parts[1], [learnt], [judged], say=self.say).figures
+        judge = partial(judge_features, protocol, self.parts[1], [learnt], [judged], say=self.say)
+        return self.ranks.lead(judge).figures
 
     def fine_tune(self, tuning: Tuning) -> dict[str, float]:
         """The accuracy after fine-tuning on the images that the probes are judged on: the mean over seeds, and that of each."""
@@ -305,10 +322,12 @@ class DataSet:
         for seed in range(tuning.seeds):
             run = tuning.run(self.init, self.data, self.options, seed=seed, of_data=of_data)
             folder = self.kept.folder / FINETUNE / f"{self.slug}-seed{seed}"
-            result = train(run, out=folder, data=self.splits, quiet=self.options.quiet, command=self.command)
-            tuned = InferenceOptions(device=self.options.device).load(result.folder, None, self.say)
-            bad = self.options.record_bad(judged)
-            samples = judge(tuned, judged, self.options, split=split, bad=bad).metric.samples()
+            how = {"quiet": self.options.quiet, "command": self.command, "ranks": self.ranks}
+            result = train(run, out=folder, data=self.splits, **how)
+            with self.ranks.agreeing():
+                tuned = InferenceOptions(device=self.options.device).load(result.folder, None, self.say)
+            options, bad = self.options.of_rank(self.ranks), self.options.record_bad(judged)
+            samples = judge(tuned, judged, options, split=split, bad=bad, ranks=self.ranks).metric.samples()
             assert samples is not None, "a classifier is judged by each image"
             right.append(samples)
         by_seed = (
