@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,13 +23,41 @@ pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("VITRAIL_KILLS", "2"))  # at each number of ranks
 STEPS = 40 + 10 * KILLS
 PATIENCE = 200  # seconds
+WITHOUT_MEMORY = """
+import os
+
+import torch
+
+from vitrail.cli import main
+from vitrail.training import step
+
+backward = step._backward
+
+
+def fail(training, inputs, micro):
+    if os.environ["RANK"] == "1" and training.progress.step == 3:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return backward(training, inputs, micro)
+
+
+step._backward = fail
+main()
+"""
 
 
 def words(out: Path, world: int, *more: str) -> list[str]:
+    return [sys.executable, "-m", "vitrail", *training(out, *more), "--devices", str(world)]
+
+
+def training(out: Path, *more: str) -> list[str]:
     given = on_ranks.settings("vit", "data.batch=12", "save.every=0.5", "optim.ema=0.9", "augment.mixup=0.8", *more)
     settings = [word for setting in given for word in ("--set", setting)]
-    asked = ["train", "digits", "--steps", str(STEPS), "--devices", str(world), "--out", str(out)]
-    return [sys.executable, "-m", "vitrail", *asked, *settings]
+    return ["train", "digits", "--steps", str(STEPS), "--out", str(out), *settings]
+
+
+def torchrun(program: Sequence[str], *more: str) -> list[str]:
+    """torch's own launcher, as on a machine of a cluster."""
+    return [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", *more, *program]
 
 
 def start(command: Sequence[str]) -> subprocess.Popen:
@@ -159,6 +188,48 @@ def test_ranks_end_with_their_launcher(tmp_path):
     launcher.communicate()
     assert_gone(ranks)
     assert RunFolder(tmp_path).status()["state"] == "preempted"
+
+
+def test_a_machine_that_disappears_ends_the_training_on_the_other(tmp_path):
+    """A launcher and its rank at once, so that nobody is told; the same command goes on from the newest checkpoint."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        place = f"localhost:{free.getsockname()[1]}"
+    cluster = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", place)
+    program = ["-m", "vitrail", *training(tmp_path / "run", "schedule.steps=600")]
+    machines = [start(torchrun(program, *cluster, "--node-rank", str(number))) for number in range(2)]
+    wait_for_step(tmp_path / "run", machines[0])
+    while not list((tmp_path / "run" / "checkpoints").glob("step-*")):
+        time.sleep(0.05)
+    host = next(machine for machine in machines if not is_first(machine))
+    other = next(machine for machine in machines if machine is not host)
+    left = find_ranks(other, 1)
+    for process in (host.pid, *find_ranks(host, 1)):
+        os.kill(process, signal.SIGKILL)
+    code, told = finish(other)
+    host.communicate()
+    assert code == 1, told  # torchrun's own
+    assert "another rank of this training ended" in told
+    assert_gone(left)
+    assert RunFolder(tmp_path / "run").status()["state"] == "failed"
+    assert finish(start(words(tmp_path / "run", 1, "schedule.steps=600", "save.evaluations=1")))[0] == 0
+
+
+def is_first(launcher: subprocess.Popen) -> bool:
+    """Whether the rank of a launcher is the first one."""
+    (rank,) = find_ranks(launcher, 1)
+    return b"\0RANK=0\0" in b"\0" + Path(f"/proc/{rank}/environ").read_bytes()
+
+
+def test_a_rank_without_memory_says_what_to_set_and_ends_all(tmp_path):
+    (tmp_path / "program.py").write_text(WITHOUT_MEMORY)
+    program = [str(tmp_path / "program.py"), *training(tmp_path / "run", "data.micro_batch=6")]
+    code, told = finish(start(torchrun(program, "--nproc-per-node", "2", "--rdzv-endpoint", "localhost:0")))
+    assert code == 1, told
+    assert "rank 1: out of memory with micro-batches of 6 images" in told
+    assert "resume with --set data.micro_batch=3" in told
+    assert "rank 0: another rank of this training ended" in told
+    assert RunFolder(tmp_path / "run").status()["state"] == "failed"
 
 
 def test_restarts_go_on_by_themselves(tmp_path):
