@@ -41,8 +41,7 @@ def teacher_of(size: int, classes=NAMES, channels: int = 3) -> Classifier:
     return made
 
 
-def test_a_teacher_of_the_same_size_answers_as_if_it_had_been_given_the_pictures_itself(monkeypatch):
-    monkeypatch.setattr("vitrail.training.teacher.default_precision", lambda *given: "fp32")
+def test_a_teacher_of_the_same_size_answers_as_if_it_had_been_given_the_pictures_itself():
     model = teacher_of(32)
     pictures = torch.rand(5, 3, 32, 32)
     expected = model(model.preprocessing.normalise(pictures))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 
 def doctor(
     *,
+    tune: Annotated[
+        Literal["show", "clear"] | None,
+        Parameter(help="Show what was measured to choose precision and threads, network by network, or clear it."),
+    ] = None,
     json: Annotated[
         bool, Parameter(negative="", help="One JSON object on the last line of stdout, for a bug report.")
     ] = False,
@@ -17,5 +21,5 @@ def doctor(
     from vitrail.cli.output import columns, one_line
     from vitrail.workflows.api import doctor as examine
 
-    facts = examine()
-    print(one_line(facts) if json else columns(facts.items()))
+    facts = examine(tune=tune)
+    print(one_line(facts) if json else columns(facts.items()) or "nothing was measured yet")

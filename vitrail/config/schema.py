@@ -187,13 +187,15 @@ class ComputeSettings:
     ``threads``, like ``data.workers``, are those of a machine, shared by its ranks. ``parallel`` says where the parameters lie:
     ``replicate``, a whole copy on each rank; ``shard``, a part on each; ``hybrid``, parts on the ranks of a machine and copies on
     the machines. With ``exact`` the ranks add in the order of one process, so they compute its very bits where every rank takes
-    one micro-step. A rank that does not answer for ``timeout`` seconds is lost.
+    one micro-step. A rank that does not answer for ``timeout`` seconds is lost. With ``tune`` what is left open is measured on
+    a CPU before the first step, and kept for the run.
     """
 
     device: str | None = None
     precision: Precision | None = None
     compile: bool | None = None
     threads: int | None = None
+    tune: bool = True
     parallel: Parallel | None = None
     exact: bool = False
     timeout: float = 600.0

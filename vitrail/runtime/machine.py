@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from vitrail.runtime.precision import has_fast_bf16
+from vitrail.runtime.precision import has_bf16
 from vitrail.runtime.process import cores
 
 try:
@@ -96,7 +96,7 @@ def examine() -> dict[str, object]:
         **versions(),
         "processor": processor(),
         "cores": cores(),
-        "bf16": "native" if has_fast_bf16() else "emulated",
+        "bf16": "native" if has_bf16() else "emulated",
         "gpu": accelerator() or "none",
         "free disk": f"{shutil.disk_usage('.').free / gib:.1f} GiB",
         "self-check": self_check(),

@@ -17,15 +17,13 @@ def in_precision(precision: str, device: torch.device) -> torch.autocast:
 
 
 @cache
-def has_fast_bf16() -> bool:
-    """Whether this processor multiplies bf16 natively."""
+def has_bf16() -> bool:
+    """Whether this processor has instructions for bf16; how fast they are is another matter (`vitrail.runtime.tuning`)."""
     return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
-def default_precision(device: torch.device, width: int) -> Literal["fp32", "bf16", "fp16"]:
-    """bf16 where the hardware multiplies it natively and the network is wide enough to gain; see docs/decisions.md."""
+def default_precision(device: torch.device) -> Literal["fp32", "bf16", "fp16"]:
+    """bf16 on a GPU that has it and fp16 on one that has not; fp32 elsewhere, where only a measurement tells what is fast."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    if device.type == "cpu" and has_fast_bf16() and width >= 128:
-        return "bf16"
     return "fp32"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import cast
 
 import torch
 
-from vitrail.config.schema import Parallel, Run
+from vitrail.config.schema import Parallel, Precision, Run
 from vitrail.config.units import largest_divisor
 from vitrail.data.sample_order import TrainStream
 from vitrail.data.sources.source import Source
@@ -16,17 +18,20 @@ from vitrail.runtime.distributed import ALONE, Ranks
 from vitrail.runtime.precision import default_precision
 from vitrail.runtime.process import cores
 from vitrail.runtime.progress import Say
+from vitrail.runtime.tuning import Way
+from vitrail.runtime.tuning_cache import recall_way
 from vitrail.tasks import find_task
 from vitrail.training.network import NetworkPlan
 
 STATIC_BYTES = 24  # of a parameter: weight, gradient, two moments, average, and the copy that is evaluated
+NARROW = 64  # width below which a network gains nothing from bf16
 FULL = 0.6  # of the memory of a device, above which parameters are sharded
 
 
 def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, say: Say, ranks: Ranks = ALONE) -> Run:
     """``run`` with the network of ``plan``, and with nothing automatic left in it but the length that ``schedule.time`` buys."""
     compute, data = run.compute, run.data
-    precision = compute.precision or default_precision(device, plan.width)
+    precision = compute.precision or default_precision(device)
     if precision == "fp16" and device.type == "cpu":
         raise ConfigError("fp16 training needs a GPU", "use --precision bf16 or fp32")
     if not ranks.alone:
@@ -62,6 +67,31 @@ def resolve(run: Run, plan: NetworkPlan, train: Source, device: torch.device, sa
         f"batch {data.batch} = {run.accumulate} x {data.micro_batch}"
     )
     return run
+
+
+def tune(run: Run, plan: NetworkPlan, device: torch.device, say: Say, ranks: Ranks = ALONE) -> Run:
+    """``run`` with the precision and the threads that are fastest for its network on this processor, where it leaves them open.
+
+    All ranks measure at the same time, as they will compute, and take what the first one finds.
+    """
+    compute = run.compute
+    if not compute.tune or device.type != "cpu" or plan.network is None or plan.width < NARROW:
+        return run
+    threads = compute.threads or cores()
+    counts = [threads] if compute.threads or threads < 4 or not ranks.alone else [threads, threads // 2]
+    precisions = [compute.precision] if compute.precision else ["fp32", "bf16"]
+    ways = [Way(precision, max(count // ranks.local_world, 1)) for count in counts for precision in precisions]
+    if len(ways) == 1:
+        return run
+    assert plan.model.size is not None
+    batch = run.data.micro_batch or default_micro_batch(plan.image_bytes, run.data.batch, device)
+    image = (plan.channels, *plan.model.size)
+    named = {"config": repr(plan.network.config), "about": plan.model.name or Path(plan.model.init or "").stem}
+    choice = ranks.tell(recall_way(plan.network, image, ways, batch=-(-batch // ranks.world), **named))
+    say(f"tuned    {choice}")
+    way = choice.way
+    precision, threads = cast(Precision, way.precision), way.threads * ranks.local_world
+    return replace(run, compute=replace(compute, precision=precision, threads=threads))
 
 
 def check_ranks(run: Run, parallel: Parallel, precision: str, ranks: Ranks) -> None:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from vitrail.runtime.distributed import ALONE, Ranks, gather_full, spread_like
-from vitrail.runtime.precision import has_fast_bf16
 from vitrail.torch_private import lerp, lerp_, multiply_
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic: steepest at zero, and bounded after
@@ -31,6 +30,7 @@ class Muon(torch.optim.Optimizer):
         params: matrices, or groups of them.
         momentum: of the running mean of gradients; the update looks ahead by one more step (Nesterov).
         weight_decay: decoupled, multiplied by the learning rate.
+        kind: in which the iteration multiplies; fp32 where that is faster.
         ranks: processes with the same parameters, or with shards of them, which share the work.
     """
 
@@ -41,10 +41,11 @@ class Muon(torch.optim.Optimizer):
         *,
         momentum: float = 0.95,
         weight_decay: float = 0.1,
+        kind: torch.dtype = torch.bfloat16,
         ranks: Ranks = ALONE,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        self.ranks = ranks
+        self.kind, self.ranks = kind, ranks
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -61,7 +62,7 @@ class Muon(torch.optim.Optimizer):
         lerp_(means, gradients, 1 - momentum)
         ahead = lerp(gradients, means, momentum)
         multiply_(parameters, 1 - rate * decay)
-        for parameter, direction in zip(parameters, orthogonalise(ahead, self.ranks), strict=True):
+        for parameter, direction in zip(parameters, orthogonalise(ahead, self.kind, self.ranks), strict=True):
             parameter.add_(spread_like(direction, parameter), alpha=-rate * 0.2 * max(parameter.shape) ** 0.5)
 
     def _mean(self, parameter: Tensor) -> Tensor:
@@ -71,12 +72,12 @@ class Muon(torch.optim.Optimizer):
         return state["momentum_buffer"]
 
 
-def orthogonalise(matrices: list[Tensor], ranks: Ranks = ALONE) -> list[Tensor]:
+def orthogonalise(matrices: list[Tensor], kind: torch.dtype = torch.bfloat16, ranks: Ranks = ALONE) -> list[Tensor]:
     """Each matrix with its singular vectors and with singular values of about 0.7 to 1.2.
 
-    Computed in bf16, as the iteration was designed for; in fp32 on a processor without bf16 instructions, where the products
-    of small matrices take up to 40 times longer in bf16. Of several ranks, whose matrices may be spread over them, each computes
-    every W-th matrix of a shape, and all get the whole of all results.
+    The iteration was designed for bf16; fp32 is for processors where that is slow, up to 40 times for small matrices. Of several
+    ranks, whose matrices may be spread over them, each computes every W-th matrix of a shape, and all get the whole of all
+    results.
     """
     wide = [matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix for matrix in matrices]  # m <= n
     alike: dict[torch.Size, list[int]] = defaultdict(list)
@@ -85,7 +86,8 @@ def orthogonalise(matrices: list[Tensor], ranks: Ranks = ALONE) -> list[Tensor]:
     for places in alike.values():
         whole = [gather_full(wide[place]) for place in places]
         shares = [places[rank :: ranks.world] for rank in range(ranks.world)]
-        results = _iterate(torch.stack(whole)[ranks.rank :: ranks.world])  # of no matrix, where there are too few
+        own = torch.stack(whole)[ranks.rank :: ranks.world]  # no matrix, where there are too few
+        results = _iterate(own, kind)
         for share, part in zip(shares, ranks.gather_rows(results, [len(share) for share in shares])):
             for place, result in zip(share, part, strict=True):
                 wide[place] = result
@@ -94,10 +96,10 @@ def orthogonalise(matrices: list[Tensor], ranks: Ranks = ALONE) -> list[Tensor]:
     ]
 
 
-def _iterate(stack: Tensor) -> Tensor:
+def _iterate(stack: Tensor, kind: torch.dtype) -> Tensor:
     """Newton and Schulz's iteration on each of (S, m, n), with a polynomial of the fifth degree in place of the third."""
     a, b, c = COEFFICIENTS
-    x = stack.float() if stack.device.type == "cpu" and not has_fast_bf16() else stack.bfloat16()
+    x = stack.to(kind)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(ITERATIONS):
         gram = x @ x.mT  # (S, m, m)

@@ -19,7 +19,7 @@ from vitrail.data.decode import BadImage, upright_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
-from vitrail.models import activation_bytes, configure, cost_of, sketch
+from vitrail.models import Backbone, activation_bytes, configure, cost_of, sketch
 from vitrail.runtime.device import find_device
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Task, create_task, find_task
@@ -33,7 +33,7 @@ class NetworkPlan:
     """Which network a run trains.
 
     ``model`` has nothing automatic left in it. ``width`` is that of its features, and ``image_bytes`` are the activations that
-    one image keeps for the backward pass.
+    one image keeps for the backward pass. ``network`` is itself, on the meta device, where its blocks can be timed.
     """
 
     model: ModelSettings
@@ -41,6 +41,7 @@ class NetworkPlan:
     width: int
     parameters: int
     image_bytes: float
+    network: Backbone | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,7 @@ def plan_network(run: Run, train: Source, start: Task | None, say: Say, *, argum
         width=drawn.width,
         parameters=sum(parameter.numel() for parameter in drawn.parameters()),
         image_bytes=activation_bytes(config),
+        network=drawn,
     )
 
 

@@ -61,6 +61,7 @@ class Optimiser:
         parameters: Mapping[str, nn.Parameter],
         *,
         exact: bool = False,
+        precision: str | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         self.settings, self.exact = settings, exact
@@ -84,7 +85,9 @@ class Optimiser:
             hidden = {name for name, parameter in parameters.items() if parameter.ndim == 2 and name not in spared}
             matrices, rest = _split(groups, hidden)
             # frozen as far as the head, there may be nothing for one of them
-            self.parts = [Muon(matrices, settings.lr, ranks=ranks)] if matrices else []
+            narrow = precision != "fp32" or all(parameter.is_cuda for parameter in parameters.values())
+            kind = torch.bfloat16 if narrow else torch.float32  # a CPU that trains in fp32 multiplies it faster
+            self.parts = [Muon(matrices, settings.lr, kind=kind, ranks=ranks)] if matrices else []
             self.parts += [torch.optim.AdamW(rest, **adamw)] if rest else []
 
     @property

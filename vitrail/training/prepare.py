@@ -17,11 +17,12 @@ from vitrail.runtime.device import find_device
 from vitrail.runtime.distributed import ALONE, Ranks, localise
 from vitrail.runtime.machine import versions
 from vitrail.runtime.progress import Say
-from vitrail.training.auto import length_in_steps, resolve
+from vitrail.tasks import Task
+from vitrail.training.auto import length_in_steps, resolve, tune
 from vitrail.training.data import RunData, TrainingBatches, Transform, warn_of_order
 from vitrail.training.goals.goal import Goal
 from vitrail.training.goals.table import GOALS
-from vitrail.training.network import Kept
+from vitrail.training.network import Kept, NetworkPlan
 from vitrail.training.optimizer import Average, Optimiser, select_trainable
 from vitrail.training.schedule import check_warmup
 from vitrail.training.state import Training
@@ -62,7 +63,7 @@ def prepare(
     """
     goal = GOALS[run.objective.name]
 
-    def build() -> tuple[Run, Kept, RunData, torch.device]:
+    def open_all() -> tuple[Task | None, RunData, NetworkPlan, torch.device]:
         goal.check(run)
         device = find_device(run.compute.device, ranks)
         start = goal.start(run, say)
@@ -73,12 +74,18 @@ def prepare(
         run_data = run_data.keep_small(sample)
         for words in warn_of_order(run_data.train, run.seed):
             say(f"warning  {words}")
-        resolved = resolve(run, goal.plan(run, run_data.train, start, say), run_data.train, device, say, ranks)
+        return start, run_data, goal.plan(run, run_data.train, start, say), device
+
+    start, run_data, plan, device = ranks.together(open_all)
+    tuned = tune(run, plan, device, say, ranks)
+
+    def build() -> tuple[Run, Kept]:
+        resolved = resolve(tuned, plan, run_data.train, device, say, ranks)
         kept = goal.build(resolved, run_data, start, say)
         kept.model.to(device)
-        return resolved, kept, run_data, device
+        return resolved, kept
 
-    resolved, kept, run_data, device = ranks.together(build)
+    resolved, kept = ranks.together(build)
     training = assemble(resolved, goal, kept, run_data, folder, device, say, ranks)
     return Prepared(goal, training, kept, run_data)
 
@@ -109,7 +116,9 @@ def assemble(
         objective=objective,
         trained=trained,
         inputs=inputs,
-        optimiser=Optimiser(trained, run.optim, parameters, exact=run.compute.exact, ranks=ranks),
+        optimiser=Optimiser(
+            trained, run.optim, parameters, exact=run.compute.exact, precision=run.compute.precision, ranks=ranks
+        ),
         average=Average(parameters, run.optim.ema, run.optim.ema_ramp) if run.optim.ema else None,
         batches=TrainingBatches.of(
             run,

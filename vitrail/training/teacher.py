@@ -14,7 +14,7 @@ from vitrail.data.imagenet import index_classes
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import device_of
-from vitrail.runtime.precision import default_precision, in_precision
+from vitrail.runtime.precision import in_precision
 from vitrail.tasks import Task
 from vitrail.training.inputs import renormalise
 
@@ -23,18 +23,21 @@ class Teacher:
     """Called with normalised images it gives its logits for the student's classes, in their order, without a gradient.
 
     The images were cropped for the student; they are scaled to the size that the teacher takes and normalised for it,
-    in the fastest precision that the device has.
+    in the precision of the training.
 
     Args:
         model: any architecture, on the student's device.
         classes: of the student.
         preprocessing: of the student.
+        precision: in which it computes.
 
     Raises:
         ConfigError: the teacher has no head, does not know a class, gives several labels an image, or takes other channels.
     """
 
-    def __init__(self, model: Task, classes: Sequence[str], preprocessing: Preprocessing) -> None:
+    def __init__(
+        self, model: Task, classes: Sequence[str], preprocessing: Preprocessing, precision: str = "fp32"
+    ) -> None:
         remedy = "train it on these data first: vitrail train DATA --init TEACHER"
         if not model.classes:
             raise ConfigError("the teacher has no head, so it knows no classes", remedy)
@@ -59,7 +62,7 @@ class Teacher:
         self.preprocessing = preprocessing
         device = device_of(model)
         self.columns = torch.tensor([number[name] for name in classes], device=device)
-        self.precision = default_precision(device, model.width)
+        self.precision = precision
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:

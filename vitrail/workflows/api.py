@@ -33,7 +33,7 @@ from vitrail.config.flags_inference import (
 from vitrail.config.flags_predicting import EmbedFlags, PredictFlags
 from vitrail.config.keywords import takes
 from vitrail.config.units import part, split_commas, whole_numbers
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, nearest
 from vitrail.rows import Records
 from vitrail.runtime.progress import Say, to_stderr
 from vitrail.workflows.api_options import (
@@ -371,9 +371,22 @@ def check_parts(folder: str | Path, *, quiet: bool = False) -> PartsCheck:
     return check(Path(folder), quiet=quiet)
 
 
-def doctor() -> Mapping[str, object]:
-    """What this machine has: versions, devices, optional packages, disk, the feature cache, and a numeric self-check."""
-    from vitrail.inference.feature_cache import describe_cache
-    from vitrail.runtime.machine import examine
+def doctor(*, tune: Literal["show", "clear"] | None = None) -> Mapping[str, object]:
+    """What this machine has: versions, devices, optional packages, disk, the caches, and a numeric self-check.
 
-    return {**examine(), "feature cache": describe_cache()}
+    Args:
+        tune: in place of that, what was measured of each network to choose its precision and threads; ``"clear"`` removes it,
+            so that the next training measures again.
+    """
+    from vitrail.inference.feature_cache import describe_cache
+    from vitrail.reports.wording import plural
+    from vitrail.runtime.machine import examine
+    from vitrail.runtime.tuning_cache import forget_choices, list_choices
+
+    if tune == "clear":
+        return {"removed": forget_choices()}
+    if tune == "show":
+        return list_choices()
+    if tune is not None:
+        raise ConfigError(f"tune is {tune!r}", nearest(str(tune), ("show", "clear")))
+    return {**examine(), "feature cache": describe_cache(), "tuning cache": plural(len(list_choices()), "network")}

@@ -71,7 +71,7 @@ class SupervisedGoal:
         arguments = {"loss": settings.loss, "binarise": settings.binarise, **settings.changes}
         if settings.teacher is None:
             return configure_objective(Supervised, model, arguments), inputs
-        teacher = load_teacher(settings.teacher, model, say)
+        teacher = load_teacher(settings.teacher, model, run.compute.precision or "fp32", say)
         arguments |= model.loss_options(settings.loss, binarise=settings.binarise)
         return configure_objective(Distillation, model.backbone, arguments), TaughtInputs(inputs, teacher)
 
@@ -109,7 +109,7 @@ class SupervisedGoal:
         return Outcome(report, figures, f"{name} {value:.4f} on {split} ({len(judgement.keys):,} images)")
 
 
-def load_teacher(path: str, model: Task, say: Say) -> Teacher:
+def load_teacher(path: str, model: Task, precision: str, say: Say) -> Teacher:
     """The model at ``path`` as a teacher of ``model``, on its device."""
     if not model.learns_from_teacher:
         what = "the images have several labels each, and a teacher gives one" if model.multi_label else ""
@@ -117,4 +117,4 @@ def load_teacher(path: str, model: Task, say: Say) -> Teacher:
     teacher = weights.load(path, log=say).to(device_of(model))
     size = "{} x {}".format(*teacher.preprocessing.size)
     say(f"teacher  {teacher.config.about}, {len(teacher.classes)} classes, images of {size}: {path}")
-    return Teacher(teacher, model.classes, model.preprocessing)
+    return Teacher(teacher, model.classes, model.preprocessing, precision)

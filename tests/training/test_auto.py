@@ -1,0 +1,90 @@
+"""What a run leaves open is measured once: for its first steps, not when it is resumed, and once on a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import vitrail
+from tests.training import on_ranks
+from vitrail.runs.folder import RunFolder
+from vitrail.runtime import tuning_cache
+from vitrail.runtime.tuning import Choice, Way
+from vitrail.training import auto
+
+PRECISIONS = [Way("fp32", 1), Way("bf16", 1)]
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path) -> list[Sequence[Way]]:
+    """The ways that were measured each time; the second is said to be the fastest."""
+    asked: list[Sequence[Way]] = []
+
+    def choose(network: Any, image: Sequence[int], ways: Sequence[Way], *, batch: int) -> Choice:
+        assert network.config.width == 16 and all(parameter.is_meta for parameter in network.parameters())
+        assert (tuple(image), batch) == ((1, 32, 32), 12)
+        asked.append(ways)
+        return Choice(ways[1], {way: 1.0 + number for number, way in enumerate(ways)}, 0.5)
+
+    monkeypatch.setattr(tuning_cache, "choose_way", choose)
+    monkeypatch.setattr(auto, "NARROW", 1)
+    monkeypatch.setattr(auto, "cores", lambda: 1)
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    return asked
+
+
+def run(out, *settings: str, steps: int = 2, open_settings: bool = True) -> RunFolder:
+    given = on_ranks.settings("vit", f"schedule.steps={steps}", "data.batch=12", *settings)
+    given = tuple(each for each in given if each != "compute.threads=1" or not open_settings)
+    assert on_ranks.alone(out, given) == ""
+    return RunFolder(out)
+
+
+def test_a_choice_is_kept_for_the_run_and_for_the_machine(measured, tmp_path):
+    first = run(tmp_path / "first")
+    compute = first.read_config().compute
+    assert (compute.precision, compute.threads) == ("bf16", 1)
+    assert (
+        "tuned    bf16; ms of an image in the blocks: fp32 1e+03, bf16 2e+03 (measured in 0.5 s)"
+        in (first.path / "log.txt").read_text()
+    )
+    run(tmp_path / "first", steps=3)  # resumed
+    assert measured == [PRECISIONS]
+    second = run(tmp_path / "second")
+    assert measured == [PRECISIONS]
+    assert second.read_config().compute.precision == "bf16"
+    assert "(measured before)" in (second.path / "log.txt").read_text()
+    (name,), (words,) = zip(*vitrail.doctor(tune="show").items())
+    assert name.startswith("vit-ti16, 32 x 32 x 1, batch 12, torch ") and words.startswith("bf16; ms")
+    assert vitrail.doctor(tune="clear") == {"removed": 1}
+    run(tmp_path / "third")
+    assert measured == [PRECISIONS] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "cores", "ways"),
+    [
+        (("compute.precision=fp32",), 1, None),
+        (("compute.tune=false",), 8, None),
+        (("compute.threads=2",), 8, [Way("fp32", 2), Way("bf16", 2)]),
+        (("compute.precision=bf16",), 4, [Way("bf16", 4), Way("bf16", 2)]),
+        ((), 4, [Way("fp32", 4), Way("bf16", 4), Way("fp32", 2), Way("bf16", 2)]),
+    ],
+)
+def test_what_is_given_is_not_measured(measured, monkeypatch, tmp_path, settings, cores, ways):
+    monkeypatch.setattr(auto, "cores", lambda: cores)
+    compute = run(tmp_path / "run", *settings).read_config().compute
+    assert measured == ([] if ways is None else [ways])
+    taken = Way("fp32", cores) if ways is None else ways[1]
+    assert (compute.precision, compute.threads) == (taken.precision, taken.threads)
+
+
+def test_a_damaged_choice_is_measured_again(measured, tmp_path):
+    run(tmp_path / "first")
+    (kept,) = (tmp_path / "cache" / "tuning").iterdir()
+    kept.write_text(kept.read_text().replace("bf16", "bf61"))
+    run(tmp_path / "second")
+    assert measured == [PRECISIONS] * 2
+    assert len(vitrail.doctor(tune="show")) == 1

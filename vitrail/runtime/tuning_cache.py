@@ -1,0 +1,80 @@
+"""What was measured of a network on this machine: the same command takes the same way each time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vitrail.errors import DiskError
+from vitrail.files import disk_errors, read_sealed, write_sealed
+from vitrail.runtime.machine import processor
+from vitrail.runtime.process import cores
+from vitrail.runtime.tuning import Choice, Way, choose_way
+
+
+def tuning_folder() -> Path:
+    """``tuning`` in ``VITRAIL_CACHE``, else in ``~/.cache/vitrail``."""
+    given = os.environ.get("VITRAIL_CACHE")
+    return (Path(given).expanduser() if given else Path.home() / ".cache" / "vitrail") / "tuning"
+
+
+def recall_way(
+    network: nn.Module, image: Sequence[int], ways: Sequence[Way], *, batch: int, config: str, about: str
+) -> Choice:
+    """The choice that `choose_way` has made before, for the same arguments, processor and version of torch; or makes now.
+
+    Args:
+        config: all that decides the shapes of ``network``.
+        about: the network in words, for `list_choices`.
+    """
+    machine = {"processor": processor(), "cores": cores(), "torch": torch.__version__}
+    asked = {**machine, "image": list(image), "batch": batch, "ways": [asdict(way) for way in ways]}
+    name = hashlib.sha256(json.dumps([asked, config]).encode()).hexdigest()
+    place = tuning_folder() / f"{name}.json"
+    if (kept := read_sealed(place)) is not None:
+        seconds = {Way(**way): taken for way, taken in kept["seconds"]}
+        return Choice(Way(**kept["way"]), seconds, kept["took"], before=True)
+    choice = choose_way(network, image, ways, batch=batch)
+    content = {
+        **asked,
+        "network": about,
+        "way": asdict(choice.way),
+        "seconds": [[asdict(way), taken] for way, taken in choice.seconds.items()],
+        "took": choice.took,
+    }
+    with suppress(DiskError):  # then it is measured again
+        with disk_errors(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+        write_sealed(place, content)
+    return choice
+
+
+def list_choices() -> dict[str, str]:
+    """What is kept for each network, in words."""
+    found = {}
+    for path in sorted(tuning_folder().glob("*.json")):
+        if (kept := read_sealed(path)) is None:
+            continue
+        channels, height, width = kept["image"]
+        seconds = {Way(**way): taken for way, taken in kept["seconds"]}
+        choice = Choice(Way(**kept["way"]), seconds, kept["took"])
+        size = f"{height} x {width}{f' x {channels}' if channels != 3 else ''}"
+        found[f"{kept['network']}, {size}, batch {kept['batch']}, torch {kept['torch']}, {path.stem[:8]}"] = str(choice)
+    return found
+
+
+def forget_choices() -> int:
+    """Removes what is kept, and returns how many networks it was of. Raises `DiskError`."""
+    paths = list(tuning_folder().glob("*.json"))
+    for path in paths:
+        with disk_errors(path):
+            path.unlink(missing_ok=True)
+    return len(paths)
