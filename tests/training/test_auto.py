@@ -47,7 +47,7 @@ def test_a_choice_is_kept_for_the_run_and_for_the_machine(measured, tmp_path):
     compute = first.read_config().compute
     assert (compute.precision, compute.threads) == ("bf16", 1)
     assert (
-        "tuned    bf16; ms of an image in the blocks: fp32 1e+03, bf16 2e+03 (measured in 0.5 s)"
+        "tuned    bf16; ms of an image, forward and backward: fp32 1e+03, bf16 2e+03 (measured in 0.5 s)"
         in (first.path / "log.txt").read_text()
     )
     run(tmp_path / "first", steps=3)  # resumed

@@ -21,7 +21,7 @@ from vitrail.runtime.process import use_threads
 
 LONGEST = 3.0  # seconds for all measurements of a choice
 SHORTEST = 0.05  # seconds that the fastest way should take for one pass through a block: less is not measured well
-ROUNDS = 7  # passes in each way that are timed, unless the time is over before
+FEWEST, ROUNDS = 5, 12  # passes in each way that should be timed, and those that are enough
 HOPELESS = 2.0  # a way that takes so many times as long as the best is not measured again
 WORTH = 0.97  # of the time of a way that comes before it, which another must not exceed to be taken
 
@@ -56,7 +56,7 @@ class Choice:
             for way, seconds in measured
         )
         when = "measured before" if self.before else f"measured in {self.took:.1f} s"
-        return f"{self.way.precision}; ms of an image in the blocks: {', '.join(words)} ({when})"
+        return f"{self.way.precision}; ms of an image, forward and backward: {', '.join(words)} ({when})"
 
 
 def choose_way(
@@ -67,10 +67,13 @@ def choose_way(
     batch: int,
     clock: Clock = time.perf_counter,
 ) -> Choice:
-    """Times each distinct block of ``network``, forward and backward, and takes the way that is fastest for all of them.
+    """Times ``network``, forward and backward, and takes the way that is fastest.
+
+    A small network is timed as a whole; of a larger one each distinct block, which leaves out what lies between them and how
+    their activations crowd the caches.
 
     Args:
-        network: on the meta device; its blocks are the members of lists named ``blocks``.
+        network: on the meta device, called with images; its blocks are the members of lists named ``blocks``.
         image: (C, H, W).
         ways: in the order in which they are tried; a later one is taken where it is at least 3 % faster.
         batch: images of a micro-batch; fewer are taken where that takes too long.
@@ -79,20 +82,30 @@ def choose_way(
     """
     began = clock()
     blocks = find_blocks(network, image, 1)
-    share = LONGEST / max(len(blocks), 1)
+    most = LONGEST / (max(len(blocks), 1) * FEWEST * len(ways))  # seconds of a pass through a block
+    images = [_count_images(block, most, batch, ways[0], clock) for block in blocks]
+    parts = [find_blocks(network, image, count)[number] for number, count in enumerate(images)]
+    once = [_time(part.build(), ways[:1], 0, clock)[ways[0]] / count for part, count in zip(parts, images)]
+    whole = batch * sum(seconds * part.count for seconds, part in zip(once, parts))
     totals = dict.fromkeys(ways, 0.0)
-    for number, block in enumerate(blocks):
-        once = _time(block.build(), ways[:1], 0, clock)[ways[0]]
-        most = share / (4 * len(ways))
-        images = max(1, min(batch, int(min(max(SHORTEST, most / 4), most) / max(once, 1e-9))))
-        larger = find_blocks(network, image, images)[number] if images > 1 else block
-        for way, seconds in _time(larger.build(), ways, share, clock).items():
-            totals[way] += seconds / images * block.count
+    if whole * FEWEST * len(ways) < LONGEST:
+        run = Block(network, (torch.zeros(batch, *image, device="meta"),), {}).build(from_images=True)
+        totals = {way: seconds / batch for way, seconds in _time(run, ways, LONGEST, clock).items()}
+    else:
+        for part, count in zip(parts, images):
+            for way, seconds in _time(part.build(), ways, LONGEST / len(parts), clock).items():
+                totals[way] += seconds / count * part.count
     best = ways[0]
     for way in ways[1:]:
         if totals[way] < WORTH * totals[best]:
             best = way
     return Choice(best, {way: totals[way] for way in ways if math.isfinite(totals[way])}, clock() - began)
+
+
+def _count_images(block: Block, most: float, batch: int, way: Way, clock: Clock) -> int:
+    """The images with which a pass takes `SHORTEST` seconds, and not longer than ``most``; at least one, at most a batch."""
+    once = _time(block.build(), [way], 0, clock)[way]
+    return max(1, min(batch, int(min(max(SHORTEST, most / 4), most) / max(once, 1e-9))))
 
 
 @dataclass
@@ -104,15 +117,15 @@ class Block:
     options: dict[str, Any]
     count: int = field(default=1)
 
-    def build(self) -> Callable[[], None]:
-        """A pass forward and backward through a copy with weights and inputs at random."""
+    def build(self, *, from_images: bool = False) -> Callable[[], None]:
+        """A pass forward and backward through a copy with weights and inputs at random; images need no gradient."""
         device = torch.device("cpu")
         module = copy.deepcopy(self.module).to_empty(device=device).train()
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.02)
         for buffer in module.buffers():
             buffer.zero_()
-        arguments, options = _fill((self.arguments, self.options), device)
+        arguments, options = _fill((self.arguments, self.options), device, gradient=not from_images)
 
         def run() -> None:
             module.zero_grad(set_to_none=True)
@@ -168,16 +181,16 @@ def _time(run: Callable[[], None], ways: Sequence[Way], seconds: float, clock: C
     return best
 
 
-def _fill(value: Any, device: torch.device) -> Any:
+def _fill(value: Any, device: torch.device, *, gradient: bool) -> Any:
     """``value`` with tensors on ``device`` in place of those on meta: at random, or zeros of whole numbers."""
     if isinstance(value, Tensor) and value.is_meta:
         if not value.is_floating_point():
             return torch.zeros(value.shape, dtype=value.dtype, device=device)
-        return torch.randn(value.shape, device=device).requires_grad_()
+        return torch.randn(value.shape, device=device).requires_grad_(gradient)
     if isinstance(value, dict):
-        return {name: _fill(each, device) for name, each in value.items()}
+        return {name: _fill(each, device, gradient=gradient) for name, each in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_fill(each, device) for each in value)
+        return type(value)(_fill(each, device, gradient=gradient) for each in value)
     return value
 
 
