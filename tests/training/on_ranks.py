@@ -36,7 +36,10 @@ from vitrail.training import loop, step
 from vitrail.training.optimizer import Optimiser
 from vitrail.training.train import train
 
-PLAIN = ("optim.name=adamw", "compute.threads=1", "save.evaluations=1", "save.log_every=1", "save.watched=60")
+PLAIN = (
+    *("optim.name=adamw", "compute.threads=1", "compute.tune=false"),
+    *("save.evaluations=1", "save.log_every=1", "save.watched=60"),
+)
 
 
 def settings(network: str, *more: str) -> tuple[str, ...]:

@@ -35,9 +35,9 @@ def measured(monkeypatch, tmp_path) -> list[Sequence[Way]]:
     return asked
 
 
-def run(out, *settings: str, steps: int = 2, open_settings: bool = True) -> RunFolder:
+def run(out, *settings: str, steps: int = 2) -> RunFolder:
     given = on_ranks.settings("vit", f"schedule.steps={steps}", "data.batch=12", *settings)
-    given = tuple(each for each in given if each != "compute.threads=1" or not open_settings)
+    given = tuple(each for each in given if each not in ("compute.threads=1", "compute.tune=false") or each in settings)
     assert on_ranks.alone(out, given) == ""
     return RunFolder(out)
 

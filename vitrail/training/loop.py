@@ -13,7 +13,7 @@ from vitrail.runtime.signals import StopRequests, stopped_by
 from vitrail.training.resume import collect_state, collect_tensors
 from vitrail.training.schedule import learning_rate
 from vitrail.training.state import Training, use_average
-from vitrail.training.step import take_step
+from vitrail.training.step import read_steps, take_step
 
 
 def fit(training: Training, stop: StopRequests, show: ProgressBar) -> None:
@@ -21,7 +21,8 @@ def fit(training: Training, stop: StopRequests, show: ProgressBar) -> None:
 
     However it ends, the workers that read the batches are stopped, and no checkpoint is being written.
 
-    Raises `Preempted` or `Interrupted` once the state is saved, and `DivergedError` before a non-finite update.
+    Raises `Preempted` or `Interrupted` once the state is saved, and `DivergedError` before a non-finite update is made or, where
+    the training defers reading, before anything is logged, evaluated or saved after it.
     """
     with closing(training.saver), closing(training.batches(training.progress.step, training.steps)) as batches:
         _fit(training, batches, stop, show)
@@ -66,6 +67,7 @@ def _is_due(training: Training) -> bool:
 
 def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
     """Evaluates the weights as they would be used; a stop that is requested meanwhile is returned, and nothing recorded."""
+    read_steps(training)
     started, asked = time.perf_counter(), 0
 
     def stopped() -> bool:
@@ -88,6 +90,7 @@ def _evaluate(training: Training, stop: StopRequests, show: ProgressBar) -> int:
 
 
 def _log(training: Training, clock: _Clock) -> None:
+    read_steps(training)
     progress, run = training.progress, training.run
     record = {
         "step": progress.step,
@@ -102,6 +105,7 @@ def _log(training: Training, clock: _Clock) -> None:
 
 def save(training: Training) -> None:
     """Begins to write a checkpoint of this moment. Raises the `DiskError` of the one before, on every rank."""
+    read_steps(training)
     _share_bad(training)
     training.ranks.lead(training.folder.sync_metrics)
     progress, folder = training.progress, training.folder.checkpoints

@@ -68,7 +68,7 @@ def restore(training: Training, saved: checkpoint.Checkpoint) -> None:
             tensor.copy_(spread_like(groups["average"][name], tensor))
     if training.scaler is not None:
         training.scaler.load_state_dict(saved.state["scaler"])
-    training.progress = Progress(**saved.state["progress"])
+    training.progress, training.unread = Progress(**saved.state["progress"]), []
     training.refresh_working()
 
 

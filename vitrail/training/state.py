@@ -48,6 +48,16 @@ class Progress:
         return means
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What a step measured, on the device until it is read: scalars, and the images by which a divergence is named."""
+
+    step: int
+    keys: list[str]
+    measured: Mapping[str, Tensor]  # "loss" first
+    norm: Tensor
+
+
 @dataclass
 class Training:
     """Everything a run works with, made by `training.prepare`.
@@ -76,6 +86,8 @@ class Training:
     scaler: torch.amp.GradScaler | None = None
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # of the images, by split
     progress: Progress = field(default_factory=Progress)
+    unread: list[Reading] = field(default_factory=list)
+    loss: float = math.nan  # of the last step that was read
 
     def __post_init__(self) -> None:
         self.saver = BackgroundSaver(self.ranks)
@@ -101,6 +113,14 @@ class Training:
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """All parameters of what is trained, by name."""
         return dict(self.trained.named_parameters())
+
+    @property
+    def defers(self) -> bool:
+        """Whether steps are read together, when one is logged: reading would make the host wait for a GPU in each of them.
+
+        Ranks exchange the loss of each step anyway, and the scaler of fp16 reads each norm.
+        """
+        return self.device.type == "cuda" and self.ranks.alone and self.scaler is None
 
     @property
     def steps_an_epoch(self) -> float:

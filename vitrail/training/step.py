@@ -20,29 +20,33 @@ from vitrail.objectives.gradient_cache import ContrastiveObjective, cached_backw
 from vitrail.runtime.distributed import collect_gradients
 from vitrail.torch_private import multiply_
 from vitrail.training.schedule import learning_rate
-from vitrail.training.state import Training
+from vitrail.training.state import Reading, Training
 
 
 def take_step(training: Training, batch: Batch) -> float:
-    """One update from one batch; returns its loss. Progress is counted, the average follows."""
+    """One update from one batch; returns the loss of the last step that was read, which is this one unless the training defers.
+
+    Progress is counted, the average follows.
+    """
     run, progress = training.run, training.progress
     inputs = training.inputs(batch.to(training.device))
     rate = learning_rate(run.schedule, run.optim.lr, progress.step, training.steps)
     training.optimiser.set_rate(rate)
     measured, images = add_over_ranks(training, backward(training, inputs), len(inputs[0]))
-    loss = float(measured.pop("loss"))
     scaler = training.scaler
     if scaler is not None:
         for part in training.optimiser.parts:
             scaler.unscale_(part)
-    norm = float(training.optimiser.gradient_norm())
-    if not math.isfinite(loss) or (scaler is None and not math.isfinite(norm)):
-        _raise_diverged(training, batch, loss, norm)
+    norm = training.optimiser.gradient_norm()
+    measured = {name: value.detach() for name, value in measured.items()}
+    training.unread.append(Reading(progress.step, batch.keys[batch.halo :], measured, norm))
+    if not training.defers:
+        read_steps(training)
     if scaler is None:
         training.optimiser.step()
     else:
         # clipping spreads one part's overflow to the gradients of all parts: none of them takes this step
-        for part in training.optimiser.parts if math.isfinite(norm) else ():
+        for part in training.optimiser.parts if math.isfinite(float(norm)) else ():
             scaler.step(part)
         scaler.update()
     if training.average is not None:
@@ -51,8 +55,18 @@ def take_step(training: Training, batch: Batch) -> float:
     progress.images += images
     training.trained.after_step(progress.step / training.steps)
     training.refresh_working()
-    progress.add({"loss": loss, **{name: float(value) for name, value in measured.items()}})
-    return loss
+    return training.loss
+
+
+def read_steps(training: Training) -> None:
+    """Adds what the steps since the last call measured to the progress. Raises `DivergedError` for one that is not finite."""
+    unread, training.unread = training.unread, []
+    for reading in unread:
+        measured = {name: float(value) for name, value in reading.measured.items()}
+        training.loss, norm = measured["loss"], float(reading.norm)
+        if not math.isfinite(training.loss) or (training.scaler is None and not math.isfinite(norm)):
+            _raise_diverged(training, reading, norm)
+        training.progress.add(measured)
 
 
 def backward(training: Training, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -203,14 +217,15 @@ def _shrink(training: Training, micro: int) -> None:
         torch.cuda.empty_cache()
 
 
-def _raise_diverged(training: Training, batch: Batch, loss: float, norm: float) -> None:
-    step, ranks = training.progress.step, training.ranks
-    keys = [key for part in ranks.gather(batch.keys[batch.halo :]) for key in part]
+def _raise_diverged(training: Training, reading: Reading, norm: float) -> None:
+    step, loss, ranks = reading.step, training.loss, training.ranks
+    keys = [key for part in ranks.gather(reading.keys) for key in part]
     facts = {"step": step, "loss": str(loss), "gradient_norm": str(norm), "keys": keys}
+    seen = "this update was not applied" if step == training.progress.step else "nothing was saved since"
     if ranks.first:
         replace_file(training.folder.path / "diverged.json", dump_json(facts))
     error = DivergedError(
-        f"the loss is {loss} and the gradient's norm {norm} at step {step}; this update was not applied",
+        f"the loss is {loss} and the gradient's norm {norm} at step {step}; {seen}",
         f"lower --lr (now {training.run.optim.lr:g}) or set optim.clip=1; the batch is named in "
         f"{training.folder.path / 'diverged.json'}",
     )
