@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,17 @@ def expect(thing: Any) -> Any:
     from playwright.sync_api import expect
 
     return expect(thing)
+
+
+def wait_for(page, expression: str, seconds: float = 20.0) -> None:
+    """Waits until a JavaScript expression is true.
+
+    `page.wait_for_function` asks again from inside the page, where the content security policy of the page refuses to evaluate.
+    """
+    until = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < until, f"not so after {seconds} s: {expression}"
+        page.wait_for_timeout(20)
 
 
 def give(page, *files: dict, place: str = "#invitation") -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.serving.browser.page import ATTACK, BROWSER, DESK, PHONE, decoded, expect, file, give, picture_of
+from tests.serving.browser.page import ATTACK, BROWSER, DESK, PHONE, decoded, expect, file, give, picture_of, wait_for
 from tests.serving.browser.test_page import violations
 from tests.tasks.dense_models import create
 from vitrail.serving.loaded_model import LoadedModel
@@ -154,16 +154,16 @@ def test_a_tint_lies_on_the_pixels_of_its_class_and_is_switched(visit, segmenter
     see(page, file(height=200, width=200))
     assert page.locator(".switch .label").all_inner_texts() == ["background", "cat", ATTACK]
     read = "document.querySelector('.tint').toDataURL()"
-    page.wait_for_function("document.querySelector('.tint').width === 200")
+    wait_for(page, "document.querySelector('.tint').width === 200")
     colours = class_colours(CLASSES)
     tint = picture_of(page.evaluate(read))
     assert np.abs(tint[150, 50] - colours["cat"]).max() <= 2 and np.abs(tint[150, 150] - colours[ATTACK]).max() <= 2
     alpha = "[50, 150].map(y => document.querySelector('.tint').getContext('2d').getImageData(50, y, 1, 1).data[3])"
     assert page.evaluate(alpha) == [0, 128]  # the background is switched off at first
     page.locator("#tint").fill("100")
-    page.wait_for_function(f"{alpha}[1] === 255")
+    wait_for(page, f"{alpha}[1] === 255")
     page.get_by_role("button", name="cat").click()
-    page.wait_for_function(f"{alpha}[1] === 0")
+    wait_for(page, f"{alpha}[1] === 0")
     pane = page.locator(".pane").bounding_box()
     page.mouse.move(pane["x"] + pane["width"] * 0.25, pane["y"] + pane["height"] * 0.75)
     assert page.locator(".reading").inner_text() == "cat"

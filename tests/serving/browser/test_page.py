@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.serving.browser.page import ATTACK, BROWSER, DESK, PHONE, TOKEN, expect, file, model, see
+from tests.serving.browser.page import ATTACK, BROWSER, DESK, PHONE, TOKEN, expect, file, model, see, wait_for
 
 pytestmark = BROWSER
 
@@ -77,7 +77,7 @@ def test_the_way_to_the_content_stays_in_the_view(visit, address):
     expect(page.locator("#model")).to_be_visible()
     page.locator(".skip").focus()
     page.keyboard.press("Enter")
-    page.wait_for_function("location.hash === '#main'")
+    wait_for(page, "location.hash === '#main'")
     assert page.locator("#model").is_visible()
 
 
