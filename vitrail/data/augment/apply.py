@@ -35,6 +35,8 @@ from vitrail.data.augment.operations import LOOKING, PART, PASSES, TABLES, cut_b
 from vitrail.data.augment.policy import Augment
 from vitrail.data.augment.sample import NOTHING, Layer, draw_erasing, draw_flips, draw_layers, draw_shifts
 
+LARGE = 2**14  # numbers of an image, from which on a CPU mirrors faster image by image
+
 
 def augment(
     images: Tensor, ids: NDArray[np.int64], policy: Augment, *, size: tuple[int, int], seed: int, cropped: bool
@@ -61,19 +63,40 @@ def augment_and_place(
     """Returns the result of `augment`, and matrices (B, 3, 3) from (x, y, 1) of the output to the input pixel."""
     assert len(images) == len(ids), (len(images), len(ids))
     assert not cropped or tuple(images.shape[-2:]) == size, (images.shape, size)
-    work = partial(_augment, policy=policy, size=size, seed=seed, cropped=cropped)
+    if _only_flips(policy, cropped):
+        flips = draw_flips(policy, ids, seed)
+        return _mirror(images, flips), flip(flips, size[1])
+    made = images.new_empty(*images.shape[:2], *size)
+    work = partial(_augment, policy=policy, seed=seed, cropped=cropped)
     threads = min(torch.get_num_threads(), len(images))
     if images.device.type != "cpu" or threads < 2 or images.numel() < PART:
-        return work(images, ids)
-    return _in_threads(work, images, ids, threads)
+        return made, work(images, ids, made)
+    return made, _in_threads(work, images, ids, made, threads)
+
+
+def _only_flips(policy: Augment, cropped: bool) -> bool:
+    nobody = np.zeros((0, 3), np.int64)
+    return cropped and policy.crop != "pad" and not policy.erase and not draw_layers(policy, nobody, 0)
+
+
+def _mirror(images: Tensor, flips: NDArray[np.bool_]) -> Tensor:
+    """Returns a copy in which the images of ``flips`` (B,) are mirrored, in as few passes over the memory as possible."""
+    if images.device.type == "cpu" and images[0].numel() >= LARGE:
+        return torch.stack([image.flip(-1) if flipped else image for image, flipped in zip(images, flips)])
+    made = images.clone(memory_format=torch.contiguous_format)
+    if (chosen := np.flatnonzero(flips)).size:
+        rows = _to_device(chosen, images)
+        put(made, rows, images.index_select(0, rows).flip(-1))
+    return made
 
 
 def _in_threads(
-    work: Callable[[Tensor, NDArray[np.int64]], tuple[Tensor, Numbers]],
+    work: Callable[[Tensor, NDArray[np.int64], Tensor], Numbers],
     images: Tensor,
     ids: NDArray[np.int64],
+    made: Tensor,
     threads: int,
-) -> tuple[Tensor, Numbers]:
+) -> Numbers:
     """Splits the batch between threads.
 
     With torch's own parallelism, all threads would synchronise at every operation, hundreds of times per batch, which is ten
@@ -82,25 +105,32 @@ def _in_threads(
     before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            parts = pool.map(work, images.tensor_split(threads), np.array_split(ids, threads))
-            made, matrices = zip(*parts)
-            return torch.cat(made), np.concatenate(matrices)
+            split = images.tensor_split(threads), np.array_split(ids, threads), made.tensor_split(threads)
+            return np.concatenate(list(pool.map(work, *split)))
     finally:
         torch.set_num_threads(before)  # the setting applies to this thread and to threads that it starts later
 
 
 def _augment(
-    images: Tensor, ids: NDArray[np.int64], policy: Augment, size: tuple[int, int], seed: int, cropped: bool
-) -> tuple[Tensor, Numbers]:
-    whole = images.dtype == torch.uint8
-    levels = images.clone(memory_format=torch.contiguous_format) if whole else (images * 255).contiguous()
+    images: Tensor, ids: NDArray[np.int64], made: Tensor, policy: Augment, seed: int, cropped: bool
+) -> Numbers:
+    """Writes the augmented images to ``made`` (B, C, h, w), and returns their matrices (B, 3, 3)."""
+    size = (made.shape[-2], made.shape[-1])
+    whole, same = images.dtype == torch.uint8, images.shape == made.shape
+    levels = made if same else torch.empty_like(images, memory_format=torch.contiguous_format)
+    if whole:
+        levels.copy_(images)
+    else:
+        torch.mul(images, 255, out=levels)
     early, late, moved = _split(draw_layers(policy, ids, seed), ids, size)
-    levels = _apply_tones(levels, early, policy.fill)
-    levels, matrices = _resample(levels, ids, policy, size, seed, cropped, moved)
-    levels = _apply_tones(levels, late, policy.fill)
+    _apply_tones(levels, early, policy.fill)
+    matrices = _resample(levels, ids, policy, made, seed, cropped, moved)
+    _apply_tones(made, late, policy.fill)
     if policy.erase:
-        _erase(levels, ids, policy, seed)
-    return levels if whole else levels / 255, matrices
+        _erase(made, ids, policy, seed)
+    if not whole:
+        made /= 255
+    return matrices
 
 
 def _split(
@@ -128,32 +158,31 @@ def _resample(
     levels: Tensor,
     ids: NDArray[np.int64],
     policy: Augment,
-    size: tuple[int, int],
+    made: Tensor,
     seed: int,
     cropped: bool,
     moved: Numbers,
-) -> tuple[Tensor, Numbers]:
-    """Applies crop, shift, flip and the geometric operations ``moved`` in one resampling of the rows that need one. Returns the
-    result and their product (B, 3, 3).
+) -> Numbers:
+    """Applies crop, shift, flip and the geometric operations ``moved``; one resampling of the rows that need one.
+
+    ``made`` is ``levels``, or of another size and empty. Returns the product of the matrices (B, 3, 3).
     """
-    height, width = levels.shape[-2:]
+    (height, width), size = levels.shape[-2:], (made.shape[-2], made.shape[-1])
     window = np.tile(np.eye(3), (len(ids), 1, 1))
     if not cropped:
         boxes = crop_boxes(policy, seed, *ids.T, height=height, width=width, aspect=size[1] / size[0])
         window = box(boxes, *size)
     if policy.crop == "pad":
         window = window @ shift(draw_shifts(policy, ids, seed, size))
-    mirrored = flip(draw_flips(policy, ids, seed), size[1])
+    flips = draw_flips(policy, ids, seed)
+    matrices = window @ flip(flips, size[1]) @ moved
 
-    same = (height, width) == size
-    placed = levels if same else levels.new_empty(*levels.shape[:2], *size)
     turned = (moved != np.eye(3)).any((1, 2))
-    plain = same & (window == np.eye(3)).all((1, 2)) & ~turned
-    if (chosen := np.flatnonzero(plain & (mirrored[:, 0, 0] < 0))).size:
-        rows = _to_device(chosen, levels)
-        put(placed, rows, levels.index_select(0, rows).flip(-1))
+    plain = (window == np.eye(3)).all((1, 2)) & ~turned & (made is levels)
+    if (chosen := np.flatnonzero(plain & flips)).size:
+        for rows, chunk in parts(levels, _to_device(chosen, levels)):
+            put(made, rows, chunk.flip(-1))
 
-    matrices = window @ mirrored @ moved
     corners = np.array([[0.0, size[1]], [0.0, size[0]], [1.0, 1.0]])  # x, y, 1 of the upper left and the lower right
     frames = (window @ corners)[:, :2].transpose(0, 2, 1).reshape(-1, 4)
     if policy.crop == "jitter":  # the box may be larger than the picture
@@ -166,15 +195,15 @@ def _resample(
         uncovers = policy.crop == "jitter" or turned[chosen].any()
         regions = [visible(matrix, frames[chosen], size)] if uncovers else []
         for rows, chunk, *where in parts(levels, _to_device(chosen, levels), torch.from_numpy(matrix), *regions):
-            made = resample(chunk, *where, size=size, fill=policy.fill, border=border, step=2**times)
-            put(placed, rows, made)
-    return placed, matrices
+            placed = resample(chunk, *where, size=size, fill=policy.fill, border=border, step=2**times)
+            put(made, rows, placed)
+    return matrices
 
 
-def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> Tensor:
+def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> None:
     """Applies the tone operations of the layers, merged into tables, and their passes; modifies ``levels`` in place."""
     if not any((layer.names != NOTHING).any() for layer in layers):
-        return levels
+        return
     identity = torch.arange(256, dtype=torch.uint8, device=levels.device)
     tables = identity.repeat(*levels.shape[:2], 1)  # (B, C, 256): the pending tables of the rows
     waiting = np.zeros(len(levels), dtype=bool)
@@ -202,12 +231,11 @@ def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> Tensor:
                 _fill(levels, chosen, boxes, fill)
             waiting[chosen] = name in TABLES
     settle(waiting.copy())
-    return levels
 
 
 def _fill(levels: Tensor, chosen: NDArray[np.intp], boxes: NDArray[np.int64], fill: int) -> None:
     for rows, chunk, corners in parts(levels, _to_device(chosen, levels), _to_device(boxes, levels)):
-        put(levels, rows, chunk.masked_fill_(inside(corners, *levels.shape[-2:]), fill))
+        put(levels, rows, chunk.masked_fill(inside(corners, *levels.shape[-2:]), fill))
 
 
 def _erase(levels: Tensor, ids: NDArray[np.int64], policy: Augment, seed: int) -> None:

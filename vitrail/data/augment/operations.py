@@ -218,7 +218,13 @@ def cut_boxes(half: NDArray[np.float64], places: NDArray[np.float64], height: in
 
 
 def parts(images: Tensor, rows: Tensor, *arguments: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield ``(rows, images[rows], *arguments)`` (M, ...) for all rows at once, or on a CPU in chunks."""
+    """Yield ``(rows, images[rows], *arguments)`` (M, ...) for all rows at once, or on a CPU in chunks.
+
+    A chunk of one image is a view, which saves a copy.
+    """
     count = max(PART // max(images[0].numel(), 1), 1) if images.device.type == "cpu" else len(rows)
     for chunk, *rest in zip(*(tensor.split(count) for tensor in (rows, *arguments))):
-        yield chunk, images.index_select(0, chunk), *rest
+        if len(chunk) == 1 and images.device.type == "cpu":
+            yield chunk, images.narrow(0, int(chunk), 1), *rest
+        else:
+            yield chunk, images.index_select(0, chunk), *rest
