@@ -246,8 +246,16 @@ def test_killed_at_any_operation_on_the_disk_it_is_resumed_whole(tmp_path, verb)
     assert not list(tmp_path.glob("out/.*"))
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C as in the foreground: a shell starts what runs in the background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Preempted), (signal.SIGINT, Interrupted)])
-def test_a_signal_ends_it_between_whole_parts_and_the_same_call_continues(tmp_path, monkeypatch, number, error):
+def test_a_signal_ends_it_between_whole_parts_and_the_same_call_continues(tmp_path, monkeypatch, ctrl_c, number, error):
     before, handler = files.list_rows, signal.getsignal(signal.SIGTERM)
 
     def killed(pairs, *given):
