@@ -84,10 +84,15 @@ def _mirror(images: Tensor, flips: NDArray[np.bool_]) -> Tensor:
     if images.device.type == "cpu" and images[0].numel() >= LARGE:
         return torch.stack([image.flip(-1) if flipped else image for image, flipped in zip(images, flips)])
     made = images.clone(memory_format=torch.contiguous_format)
-    if (chosen := np.flatnonzero(flips)).size:
-        rows = _to_device(chosen, images)
-        put(made, rows, images.index_select(0, rows).flip(-1))
+    _flip(made, flips)
     return made
+
+
+def _flip(levels: Tensor, flips: NDArray[np.bool_]) -> None:
+    """Mirrors the images of ``flips`` (B,) in place."""
+    if (chosen := np.flatnonzero(flips)).size:
+        for rows, chunk in parts(levels, _to_device(chosen, levels)):
+            put(levels, rows, chunk.flip(-1))
 
 
 def _in_threads(
@@ -179,9 +184,7 @@ def _resample(
 
     turned = (moved != np.eye(3)).any((1, 2))
     plain = (window == np.eye(3)).all((1, 2)) & ~turned & (made is levels)
-    if (chosen := np.flatnonzero(plain & flips)).size:
-        for rows, chunk in parts(levels, _to_device(chosen, levels)):
-            put(made, rows, chunk.flip(-1))
+    _flip(made, plain & flips)
 
     corners = np.array([[0.0, size[1]], [0.0, size[0]], [1.0, 1.0]])  # x, y, 1 of the upper left and the lower right
     frames = (window @ corners)[:, :2].transpose(0, 2, 1).reshape(-1, 4)
