@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -90,11 +91,12 @@ def test_ray_loses_an_actor_and_then_its_driver(place, tmp_path):
     actor = int(records(out)[0]["process"].split("@")[0])
     assert actor != driver.pid
     os.kill(actor, signal.SIGKILL)
-    wait_for(out, len(records(out)) + 5, driver)  # another actor goes on
+    wait_for(out, len(records(out)) + 5, driver)
     driver.kill()
     driver.wait()  # Ray's own processes hold its stderr for a minute
     driver.stderr.close()
-    assert len({record["process"] for record in records(out)}) == 2
+    others = {record["process"] for record in records(out)} - {f"{actor}@{socket.gethostname()}"}
+    assert others  # one or more: Ray decides how many it starts
     assert len(records(out)) < IMAGES
     again = start(place, out)  # the engine may change
     _, said = again.communicate(timeout=600)
