@@ -32,7 +32,8 @@ def make(epoch, sample, view):
 def main():
     pool = Workers(make, 1, ["a", "b"])
     print(pool.processes[0].pid, flush=True)
-    print(pool(np.array([[0, 1, 0]]))[0].pixels.ravel().tolist(), flush=True)
+    with pool.prepare(np.array([[0, 1, 0]])) as made:
+        print(made[0].pixels.ravel().tolist(), flush=True)
     {then}
     pool.close()
 
@@ -54,6 +55,12 @@ def shades(user_code):
 
 def rows(*samples):
     return np.array([(0, sample, 0) for sample in samples])
+
+
+def take(pool, rows):
+    """What workers have prepared, copied."""
+    with pool.prepare(rows) as made:
+        return [each if isinstance(each, str) else each._replace(pixels=each.pixels.copy()) for each in made]
 
 
 def is_running(pid):
@@ -85,33 +92,54 @@ def pool_of():
 
 def test_a_worker_makes_what_this_process_makes_and_gives_the_reason_of_a_bad_image(shades, pool_of):
     make = shades(bad=(4,))
-    here, there = make_all(make, rows(3, 4, 5)), pool_of(make)(rows(3, 4, 5))
-    assert np.array_equal(here[0].pixels, there[0].pixels)
-    assert here[0][1:] == there[0][1:] == ((0, 0, 8, 6), (6, 8), None)
-    assert here[1] == there[1] == "OSError: no picture 4"
-    assert there[2].pixels.tolist() == np.full((3, 6, 8), 5).tolist()
+    with make_all(make, rows(3, 4, 5)) as here, pool_of(make).prepare(rows(3, 4, 5)) as there:
+        assert np.array_equal(here[0].pixels, there[0].pixels)
+        assert here[0][1:] == there[0][1:] == ((0, 0, 8, 6), (6, 8), None)
+        assert here[1] == there[1] == "OSError: no picture 4"
+        assert there[2].pixels.tolist() == np.full((3, 6, 8), 5).tolist()
 
 
 def test_a_worker_that_dies_at_an_image_is_an_error_that_names_the_image(shades, pool_of):
     pool = pool_of(shades(fatal=7))
     with pytest.raises(DataError, match=f"worker {pool.processes[0].pid} died .SIGKILL. at the image picture 7"):
-        pool(rows(5, 6, 7, 8))
+        take(pool, rows(5, 6, 7, 8))
 
 
 def test_a_worker_that_is_killed_from_outside_is_an_error_at_once(shades, pool_of):
     pool = pool_of(shades())
-    pool(rows(1))
+    take(pool, rows(1))
     os.kill(pool.processes[0].pid, signal.SIGKILL)
     with pytest.raises(DataError, match=r"died .SIGKILL. at the image picture 2"):
-        pool(rows(2, 3))
+        take(pool, rows(2, 3))
+
+
+def test_a_worker_that_is_killed_after_a_batch_is_not_said_to_have_died_at_an_image_of_it(shades, pool_of):
+    pool = pool_of(shades())
+    take(pool, rows(1, 2, 3))
+    os.kill(pool.processes[0].pid, signal.SIGKILL)
+    with pytest.raises(DataError, match=r"died .SIGKILL. at the image picture 5"):
+        take(pool, rows(5, 6, 7))
+
+
+def test_images_of_any_size_and_type_arrive_unchanged_batch_after_batch(user_code, pool_of):
+    pool = pool_of(user_code.sized)
+    for samples in [(1, 2), (19, 3, 18), (2, 1, 1, 1), (19,) * 9]:
+        with pool.prepare(rows(*samples)) as made:
+            for sample, there in zip(samples, made, strict=True):
+                here = user_code.sized(0, sample, 0)
+                assert (there.pixels.dtype, there.crop, there.full) == (here.pixels.dtype, here.crop, here.full)
+                assert np.array_equal(there.pixels, here.pixels)
+                assert (there.map is None) == (here.map is None)
+                assert there.map is None or np.array_equal(there.map, here.map)
+                assert not there.pixels.flags.writeable
 
 
 def test_a_worker_takes_no_notice_of_sigterm_and_sigint(shades, pool_of):
     pool = pool_of(shades())
-    pool(rows(1))
+    take(pool, rows(1))
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(pool.processes[0].pid, number)
-    assert pool(rows(2))[0].pixels.max() == 2
+    assert take(pool, rows(2))[0].pixels.max() == 2
 
 
 def test_what_cannot_be_pickled_is_refused_before_a_process_starts():
@@ -122,16 +150,16 @@ def test_what_cannot_be_pickled_is_refused_before_a_process_starts():
 def test_an_error_in_a_worker_is_raised_here_in_its_own_kind_or_with_the_traceback(user_code, pool_of):
     contents = UserDataset(user_code.Shades(20), np.arange(20), Strings(KEYS), 3)
     with pytest.raises(DataError, match="the transform failed on picture 3: KeyError: 'a mistake in the transform'"):
-        pool_of(Transformed(contents, user_code.failing, (6, 8), 0, 3))(rows(3))
+        take(pool_of(Transformed(contents, user_code.failing, (6, 8), 0, 3)), rows(3))
     with pytest.raises(ConfigError, match=r"\(3, 4, 4\) for picture 3"):
-        pool_of(Transformed(contents, user_code.narrow, (6, 8), 0, 3))(rows(3))
+        take(pool_of(Transformed(contents, user_code.narrow, (6, 8), 0, 3)), rows(3))
     with pytest.raises(RuntimeError, match=r"(?s)user_code.py.*LookupError: a mistake"):
-        pool_of(user_code.broken)(rows(3))
+        take(pool_of(user_code.broken), rows(3))
 
 
 def test_closing_ends_workers_that_are_busy_or_idle(shades):
     pool = Workers(shades(), 2, KEYS)
-    results = in_order(pool, [rows(1, 2)] * 9, threads=2, close=pool.close)
+    results = in_order(partial(take, pool), [rows(1, 2)] * 9, threads=2, close=pool.close)
     next(results)
     results.close()
     assert [process.poll() for process in pool.processes] == [-signal.SIGKILL] * 2

@@ -8,6 +8,8 @@ import signal
 
 import numpy as np
 
+from vitrail.data.pictures import Picture
+
 
 class Shades:
     """Pictures (6, 8, channels) of one grey each; the items in ``bad`` raise, ``fatal`` ends its process."""
@@ -70,3 +72,14 @@ def failing(picture):
 def broken(epoch, sample, view):
     """Makes no picture, by a mistake of the program's."""
     raise LookupError("a mistake")
+
+
+def sized(epoch, sample, view):
+    """A picture whose size, type and classes of pixels depend on the sample; sample 19 has a megabyte."""
+    side = 300 if sample == 19 else 5 * sample
+    draw = np.random.default_rng(sample)
+    pixels = draw.integers(0, 256, (side, side + 1, 3)).astype(np.uint8).transpose(2, 0, 1)  # not contiguous
+    levels = draw.integers(0, 9, (side, 7)).astype(np.uint8)
+    if sample % 2:
+        return Picture(pixels / np.float32(255))
+    return Picture(pixels, (0.0, 0.5, float(side), 1 / 3), (side, side + 1), levels)

@@ -8,7 +8,7 @@ Axes: B images, C channels, H and W, K classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -242,7 +242,7 @@ def _read_pictures(
     here = fetched(source.contents, partial(make_all, make))
     if workers:
         pool = Workers(make, workers, source.keys)
-        work = partial(_stack_pictures, fetched(source.contents, pool), views=views)
+        work = partial(_stack_pictures, fetched(source.contents, pool.prepare), views=views)
         results = in_order(work, jobs, threads=workers, close=pool.close)
     elif users or isinstance(source.contents, UserDataset):
         results = (_stack_pictures(here, ids, views=views) for ids in jobs)
@@ -258,24 +258,25 @@ def _read_pictures(
 
 
 def _stack_pictures(
-    make: Callable[[np.ndarray], list[Made]], ids: np.ndarray, *, views: int
+    make: Callable[[np.ndarray], AbstractContextManager[list[Made]]], ids: np.ndarray, *, views: int
 ) -> tuple[np.ndarray, np.ndarray, Frames, list[np.ndarray | None], dict[int, str]]:
     """Returns the ids of a job, its valid pictures (B, C, H, W), their frames and maps of classes, and the reasons of bad
     samples by index in the job.
     """
-    made = make(ids)
-    reasons: dict[int, str] = {}
-    for row, picture in enumerate(made):
-        if isinstance(picture, str):
-            reasons.setdefault(row // views, picture)
-    pictures = [
-        picture for row, picture in enumerate(made) if row // views not in reasons and isinstance(picture, Picture)
-    ]
-    pixels = [picture.pixels for picture in pictures]
-    if len({image.dtype for image in pixels}) > 1:  # a user's Dataset may return either type
-        pixels = [image if image.dtype == np.float32 else image / np.float32(255) for image in pixels]
-    images = np.stack(pixels) if pixels else np.zeros((0, 0, 0, 0), np.uint8)
-    return ids, images, Frames.of(pictures), [picture.map for picture in pictures], reasons
+    with make(ids) as made:
+        reasons: dict[int, str] = {}
+        for row, picture in enumerate(made):
+            if isinstance(picture, str):
+                reasons.setdefault(row // views, picture)
+        pictures = [
+            picture for row, picture in enumerate(made) if row // views not in reasons and isinstance(picture, Picture)
+        ]
+        pixels = [picture.pixels for picture in pictures]
+        if len({image.dtype for image in pixels}) > 1:  # a user's Dataset may return either type
+            pixels = [image if image.dtype == np.float32 else image / np.float32(255) for image in pixels]
+        images = np.stack(pixels) if pixels else np.zeros((0, 0, 0, 0), np.uint8)
+        maps = [None if picture.map is None else picture.map.copy() for picture in pictures]
+        return ids, images, Frames.of(pictures), maps, reasons
 
 
 def _annotations(source: Source) -> Annotations | None:

@@ -1,9 +1,9 @@
-"""Worker processes that prepare images: Python processes with numpy, Pillow and this package, connected by pipes.
+"""Worker processes that prepare images: Python processes with numpy, Pillow and this package.
 
 A worker imports neither torch nor the user's script (unless something in the script has to be unpickled), so it starts in
-a third of a second. It receives the rows of a batch and sends one image after the other, so if it dies, the image is
-known. It has no state to save: closing kills it, and if the parent process ends in any way, the worker reads the end of
-its pipe and exits.
+a third of a second. It receives the rows of a batch through a pipe, writes the images into memory that it shares with the
+parent, and replies where each is. If it dies, the memory says at which row. It has no state to save: closing kills it, and
+if the parent process ends in any way, the worker reads the end of its pipe and exits.
 
 The parent sends one pickle, of the function to call; everything else is lines of JSON and the bytes of images. So nothing
 from the process that opens untrusted files is ever unpickled.
@@ -19,10 +19,9 @@ import subprocess
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from io import BufferedReader
+from contextlib import contextmanager, suppress
 from multiprocessing import spawn
 from queue import SimpleQueue
 from typing import Any, BinaryIO, TypeVar
@@ -31,6 +30,7 @@ import numpy as np
 
 from vitrail.data.decode import BadImage
 from vitrail.data.pictures import Picture
+from vitrail.data.shared_memory import Reader, Writer, create_memory
 from vitrail.errors import ConfigError, DataError, VitrailError
 
 Row = Sequence[int]  # epoch, sample, view
@@ -40,13 +40,13 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 MARK = "VITRAIL_DATA_WORKER"  # environment variable that is set in workers
-PIPE_BYTES = 2**20  # a few images, so that a worker continues while the parent is busy
-START = "from vitrail.data.workers import serve; serve()"
+START = "from vitrail.data.workers import serve; serve({})"
 
 
-def make_all(make: Make, rows: Iterable[Row]) -> list[Made]:
-    """Every image of a batch, or the reason why it is missing."""
-    return [_attempt(make, row) for row in rows]
+@contextmanager
+def make_all(make: Make, rows: Iterable[Row]) -> Iterator[list[Made]]:
+    """Every image of a batch, or the reason why it is missing, prepared in this process; as `Workers.prepare`."""
+    yield [_attempt(make, row) for row in rows]
 
 
 def _attempt(make: Make, row: Row) -> Made:
@@ -99,76 +99,104 @@ class Workers:
     def __init__(self, make: Make, count: int, keys: Sequence[str]) -> None:
         refuse_in_worker()
         self.keys = keys
-        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
         content = _pickle(make)
         # the worker imports the user's script only if the pickle refers to it
-        script = _describe_script() if b"__main__" in content else {}
-        self.processes: list[subprocess.Popen[bytes]] = []
+        start = _encode_line(_describe_script() if b"__main__" in content else {}) + content
+        self._workers: list[_Worker] = []
         try:
             for _ in range(count):
-                self.processes.append(_start())
+                self._workers.append(_Worker())
         except BaseException:
             self.close()
             raise
-        for process in self.processes:
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):  # it died at once; the first request reports it
-                process.stdin.write(_encode_line(script))
-                process.stdin.write(content)
-                process.stdin.flush()
-            self._idle.put(process)
+        for worker in self._workers:
+            worker.write(start)
+            self._idle.put(worker)
 
-    def __call__(self, rows: np.ndarray) -> list[Made]:
-        """The images of rows (B, 3), from the next free worker.
+    @property
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        return [worker.process for worker in self._workers]
+
+    @contextmanager
+    def prepare(self, rows: np.ndarray) -> Iterator[list[Made]]:
+        """Lends the images of rows (B, 3), from the next free worker: their arrays are its memory, until the context ends.
 
         Raises:
             DataError: the worker died.
             ConfigError, DataError: raised by ``make`` in the worker.
             RuntimeError: any other exception of ``make`` except `BadImage`, with the traceback of the worker.
         """
-        process = self._idle.get()
+        worker = self._idle.get()
         try:
-            return self._ask(process, rows.tolist())
+            yield worker.ask(rows.tolist(), self.keys)
         finally:
-            self._idle.put(process)
-
-    def _ask(self, process: subprocess.Popen[bytes], rows: list[list[int]]) -> list[Made]:
-        assert process.stdin is not None
-        assert isinstance(process.stdout, BufferedReader)
-        with suppress(BrokenPipeError):  # the worker died; its last reply can still be read
-            process.stdin.write(_encode_line(rows))
-            process.stdin.flush()
-        made: list[Made] = []
-        for row in rows:
-            try:
-                answer = _receive(process.stdout)
-            except (EOFError, OSError, ValueError):
-                raise self._describe_death(process, self.keys[row[1]]) from None
-            if isinstance(answer, Exception):
-                raise answer
-            made.append(answer)
-        return made
-
-    def _describe_death(self, process: subprocess.Popen[bytes], key: str) -> DataError:
-        try:
-            code = process.wait(timeout=1)
-        except subprocess.TimeoutExpired:  # alive, but it sent an invalid reply
-            process.kill()
-            code = process.wait()
-        cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        remedy = "use fewer workers if memory ran out (SIGKILL); if it always dies at this image, remove the image"
-        return DataError(f"the data worker {process.pid} died ({cause}) at the image {key}", remedy)
+            self._idle.put(worker)
 
     def close(self) -> None:
         """Kill all workers."""
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                with suppress(OSError):  # unread data
-                    pipe.close()
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.close()
+
+
+class _Worker:
+    """A worker process and the memory in which it puts the images of a batch."""
+
+    def __init__(self) -> None:
+        self._memory = create_memory()
+        try:
+            self._images = Reader(self._memory)
+            self.process = _start(self._memory)
+        except BaseException:
+            self._memory.close()
+            raise
+
+    def write(self, content: bytes) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it died; its last reply can still be read
+            self.process.stdin.write(content)
+            self.process.stdin.flush()
+
+    def ask(self, rows: list[list[int]], keys: Sequence[str]) -> list[Made]:
+        assert self.process.stdout is not None
+        self.write(_encode_line(rows))
+        try:
+            answer = json.loads(self.process.stdout.readline())
+            if "error" not in answer:
+                return [self._find(made) for made in answer["made"]]
+        except (OSError, ValueError):
+            row = rows[min(self._images.marked(), len(rows) - 1)]
+            raise self._describe_death(keys[row[1]]) from None
+        kind = {"ConfigError": ConfigError, "DataError": DataError}.get(answer["error"])
+        raise kind(answer["what"], answer["remedy"], value=answer["value"]) if kind else RuntimeError(answer["what"])
+
+    def _find(self, made: list[Any] | str) -> Made:
+        if isinstance(made, str):
+            return made
+        pixels, crop, full, levels = made
+        view = self._images.view
+        return Picture(view(*pixels), crop and tuple(crop), full and tuple(full), levels and view(*levels))
+
+    def _describe_death(self, key: str) -> DataError:
+        try:
+            code = self.process.wait(timeout=1)
+        except subprocess.TimeoutExpired:  # alive, but it sent an invalid reply
+            self.process.kill()
+            code = self.process.wait()
+        cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        remedy = "use fewer workers if memory ran out (SIGKILL); if it always dies at this image, remove the image"
+        return DataError(f"the data worker {self.process.pid} died ({cause}) at the image {key}", remedy)
+
+    def close(self) -> None:
+        """Waits for the end of the process, and lets go of its memory."""
+        self.process.wait()
+        self._memory.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with suppress(OSError):  # unread data
+                pipe.close()
 
 
 def refuse_in_worker() -> None:
@@ -178,23 +206,17 @@ def refuse_in_worker() -> None:
         raise ConfigError(fact, "put the code of the script under `if __name__ == '__main__':`, or use workers=0")
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start(memory: BinaryIO) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", START],
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", START.format(memory.fileno())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        pass_fds=(memory.fileno(),),
         # one thread per worker, also in numpy and transforms
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", MARK: "1"},
         start_new_session=True,  # Ctrl-C is handled by the parent
     )
-    assert process.stdout is not None
-    # Linux limits the pipe memory of a user; other systems cannot set it
-    with suppress(OSError, AttributeError, ImportError):
-        import fcntl
-
-        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    return process
 
 
 def _pickle(make: Make) -> bytes:
@@ -214,75 +236,55 @@ def _describe_script() -> dict[str, str]:
     return {"init_main_from_path": os.path.abspath(path)} if path else {}
 
 
-def serve() -> None:
-    """The main loop of a worker: read the function, then rows, and write images."""
+def serve(memory: int) -> None:
+    """The main loop of a worker: read the function, then rows, and write images into the memory."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides when this ends
         signal.signal(number, signal.SIG_IGN)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # output of user code must not mix with the images
+    os.dup2(2, 1)  # output of user code must not mix with the replies
     with suppress(BrokenPipeError):  # the parent is gone
-        _serve(requests, replies)
+        _serve(requests, replies, Writer(open(memory, "r+b", buffering=0)))
     os._exit(0)
 
 
-def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
+def _serve(requests: BinaryIO, replies: BinaryIO, memory: Writer) -> None:
+    def send(answer: dict[str, Any]) -> None:
+        replies.write(_encode_line(answer))
+        replies.flush()
+
     try:
         spawn.prepare(json.loads(requests.readline()))
         make = pickle.load(requests)
     except (AttributeError, ImportError) as error:
         remedy = "define it at the top of a module, or use workers=0"
-        return _send(ConfigError(f"a worker process cannot find the dataset or transform: {error}", remedy), replies)
+        return send(_describe(ConfigError(f"a worker process cannot find the dataset or transform: {error}", remedy)))
     except Exception as error:  # the user's script or its unpickling may raise anything
-        return _send(error, replies)
+        return send(_describe(error))
     for line in requests:
-        for row in json.loads(line):
+        made = []
+        for number, row in enumerate(json.loads(line)):
+            memory.mark(number)
             try:
-                _send(_attempt(make, row), replies)
-            except BrokenPipeError:
-                raise
+                made.append(_put(_attempt(make, row), memory))
             except Exception as error:
-                return _send(error, replies)
+                return send(_describe(error))
+        memory.restart()
+        send({"made": made})
+
+
+def _put(made: Made, memory: Writer) -> list[Any] | str:
+    """The fields of a picture, with places in the memory instead of arrays."""
+    if isinstance(made, str):
+        return made
+    return [memory.append(each) if isinstance(each, np.ndarray) else each for each in made]
+
+
+def _describe(error: Exception) -> dict[str, Any]:
+    if isinstance(error, VitrailError):
+        return {"error": type(error).__name__, "what": error.what, "remedy": error.remedy, "value": error.value}
+    return {"error": "", "what": "".join(traceback.format_exception(error))}
 
 
 def _encode_line(value: Any) -> bytes:
     return json.dumps(value).encode() + b"\n"
-
-
-def _send(answer: Made | Exception, replies: BinaryIO) -> None:
-    if isinstance(answer, Picture):
-        pixels = answer.pixels
-        shown = {"crop": answer.crop, "full": answer.full, "map": None if answer.map is None else answer.map.shape}
-        replies.write(_encode_line({"shape": pixels.shape, "type": pixels.dtype.str, **shown}))
-        for array in (pixels, answer.map):
-            if array is not None:
-                replies.write(np.ascontiguousarray(array).data)
-    elif isinstance(answer, VitrailError):
-        words = {"what": answer.what, "remedy": answer.remedy, "value": answer.value}
-        replies.write(_encode_line({"error": type(answer).__name__, **words}))
-    elif isinstance(answer, Exception):
-        replies.write(_encode_line({"error": "", "what": "".join(traceback.format_exception(answer))}))
-    else:
-        replies.write(_encode_line({"reason": answer}))
-    replies.flush()
-
-
-def _receive(replies: BufferedReader) -> Made | Exception:
-    """Receives what `_send` has sent. Raises `EOFError` or `ValueError` if it is incomplete."""
-    head = json.loads(replies.readline())
-    if "reason" in head:
-        return head["reason"]
-    if "error" in head:
-        kind = {"ConfigError": ConfigError, "DataError": DataError}.get(head["error"])
-        return kind(head["what"], head["remedy"], value=head["value"]) if kind else RuntimeError(head["what"])
-    pixels = _receive_array(replies, head["shape"], head["type"])
-    levels = None if head["map"] is None else _receive_array(replies, head["map"], "u1")
-    crop, full = (None if value is None else tuple(value) for value in (head["crop"], head["full"]))
-    return Picture(pixels, crop, full, levels)
-
-
-def _receive_array(replies: BufferedReader, shape: list[int], kind: str) -> np.ndarray:
-    array = np.empty(shape, kind)
-    if replies.readinto(array.data.cast("B")) < array.nbytes:
-        raise EOFError
-    return array
