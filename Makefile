@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 PEERS  := .venv-peers/bin
+DEVICE ?= cuda
 WITH_DATA := accuracy bulk dense distillation faithfulness pretraining serving serving_plain  # benchmarks that are told of what
 BENCH  ?= $(filter-out harness $(WITH_DATA),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
 
@@ -16,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # the files come in the order of collection, in which the longest are first (tests/conftest.py)
 WORKERS := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-all check bench docs site env env-peers test-peers clean
+.PHONY: help demo test test-all test-gpu check bench bench-gpu docs site env env-peers test-peers clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -26,7 +27,7 @@ demo: .venv/core.done  ## train on digits, end with the path of the report
 	$(BIN)/vitrail train digits --out runs/demo
 
 test: .venv/test.done  ## the quick tests
-	$(BIN)/python -m pytest $(WORKERS) -m "not slow and not peers and not site"
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow and not gpu and not peers and not site"
 
 test-all: .venv/all.done  ## the slow tests as well; or TESTS="tests/models tests/data"
 	$(BIN)/python -m pytest $(WORKERS) -m "not peers and not site" $(TESTS)
@@ -34,6 +35,9 @@ test-all: .venv/all.done  ## the slow tests as well; or TESTS="tests/models test
 test-peers: .venv-peers/peers.done  ## against timm, torchvision and transformers, in the newest torch
 	$(PEERS)/python -m pytest $(WORKERS) -m peers tests/peers
 	$(PEERS)/python -m pytest tests/test_torch_private.py
+
+test-gpu: .venv-peers/peers.done  ## on a GPU; DEVICE=cpu rehearses it
+	VITRAIL_TEST_DEVICE=$(DEVICE) $(PEERS)/python -m pytest -m gpu tests/gpu
 
 check: .venv/test.done  ## lint, format, types, layout
 	$(BIN)/ruff check
@@ -52,6 +56,9 @@ site: .venv/docs.done  ## docs/_build/html, every tutorial run; warnings are err
 
 bench: .venv-peers/peers.done  ## the benchmarks that need no data, or BENCH="one two"
 	set -e; for name in $(BENCH); do $(PEERS)/python benchmarks/$$name.py; done
+
+bench-gpu: .venv-peers/peers.done  ## the GPU's figures in nine minutes, or DEVICE=cpu to rehearse
+	$(PEERS)/python benchmarks/gpu.py --device $(DEVICE) $(if $(CIFAR10),--cifar10 $(CIFAR10))
 
 env: .venv/all.done  ## everything: tests, the documentation and all extras
 env-peers: .venv-peers/peers.done  ## the second environment, with the peers

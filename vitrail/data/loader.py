@@ -27,6 +27,7 @@ from vitrail.data.sources.contents import UserDataset
 from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.shards import fetch_ahead, fetched
 from vitrail.data.sources.source import Source
+from vitrail.data.transfer import send
 from vitrail.data.windows import Windows
 from vitrail.data.workers import Made, Make, Workers, in_order, make_all
 from vitrail.errors import DataError
@@ -66,14 +67,9 @@ class Batch:
         """Copies the batch to a device; copies to a GPU are asynchronous."""
         device = torch.device(device)
 
-        def move(tensor: Tensor) -> Tensor:
-            if device.type == "cuda" and tensor.device.type == "cpu":
-                return tensor.pin_memory().to(device, non_blocking=True)
-            return tensor.to(device)
-
         several = isinstance(self.targets, tuple)
-        targets = tuple(map(move, self.targets)) if several else move(self.targets)
-        return replace(self, images=move(self.images), targets=targets)
+        targets = tuple(send(part, device) for part in self.targets) if several else send(self.targets, device)
+        return replace(self, images=send(self.images, device), targets=targets)
 
 
 def collate_labels(rows: np.ndarray) -> Tensor:
@@ -219,7 +215,7 @@ def _read_arrays(
         kept = torch.tensor(images, device=device)  # (n, H, W, C)
     for ids in jobs:
         rows = ids[:, 1]
-        pixels = torch.from_numpy(images[rows]) if kept is None else kept[torch.from_numpy(rows).to(device)]
+        pixels = torch.from_numpy(images[rows]) if kept is None else kept[send(rows, kept.device)]
         size = images.shape[1:3]
         annotations = _annotations(source)
         maps = None if annotations is None else [annotations.read_map(row, size) for row in rows.tolist()]

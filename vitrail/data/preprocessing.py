@@ -173,13 +173,13 @@ class Preprocessing:
     def normalise(self, images: Tensor) -> Tensor:
         """(x / 255 - mean) / std of uint8 images (B, C, H, W), in fp32; floats must be in [0, 1] already."""
         scaled = images.float() if images.is_floating_point() else images.float() / 255
-        mean, std = (scaled.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))  # (C, 1, 1)
+        mean, std = (_per_channel(values, scaled) for values in (self.mean, self.std))
         return (scaled - mean) / std
 
     def denormalise(self, images: Tensor) -> Tensor:
         """The inverse of `normalise`: images (B, C, H, W) in fp32, clamped to [0, 1]."""
         images = images.float()
-        mean, std = (images.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))  # (C, 1, 1)
+        mean, std = (_per_channel(values, images) for values in (self.mean, self.std))
         return (images * std + mean).clamp(0, 1)
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
@@ -274,3 +274,8 @@ class Preprocessing:
         if (tall, wide) == self.size:
             return image
         return image.crop((left, top, left + width, top + height))
+
+
+def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
+    """(C, 1, 1), copied to the device of ``like`` without waiting for it."""
+    return like.new_tensor(values, device="cpu").view(-1, 1, 1).to(like.device, non_blocking=True)

@@ -136,7 +136,7 @@ class BoxHead(nn.Module):
         down = (torch.arange(rows, device=x.device, dtype=dtype) + 0.5) * stride[0]
         right = (torch.arange(columns, device=x.device, dtype=dtype) + 0.5) * stride[1]
         centres = torch.stack([right.expand(rows, -1), down[:, None].expand(-1, columns)], -1).flatten(0, 1)  # (h w, 2)
-        sides = centres.new_tensor([stride[1], stride[0]])
+        sides = torch.tensor([stride[1], stride[0]], dtype=dtype).to(x.device, non_blocking=True)
         reach = (scale.to(dtype) * reach.to(dtype).clamp(-STEEPEST, STEEPEST)).exp() * (REACH * sides.repeat(2))
         boxes = [centres - reach[..., :2], centres + reach[..., 2:]]  # each (B, h w, 2)
         size = torch.full_like(reach[..., :1], math.sqrt(stride[0] * stride[1]))

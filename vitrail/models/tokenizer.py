@@ -155,12 +155,12 @@ class Tokenizer(nn.Module):
         return (rounded.detach().round().long() * self._steps(rounded.device)).sum(3)
 
     def _levels(self, device: torch.device) -> Tensor:
-        return torch.tensor(self.config.levels, device=device)
+        return torch.tensor(self.config.levels).to(device, non_blocking=True)
 
     def _steps(self, device: torch.device) -> Tensor:
         """Returns the place value of each quantised value in the code: (S,)."""
         levels = self.config.levels
-        return torch.tensor([math.prod(levels[:place]) for place in range(len(levels))], device=device)
+        return torch.tensor([math.prod(levels[:place]) for place in range(len(levels))]).to(device, non_blocking=True)
 
     def layers(self) -> list[dict[str, nn.Parameter]]:
         """Groups all parameters by depth: projection; each block, with the codes in the last of the encoder; pixels."""

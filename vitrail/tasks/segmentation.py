@@ -20,6 +20,7 @@ from vitrail.data.augment.placement import Frames, Placement
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.label_maps import IGNORED, LabelMaps
 from vitrail.data.sources.source import Source
+from vitrail.data.transfer import send
 from vitrail.errors import ConfigError, DataError, nearest
 from vitrail.models import Backbone
 from vitrail.models.dense_heads import FusedHead, LinearHead
@@ -153,12 +154,15 @@ class Segmenter(DenseTask):
         check_placed(placement)
         maps = resample_nearest(targets, placement.sampling, size=placement.size, fill=IGNORED)
         weights = F.pad(self._weigh(maps.device), (0, 256 - len(self.classes)))  # (256,), 0 for ignored pixels
-        total = (torch.bincount(maps.flatten().long(), minlength=256) * weights).sum()
-        return maps, (len(maps) / total.clamp(min=weights[weights > 0].min())).expand(len(maps))
+        classes = maps.flatten().long()
+        # not `bincount`, for whose size the host waits for a GPU
+        counts = torch.zeros_like(weights, dtype=torch.int64).scatter_add_(0, classes, torch.ones_like(classes))
+        least = min(weight for weight in self.class_weights or (1.0,) if weight > 0)
+        return maps, (len(maps) / (counts * weights).sum().clamp(min=least)).expand(len(maps))
 
     def _weigh(self, device: torch.device) -> Tensor:
         """The weight of a pixel of each class, (K,) in fp32."""
-        return torch.tensor(self.class_weights or [1.0] * len(self.classes), device=device)
+        return send(torch.tensor(self.class_weights or [1.0] * len(self.classes)), device)
 
     def loss(self, outputs: Tensor, targets: tuple[Tensor, Tensor], **options: Any) -> Tensor:
         """Cross-entropy, the weighted mean over all pixels of the batch that have a class."""

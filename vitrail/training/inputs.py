@@ -16,6 +16,7 @@ from vitrail.data.augment.placement import Placement, place
 from vitrail.data.augment.policy import Augment
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transfer import send
 from vitrail.objectives.objective import Objective
 from vitrail.tasks.task import Task
 
@@ -61,7 +62,7 @@ class TaskInputs:
         images, targets = self.task.mix(images, targets, ids, policy, seed=seed)
         parts = targets if isinstance(targets, tuple) else (targets,)
         # the halo has been mixed into its neighbour; it belongs to another part of the batch
-        return images[batch.halo :], *(part[batch.halo :].to(images.device) for part in parts)
+        return images[batch.halo :], *(send(part[batch.halo :], images.device) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class ViewInputs:
         images = self.augmented(batch)  # (B V, C, h, w)
         noise = self.objective.draw(batch.ids[::views], self.augmented.preprocessing.size, self.augmented.seed)
         parts = [images[view::views].contiguous() for view in range(views)]
-        drawn = [tensor.to(images.device) for tensor in noise]
+        drawn = [send(tensor, images.device) for tensor in noise]
         targets = [] if self.target_network is None else [apply_in_chunks(self.target_network, parts[0])]
         return *parts, *drawn, *targets
 

@@ -25,7 +25,7 @@ def operate(images: Tensor, name: str, values: NDArray[np.float64], *, fill: int
         matrices = GEOMETRY[name](values, height, width)
         seen = visible(matrices, np.array([[0.0, 0.0, width, height]]), (height, width))
         return resample(images, torch.from_numpy(matrices), seen, size=(height, width), fill=fill)
-    amounts = torch.from_numpy(values).float().to(images.device)
+    amounts = torch.from_numpy(values).float()
     if name in PASSES:
         return PASSES[name](images, amounts)
     return look_up(images, TABLES[name](images, amounts).expand(*images.shape[:2], 256))

@@ -34,6 +34,7 @@ from vitrail.data.augment.geometry import GEOMETRY, Numbers, box, flip, resample
 from vitrail.data.augment.operations import LOOKING, PART, PASSES, TABLES, cut_boxes, inside, look_up, parts, put
 from vitrail.data.augment.policy import Augment
 from vitrail.data.augment.sample import NOTHING, Layer, draw_erasing, draw_flips, draw_layers, draw_shifts
+from vitrail.data.transfer import send
 
 LARGE = 2**14  # numbers of an image, from which on a CPU mirrors faster image by image
 
@@ -91,7 +92,7 @@ def _mirror(images: Tensor, flips: NDArray[np.bool_]) -> Tensor:
 def _flip(levels: Tensor, flips: NDArray[np.bool_]) -> None:
     """Mirrors the images of ``flips`` (B,) in place."""
     if (chosen := np.flatnonzero(flips)).size:
-        for rows, chunk in parts(levels, _to_device(chosen, levels)):
+        for rows, chunk in parts(levels, send(chosen, levels.device)):
             put(levels, rows, chunk.flip(-1))
 
 
@@ -197,7 +198,7 @@ def _resample(
         matrix = matrices[chosen]
         uncovers = policy.crop == "jitter" or turned[chosen].any()
         regions = [visible(matrix, frames[chosen], size)] if uncovers else []
-        for rows, chunk, *where in parts(levels, _to_device(chosen, levels), torch.from_numpy(matrix), *regions):
+        for rows, chunk, *where in parts(levels, send(chosen, levels.device), torch.from_numpy(matrix), *regions):
             placed = resample(chunk, *where, size=size, fill=policy.fill, border=border, step=2**times)
             put(made, rows, placed)
     return matrices
@@ -213,7 +214,7 @@ def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> None:
 
     def settle(chosen: NDArray[np.bool_]) -> None:
         if (due := np.flatnonzero(chosen & waiting)).size:
-            all_rows = _to_device(due, levels)
+            all_rows = send(due, levels.device)
             for rows, chunk, table in parts(levels, all_rows, tables[all_rows]):
                 put(levels, rows, look_up(chunk, table))
             tables[all_rows] = identity
@@ -222,10 +223,10 @@ def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> None:
     for layer in layers:
         settle(~np.isin(layer.names, [NOTHING, *(TABLES.keys() - LOOKING)]))
         for name, chosen in _list_groups(layer):
-            values = _to_device(layer.values[chosen].astype(np.float32), levels)
-            for rows, chunk, value in parts(levels, _to_device(chosen, levels), values):
+            values = torch.from_numpy(layer.values[chosen].astype(np.float32))
+            for rows, chunk, value in parts(levels, send(chosen, levels.device), values):
                 if name in TABLES:
-                    table = TABLES[name](chunk, value).expand(len(rows), *tables.shape[1:])
+                    table = TABLES[name](chunk, send(value, levels.device)).expand(len(rows), *tables.shape[1:])
                     tables[rows] = table.gather(-1, tables[rows].long())
                 elif name in PASSES:
                     put(levels, rows, PASSES[name](chunk, value))
@@ -237,7 +238,7 @@ def _apply_tones(levels: Tensor, layers: Sequence[Layer], fill: int) -> None:
 
 
 def _fill(levels: Tensor, chosen: NDArray[np.intp], boxes: NDArray[np.int64], fill: int) -> None:
-    for rows, chunk, corners in parts(levels, _to_device(chosen, levels), _to_device(boxes, levels)):
+    for rows, chunk, corners in parts(levels, send(chosen, levels.device), send(boxes, levels.device)):
         put(levels, rows, chunk.masked_fill(inside(corners, *levels.shape[-2:]), fill))
 
 
@@ -246,10 +247,6 @@ def _erase(levels: Tensor, ids: NDArray[np.int64], policy: Augment, seed: int) -
     if not chosen.size:
         return
     if policy.erase_fill == "noise":
-        noise_boxes(levels, _to_device(chosen, levels), boxes, states)
+        noise_boxes(levels, send(chosen, levels.device), boxes, states)
     else:
         _fill(levels, chosen, boxes, policy.fill)
-
-
-def _to_device(array: NDArray, like: Tensor) -> Tensor:
-    return torch.from_numpy(array).to(like.device)

@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitrail.data.transfer import send
+
 Numbers = NDArray[np.float64]
 Border = Literal["edge", "reflect", "zero"]
 
@@ -90,7 +92,7 @@ def resample(
     unit = torch.tensor(
         [[scales[0], 0, -1 - step / 2 * scales[0]], [0, scales[1], -1 - step / 2 * scales[1]]], dtype=torch.float64
     )
-    terms = (unit @ matrices).float().to(images.device)  # (B, x or y, 3)
+    terms = send((unit @ matrices).float(), images.device)  # (B, x or y, 3)
     x_factor, y_factor, offset = terms[..., None, None].unbind(2)  # each (B, 2, 1, 1)
     x = torch.arange(size[1], device=images.device) + 0.5
     y = torch.arange(size[0], device=images.device)[:, None] + 0.5
@@ -120,7 +122,7 @@ def resample_nearest(maps: Tensor, matrices: Numbers, *, size: tuple[int, int], 
     """
     # in double precision where there is one: a centre on the edge of a pixel must not depend on the rounding
     dtype = torch.float32 if maps.device.type == "mps" else torch.float64
-    terms = torch.from_numpy(matrices[:, :2]).to(maps.device, dtype)  # (B, x or y, 3)
+    terms = send(torch.from_numpy(matrices[:, :2]).to(dtype), maps.device)  # (B, x or y, 3)
     x_factor, y_factor, offset = terms[..., None, None].unbind(2)  # each (B, 2, 1, 1)
     x = torch.arange(size[1], device=maps.device, dtype=dtype) + 0.5
     y = torch.arange(size[0], device=maps.device, dtype=dtype)[:, None] + 0.5
@@ -156,7 +158,7 @@ def visible(matrices: Numbers, frames: Numbers, size: tuple[int, int]) -> Tensor
 
 
 def _cover(made: Tensor, seen: Tensor, level: int) -> None:
-    first, last = seen.to(made.device)[:, :, None, :, None].unbind(1)  # each (B, 1, h, 1)
+    first, last = send(seen, made.device)[:, :, None, :, None].unbind(1)  # each (B, 1, h, 1)
     column = torch.arange(made.shape[-1], dtype=torch.int16, device=made.device)
     inside = ((column >= first) & (column < last)).to(made.dtype)  # (B, 1, h, w)
     # a masked fill would take longer than everything else in this function

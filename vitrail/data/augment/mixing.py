@@ -16,6 +16,7 @@ from torch import Tensor
 from vitrail.data.augment.operations import inside
 from vitrail.data.augment.policy import Augment
 from vitrail.data.rng import betas, uniforms
+from vitrail.data.transfer import send
 
 
 def smooth(targets: Tensor, amount: float) -> Tensor:
@@ -39,10 +40,10 @@ def mix(
     boxes, weights, cut = draw_mixing(policy, ids, seed, (images.shape[-2], images.shape[-1]))
     if not weights.any():
         return images, targets
-    weight = torch.from_numpy(weights).to(images.dtype).to(images.device)  # (M,)
+    weight = send(torch.from_numpy(weights).to(images.dtype), images.device)  # (M,)
     shares = torch.where(
-        torch.from_numpy(cut).to(images.device)[:, None, None, None],
-        inside(torch.from_numpy(boxes).to(images.device), *images.shape[-2:]).to(images.dtype),
+        send(cut, images.device)[:, None, None, None],
+        inside(send(boxes, images.device), *images.shape[-2:]).to(images.dtype),
         weight[:, None, None, None],
     )  # (M, 1, H, W)
     mixed = torch.lerp(images, images.roll(1, 0), shares)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.data.augment.geometry import store_like
+from vitrail.data.transfer import send
 
 LUMA = (0.299, 0.587, 0.114)
 PART = 2**18  # numbers that a CPU processes at a time, so that they and the results fit in the cache of a core
@@ -110,7 +111,7 @@ def _to_grey(images: Tensor, _: Tensor) -> Tensor:
 
 
 def _colour(images: Tensor, factor: Tensor) -> Tensor:
-    factor = factor[:, None, None, None]
+    factor = send(factor, images.device)[:, None, None, None]
     return store_like(images.to(torch.float32, copy=True).mul_(factor).add_(_grey(images) * (1 - factor)), images)
 
 
@@ -125,7 +126,7 @@ def _hue(images: Tensor, turn: Tensor) -> Tensor:
     is_red, is_green = (value == red).float(), (value == green).float()
     hue = torch.lerp(red - green, blue - red, is_green).lerp_(green - blue, is_red).div_(chroma.clamp(min=1e-6))
     # in sixths of the circle: red is at 0, green at 2, blue at 4
-    hue += is_green.mul_(-2).add_(4).mul_(is_red.neg_().add_(1)).add_(6 * turn[:, None, None])
+    hue += is_green.mul_(-2).add_(4).mul_(is_red.neg_().add_(1)).add_(6 * send(turn, images.device)[:, None, None])
     made = torch.stack([hue + 5, hue + 3, hue + 1], 1)  # (B, 3, H, W): the phase of each channel
     made.sub_((made / 6).floor_(), alpha=6).sub_(2).abs_().neg_().add_(2).clamp_(0, 1).mul_(chroma[:, None])
     return store_like(made.neg_().add_(value[:, None]), images)
@@ -137,7 +138,7 @@ def _sharpness(images: Tensor, factor: Tensor) -> Tensor:
     wide = images.to(torch.int16) if images.dtype == torch.uint8 else images
     rows = wide[..., :-2, :] + wide[..., 1:-1, :] + wide[..., 2:, :]
     around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
-    share = ((1 - factor) / 13)[:, None, None, None]  # weight of each neighbour
+    share = ((1 - send(factor, images.device)) / 13)[:, None, None, None]  # weight of each neighbour
     sharper = around.float().mul_(share).addcmul_(wide[..., 1:-1, 1:-1].float(), 1 - 9 * share)
     made = images.clone()
     made[..., 1:-1, 1:-1] = store_like(sharper, images)
@@ -150,9 +151,9 @@ def _blur(images: Tensor, deviation: Tensor) -> Tensor:
     whole = ((torch.sqrt(12 * variance + 1) - 1) / 2).floor()  # pixels on either side with full weight
     part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
     reach = int(whole.max()) + 1
-    distances = torch.arange(reach + 1, device=images.device)[:, None]
+    distances = torch.arange(reach + 1)[:, None]
     weights = (whole + part + 1 - distances).clamp(0, 1) / (2 * (whole + part) + 1)  # (reach + 1, B)
-    weights = weights[..., None, None, None]
+    weights = send(weights[..., None, None, None], images.device)
     blurred = images.float()
     for _ in range(2):  # along the rows of the image (columns of its transpose), then along the columns
         blurred = blurred.mT.contiguous()
@@ -168,7 +169,7 @@ def _blur(images: Tensor, deviation: Tensor) -> Tensor:
     return store_like(blurred, images)
 
 
-# (images (B, C, H, W), values (B,)) -> (B, C, H, W) of the same kind
+# (images (B, C, H, W), values (B,) on the CPU) -> (B, C, H, W) of the same kind
 PASSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "grey": _to_grey,
     "colour": _colour,
