@@ -25,7 +25,12 @@ from torch import Tensor, nn
 
 from vitrail.models import create_backbone
 
-SIZES = {"vit-ti16": (192, 3, "vit_tiny_patch16_224"), "vit-s16": (384, 6, "vit_small_patch16_224")}
+SIZES = {  # width, heads, depth, name in timm
+    "vit-ti16": (192, 3, 12, "vit_tiny_patch16_224"),
+    "vit-s16": (384, 6, 12, "vit_small_patch16_224"),
+    "vit-b16": (768, 12, 12, "vit_base_patch16_224"),
+    "vit-l16": (1024, 16, 24, "vit_large_patch16_224"),
+}
 Step = Callable[[], object]
 
 
@@ -35,7 +40,7 @@ def ours(name: str) -> nn.Module:
 
 def of_timm(name: str, *, fused: bool) -> nn.Module:
     timm.layers.set_fused_attn(fused)  # read when the model is made
-    return timm.create_model(SIZES[name][2])
+    return timm.create_model(SIZES[name][3])
 
 
 class HuggingFace(nn.Module):
@@ -43,9 +48,10 @@ class HuggingFace(nn.Module):
 
     def __init__(self, name: str, *, attention: str) -> None:
         super().__init__()
-        width, heads, _ = SIZES[name]
+        width, heads, depth, _ = SIZES[name]
         config = transformers.ViTConfig(
             hidden_size=width,
+            num_hidden_layers=depth,
             num_attention_heads=heads,
             intermediate_size=4 * width,
             num_labels=1000,
@@ -58,8 +64,8 @@ class HuggingFace(nn.Module):
 
 
 def of_torchvision(name: str) -> nn.Module:
-    width, heads, _ = SIZES[name]
-    return torchvision.models.VisionTransformer(224, 16, 12, heads, width, 4 * width)
+    width, heads, depth, _ = SIZES[name]
+    return torchvision.models.VisionTransformer(224, 16, depth, heads, width, 4 * width)
 
 
 def builders(name: str) -> dict[str, Callable[[], nn.Module]]:
@@ -148,7 +154,7 @@ def measure(name: str, *, batch: int, device: str, compiled: bool, blocks: int) 
 def main() -> None:
     available = "cuda" if torch.cuda.is_available() else "cpu"
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--models", nargs="+", default=list(SIZES), choices=list(SIZES))
+    arguments.add_argument("--models", nargs="+", default=["vit-ti16", "vit-s16"], choices=list(SIZES))
     arguments.add_argument("--device", default=available)
     arguments.add_argument("--batch", type=int, help="32 on a CPU, else 256")
     arguments.add_argument("--blocks", type=int, default=7)

@@ -47,6 +47,9 @@ pytestmark = pytest.mark.gpu
 only_cuda = pytest.mark.skipif(DEVICE.type != "cuda", reason="a CPU beside itself says nothing about this")
 STEPS = 24
 
+if DEVICE.type == "cuda" and not torch.cuda.is_available():
+    pytest.exit("there is no CUDA device here; `make test-gpu DEVICE=cpu` rehearses the tests", 2)
+
 
 @pytest.fixture(autouse=True)
 def exact_products() -> Iterator[None]:
