@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -37,6 +38,21 @@ def test_tables_of_strings_join_and_pickle():
 def test_a_million_names_pickle_to_little_more_than_their_letters():
     strings = Strings(f"n0/{number}.jpg" for number in range(10_000))
     assert len(pickle.dumps(strings)) < len(strings.blob) + 8 * 10_000 + 1_000
+
+
+def test_many_names_are_taken_in_memory_of_their_letters():
+    names = [f"n{number % 7}/{number}é.jpg" for number in range(50_000)]
+    strings, rows = Strings(names), np.random.default_rng(0).permutation(50_000)[:40_000]
+    tracemalloc.start()
+    try:
+        taken = strings.take(rows)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert list(taken) == [names[row] for row in rows]
+    assert taken.ends[-1] == len(taken.blob)
+    assert peak < 150 * len(rows)  # lists of strings take 300
+    assert list(strings.take(np.array([], int))) == []
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import stat
+from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from vitrail.data.decode import BadImage, convert_image
 from vitrail.errors import DataError, find_fault
 
 MAX_FILE_BYTES = 2**29  # a raw TIFF of 64 million pixels with 16 bits per channel has 2**28.5
+TAKEN = 2**14  # names that are copied at once
 ENDS = 4096  # bytes at each end of a file that are compared for files of equal length
 
 
@@ -91,16 +93,21 @@ def check_names(names: Iterable[str], what: str) -> None:
             raise DataError(f"the name of the {what} {name!r} {fault}", "rename it")
 
 
+def _decode_any(name: np.ndarray) -> str:
+    return name.tobytes().decode("utf-8", "surrogatepass")
+
+
 class Strings(Sequence[str]):
     """Many names in two buffers: their bytes, and the end of each. Raises `DataError` as `check_names` does."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        texts = list(texts)
-        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-        self.blob = b"".join(encoded)
+        blob, ends = bytearray(), array("q")
+        for text in texts:
+            blob += text.encode("utf-8", "surrogatepass")
+            ends.append(len(blob))
+        self.blob, self.ends = bytes(blob), np.array(ends)
         if _FAULTS.search(self.blob):
-            check_names(texts, "image")
-        self.ends = np.fromiter(map(len, encoded), np.int64, len(encoded)).cumsum()
+            check_names(map(_decode_any, np.split(np.frombuffer(self.blob, np.uint8), self.ends[:-1])), "image")
 
     @staticmethod
     def join(parts: Iterable[Strings]) -> Strings:
@@ -136,7 +143,19 @@ class Strings(Sequence[str]):
             start = end
 
     def take(self, rows: np.ndarray) -> Strings:
-        return Strings(self[row] for row in rows.tolist())
+        """The names of these rows, in this order."""
+        taken, bytes_of_blob = Strings(), np.frombuffer(self.blob, np.uint8)
+        starts, lengths = np.append(0, self.ends[:-1])[rows], np.diff(self.ends, prepend=0)[rows]
+        taken.ends = lengths.cumsum()
+        parts = []
+        for first in range(0, len(rows), TAKEN):  # an index of each byte takes eight
+            part = slice(first, first + TAKEN)
+            before = lengths[part].cumsum() - lengths[part]
+            places = np.repeat(starts[part] - before, lengths[part])
+            places += np.arange(len(places))
+            parts.append(bytes_of_blob[places].tobytes())
+        taken.blob = b"".join(parts)
+        return taken
 
     def digest(self) -> str:
         """SHA-256 of the names in sorted order."""

@@ -63,7 +63,7 @@ def _assign_strata(targets: np.ndarray | Annotations, items: int) -> np.ndarray:
 
 def _rank_items(contents: Contents, seed: int) -> np.ndarray:
     """A number per item, a function of its key and the seed: (n,) uint64."""
-    digests = b"".join(
+    digests = (
         blake2b(f"{seed}/{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest() for key in contents.keys
     )
-    return np.frombuffer(digests, "<u8")
+    return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64, len(contents.keys))

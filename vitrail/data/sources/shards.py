@@ -171,7 +171,8 @@ def fetch_ahead(contents: Contents, steps: Iterator[np.ndarray]) -> Iterator[np.
 
     def fetch() -> None:
         while (ids := requests.get()) is not None:
-            with suppress(DiskError):  # it is raised where the image is read
+            # a full disk is raised where the image is read; a process that ends starts no threads
+            with suppress(DiskError, RuntimeError):
                 contents.fetch(ids[:, 1])
 
     # a daemon, so that a process that ends does not wait for a download
