@@ -25,7 +25,7 @@ import torch
 from accuracy import measure
 from PIL import Image
 from torch import nn
-from vit_step import inference, of_timm, of_torchvision, ours, training
+from step import inference, of_timm, of_torchvision, ours, training
 
 import vitrail
 from vitrail.models import configure, cost_of
@@ -149,7 +149,7 @@ def compare(report: Report, scale: Scale, peak: float) -> None:
 def prepare(model: nn.Module, mode: str, images: torch.Tensor, targets: torch.Tensor, compiled: bool) -> Step:
     if mode == "training":
         return training(model, images, targets, compiled=compiled)
-    return inference(model, images, compiled=compiled, weights=torch.bfloat16)
+    return inference(model, images, compiled=compiled)
 
 
 def write_photographs(folder: Path, count: int) -> None:

@@ -115,8 +115,8 @@ def commit() -> str:
 
 
 def claim(name: str, timings: Mapping[str, Timing], where: Mapping[str, object], revision: str) -> str:
-    """The whole claim, fastest first; each line is compared with the fastest that is not ours."""
-    peers = {each: timing for each, timing in timings.items() if not each.startswith("vitrail")}
+    """The whole claim, fastest first; each line is compared with the fastest that is neither ours nor a bound."""
+    peers = {each: timing for each, timing in timings.items() if not each.startswith(("vitrail", "bound"))}
     best = max(peers or timings, key=lambda each: timings[each].median)
     device = where["gpu"] or f"{where['processor']}, {where['cores']} cores"
     stack = f"torch {where['torch']}, threads {where['threads']} by {where['clock']}, load {where['load_average']}"
