@@ -32,7 +32,6 @@ import torch
 import torch.nn.functional as F
 import torchvision
 import transformers
-import vit_pytorch
 from torch import Tensor, nn
 
 from vitrail.exports.onnx import to_onnx
@@ -103,6 +102,8 @@ def of_torchvision(name: str) -> nn.Module:
 
 
 def of_vit_pytorch(name: str) -> nn.Module:
+    import vit_pytorch
+
     width, heads, depth = VITS[name]
     how = {"dim": width, "depth": depth, "heads": heads, "dim_head": width // heads, "mlp_dim": 4 * width}
     return vit_pytorch.ViT(image_size=224, patch_size=16, num_classes=1000, **how)
