@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from accuracy import measure
 from PIL import Image
-from torch import nn
 from step import inference, of_timm, of_torchvision, ours, training
+from torch import nn
 
 import vitrail
 from vitrail.models import configure, cost_of

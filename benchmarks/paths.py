@@ -1,9 +1,9 @@
-"""The other fast paths of the model against the obvious ones beside them, ViT-Ti/16 in bf16 at 224 pixels.
+"""The other fast paths of the model against the obvious ones beside them, ViT-Ti/16 at 224 pixels.
 
 Dense layers with bias and GELU inside oneDNN's product; patches through a dense layer; a last block for the class token
 alone; dropped samples left out or masked (`SKIPS_FROM` in vitrail/models/layers.py). Timed as in attention.py.
 
-Command: python benchmarks/paths.py [--device cuda] [--threads 2] [--batch 32]
+Command: python benchmarks/paths.py [--device cuda] [--precision fp32] [--threads 2] [--batch 32] [--claims inference]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import datetime
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from unittest import mock
 
 import torch
@@ -21,14 +22,15 @@ from attention import take_turns
 from harness import RECORDS, commit, machine
 
 from vitrail.models import ViT, create_backbone
+from vitrail.torch_private import fusing
 
-DTYPE = torch.bfloat16
+TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 Contenders = dict[str, Callable[[], None]]
 
 
-def model(device: str, **changes: object) -> ViT:
+def model(images: torch.Tensor, **changes: object) -> ViT:
     torch.manual_seed(0)
-    return create_backbone("vit-ti16", **changes).to(device, DTYPE)
+    return create_backbone("vit-ti16", **changes).to(images)
 
 
 def infer(network: ViT, images: torch.Tensor) -> None:
@@ -41,18 +43,18 @@ def train(network: ViT, images: torch.Tensor) -> None:
     network.zero_grad()
 
 
-def dense(device: str, images: torch.Tensor, gelu: str) -> Contenders:
-    network = model(device, gelu=gelu).eval()
+def dense(images: torch.Tensor, gelu: str) -> Contenders:
+    network = model(images, gelu=gelu).eval()
 
-    def with_linear() -> None:
-        with mock.patch("vitrail.models.layers.can_fuse_dense", return_value=False):
+    def run(fused: bool) -> None:
+        with fusing(fused):
             infer(network, images)
 
-    return {"oneDNN": lambda: infer(network, images), "F.linear": with_linear}
+    return {"oneDNN": lambda: run(True), "F.linear": lambda: run(False)}
 
 
-def patches(device: str, images: torch.Tensor) -> Contenders:
-    network = model(device)
+def patches(images: torch.Tensor) -> Contenders:
+    network = model(images)
     convolution = network.patch_embed.proj
 
     def step(project: Callable[[], torch.Tensor]) -> None:
@@ -65,8 +67,8 @@ def patches(device: str, images: torch.Tensor) -> Contenders:
     }
 
 
-def last_block(device: str, images: torch.Tensor, use: Callable[[ViT, torch.Tensor], None]) -> Contenders:
-    network = model(device).train(use is train)
+def last_block(images: torch.Tensor, use: Callable[[ViT, torch.Tensor], None]) -> Contenders:
+    network = model(images).train(use is train)
 
     def whole() -> None:
         encode = network._encode
@@ -76,8 +78,8 @@ def last_block(device: str, images: torch.Tensor, use: Callable[[ViT, torch.Tens
     return {"class token": lambda: use(network, images), "all tokens": whole}
 
 
-def drop_path(device: str, images: torch.Tensor, drop: float) -> Contenders:
-    network = model(device).train()
+def drop_path(images: torch.Tensor, drop: float) -> Contenders:
+    network = model(images).train()
     for block in network.blocks:
         block.drop_path = drop
 
@@ -91,29 +93,41 @@ def drop_path(device: str, images: torch.Tensor, drop: float) -> Contenders:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="bf16", choices=list(TYPES))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--claims", default="", help="only those that contain this word")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     device, where = asked.device, machine(asked.device)
-    images = torch.randn(asked.batch, 3, 224, 224, device=device, dtype=DTYPE)
-    claims = {f"inference, {gelu} GELU": dense(device, images, gelu) for gelu in ("exact", "tanh") if device == "cpu"}
-    claims["patch projection, training"] = patches(device, images)
-    claims["last block, inference"] = last_block(device, images, infer)
-    claims["last block, training"] = last_block(device, images, train)
-    claims |= {f"samples dropped with {drop}, training": drop_path(device, images, drop) for drop in (0.05, 0.1, 0.3)}
+    images = torch.randn(asked.batch, 3, 224, 224, device=device, dtype=TYPES[asked.precision])
+    builders: dict[str, Callable[[], Contenders]] = {
+        **{f"inference, {gelu} GELU": partial(dense, images, gelu) for gelu in ("exact", "tanh") if device == "cpu"},
+        "patch projection, training": partial(patches, images),
+        "last block, inference": partial(last_block, images, infer),
+        "last block, training": partial(last_block, images, train),
+        **{f"samples dropped with {drop}, training": partial(drop_path, images, drop) for drop in (0.05, 0.1, 0.3)},
+    }
     name = where["gpu"] or f"{where['processor']}, {where['cores']} cores"
-    title = f"ViT-Ti/16 bf16 batch {asked.batch}, images/s"
+    title = f"ViT-Ti/16 {asked.precision} batch {asked.batch}, images/s"
     print(f"{title}  ·  {name}  ·  torch {where['torch']}, {where['threads']} threads  ·  {commit()}")
-    record: dict[str, object] = {"name": "paths", "commit": commit(), "machine": where, "batch": asked.batch}
+    record: dict[str, object] = {
+        "name": "paths",
+        "commit": commit(),
+        "machine": where,
+        "batch": asked.batch,
+        "precision": asked.precision,
+    }
     clock = time.thread_time if device == "cpu" and asked.threads == 1 else time.perf_counter
-    for claim, contenders in claims.items():
-        found = take_turns(contenders, asked.batch, device, clock, 0.5)
+    for claim, build in builders.items():
+        if asked.claims not in claim:
+            continue
+        found = take_turns(build(), asked.batch, device, clock, 0.5)
         (fast, ours), (slow, theirs) = found.items()
         rates = "   ".join(f"{path} {each.median:8.1f} ± {each.spread:.1f}" for path, each in found.items())
         print(f"  {claim:<36} {rates}   n={len(ours.rates)}   {fast} {ours.times(theirs):.2f} x {slow}", flush=True)
         record[claim] = {path: {"median": each.median, "spread": each.spread} for path, each in found.items()}
-    path = RECORDS / f"{datetime.date.today().isoformat()}-paths-{device}.json"
+    path = RECORDS / f"{datetime.date.today().isoformat()}-paths-{asked.precision}-{device}.json"
     RECORDS.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
 

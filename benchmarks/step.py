@@ -1,4 +1,4 @@
-"""A network's training step and its inference against timm, Hugging Face, torchvision and vit-pytorch, each at its best: same work,
+"""Training step and inference of a network against timm, Hugging Face, torchvision and vit-pytorch, each at its best: same work,
 one process, in turns.
 
 Training is forward, cross-entropy, backward and a fused AdamW update; inference is forward. Each library has every setting that
@@ -302,7 +302,9 @@ def main() -> None:
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments.add_argument("--precisions", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"])
     arguments.add_argument("--compile", action="store_true", default=available == "cuda", help="compiled as well")
-    arguments.add_argument("--profile", action="store_true", help="where the time of a step goes, in place of the table")
+    arguments.add_argument(
+        "--profile", action="store_true", help="where the time of a step goes, in place of the table"
+    )
     given = arguments.parse_args()
     torch.set_num_threads(given.threads)
     keep_large_buffers()

@@ -11,7 +11,18 @@ from torch import Tensor
 
 from vitrail import torch_private
 from vitrail.models.cost import saved_bytes
-from vitrail.torch_private import check, convolution, copy_, has_fused, lerp, lerp_, linear, multiply_
+from vitrail.torch_private import (
+    check,
+    convolution,
+    copy_,
+    fusing,
+    has_fused,
+    lerp,
+    lerp_,
+    linear,
+    multiply_,
+    takes_fused,
+)
 
 LISTS = ("lerp", "lerp_", "mul_", "copy_")
 TYPES = (torch.float32, torch.bfloat16)
@@ -70,6 +81,17 @@ def test_dense_layers_are_fused_where_onednn_is():
     assert has_fused(torch.float32) == torch.backends.mkldnn.is_available()
     assert not has_fused(torch.float64)
     assert not has_fused(torch.float16)
+
+
+def test_fused_layers_are_taken_by_wish_else_where_they_were_faster(monkeypatch):
+    fused(torch.float32)
+    for wanted in (True, False):
+        with fusing(wanted):
+            assert takes_fused(torch.float32) is wanted
+            assert not takes_fused(torch.float64)
+    for capability, faster in (("AVX2", False), ("AVX512", True)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda name=capability: name)
+        assert takes_fused(torch.float32) is faster
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

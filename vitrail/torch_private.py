@@ -6,7 +6,9 @@ hold both equal, in the lowest and in the newest version of torch that is suppor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -89,6 +91,31 @@ def convolution(
     """A convolution, then GELU; where `has_fused` says so."""
     window = (padding, stride, dilation, groups)
     return torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *window, "gelu", [], APPROXIMATIONS[gelu])
+
+
+_wanted: ContextVar[bool | None] = ContextVar("fused", default=None)
+
+
+@contextmanager
+def fusing(wanted: bool) -> Iterator[None]:
+    """Inside the context `takes_fused` is ``wanted`` where `has_fused` is true, in place of what its table says."""
+    token = _wanted.set(wanted)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def takes_fused(dtype: torch.dtype) -> bool:
+    """Whether layers take `linear` and `convolution`: as `fusing` says, else where they were faster.
+
+    On an EPYC without AVX-512 oneDNN's fp32 products ran at 65 Gflop/s, at 50 with GELU, and MKL's at 80; ViTs were 1.06 to 1.15
+    times as fast without (benchmarks/paths.py). With AVX-512, and in bf16, it was the other way round.
+    """
+    wanted = _wanted.get()
+    if wanted is None:
+        wanted = dtype != torch.float32 or torch.backends.cpu.get_cpu_capability() != "AVX2"
+    return wanted and has_fused(dtype)
 
 
 @cache
