@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,8 @@ def measured(monkeypatch, tmp_path) -> list[Sequence[Way]]:
     """The ways that were measured each time; the second is said to be the fastest."""
     asked: list[Sequence[Way]] = []
 
-    def choose(network: Any, image: Sequence[int], ways: Sequence[Way], *, batch: int) -> Choice:
+    def choose(network: Any, image: Sequence[int], ways: Sequence[Way], *, batch: int, **how: Any) -> Choice:
+        assert how == {"gradient": True, "images": math.inf}
         assert network.config.width == 16 and all(parameter.is_meta for parameter in network.parameters())
         assert (tuple(image), batch) == ((1, 32, 32), 12)
         asked.append(ways)

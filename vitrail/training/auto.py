@@ -88,6 +88,7 @@ def tune(run: Run, plan: NetworkPlan, device: torch.device, say: Say, ranks: Ran
     image = (plan.channels, *plan.model.size)
     named = {"config": repr(plan.network.config), "about": plan.model.name or Path(plan.model.init or "").stem}
     choice = ranks.tell(recall_way(plan.network, image, ways, batch=-(-batch // ranks.world), **named))
+    assert choice is not None  # as a training measures for any number of images
     say(f"tuned    {choice}")
     way = choice.way
     precision, threads = cast(Precision, way.precision), way.threads * ranks.local_world
