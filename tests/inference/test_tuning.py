@@ -22,7 +22,7 @@ from vitrail.serving.loaded_model import load_model
 from vitrail.tasks.classification import Classifier, create_classifier
 from vitrail.weights.native import save_model
 
-FOUR = [Way("fp32", 2), Way("fp32", 1), Way("fp32", 2, channels_last=True), Way("fp32", 1, channels_last=True)]
+FOUR = [Way("fp32", 4), Way("fp32", 2), Way("fp32", 4, channels_last=True), Way("fp32", 2, channels_last=True)]
 ENOUGH = 40
 
 
@@ -46,7 +46,7 @@ def measured(monkeypatch, tmp_path) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(tuning_cache, "choose_way", choose)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    torch.set_num_threads(2)  # given back after each test
+    torch.set_num_threads(4)  # given back after each test
     return asked
 
 
@@ -82,21 +82,21 @@ def test_a_short_predict_does_not_measure_and_takes_what_a_long_one_has_measured
         return vitrail.predict(model, [images], log=lines.append, quiet=True).to_rows()
 
     before = predict(few)
-    assert not lines.tuned and seen == {(2, False)}
+    assert not lines.tuned and seen == {(4, False)}
     assert [(each["images"], each["ways"]) for each in measured] == [(5, FOUR)]
     seen.clear()
     predict(many)
     assert lines.tuned == [
-        "tuned    fp32 on 1 thread channels last; ms of an image, forward: fp32 on 1 thread channels last 1, "
-        "fp32 on 2 threads channels last 2, fp32 on 1 thread 3, fp32 on 2 threads 4 (measured in 0.5 s)"
+        "tuned    fp32 on 2 threads channels last; ms of an image, forward: fp32 on 2 threads channels last 1, "
+        "fp32 on 4 threads channels last 2, fp32 on 2 threads 3, fp32 on 4 threads 4 (measured in 0.5 s)"
     ]
-    assert seen == {(1, True)} and torch.get_num_threads() == 2
+    assert seen == {(2, True)} and torch.get_num_threads() == 4
     after = predict(few)
     assert lines.tuned[0].endswith("(measured before)") and len(measured) == 2
     assert [row["label"] for row in after] == [row["label"] for row in before]
     assert [row["score"] for row in after] == pytest.approx([row["score"] for row in before], rel=1e-4)
     (words,) = vitrail.doctor(tune="show").values()
-    assert "forward: fp32 on 1 thread" in words
+    assert "forward: fp32 on 2 threads" in words
 
 
 @pytest.mark.parametrize("name", ["vit", "vit, stem", "swin", "bit", "pvt v2"])
@@ -141,13 +141,13 @@ def test_the_server_measures_at_its_start_and_takes_it_from_the_cache_the_next_t
     torch.testing.assert_close(tuned.values, plain.values, rtol=1e-4, atol=1e-5)
     seen = note_calls(again.model)
     again.answer_normalised([picture])
-    assert seen == {(1, True)} and torch.get_num_threads() == 2
+    assert seen == {(2, True)} and torch.get_num_threads() == 4
 
 
 def test_ways_differ_in_threads_and_where_maps_are_convolved_in_layout():
-    assert list_ways("fp32", 2, maps=True) == FOUR
+    assert list_ways("fp32", 4, maps=True) == FOUR
     assert list_ways("bf16", 8, maps=False) == [Way("bf16", 8), Way("bf16", 4)]
-    assert list_ways("fp32", 1, maps=False) == [Way("fp32", 1)]
+    assert list_ways("fp32", 3, maps=False) == [Way("fp32", 3)]
     assert list_ways("fp32", 8, maps=False, ranks=Ranks(world=2)) == [Way("fp32", 8)]
 
 

@@ -91,6 +91,12 @@ def test_time_is_bounded_and_a_hopeless_way_is_tried_once(monkeypatch):
     assert choice.way == SLOW
 
 
+def test_the_first_way_is_not_given_up_after_a_disturbed_pass(monkeypatch):
+    """Its passes 0 to 7 find out how long two kinds of blocks take, 8 is the first in turns, and 9 the first that counts."""
+    machine = Machine(monkeypatch, {SLOW: [*[0.12] * 9, 0.4, 0.12], FAST: [0.15]})
+    assert machine.choose(SLOW, FAST).way == SLOW
+
+
 def test_more_images_are_taken_where_one_is_too_quick(monkeypatch):
     asked: list[int] = []
     found = find_blocks

@@ -10,6 +10,7 @@ import pytest
 
 import vitrail
 from tests.training import on_ranks
+from vitrail.files import read_sealed, write_sealed
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime import tuning_cache
 from vitrail.runtime.tuning import Choice, Way
@@ -90,3 +91,15 @@ def test_a_damaged_choice_is_measured_again(measured, tmp_path):
     run(tmp_path / "second")
     assert measured == [PRECISIONS] * 2
     assert len(vitrail.doctor(tune="show")) == 1
+
+
+def test_a_choice_of_before_inference_was_measured_is_still_listed(measured, tmp_path):
+    run(tmp_path / "first")
+    (kept,) = (tmp_path / "cache" / "tuning").iterdir()
+    content = read_sealed(kept)
+    assert content is not None and content.pop("gradient")
+    for way in (content["way"], *(way for way, _ in content["seconds"])):
+        del way["channels_last"]
+    write_sealed(kept, content)
+    (words,) = vitrail.doctor(tune="show").values()
+    assert words.startswith("bf16; ms of an image, forward and backward: fp32 1e+03, bf16 2e+03")

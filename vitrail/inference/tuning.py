@@ -16,7 +16,7 @@ from vitrail.models import device_of, sketch
 from vitrail.models.layers import Conv
 from vitrail.runtime.distributed import ALONE, Ranks
 from vitrail.runtime.progress import Say
-from vitrail.runtime.tuning import Way
+from vitrail.runtime.tuning import Way, list_threads
 from vitrail.runtime.tuning_cache import recall_way
 from vitrail.tasks.task import WINDOWS, Task
 from vitrail.weights.onnx import ExportedBackbone
@@ -49,7 +49,7 @@ def tune(
 
 def list_ways(precision: str, threads: int, *, maps: bool, ranks: Ranks = ALONE) -> list[Way]:
     """The ways that are timed, in their order; ``maps`` is that of `convolves_maps`."""
-    counts = [threads, threads // 2] if threads > 1 and ranks.alone else [threads]
+    counts = list_threads(threads) if ranks.alone else [threads]
     return [Way(precision, count, layout) for layout in ([False, True] if maps else [False]) for count in counts]
 
 

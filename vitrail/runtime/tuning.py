@@ -79,6 +79,11 @@ class Choice:
         return f"{self.way.describe(self.seconds)}; ms of an image, {passes}: {', '.join(words)} ({when})"
 
 
+def list_threads(most: int) -> list[int]:
+    """The numbers of threads that are tried: ``most``, and half of them if these are several."""
+    return [most, most // 2] if most >= 4 else [most]
+
+
 def choose_way(
     network: nn.Module,
     image: Sequence[int],
@@ -131,8 +136,7 @@ def choose_way(
     for way in ways[1:]:
         if totals[way] < WORTH * totals[best]:
             best = way
-    measured = {way: totals[way] for way in ways if math.isfinite(totals[way])}
-    return Choice(best, measured, clock() - began, gradient)
+    return Choice(best, totals, clock() - began, gradient)
 
 
 def _is_worth(images: float, blocks: Sequence[Block], seconds: Sequence[float]) -> bool:
@@ -208,7 +212,7 @@ def find_blocks(network: nn.Module, image: Sequence[int], images: int) -> list[B
 
 
 def _time(run: Callable[[Way], None], ways: Sequence[Way], seconds: float, clock: Clock) -> dict[Way, float]:
-    """The shortest time of a pass in each way, in turns for so many ``seconds``; infinite where the first was hopeless."""
+    """The shortest time of a pass in each way, in turns for so many ``seconds``; the first way is never given up."""
     best = dict.fromkeys(ways, math.inf)
     hopeful, ends = list(ways), clock() + seconds
     for number in range(ROUNDS):
@@ -220,7 +224,8 @@ def _time(run: Callable[[Way], None], ways: Sequence[Way], seconds: float, clock
                 run(way)
                 best[way] = min(best[way], clock() - began)
         least = min(best.values())
-        hopeful = [way for way in hopeful if best[way] <= HOPELESS * least]
+        # the first is what is computed in by default, which one disturbed pass must not exclude
+        hopeful = [way for way in hopeful if way == ways[0] or best[way] <= HOPELESS * least]
         if len(hopeful) == 1 or clock() > ends:
             break
     return best
