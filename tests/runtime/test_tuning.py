@@ -108,10 +108,10 @@ def test_more_images_are_taken_where_one_is_too_quick(monkeypatch):
     monkeypatch.setattr(tuning, "find_blocks", note)
     machine = Machine(monkeypatch, {SLOW: [0.004], FAST: [0.006]})
     machine.choose(SLOW, FAST, batch=64)
-    assert max(asked) == 12  # of 4 ms each, in 0.05 s
+    assert max(asked) == 8  # of 4 ms each, in 0.05 s
     asked.clear()
-    machine.choose(SLOW, FAST, batch=32)
-    assert max(asked) == 12
+    machine.choose(SLOW, FAST, batch=6)
+    assert max(asked) == 6
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -134,20 +134,20 @@ def test_the_blocks_of_every_architecture_run_as_the_network_calls_them(name):
     assert all(parameter.is_meta for parameter in network.parameters())
 
 
-@pytest.mark.parametrize(("images", "passes"), [(66, 0), (67, 4), (111, 4)])
+@pytest.mark.parametrize(("images", "passes"), [(199, 0), (200, 4), (222, 4)])
 def test_few_images_are_not_worth_a_measurement(monkeypatch, images, passes):
-    """Three blocks of 0.3 s: 3 % of 111 images are less than 3 s. Both kinds are timed, after a first pass; for 66 none."""
-    machine = Machine(monkeypatch, {SLOW: [0.3], FAST: [0.2]})
+    """Three blocks of 0.15 s: 3 % of 222 images are less than 3 s. Both kinds are timed, after a first pass; for 199 none."""
+    machine = Machine(monkeypatch, {SLOW: [0.15], FAST: [0.1]})
     assert machine.ask(SLOW, FAST, images=images, gradient=False) is None
     assert machine.passes == {SLOW: passes, FAST: 0}
 
 
-@pytest.mark.parametrize("images", [112, math.inf])
+@pytest.mark.parametrize("images", [223, math.inf])
 def test_as_many_as_are_worth_it_are_timed_forward_only(monkeypatch, images):
-    machine = Machine(monkeypatch, {SLOW: [0.3], FAST: [0.2]})
+    machine = Machine(monkeypatch, {SLOW: [0.15], FAST: [0.11]})
     choice = machine.choose(SLOW, FAST, images=images, gradient=False)
     assert choice.way == FAST and not any(machine.built)
-    assert str(choice).startswith("bf16; ms of an image, forward: bf16 600, fp32 900 (measured in ")
+    assert str(choice).startswith("bf16; ms of an image, forward: bf16 330, fp32 450 (measured in ")
 
 
 def test_images_that_are_quick_together_are_not_worth_it_either(monkeypatch):

@@ -25,6 +25,9 @@ LONGEST = 3.0  # seconds for all measurements of a choice
 SHORTEST = 0.05  # seconds that the fastest way should take for one pass through a block: less is not measured well
 FEWEST, ROUNDS = 5, 12  # passes in each way that should be timed, and those that are enough
 HOPELESS = 2.0  # a way that takes so many times as long as the best is not measured again
+FEW = (
+    200  # images to come for which it is not even timed how long they take: that takes as long as two or three of them
+)
 WORTH = 0.97  # of the time of a way that comes before it, which another must not exceed to be taken
 
 Clock = Callable[[], float]
@@ -110,7 +113,7 @@ def choose_way(
     All of it takes about `LONGEST` seconds, or one image in each block if that takes longer.
     """
     began = clock()
-    if images * (1 - WORTH) < 2:  # images that are computed before it is known how long the others take
+    if images < FEW:
         return None
     blocks = find_blocks(network, image, 1)
     most = LONGEST / (max(len(blocks), 1) * FEWEST * len(ways))  # seconds of a pass through a block
@@ -118,7 +121,8 @@ def choose_way(
     if not _is_worth(images, blocks, alone):
         return None
     counts = [_count_images(seconds, most, batch) for seconds in alone]
-    parts = [find_blocks(network, image, count)[number] for number, count in enumerate(counts)]
+    found = {count: find_blocks(network, image, count) for count in set(counts) - {1}} | {1: blocks}
+    parts = [found[count][number] for number, count in enumerate(counts)]
     once = [_time(part.build(gradient=gradient), ways[:1], 0, clock)[ways[0]] / n for part, n in zip(parts, counts)]
     if not _is_worth(images, parts, once):
         return None
@@ -129,8 +133,10 @@ def choose_way(
         run = Block(network, (inputs,), {}).build(gradient=gradient, from_images=True)
         totals = {way: seconds / batch for way, seconds in _time(run, ways, LONGEST, clock).items()}
     else:
-        for part, count in zip(parts, counts):
-            for way, seconds in _time(part.build(gradient=gradient), ways, LONGEST / len(parts), clock).items():
+        for number, (part, count) in enumerate(zip(parts, counts)):
+            run = part.build(gradient=gradient)
+            left = began + LONGEST - clock()
+            for way, seconds in _time(run, ways, left / (len(parts) - number), clock).items():
                 totals[way] += seconds / count * part.count
     best = ways[0]
     for way in ways[1:]:
@@ -146,8 +152,12 @@ def _is_worth(images: float, blocks: Sequence[Block], seconds: Sequence[float]) 
 
 
 def _count_images(alone: float, most: float, batch: int) -> int:
-    """The images with which a pass takes `SHORTEST` seconds, and not longer than ``most``; at least one, at most a batch."""
-    return max(1, min(batch, int(min(max(SHORTEST, most / 4), most) / max(alone, 1e-9))))
+    """The images with which a pass takes `SHORTEST` seconds, and not longer than ``most``; at least one, at most a batch.
+
+    A power of two below a batch, so that few numbers occur: the network runs on the meta device for each.
+    """
+    count = max(1, int(min(max(SHORTEST, most / 4), most) / max(alone, 1e-9)))
+    return min(batch, 1 << count.bit_length() - 1)
 
 
 @dataclass
