@@ -1,6 +1,8 @@
-"""What is chosen by timing a network's blocks, beside whole updates in each precision, in turns in one process.
+"""What is chosen by timing a network's blocks, beside whole updates, or whole forward passes, in each way, in turns in one
+process.
 
 python benchmarks/tuning.py --threads 2
+python benchmarks/tuning.py --inference
 """
 
 from __future__ import annotations
@@ -8,11 +10,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from unittest import mock
 
 import harness
 import torch
 
+from vitrail.inference.options import InferenceOptions
+from vitrail.inference.tuning import convolves_maps, list_ways
 from vitrail.models import configure, sketch
+from vitrail.models.layers import PatchEmbed
 from vitrail.objectives.supervised import Supervised
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.process import keep_large_buffers
@@ -20,6 +29,8 @@ from vitrail.runtime.tuning import Way, choose_way
 from vitrail.tasks.classification import create_classifier
 
 ROUNDS = 5
+FORWARD_ROUNDS = 7
+FORWARD = {"ViT of digits": 128, "ViT-Ti/16": 8, "ViT-S/16": 4, "BiT-R50x1": 4}  # and their batches
 SMALL = {
     "image_size": (8, 8),
     "patch_size": (2, 2),
@@ -57,31 +68,89 @@ def time_updates(config, batch: int, ways: list[Way]) -> dict[str, float]:
     return {precision: statistics.median(times[1:]) for precision, times in taken.items()}
 
 
+def convolve(embed: PatchEmbed, images: torch.Tensor) -> torch.Tensor:
+    return embed.proj(images).flatten(2).mT
+
+
+def time_outputs(config, batch: int, ways: list[Way], clock: Callable[[], float]) -> dict[str, float]:
+    """Median ms of an image, forward only: in each way, and in the first with attention and patches that are not measured.
+
+    They take turns, every second time in the other direction.
+    """
+    torch.manual_seed(0)
+    model = create_classifier(config, classes=10).eval()
+    images = torch.randn(batch, config.in_channels, *config.image_size)
+    contenders = {way.describe(ways): (way, nullcontext) for way in ways}
+    if config.architecture == "vit":
+        of_attention = partial(mock.patch, "vitrail.models.attention.attention_path")
+        for path in ("plain", "fused"):
+            contenders[f"{path} attention"] = ways[0], partial(of_attention, return_value=path)
+        contenders["convolved patches"] = ways[0], partial(mock.patch.object, PatchEmbed, "forward", convolve)
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(FORWARD_ROUNDS + 1):
+        for name in list(contenders)[:: 1 if number % 2 else -1]:
+            way, within = contenders[name]
+            with torch.inference_mode(), within():
+                began = clock()
+                InferenceOptions(way=way).compute(model, images)
+                taken[name].append(1e3 * (clock() - began) / batch)
+    return {name: statistics.median(times[1:]) for name, times in taken.items()}
+
+
+def compare_updates(name: str, threads: int) -> dict[str, object]:
+    """What is chosen for training, beside whole updates."""
+    model, changes, batch = NETWORKS[name]
+    config, ways = configure(model, **changes), [Way("fp32", threads), Way("bf16", threads)]
+    choice = choose_way(sketch(config), (config.in_channels, *config.image_size), ways, batch=batch)
+    assert choice is not None
+    whole = time_updates(config, batch, ways)
+    return {
+        "network": name,
+        "batch": batch,
+        "chosen": choice.way.precision,
+        "measured_in_s": choice.took,
+        "measured_ms": {way.precision: 1e3 * seconds for way, seconds in choice.seconds.items()},
+        "update_ms": whole,
+        "over_the_best": whole[choice.way.precision] / min(whole.values()),
+    }
+
+
+def compare_outputs(name: str, threads: int) -> dict[str, object]:
+    """What is chosen for inference in fp32, beside forward passes of the whole network in every way.
+
+    Of one thread the time that it was given counts, which other work on the machine takes little of.
+    """
+    (model, changes, _), batch = NETWORKS[name], FORWARD[name]
+    config = configure(model, **changes)
+    ways = list_ways("fp32", threads, maps=convolves_maps(sketch(config)))
+    image, clock = (config.in_channels, *config.image_size), harness.clock_of("cpu")
+    choice = choose_way(sketch(config), image, ways, batch=batch, gradient=False, clock=clock)
+    assert choice is not None
+    whole = time_outputs(config, batch, ways, clock)
+    return {
+        "network": name,
+        "batch": batch,
+        "chosen": choice.way.describe(ways),
+        "measured_in_s": choice.took,
+        "measured_ms": {way.describe(ways): 1e3 * seconds for way, seconds in choice.seconds.items()},
+        "forward_ms": whole,
+        "over_the_best": whole[choice.way.describe(ways)] / min(whole.values()),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
-    threads = parser.parse_args().threads
+    parser.add_argument("--inference", action="store_true")
+    asked = parser.parse_args()
     keep_large_buffers()
-    torch.set_num_threads(threads)
-    ways = [Way("fp32", threads), Way("bf16", threads)]
+    torch.set_num_threads(asked.threads)
+    compare, title = (compare_outputs, "tuning-inference") if asked.inference else (compare_updates, "tuning")
     rows = []
-    for name, (model, changes, batch) in NETWORKS.items():
-        config = configure(model, **changes)
-        choice = choose_way(sketch(config), (config.in_channels, *config.image_size), ways, batch=batch)
-        whole = time_updates(config, batch, ways)
-        rows.append(
-            {
-                "network": name,
-                "batch": batch,
-                "chosen": choice.way.precision,
-                "measured_in_s": choice.took,
-                "measured_ms": {way.precision: 1e3 * seconds for way, seconds in choice.seconds.items()},
-                "update_ms": whole,
-                "over_the_best": whole[choice.way.precision] / min(whole.values()),
-            }
-        )
-        print(rows[-1])
-    print(harness.write("tuning", {"threads": threads, "networks": rows}, device="cpu"))
+    for name in FORWARD if asked.inference else NETWORKS:
+        rows.append(compare(name, asked.threads))
+        print(rows[-1], flush=True)
+    print(harness.write(title, {"threads": asked.threads, "networks": rows}, device="cpu"))
 
 
 if __name__ == "__main__":

@@ -82,3 +82,16 @@ def test_a_mistake_is_said_in_words(words, said, tmp_path, monkeypatch, capsys):
     assert run(["serve", *words]) == 2
     told = capsys.readouterr().err
     assert said in told and "Traceback" not in told
+
+
+@pytest.mark.parametrize(("words", "expected"), [([], (16, True)), (["--max-batch", "5", "--no-tune"], (5, False))])
+def test_a_model_is_tuned_for_the_largest_batch_unless_that_is_switched_off(words, expected, monkeypatch):
+    asked = []
+
+    def load(model, *, options, **rest):
+        asked.append((options.batch, options.tune))
+        raise ConfigError("this is enough", "end here")
+
+    monkeypatch.setattr("vitrail.serving.start.load_model", load)
+    assert run(["serve", "model", "--port", "0", *words]) == 2
+    assert asked == [expected]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import vitrail
 from tests.training import on_ranks
+from vitrail.files import read_sealed, write_sealed
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime import tuning_cache
 from vitrail.runtime.tuning import Choice, Way
@@ -22,7 +24,8 @@ def measured(monkeypatch, tmp_path) -> list[Sequence[Way]]:
     """The ways that were measured each time; the second is said to be the fastest."""
     asked: list[Sequence[Way]] = []
 
-    def choose(network: Any, image: Sequence[int], ways: Sequence[Way], *, batch: int) -> Choice:
+    def choose(network: Any, image: Sequence[int], ways: Sequence[Way], *, batch: int, **how: Any) -> Choice:
+        assert how == {"gradient": True, "images": math.inf}
         assert network.config.width == 16 and all(parameter.is_meta for parameter in network.parameters())
         assert (tuple(image), batch) == ((1, 32, 32), 12)
         asked.append(ways)
@@ -88,3 +91,15 @@ def test_a_damaged_choice_is_measured_again(measured, tmp_path):
     run(tmp_path / "second")
     assert measured == [PRECISIONS] * 2
     assert len(vitrail.doctor(tune="show")) == 1
+
+
+def test_a_choice_of_before_inference_was_measured_is_still_listed(measured, tmp_path):
+    run(tmp_path / "first")
+    (kept,) = (tmp_path / "cache" / "tuning").iterdir()
+    content = read_sealed(kept)
+    assert content is not None and content.pop("gradient")
+    for way in (content["way"], *(way for way, _ in content["seconds"])):
+        del way["channels_last"]
+    write_sealed(kept, content)
+    (words,) = vitrail.doctor(tune="show").values()
+    assert words.startswith("bf16; ms of an image, forward and backward: fp32 1e+03, bf16 2e+03")

@@ -103,7 +103,15 @@ class ImageFlags(ModelFlags, total=False):
     quiet: Quiet
 
 
-class EvaluateFlags(ImageFlags, total=False):
+class ManyFlags(ImageFlags, total=False):
+    """How a model is applied to many images."""
+
+    tune: Annotated[
+        bool, Flag("On a CPU take the way to compute that is fastest, and measure it if it saves time.", True)
+    ]
+
+
+class EvaluateFlags(ManyFlags, total=False):
     """`vitrail evaluate`."""
 
     split: Annotated[
@@ -141,7 +149,7 @@ class ProtocolFlags(TypedDict, total=False):
     ]  # fmt: skip
 
 
-class ProbeFlags(ImageFlags, total=False):
+class ProbeFlags(ManyFlags, total=False):
     """`vitrail probe`."""
 
     k: Neighbours
@@ -151,7 +159,7 @@ class ProbeFlags(ImageFlags, total=False):
     cache: Cache
 
 
-class TransferFlags(ImageFlags, total=False):
+class TransferFlags(ManyFlags, total=False):
     """`vitrail transfer`."""
 
     protocols: Annotated[
@@ -350,6 +358,9 @@ class ServeFlags(ModelFlags, total=False):
     queue: Annotated[int, Flag("Images that may wait; further requests are answered with 503.", 64)]
     deadline: Annotated[float, Flag("Seconds after which a request is answered with 504.", 10.0)]
     max_body: Annotated[int, Flag("Largest size of a request in MiB.", 32)]
+    tune: Annotated[
+        bool, Flag("On a CPU take the way to compute that is fastest, measured in 3 seconds at the start.", True)
+    ]
     drain: Annotated[float, Flag("Seconds to finish open requests after the signal to stop.", 25.0)]
     access_log: Annotated[bool, Flag("Log a line on stderr for every request.", False)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypedDict
 
-from vitrail.config.flags_inference import BadList, Flag, ImageFlags, Zoom
+from vitrail.config.flags_inference import BadList, Flag, ManyFlags, Zoom
 
 
 class PartsFlags(TypedDict, total=False):
@@ -30,7 +30,7 @@ class PartsFlags(TypedDict, total=False):
     ]
 
 
-class AnswerFlags(ImageFlags, total=False):
+class AnswerFlags(ManyFlags, total=False):
     """What `vitrail predict` answers and writes."""
 
     out: Annotated[
@@ -60,7 +60,7 @@ class PredictFlags(AnswerFlags, PartsFlags, total=False):
     """`vitrail predict`."""
 
 
-class FeatureFlags(ImageFlags, total=False):
+class FeatureFlags(ManyFlags, total=False):
     """What `vitrail embed` writes."""
 
     out: Annotated[str | Path | None, Flag("Output file: .npy, .csv, .jsonl or .parquet.", word=Path)]

@@ -21,6 +21,7 @@ from vitrail.inference.dealing import deal_batches, tell_bad
 from vitrail.inference.feature_cache import FeatureCache, Found, identify_images
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import outputs
+from vitrail.inference.tuning import tune
 from vitrail.models import device_of
 from vitrail.models.backbone import at_rest
 from vitrail.runtime.distributed import ALONE, Ranks
@@ -92,6 +93,7 @@ def features_of(
     missing = np.setdiff1d(np.arange(len(source)), [*found.rows, *found.reasons])
     if len(missing):
         part = source.subset(missing) if len(missing) < len(source) else source
+        options = tune(options, model, say, images=len(missing), ranks=ranks)
         computed = _compute(model, part, options, bad, title, ranks).at(missing)
         with ranks.agreeing():
             _check(computed.values, source)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+
+from torch import Tensor
 
 from vitrail import weights
 from vitrail.data.sources.bad_images import MOST_BAD, BadImages
@@ -13,7 +15,9 @@ from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError
 from vitrail.runtime.device import find_device
 from vitrail.runtime.distributed import Ranks
+from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import Say
+from vitrail.runtime.tuning import Way
 from vitrail.tasks.task import Task
 from vitrail.weights.onnx import ExportedBackbone
 
@@ -23,7 +27,8 @@ class InferenceOptions:
     """How a model and its images are read; what every verb that uses a model has in common.
 
     ``size`` and ``preprocessing`` are what is known better than the weights tell, as `vitrail.load` takes them. ``zoom`` is how
-    many times as large pictures are shown in windows, as `Task.predict` takes it.
+    many times as large pictures are shown in windows, as `Task.predict` takes it. With ``tune`` a verb may time the network's
+    blocks on a CPU for the fastest ``way`` (`vitrail.inference.tuning`).
     """
 
     size: tuple[int, int] | None = None
@@ -33,6 +38,8 @@ class InferenceOptions:
     workers: int = 0
     device: str | None = None
     precision: str = "fp32"
+    tune: bool = False
+    way: Way | None = None
     on_bad: Literal["skip", "stop"] = "skip"
     max_bad: float = MOST_BAD
     quiet: bool = False
@@ -65,6 +72,14 @@ class InferenceOptions:
             self._check_graph()
         model.windows(self.zoom)  # refused before any image is read
         return model.to(find_device(self.device)).eval()
+
+    def compute(self, verb: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        """What ``verb`` gives for ``images`` (B, C, H, W), in fp32: computed in the precision, and on a CPU in the way."""
+        if self.way is None:
+            with in_precision(self.precision, images.device):
+                return verb(images).float()
+        with self.way.within():
+            return verb(self.way.lay(images)).float()
 
     def record_bad(self, source: Source, path: Path | None = None) -> BadImages:
         """Records the bad images of ``source`` by the policy of these options, in the file ``path`` too.

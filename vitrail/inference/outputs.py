@@ -6,6 +6,7 @@ B images, C channels, H and W their size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from operator import itemgetter
 
 import torch
@@ -23,7 +24,6 @@ from vitrail.inference.dealing import deal_batches, tell_bad
 from vitrail.inference.options import InferenceOptions
 from vitrail.models.backbone import at_rest, device_of
 from vitrail.runtime.distributed import ALONE, Ranks
-from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import ProgressBar
 from vitrail.tasks.metric import Metric, Targets
 from vitrail.tasks.task import WINDOWS, Task
@@ -76,15 +76,11 @@ def outputs(
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Every batch of ``source``, and what ``verb`` gives for its images, in fp32: by default what calling the model gives.
 
-    ``options.precision`` is that of the verb. With ``options.zoom`` every batch is a picture, and the outputs are what
-    `Task.join_windows` makes of those for its windows. Further arguments are those of `inputs`.
+    ``options.precision`` and ``options.way`` are those of the verb. With ``options.zoom`` every batch is a picture, and the
+    outputs are what `Task.join_windows` makes of those for its windows. Further arguments are those of `inputs`.
     """
-    run, windows, done = verb or model, model.windows(options.zoom), 0
-
-    def compute(images: Tensor) -> Tensor:
-        with in_precision(options.precision, images.device):
-            return run(images).float()
-
+    windows, done = model.windows(options.zoom), 0
+    compute = partial(options.compute, verb or model)
     how = {"bad": bad, "fast": fast, "corruption": corruption, "spans": spans}
     for batch, images in inputs(model, source, options, preprocessing=windows, **how):
         if windows is None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +25,9 @@ LONGEST = 3.0  # seconds for all measurements of a choice
 SHORTEST = 0.05  # seconds that the fastest way should take for one pass through a block: less is not measured well
 FEWEST, ROUNDS = 5, 12  # passes in each way that should be timed, and those that are enough
 HOPELESS = 2.0  # a way that takes so many times as long as the best is not measured again
+FEW = (
+    200  # images to come for which it is not even timed how long they take: that takes as long as two or three of them
+)
 WORTH = 0.97  # of the time of a way that comes before it, which another must not exceed to be taken
 
 Clock = Callable[[], float]
@@ -30,33 +35,56 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute: the precision, and the threads of an operation. The same numbers up to rounding."""
+    """One way to compute: the precision, the threads of an operation, and the memory format of maps (B, C, H, W).
+
+    Where the precision is the same, the numbers are the same up to rounding.
+    """
 
     precision: str
     threads: int
+    channels_last: bool = False
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """Computes in this precision and with these threads inside the context."""
+        with use_threads(self.threads), in_precision(self.precision, torch.device("cpu")):
+            yield
+
+    def lay(self, images: Tensor) -> Tensor:
+        """``images`` (B, C, H, W) in this memory format, which convolutions hand on."""
+        return images.contiguous(memory_format=torch.channels_last) if self.channels_last else images
+
+    def describe(self, among: Collection[Way]) -> str:
+        """What tells it apart from the others."""
+        several = len({way.threads for way in among}) > 1
+        threads = f" on {self.threads} thread{'s' if self.threads > 1 else ''}" if several else ""
+        return f"{self.precision}{threads}{' channels last' if self.channels_last else ''}"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The way that was taken, and what was measured: seconds of an image in all blocks for each way, forward and backward.
+    """The way that was taken, and what was measured: seconds of an image in all blocks for each way.
 
-    All of it ``took`` so many seconds, ``before`` or now.
+    That is forward and backward, or forward only without ``gradient``. All of it ``took`` so many seconds, ``before`` or now.
     """
 
     way: Way
     seconds: dict[Way, float]
     took: float
+    gradient: bool = True
     before: bool = False
 
     def __str__(self) -> str:
         measured = sorted(self.seconds.items(), key=lambda item: item[1])
-        several = len({way.threads for way in self.seconds}) > 1
-        words = (
-            f"{way.precision}{f' on {way.threads} threads' if several else ''} {1e3 * seconds:.3g}"
-            for way, seconds in measured
-        )
+        words = (f"{way.describe(self.seconds)} {1e3 * seconds:.3g}" for way, seconds in measured)
+        passes = "forward and backward" if self.gradient else "forward"
         when = "measured before" if self.before else f"measured in {self.took:.1f} s"
-        return f"{self.way.precision}; ms of an image, forward and backward: {', '.join(words)} ({when})"
+        return f"{self.way.describe(self.seconds)}; ms of an image, {passes}: {', '.join(words)} ({when})"
+
+
+def list_threads(most: int) -> list[int]:
+    """The numbers of threads that are tried: ``most``, and half of them if these are several."""
+    return [most, most // 2] if most >= 4 else [most]
 
 
 def choose_way(
@@ -65,9 +93,11 @@ def choose_way(
     ways: Sequence[Way],
     *,
     batch: int,
+    gradient: bool = True,
+    images: float = math.inf,
     clock: Clock = time.perf_counter,
-) -> Choice:
-    """Times ``network``, forward and backward, and takes the way that is fastest.
+) -> Choice | None:
+    """Times ``network``, and takes the way that is fastest; None where measuring could take longer than that saves.
 
     A small network is timed as a whole; of a larger one each distinct block, which leaves out what lies between them and how
     their activations crowd the caches.
@@ -77,35 +107,57 @@ def choose_way(
         image: (C, H, W).
         ways: in the order in which they are tried; a later one is taken where it is at least 3 % faster.
         batch: images of a micro-batch; fewer are taken where that takes too long.
+        gradient: forward and backward, as in training, and not forward only.
+        images: that are to come. A way that is taken saves 3 % of their time at least, which must not be less than `LONGEST`.
 
     All of it takes about `LONGEST` seconds, or one image in each block if that takes longer.
     """
     began = clock()
+    if images < FEW:
+        return None
     blocks = find_blocks(network, image, 1)
     most = LONGEST / (max(len(blocks), 1) * FEWEST * len(ways))  # seconds of a pass through a block
-    images = [_count_images(block, most, batch, ways[0], clock) for block in blocks]
-    parts = [find_blocks(network, image, count)[number] for number, count in enumerate(images)]
-    once = [_time(part.build(), ways[:1], 0, clock)[ways[0]] / count for part, count in zip(parts, images)]
+    alone = [_time(block.build(gradient=gradient), ways[:1], 0, clock)[ways[0]] for block in blocks]
+    if not _is_worth(images, blocks, alone):
+        return None
+    counts = [_count_images(seconds, most, batch) for seconds in alone]
+    found = {count: find_blocks(network, image, count) for count in set(counts) - {1}} | {1: blocks}
+    parts = [found[count][number] for number, count in enumerate(counts)]
+    once = [_time(part.build(gradient=gradient), ways[:1], 0, clock)[ways[0]] / n for part, n in zip(parts, counts)]
+    if not _is_worth(images, parts, once):
+        return None
     whole = batch * sum(seconds * part.count for seconds, part in zip(once, parts))
     totals = dict.fromkeys(ways, 0.0)
     if whole * FEWEST * len(ways) < LONGEST:
-        run = Block(network, (torch.zeros(batch, *image, device="meta"),), {}).build(from_images=True)
+        inputs = torch.zeros(batch, *image, device="meta")
+        run = Block(network, (inputs,), {}).build(gradient=gradient, from_images=True)
         totals = {way: seconds / batch for way, seconds in _time(run, ways, LONGEST, clock).items()}
     else:
-        for part, count in zip(parts, images):
-            for way, seconds in _time(part.build(), ways, LONGEST / len(parts), clock).items():
+        for number, (part, count) in enumerate(zip(parts, counts)):
+            run = part.build(gradient=gradient)
+            left = began + LONGEST - clock()
+            for way, seconds in _time(run, ways, left / (len(parts) - number), clock).items():
                 totals[way] += seconds / count * part.count
     best = ways[0]
     for way in ways[1:]:
         if totals[way] < WORTH * totals[best]:
             best = way
-    return Choice(best, {way: totals[way] for way in ways if math.isfinite(totals[way])}, clock() - began)
+    return Choice(best, totals, clock() - began, gradient)
 
 
-def _count_images(block: Block, most: float, batch: int, way: Way, clock: Clock) -> int:
-    """The images with which a pass takes `SHORTEST` seconds, and not longer than ``most``; at least one, at most a batch."""
-    once = _time(block.build(), [way], 0, clock)[way]
-    return max(1, min(batch, int(min(max(SHORTEST, most / 4), most) / max(once, 1e-9))))
+def _is_worth(images: float, blocks: Sequence[Block], seconds: Sequence[float]) -> bool:
+    """Whether the least gain of so many ``images``, of which each block takes so many ``seconds``, is worth `LONGEST`."""
+    whole = sum(each * block.count for each, block in zip(seconds, blocks))
+    return images == math.inf or images * whole * (1 - WORTH) >= LONGEST
+
+
+def _count_images(alone: float, most: float, batch: int) -> int:
+    """The images with which a pass takes `SHORTEST` seconds, and not longer than ``most``; at least one, at most a batch.
+
+    A power of two below a batch, so that few numbers occur: the network runs on the meta device for each.
+    """
+    count = max(1, int(min(max(SHORTEST, most / 4), most) / max(alone, 1e-9)))
+    return min(batch, 1 << count.bit_length() - 1)
 
 
 @dataclass
@@ -117,20 +169,27 @@ class Block:
     options: dict[str, Any]
     count: int = field(default=1)
 
-    def build(self, *, from_images: bool = False) -> Callable[[], None]:
-        """A pass forward and backward through a copy with weights and inputs at random; images need no gradient."""
+    def build(self, *, gradient: bool = True, from_images: bool = False) -> Callable[[Way], None]:
+        """A pass through a copy with weights and inputs at random, backward too with ``gradient``; images need none."""
         device = torch.device("cpu")
-        module = copy.deepcopy(self.module).to_empty(device=device).train()
+        module = copy.deepcopy(self.module).to_empty(device=device).train(gradient)
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.02)
         for buffer in module.buffers():
             buffer.zero_()
-        arguments, options = _fill((self.arguments, self.options), device, gradient=not from_images)
 
-        def run() -> None:
+        @cache
+        def lay(channels_last: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            needs = gradient and not from_images
+            return _fill((self.arguments, self.options), device, gradient=needs, channels_last=channels_last)
+
+        def run(way: Way) -> None:
+            arguments, options = lay(way.channels_last)
             module.zero_grad(set_to_none=True)
-            output = _first_tensor(module(*arguments, **options))
-            output.backward(torch.ones_like(output))
+            with torch.inference_mode(not gradient):
+                output = _first_tensor(module(*arguments, **options))
+            if gradient:
+                output.backward(torch.ones_like(output))
 
         return run
 
@@ -162,35 +221,39 @@ def find_blocks(network: nn.Module, image: Sequence[int], images: int) -> list[B
     return list(found.values())
 
 
-def _time(run: Callable[[], None], ways: Sequence[Way], seconds: float, clock: Clock) -> dict[Way, float]:
-    """The shortest time of a pass in each way, in turns for so many ``seconds``; infinite where the first was hopeless."""
+def _time(run: Callable[[Way], None], ways: Sequence[Way], seconds: float, clock: Clock) -> dict[Way, float]:
+    """The shortest time of a pass in each way, in turns for so many ``seconds``; the first way is never given up."""
     best = dict.fromkeys(ways, math.inf)
     hopeful, ends = list(ways), clock() + seconds
     for number in range(ROUNDS):
         for way in hopeful:
-            with use_threads(way.threads), in_precision(way.precision, torch.device("cpu")):
+            with way.within():
                 if number == 0:
-                    run()  # the first pass prepares kernels and memory
+                    run(way)  # the first pass prepares kernels and memory
                 began = clock()
-                run()
+                run(way)
                 best[way] = min(best[way], clock() - began)
         least = min(best.values())
-        hopeful = [way for way in hopeful if best[way] <= HOPELESS * least]
+        # the first is what is computed in by default, which one disturbed pass must not exclude
+        hopeful = [way for way in hopeful if way == ways[0] or best[way] <= HOPELESS * least]
         if len(hopeful) == 1 or clock() > ends:
             break
     return best
 
 
-def _fill(value: Any, device: torch.device, *, gradient: bool) -> Any:
+def _fill(value: Any, device: torch.device, **how: bool) -> Any:
     """``value`` with tensors on ``device`` in place of those on meta: at random, or zeros of whole numbers."""
     if isinstance(value, Tensor) and value.is_meta:
         if not value.is_floating_point():
             return torch.zeros(value.shape, dtype=value.dtype, device=device)
-        return torch.randn(value.shape, device=device).requires_grad_(gradient)
+        filled = torch.randn(value.shape, device=device)
+        if how["channels_last"] and value.ndim == 4:
+            filled = filled.contiguous(memory_format=torch.channels_last)
+        return filled.requires_grad_(how["gradient"])
     if isinstance(value, dict):
-        return {name: _fill(each, device, gradient=gradient) for name, each in value.items()}
+        return {name: _fill(each, device, **how) for name, each in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_fill(each, device, gradient=gradient) for each in value)
+        return type(value)(_fill(each, device, **how) for each in value)
     return value
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,22 +29,38 @@ def tuning_folder() -> Path:
 
 
 def recall_way(
-    network: nn.Module, image: Sequence[int], ways: Sequence[Way], *, batch: int, config: str, about: str
-) -> Choice:
+    network: nn.Module,
+    image: Sequence[int],
+    ways: Sequence[Way],
+    *,
+    batch: int,
+    config: str,
+    about: str,
+    gradient: bool = True,
+    images: float = math.inf,
+) -> Choice | None:
     """The choice that `choose_way` has made before, for the same arguments, processor and version of torch; or makes now.
 
     Args:
         config: all that decides the shapes of ``network``.
         about: the network in words, for `list_choices`.
+        images: that are to come. A choice that was made before holds for any number of them.
     """
     machine = {"processor": processor(), "cores": cores(), "torch": torch.__version__}
-    asked = {**machine, "image": list(image), "batch": batch, "ways": [asdict(way) for way in ways]}
+    asked = {
+        **machine,
+        "image": list(image),
+        "batch": batch,
+        "ways": [asdict(way) for way in ways],
+        "gradient": gradient,
+    }
     name = hashlib.sha256(json.dumps([asked, config]).encode()).hexdigest()
     place = tuning_folder() / f"{name}.json"
     if (kept := read_sealed(place)) is not None:
-        seconds = {Way(**way): taken for way, taken in kept["seconds"]}
-        return Choice(Way(**kept["way"]), seconds, kept["took"], before=True)
-    choice = choose_way(network, image, ways, batch=batch)
+        return _read_choice(kept, before=True)
+    choice = choose_way(network, image, ways, batch=batch, gradient=gradient, images=images)
+    if choice is None:
+        return None
     content = {
         **asked,
         "network": about,
@@ -57,6 +75,11 @@ def recall_way(
     return choice
 
 
+def _read_choice(kept: Mapping[str, Any], *, before: bool) -> Choice:
+    seconds = {Way(**way): taken for way, taken in kept["seconds"]}
+    return Choice(Way(**kept["way"]), seconds, kept["took"], kept.get("gradient", True), before)  # of 0.1 without it
+
+
 def list_choices() -> dict[str, str]:
     """What is kept for each network, in words."""
     found = {}
@@ -64,8 +87,7 @@ def list_choices() -> dict[str, str]:
         if (kept := read_sealed(path)) is None:
             continue
         channels, height, width = kept["image"]
-        seconds = {Way(**way): taken for way, taken in kept["seconds"]}
-        choice = Choice(Way(**kept["way"]), seconds, kept["took"])
+        choice = _read_choice(kept, before=False)
         size = f"{height} x {width}{f' x {channels}' if channels != 3 else ''}"
         found[f"{kept['network']}, {size}, batch {kept['batch']}, torch {kept['torch']}, {path.stem[:8]}"] = str(choice)
     return found

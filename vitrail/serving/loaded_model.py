@@ -41,8 +41,8 @@ from vitrail.data.pictures import Picture
 from vitrail.errors import ConfigError
 from vitrail.inference.features import digest_of
 from vitrail.inference.options import InferenceOptions
+from vitrail.inference.tuning import tune
 from vitrail.models import device_of
-from vitrail.runtime.precision import in_precision
 from vitrail.runtime.progress import Say
 from vitrail.tasks import Answer, Task
 from vitrail.tasks.dense_answers import PlacedAnswer
@@ -109,14 +109,19 @@ class LoadedModel:
     Args:
         model: on its device, in evaluation mode.
         name: the name of the model in URLs and replies.
-        precision: "fp32" or "bf16".
+        options: their precision and way are those of outputs and features.
         about: data stored with the weights: metrics, card, parity.
     """
 
     def __init__(
-        self, model: Task, name: str, *, precision: str = "fp32", about: Mapping[str, Any] | None = None
+        self,
+        model: Task,
+        name: str,
+        *,
+        options: InferenceOptions = InferenceOptions(),
+        about: Mapping[str, Any] | None = None,
     ) -> None:
-        self.model, self.name, self.precision = model, name, precision
+        self.model, self.name, self.options = model, name, options
         self.about = dict(about or {})
         self.version = compute_version(model)
         self.attention = _describe_attention(model)
@@ -198,8 +203,7 @@ class LoadedModel:
 
     @torch.inference_mode()
     def _run(self, verb: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-        with in_precision(self.precision, images.device):
-            outputs: Tensor = verb(images).float().cpu()
+        outputs = self.options.compute(verb, images).cpu()
         if not outputs.isfinite().all():
             raise ArithmeticError("the model's output is not finite")
         return outputs
@@ -334,7 +338,10 @@ def compute_version(model: Task) -> str:
 def load_model(
     model: str, *, name: str | None, classes: Path | None, options: InferenceOptions, say: Say
 ) -> LoadedModel:
-    """Loads a model onto its device and tests it on one picture. Raises the errors of `vitrail.load`."""
+    """Loads a model onto its device, tunes it for batches of ``options``, and tests it on one picture.
+
+    Raises the errors of `vitrail.load`.
+    """
     if name is not None and not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r} is not valid in a URL", "use letters, digits, dots and dashes")
     resolved = resolve_model(model)
@@ -343,7 +350,8 @@ def load_model(
     say(f"sha256   {about['sha256']}  {resolved.path.name}")
     if isinstance(task.backbone, ExportedBackbone):
         about["parity"] = task.backbone.parity
-    return LoadedModel(task, name or _choose_name(resolved.path), precision=options.precision, about=about)
+    options = tune(options, task, say)
+    return LoadedModel(task, name or _choose_name(resolved.path), options=options, about=about)
 
 
 def _choose_name(path: Path) -> str:

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from vitrail.errors import ConfigError
@@ -46,6 +47,7 @@ def start(
     with bind(host, port) as bound, _exit_on_sigterm(), redirect_libtiff(log.warning):
         load = None
         if model is not None:
+            options = replace(options, batch=limits.batch)
             load = functools.partial(load_model, model, name=name, classes=classes, options=options, say=log.info)
         service = Service(load, limits, threads=cores())
         if model is not None:

@@ -18,7 +18,7 @@ from vitrail.runtime.distributed import ALONE, Ranks
 from vitrail.runtime.precision import default_precision
 from vitrail.runtime.process import cores
 from vitrail.runtime.progress import Say
-from vitrail.runtime.tuning import Way
+from vitrail.runtime.tuning import Way, list_threads
 from vitrail.runtime.tuning_cache import recall_way
 from vitrail.tasks import find_task
 from vitrail.training.network import NetworkPlan
@@ -78,7 +78,7 @@ def tune(run: Run, plan: NetworkPlan, device: torch.device, say: Say, ranks: Ran
     if not compute.tune or device.type != "cpu" or plan.network is None or plan.width < NARROW:
         return run
     threads = compute.threads or cores()
-    counts = [threads] if compute.threads or threads < 4 or not ranks.alone else [threads, threads // 2]
+    counts = [threads] if compute.threads or not ranks.alone else list_threads(threads)
     precisions = [compute.precision] if compute.precision else ["fp32", "bf16"]
     ways = [Way(precision, max(count // ranks.local_world, 1)) for count in counts for precision in precisions]
     if len(ways) == 1:
@@ -88,6 +88,7 @@ def tune(run: Run, plan: NetworkPlan, device: torch.device, say: Say, ranks: Ran
     image = (plan.channels, *plan.model.size)
     named = {"config": repr(plan.network.config), "about": plan.model.name or Path(plan.model.init or "").stem}
     choice = ranks.tell(recall_way(plan.network, image, ways, batch=-(-batch // ranks.world), **named))
+    assert choice is not None  # as a training measures for any number of images
     say(f"tuned    {choice}")
     way = choice.way
     precision, threads = cast(Precision, way.precision), way.threads * ranks.local_world

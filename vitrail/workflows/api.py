@@ -340,7 +340,8 @@ def serve(model: str | Path | None = None, **flags: Unpack[ServeFlags]) -> None:
     """
     from vitrail.workflows.serve import serve as run
 
-    own: dict[str, Any] = {name: value for name, value in flags.items() if name not in ModelFlags.__annotations__}
+    of_options = {*ModelFlags.__annotations__, "tune"}
+    own: dict[str, Any] = {name: value for name, value in flags.items() if name not in of_options}
     run(model, **parse_options(flags), **own)
 
 

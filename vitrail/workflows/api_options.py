@@ -25,7 +25,8 @@ def parse_options(flags: Mapping[str, Any], *, max_bad: str = ONE_PERCENT) -> di
         images = {**{name: flags[name] for name in ("batch", "workers", "quiet")}, "max_bad": part(share)}
     if "zoom" in flags:
         images["zoom"] = flags["zoom"]
-    options = InferenceOptions(**parse_weights(flags), device=flags["device"], precision=flags["precision"], **images)
+    how = {"device": flags["device"], "precision": flags["precision"], "tune": flags.get("tune", False)}
+    options = InferenceOptions(**parse_weights(flags), **how, **images)
     return {"classes": to_path(flags["classes"]), "options": options}
 
 

@@ -21,6 +21,7 @@ from vitrail.files import make_folder
 from vitrail.inference.inputs import split_to_judge
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
+from vitrail.inference.tuning import tune
 from vitrail.reports.wording import plural, sentence
 from vitrail.runtime.distributed import ALONE, Ranks
 from vitrail.runtime.progress import ProgressBar, Say, say_nothing, to_stderr
@@ -99,6 +100,8 @@ def evaluate(
         among = _find_present(task, source, calibrate, say) if restrict else None
         bad = options.record_bad(source, bad_list if ranks.first else None)
         source = keep_decoded(source, channels=task.config.in_channels, bad=bad)
+    passes = 1 + 5 * len(CORRUPTIONS) * corruptions
+    options = tune(options, task, say, images=passes * len(source), ranks=ranks)
     kept: list[tuple[Tensor, Any]] = []
     on_outputs = (lambda *batch: kept.append(batch)) if calibrate else None
     with ProgressBar("evaluating", len(source), processes=ranks.world, quiet=options.quiet) as progress:

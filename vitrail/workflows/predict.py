@@ -22,6 +22,7 @@ from vitrail.inference.inputs import find_inputs, name_files
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import Verb, outputs
 from vitrail.inference.results import Results, build_rows
+from vitrail.inference.tuning import tune
 from vitrail.reports.tables import TABLES, open_table
 from vitrail.reports.wording import plural
 from vitrail.runtime.progress import ProgressBar, Say, to_stderr
@@ -71,6 +72,7 @@ def predict(
         raise ConfigError(what, "leave --overlay out; `vitrail explain` shows what an answer rests on")
     check_fast(fast, options)
     images = find_inputs(inputs)
+    options = tune(options, task, say, images=len(images.source))
     bad = options.record_bad(images.source, bad_list)
     outputs = _compute_outputs(task, None, images.source, options, bad, fast=fast)
     batches = decode_batches(task, outputs, wanted)
@@ -124,6 +126,7 @@ def embed(
     """The key and features (D,) float32 of every image: what the network's pooling gives to its head."""
     task = options.load(model, classes, say)
     images = find_inputs(inputs)
+    options = tune(options, task, say, images=len(images.source))
     bad = options.record_bad(images.source, bad_list)
     outputs = _compute_outputs(task, task.features, images.source, options, bad)
     batches = ((batch.keys, list(map(Embedding, batch.keys, features.cpu().numpy()))) for batch, features in outputs)

@@ -18,6 +18,7 @@ from vitrail.errors import ConfigError
 from vitrail.inference.inputs import ImageInputs, find_inputs
 from vitrail.inference.parts import PartFolder
 from vitrail.inference.results import describe_inputs, named_unreadable, none_readable
+from vitrail.inference.tuning import tune
 from vitrail.reports.tables import import_pyarrow
 from vitrail.reports.wording import plural
 from vitrail.runtime.machine import versions
@@ -86,6 +87,9 @@ def write_parts(job: Job, inputs: Sequence[str], division: Division, say: Say) -
             share = f", {len(numbers):,} of shard {number}/{shards}" if shards > 1 else ""
             say(f"parts    {plural(plan.count, 'part')}{share}; {len(numbers) - len(missing):,} done before")
             if missing:
+                if division.engine == "local":
+                    options = tune(job.options, task, say, images=folder.count_images(missing))
+                    job = replace(job, options=options)
                 with _open_engine(division, job, task, images, folder) as compute:
                     _compute_missing(job, folder, numbers, missing, compute, say)
             _conclude(job, images, folder, numbers, say)
