@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 
 import vitrail
 from tests.models.tiny import TINY
+from vitrail import torch_private
+from vitrail.inference import tuning as inference_tuning
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.tuning import list_ways, tune
 from vitrail.runtime import tuning_cache
@@ -20,9 +23,11 @@ from vitrail.runtime.distributed import Ranks
 from vitrail.runtime.tuning import Choice, Way
 from vitrail.serving.loaded_model import load_model
 from vitrail.tasks.classification import Classifier, create_classifier
+from vitrail.torch_private import has_fused
 from vitrail.weights.native import save_model
 
 FOUR = [Way("fp32", 4), Way("fp32", 2), Way("fp32", 4, channels_last=True), Way("fp32", 2, channels_last=True)]
+EIGHT = [replace(way, fused=fused) for way in FOUR for fused in (True, False)]
 ENOUGH = 40
 
 
@@ -45,6 +50,7 @@ def measured(monkeypatch, tmp_path) -> list[dict[str, Any]]:
         return Choice(ways[-1], seconds, 0.5, how["gradient"]) if images >= ENOUGH else None
 
     monkeypatch.setattr(tuning_cache, "choose_way", choose)
+    monkeypatch.setattr(inference_tuning, "has_fused", lambda dtype: False)  # not measured, but where a test says so
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     torch.set_num_threads(4)  # given back after each test
     return asked
@@ -105,7 +111,7 @@ def test_answers_are_the_same_numbers_up_to_rounding_whatever_the_way(name):
     images = torch.randn(3, model.config.in_channels, *model.preprocessing.size)
     with torch.inference_mode():
         plain = InferenceOptions().compute(model, images)
-        for way in FOUR:
+        for way in EIGHT:
             computed = InferenceOptions(way=way).compute(model, images)
             assert computed.dtype == torch.float32
             torch.testing.assert_close(computed, plain, rtol=1e-4, atol=1e-5)
@@ -144,11 +150,34 @@ def test_the_server_measures_at_its_start_and_takes_it_from_the_cache_the_next_t
     assert seen == {(2, True)} and torch.get_num_threads() == 4
 
 
-def test_ways_differ_in_threads_and_where_maps_are_convolved_in_layout():
+def test_ways_differ_in_threads_and_where_maps_are_convolved_in_layout(measured):
     assert list_ways("fp32", 4, maps=True) == FOUR
     assert list_ways("bf16", 8, maps=False) == [Way("bf16", 8), Way("bf16", 4)]
     assert list_ways("fp32", 3, maps=False) == [Way("fp32", 3)]
     assert list_ways("fp32", 8, maps=False, ranks=Ranks(world=2)) == [Way("fp32", 8)]
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_ways_differ_in_layers_where_onednn_has_them_and_begin_with_the_default(monkeypatch, faster):
+    monkeypatch.setattr(inference_tuning, "has_fused", lambda dtype: True)
+    monkeypatch.setattr(inference_tuning, "takes_fused", lambda dtype: faster)
+    ways = list_ways("fp32", 1, maps=False)
+    assert ways == [Way("fp32", 1, fused=faster), Way("fp32", 1, fused=not faster)]
+    words = [way.describe(ways) for way in ways]
+    assert sorted(words) == ["fp32 oneDNN layers", "fp32 plain layers"]
+
+
+@pytest.mark.skipif(not has_fused(torch.float32), reason="oneDNN has no fp32 layers here")
+def test_a_way_decides_which_layers_compute(monkeypatch):
+    model, calls = make_model("vit"), []
+    compute = torch_private.linear
+    monkeypatch.setattr(torch_private, "linear", lambda *given: calls.append(1) or compute(*given))
+    images = torch.randn(1, model.config.in_channels, *model.preprocessing.size)
+    for fused in (True, False):
+        calls.clear()
+        with torch.inference_mode():
+            InferenceOptions(way=Way("fp32", 1, fused=fused)).compute(model, images)
+        assert bool(calls) is fused
 
 
 def test_where_there_is_one_way_nothing_is_measured(measured):

@@ -19,6 +19,7 @@ from vitrail.runtime.progress import Say
 from vitrail.runtime.tuning import Way, list_threads
 from vitrail.runtime.tuning_cache import recall_way
 from vitrail.tasks.task import WINDOWS, Task
+from vitrail.torch_private import has_fused, takes_fused
 from vitrail.weights.onnx import ExportedBackbone
 
 
@@ -50,7 +51,10 @@ def tune(
 def list_ways(precision: str, threads: int, *, maps: bool, ranks: Ranks = ALONE) -> list[Way]:
     """The ways that are timed, in their order; ``maps`` is that of `convolves_maps`."""
     counts = list_threads(threads) if ranks.alone else [threads]
-    return [Way(precision, count, layout) for layout in ([False, True] if maps else [False]) for count in counts]
+    layouts = [False, True] if maps else [False]
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    layers = sorted([True, False], key=lambda fused: fused != takes_fused(dtype)) if has_fused(dtype) else [None]
+    return [Way(precision, count, layout, fused) for layout in layouts for fused in layers for count in counts]
 
 
 def convolves_maps(network: nn.Module) -> bool:

@@ -10,7 +10,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -20,13 +20,14 @@ from torch import Tensor, nn
 
 from vitrail.runtime.precision import in_precision
 from vitrail.runtime.process import use_threads
+from vitrail.torch_private import fusing
 
 LONGEST = 3.0  # seconds for all measurements of a choice
 SHORTEST = 0.05  # seconds that the fastest way should take for one pass through a block: less is not measured well
 FEWEST, ROUNDS = 5, 12  # passes in each way that should be timed, and those that are enough
 HOPELESS = 2.0  # a way that takes so many times as long as the best is not measured again
 FEW = (
-    200  # images to come for which it is not even timed how long they take: that takes as long as two or three of them
+    200  # images to come for which it is not even timed how long they take, which itself takes as long as two or three
 )
 WORTH = 0.97  # of the time of a way that comes before it, which another must not exceed to be taken
 
@@ -35,7 +36,8 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute: the precision, the threads of an operation, and the memory format of maps (B, C, H, W).
+    """One way to compute: the precision, the threads of an operation, the memory format of maps (B, C, H, W), and whether layers
+    without gradients are calls of oneDNN (None: where `torch_private.takes_fused` says so).
 
     Where the precision is the same, the numbers are the same up to rounding.
     """
@@ -43,11 +45,13 @@ class Way:
     precision: str
     threads: int
     channels_last: bool = False
+    fused: bool | None = None
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Computes in this precision and with these threads inside the context."""
-        with use_threads(self.threads), in_precision(self.precision, torch.device("cpu")):
+        """Computes in this precision, with these threads and with these layers inside the context."""
+        layers = nullcontext() if self.fused is None else fusing(self.fused)
+        with use_threads(self.threads), in_precision(self.precision, torch.device("cpu")), layers:
             yield
 
     def lay(self, images: Tensor) -> Tensor:
@@ -58,7 +62,8 @@ class Way:
         """What tells it apart from the others."""
         several = len({way.threads for way in among}) > 1
         threads = f" on {self.threads} thread{'s' if self.threads > 1 else ''}" if several else ""
-        return f"{self.precision}{threads}{' channels last' if self.channels_last else ''}"
+        layers = f" {'oneDNN' if self.fused else 'plain'} layers" if len({way.fused for way in among}) > 1 else ""
+        return f"{self.precision}{threads}{' channels last' if self.channels_last else ''}{layers}"
 
 
 @dataclass(frozen=True)
