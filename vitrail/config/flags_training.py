@@ -34,6 +34,17 @@ class TrainingFlags(TypedDict, total=False):
     ]
     batch: Annotated[int | None, Flag("Images in one update.", setting="data.batch")]
     lr: Annotated[float | None, Flag("Peak learning rate.", setting="optim.lr")]
+    limit: Annotated[
+        int | None,
+        Flag(
+            "Train on this many of the training images, drawn by the seed and stratified by class.",
+            setting="data.limit",
+        ),
+    ]
+    fraction: Annotated[
+        str | float | None,
+        Flag("Train on this share of the training images, e.g. 10%.", setting="data.fraction", word=str),
+    ]
     seed: Annotated[int | None, Flag("Seed of all random numbers.", setting="seed")]
     out: Annotated[str | Path | None, Flag("The run directory; a new one under runs/ by default.", word=Path)]
     resume: Annotated[str | Path | None, Flag("Resume the run in this directory, with its own settings.", word=Path)]
@@ -75,6 +86,11 @@ class TrainFlags(TrainingFlags, total=False):
         str | Path | None,
         Flag("A model with the same classes, for distillation (DeiT).",
              setting="objective.teacher", word=str),
+    ]  # fmt: skip
+    tune_lr: Annotated[
+        bool,
+        Flag("Choose the learning rate first: trainings of half the length, judged on the validation split, at rates a "
+             "factor 2 apart.", False),
     ]  # fmt: skip
     head_only: Annotated[bool, Flag("Train the classification head only.", False, setting="model.head_only")]
 

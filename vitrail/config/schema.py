@@ -65,17 +65,24 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """The data and the batches; ``batch`` is the number of images of one update, over all its micro-steps."""
+    """The data and the batches; ``batch`` is the number of images of one update, over all its micro-steps.
+
+    Small images are decoded once; with ``decoded``, a folder, they are kept there, and mapped by all processes that need them.
+    ``limit``, or ``fraction``, trains on a part of the training images (`vitrail.data.sources.holdout.choose_part`).
+    """
 
     source: str = ""
     batch: int = 64
     micro_batch: int | None = None
     validation: float = 0.15
+    limit: int | None = None
+    fraction: float | None = None
     repeats: int = 1
     workers: int | None = None
     on_bad: Literal["skip", "stop"] = "skip"
     max_bad: float = MOST_BAD
     channels: int | None = None
+    decoded: str | None = None
 
     def __post_init__(self) -> None:
         _demand(self.batch >= 1, f"data.batch is {self.batch}", "give a batch of at least 1")
@@ -85,6 +92,11 @@ class DataSettings:
         _demand(
             0 < self.validation < 1, f"data.validation is {self.validation}", "give a part between 0 and 1, e.g. 0.15"
         )
+        _demand(self.limit is None or self.limit >= 1, f"data.limit is {self.limit}", "give a number of images")
+        share = f"data.fraction is {self.fraction}"
+        _demand(self.fraction is None or 0 < self.fraction <= 1, share, "give a part above 0 and up to 1, e.g. 10%")
+        both = self.limit is not None and self.fraction is not None
+        _demand(not both, f"data.limit is {self.limit}, and {share}", "set one of them, the other to null")
         _demand(self.repeats >= 1, f"data.repeats is {self.repeats}", "1 means no repeated augmentation")
         _demand(self.workers is None or self.workers >= 0, f"data.workers is {self.workers}", "give 0 or more")
         _demand(0 <= self.max_bad <= 1, f"data.max_bad is {self.max_bad}", "give a part, e.g. 0.01 or 1%")
@@ -118,11 +130,13 @@ class OptimSettings:
     """The optimiser. Weight decay is decoupled and multiplied by the learning rate, as in the ViT and AdamW papers.
 
     After update t the average of the weights decays by ``(1 + t) / (ema_ramp + t)``, at most by ``ema``: with 10 it follows short
-    runs closely; with 2 all weights count alike until ``ema`` is reached (Polyak); with 1 the decay is constant.
+    runs closely; with 2 all weights count alike until ``ema`` is reached (Polyak); with 1 the decay is constant. ``rates`` is a
+    record, and changes nothing: the validation losses of the rates among which ``lr`` was chosen, None where training diverged.
     """
 
     name: Literal["adamw", "sgd", "muon"] = "adamw"
     lr: float = 1e-3
+    rates: dict[str, float | None] = field(default_factory=dict)
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.9
     weight_decay: float = 0.1
@@ -212,12 +226,15 @@ class ComputeSettings:
 class SaveSettings:
     """Checkpoints, logs and evaluations. None of these settings changes the trained weights.
 
-    ``watched`` is the number of images whose features are measured in each evaluation of pre-training.
+    ``watched`` is the number of images whose features are measured in each evaluation of pre-training. With ``train_images`` an
+    evaluation of a supervised run judges, beside the validation split, so many training images without augmentation: the gap
+    between the two is what the model learned by heart.
     """
 
     every: float = 120.0
     keep: int = 2
     watched: int = 1500
+    train_images: int = 0
     evaluations: int = 12
     log_every: int | None = None
     tensorboard: bool = False
@@ -225,6 +242,7 @@ class SaveSettings:
     def __post_init__(self) -> None:
         _demand(self.every > 0, f"save.every is {self.every}", "give seconds between checkpoints")
         _demand(self.watched >= 30, f"save.watched is {self.watched}", "watch at least 30 images")
+        _demand(self.train_images >= 0, f"save.train_images is {self.train_images}", "give 0 or more")
         _demand(self.keep >= 1, f"save.keep is {self.keep}", "keep at least one checkpoint")
         _demand(self.evaluations >= 1, f"save.evaluations is {self.evaluations}", "evaluate at least once, at the end")
         _demand((self.log_every or 1) >= 1, f"save.log_every is {self.log_every}", "give steps, at least 1")
@@ -259,7 +277,7 @@ class Run:
 
 # May differ when a run is resumed: they change no results, or as much as running out of memory does (the micro-batch).
 FREE_TO_CHANGE = (
-    *("data.workers", "save.", "data.source", "model.init"),
+    *("data.workers", "data.decoded", "save.", "data.source", "model.init"),
     *("data.micro_batch", "compute.parallel", "compute.timeout"),
 )
 # Here None means automatic, decided before the first step; elsewhere it means none.

@@ -32,9 +32,16 @@ def decimal(value: float, digits: int = 3) -> str:
 
 def large(value: float, unit: str = "") -> str:
     """Formats with three significant digits and an SI prefix: 5717416 -> "5.72 M"."""
-    power = min(max(int(math.log10(max(abs(value), 1)) // 3), 0), 4)
+    power = min(max(int(math.log10(max(abs(value), 1)) // 3), 0), 6)
     shown = f"{value / 1000**power:.3g}" if power else f"{value:,.0f}"
-    return f"{shown}{THIN}{['', 'k', 'M', 'G', 'T'][power]}{unit}".rstrip(THIN)
+    return f"{shown}{THIN}{['', 'k', 'M', 'G', 'T', 'P', 'E'][power]}{unit}".rstrip(THIN)
+
+
+def describe_compute(operations: float | None, device_hours: float | None) -> str:
+    """Describes what the training took in one line, as far as it is known."""
+    work = f"{large(operations, 'FLOP')} in all training steps" if operations else None
+    hours = f"{device_hours:.3g} device-hours" if device_hours else None
+    return ", ".join(filter(None, (work, hours)))
 
 
 def whole(value: float) -> str:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from vitrail.config.schema import Run
+from vitrail.config.schema import DataSettings, Run
 from vitrail.data.augment.policy import Augment
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.loader import Batch, Collate, train_batches
 from vitrail.data.sample_order import measure_mixing
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.holdout import choose_part
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, list_splits
+from vitrail.errors import DataError
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import ALONE, Ranks
 
@@ -32,11 +36,12 @@ class RunData:
     bad: BadImages
     transform: Transform | None = None
     channels: int | None = None  # of the run, or of the weights to start from
+    decoded: Path | None = None  # where decoded small images are shared between processes
 
     def keep_small(self, sample: int | None = None) -> RunData:
-        """The same data with sets of small images decoded once, into memory; see `keep_decoded`."""
+        """The same data with sets of small images decoded once, into memory or the folder ``decoded``; see `keep_decoded`."""
         decoded: dict[str, Any] = {
-            name: keep_decoded(part, channels=self.channels, bad=self.bad, sample=sample)
+            name: keep_decoded(part, channels=self.channels, bad=self.bad, sample=sample, shared=self.decoded)
             for name, part in list_splits(self.splits).items()
         }
         return replace(self, splits=replace(self.splits, **decoded))
@@ -56,12 +61,14 @@ class RunData:
 def open_run_data(
     run: Run, data: Any, folder: RunFolder, transform: Transform | None, *, channels: int | None, labels: bool
 ) -> RunData:
-    """``data``, or those that the run names; no image is read yet.
+    """``data``, or those that the run names, with as many training images as it asks for; no image is read yet.
 
     Args:
         data: anything `open_data` takes; None for the path in ``run.data.source``.
         channels: of the weights to start from; the run's own come first.
         labels: whether images without one are an error.
+
+    Raises `DataError` or `ConfigError` as `open_data`, and where the run asks for more training images than there are.
     """
     channels = run.data.channels or channels
     source = run.data.source if data is None else data
@@ -73,9 +80,31 @@ def open_run_data(
         labelled=labels,
         task=run.task if labels else None,
     )
+    splits = limit_training(splits, run.data, run.seed)
     total = sum(map(len, list_splits(splits).values()))
     bad = BadImages(run.data.on_bad, run.data.max_bad, folder.bad_images, total=total)
-    return RunData(splits, bad, transform, channels)
+    decoded = None if run.data.decoded is None else Path(run.data.decoded)
+    return RunData(splits, bad, transform, channels, decoded)
+
+
+def limit_training(splits: Splits, settings: DataSettings, seed: int) -> Splits:
+    """The data with the part of the training images that ``settings`` ask for; the other splits are as they were.
+
+    Raises `DataError` where they ask for more than there are.
+    """
+    train = splits.train
+    if train is None or not len(train) or (settings.limit is None and settings.fraction is None):
+        return splits
+    images = len(train)
+    count = max(round((settings.fraction or 0) * images), 1) if settings.limit is None else settings.limit
+    if count == images:
+        return splits
+    if count > images:
+        what = f"data.limit is {count:,}, and there are {images:,} training images"
+        raise DataError(what, f"give --limit {images} or less, or leave it out", value=splits.layout)
+    kept = choose_part(train.contents, train.targets, count=count, seed=seed)
+    layout = f"{splits.layout}; {count:,} of {images:,} training images, drawn by seed {seed}"
+    return replace(splits, train=train.subset(np.flatnonzero(kept)), layout=layout)
 
 
 def warn_of_order(train: Source, seed: int) -> list[str]:

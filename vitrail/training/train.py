@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 
 from vitrail.config.recipes import recipe_of
 from vitrail.config.reconcile import continue_run
-from vitrail.config.schema import Run
+from vitrail.config.schema import OptimSettings, Run
 from vitrail.errors import VitrailError
+from vitrail.reports.wording import large
 from vitrail.rows import Scores
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder, default_folder, find_unfinished, why_stopped
 from vitrail.runs.follower import FollowerFolder
+from vitrail.runs.history import busy_seconds
 from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import Ranks, join, lost_ranks
 from vitrail.runtime.process import keep_generators, use_threads
@@ -23,16 +26,19 @@ from vitrail.runtime.progress import ProgressBar, Say, duration, to_stderr
 from vitrail.runtime.signals import StopRequests
 from vitrail.training.data import Transform
 from vitrail.training.loop import fit
+from vitrail.training.operations import run_operations
 from vitrail.training.prepare import Prepared, prepare
 from vitrail.training.provenance import Ending, Outcome, record_split
 from vitrail.training.resume import resume
 from vitrail.training.state import use_average
 from vitrail.weights.resolve import resolve_model
 
+End = Callable[[Prepared], Mapping[str, float]]
+
 
 @dataclass(frozen=True, repr=False)
 class Result(Scores):
-    """A finished run: its folder, its report, and the figures of its final model."""
+    """A finished run: its folder, its report, and the figures of its final model; with ``end`` no report is there."""
 
     folder: Path
     report: Path
@@ -57,6 +63,7 @@ def train(
     quiet: bool = False,
     command: str = "",
     ranks: Ranks | None = None,
+    end: End | None = None,
 ) -> Result:
     """Trains ``run`` in the folder ``out``, or resumes the same run, which was stopped there.
 
@@ -68,6 +75,12 @@ def train(
         quiet: no progress on stderr.
         command: the command that started this, for the report.
         ranks: the processes that train together, each of which calls this; by default those that torch's launcher started.
+        end: called after the last step, on every rank, in place of judging the model and writing it; it gives the figures of the
+            result. ``kept.model`` then has its final weights, averaged where the run averages, and `Prepared.judge` judges it.
+
+    With ``end`` the folder gets the settings, the split, metrics, timing, log, checkpoints and, with the figures, the status; it
+    gets no ``model/``, report, card or mistakes. A run that is stopped in ``end`` calls it again when it is resumed; a finished
+    run returns the figures of its status.
 
     Raises the classes of `vitrail.errors`; `Preempted` and `Interrupted` come once the state is saved.
     """
@@ -92,11 +105,19 @@ def train(
             with keep_generators(), StopRequests() as stop, lost_ranks():
                 if recipe := recipe_of(run):
                     say(f"recipe   {run.recipe}: {recipe.source}\nexpect   {recipe.expect}")
+                if run.optim.rates:
+                    say(f"rate     {describe_choice(run.optim)}")
                 prepared = prepare(run, folder, data=data, transform=transform, say=say, ranks=ranks)
                 with use_threads(max((prepared.training.run.compute.threads or 1) // ranks.local_world, 1)):
                     _run_steps(prepared, stop, quiet or not ranks.first, say)
-                    ending = Ending(command, time.perf_counter() - started, quiet or not ranks.first)
-                    outcome = ranks.tell(_finish(prepared, ending, say))
+                    ending = Ending(
+                        command=command,
+                        seconds=time.perf_counter() - started,
+                        quiet=quiet or not ranks.first,
+                        operations=prepared.training.operations,
+                        device_hours=busy_seconds(folder) * ranks.world / 3600,
+                    )
+                    outcome = ranks.tell(_finish(prepared, ending, say, end))
                 return Result(folder.path, outcome.report, outcome.figures)
         except BaseException as error:
             if folder.path.is_dir() and folder.status().get("state") != "finished":
@@ -111,13 +132,24 @@ def train(
 def _begin(run: Run, out: Path | None) -> Result | tuple[Run, Path]:
     """What is to be trained, and where; the result of a run that is finished."""
     run, extended = resolve_paths(run), False
-    folder = RunFolder(out or default_folder(run, run.model.name or Path(run.model.init or run.recipe).stem))
+    folder = RunFolder(out or name_folder(run))
     finished = folder.status().get("state") == "finished"
     if folder.config.exists():
         run, extended = continue_run(run, folder.read_config(), folder.path)
     if finished and not extended:
         return Result(folder.path, folder.report, folder.status().get("figures", {}))
     return run, folder.path
+
+
+def name_folder(run: Run) -> Path:
+    """A new folder under ``runs``, named after the data and the model."""
+    return default_folder(run, run.model.name or Path(run.model.init or run.recipe).stem)
+
+
+def describe_choice(optim: OptimSettings) -> str:
+    """The learning rate, and the validation losses of the rates among which it was chosen."""
+    losses = (f"{rate}: {'diverged' if loss is None else f'{loss:.4f}'}" for rate, loss in optim.rates.items())
+    return f"{optim.lr:g}, chosen by validation losses: {', '.join(losses)}"
 
 
 def resolve_paths(run: Run) -> Run:
@@ -157,20 +189,31 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say) ->
     lost = folder.start_metrics(progress.metrics_bytes, step=progress.step, tensorboard=training.run.save.tensorboard)
     for damage in [*folder.find_damage(), *([f"metrics.jsonl lacks its last {lost:,} bytes"] if lost else [])]:
         say(f"warning  {damage}")
+    training.operations = training.ranks.lead(lambda: run_operations(training))
+    if training.operations is not None:
+        images = training.steps * training.run.data.batch
+        each = large(training.operations / images, "FLOP")
+        say(f"flops    {large(training.operations, 'FLOP')} in all steps, {each} an image")
     say(f"training {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs; run {folder.path}")
     with ProgressBar("training", training.steps, quiet=quiet) as show:
         fit(training, stop, show)
 
 
-def _finish(prepared: Prepared, ending: Ending, say: Say) -> Outcome:
-    """Judges the averaged weights, and writes the model, the report and the card."""
+def _finish(prepared: Prepared, ending: Ending, say: Say, end: End | None) -> Outcome:
+    """Judges the averaged weights, and writes the model, the report and the card; or does what ``end`` does with them."""
     training = prepared.training
     fault_injection.hit("run.before_model")
     with use_average(training):
-        outcome = prepared.goal.finish(training, prepared.kept, prepared.data, ending)
+        if end is None:
+            outcome = prepared.goal.finish(training, prepared.kept, prepared.data, ending)
+        else:
+            figures = dict(end(prepared))
+            summary = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+            outcome = Outcome(training.folder.report, figures, summary)
     fault_injection.hit("run.before_finished")
     seconds = round(ending.seconds, 1)
-    training.folder.write_status("finished", steps=training.steps, seconds=seconds, figures=outcome.figures)
+    facts = {"seconds": seconds, "operations": ending.operations, "device_hours": ending.device_hours}
+    training.folder.write_status("finished", steps=training.steps, **facts, figures=outcome.figures)
     if outcome.warning:
         say(f"warning  {outcome.warning}")
     say(f"done     {outcome.summary} after {duration(ending.seconds)}")

@@ -76,7 +76,7 @@ class SupervisedGoal:
         return configure_objective(Distillation, model.backbone, arguments), TaughtInputs(inputs, teacher)
 
     def monitor(self, run: Run, kept: Kept, data: RunData) -> ValidationMonitor:
-        return ValidationMonitor(kept.model, data.splits.val, data.bad)
+        return ValidationMonitor.of(kept.model, data.splits, run, data.bad)
 
     def finish(self, training: Training, kept: Kept, data: RunData, ending: Ending) -> Outcome:
         run, folder, model = training.run, training.folder, kept.model
@@ -95,7 +95,7 @@ class SupervisedGoal:
             best = validated.figures.get(model.tuned, math.nan)
             if math.isfinite(best):  # a model that finds nothing keeps its own
                 setattr(model, model.tuned, best)
-        figures, origin = judgement.figures, provenance(run, training.steps, data.splits)
+        figures, origin = judgement.figures, provenance(run, training.steps, data.splits, ending)
         if not training.ranks.first:
             return Outcome(folder.report, figures, "")
         save_model(folder.model, model, metrics=figures, provenance=origin)
