@@ -37,7 +37,7 @@ def rates(numbers: Row, plots: dict[str, Markup]) -> Markup | None:
     marks = sorted(set(points[:, 0].tolist()))
     across = replace(across, marks=bands.spread(marks, across))
     up = bands.vertical(points[:, 1], lambda value: tick(value, "share"), 34.0, 124.0)
-    drawn = {f"rates-{row.get('experiment', '')}-{row.get('arm', '')}": draw_rates(row, across, up) for row in arms}
+    drawn = {f"rates-{at:02}-{row.get('arm', '')}": draw_rates(row, across, up) for at, row in enumerate(arms, 1)}
     plots |= drawn
     edges = [str(row.get("arm", "")) for row in arms if row.get("edge")]
     words = (
@@ -61,7 +61,7 @@ def draw_rates(row: Row, across: Axis, up: Axis) -> Markup:
     """Draws the accuracies of one arm by learning rate."""
     points, best, name = read_rates(row), number(row.get("best")), str(row.get("arm", ""))
     colour = "ruby" if row.get("edge") else "cobalt"
-    parts = [draw.text(0, 14, shorten(name, 26), colour="ink", size=12.5, font_weight=600)]
+    parts = [draw.text(0, 14, shorten(name, 14 if row.get("edge") else 26), colour="ink", size=12.5, font_weight=600)]
     if row.get("edge"):
         parts.append(draw.text(SMALL - 10, 14, "edge of the grid", colour="ruby", anchor="end"))
     for value in up.ticks():
@@ -123,7 +123,7 @@ def intervals(title: str, rows: Sequence[Row]) -> Markup:
     floor = top + ROW * len(rows)
     fitted = bands.vertical(known, lambda value: tick(value, "share"), 0, 0)
     across = replace(fitted, start=left, stop=draw.WIDTH - 62.0)
-    parts = [draw.heading(title)]
+    parts = [draw.heading(shorten(title, 50))]
     for mark in across.ticks():
         x = float(across.place(mark))
         parts += [draw.line(x, top, x, floor), draw.text(x, floor + 16, across.words(mark), anchor="middle")]
@@ -142,18 +142,18 @@ def intervals(title: str, rows: Sequence[Row]) -> Markup:
 
 def heads(numbers: Row, plots: dict[str, Markup]) -> Markup | None:
     """Returns the section of attention distances by depth, where they were measured; adds its charts to ``plots``."""
-    drawn = {}
+    drawn = []
     for row in numbers.get("heads") or ():
         if layers := [read_layer(layer) for layer in row.get("layers") or () if layer.get("distance")]:
-            drawn[str(row.get("model", ""))] = distance_chart(layers)
+            drawn.append((str(row.get("model", "")), distance_chart(layers)))
     if not drawn:
         return None
-    plots |= {f"heads-{name}": drawing for name, drawing in drawn.items()}
+    plots |= {f"heads-{at:02}-{name}": drawing for at, (name, drawing) in enumerate(drawn, 1)}
     words = (
         "Mean attention distance of each head, by depth (the paper's figures 7 and 11). The dashed line is the distance of "
         "attention that is uniform over the image."
     )
-    figures = (tag("figure", tag("h3", name), drawing) for name, drawing in drawn.items())
+    figures = (tag("figure", tag("h3", name), drawing) for name, drawing in drawn)
     return join(tag("h2", "Attention by depth"), lead(words), tag("div", *figures, class_="charts"))
 
 

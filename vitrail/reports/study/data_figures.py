@@ -17,7 +17,7 @@ from vitrail.reports.bands import Estimates
 from vitrail.reports.charts import Axis, Series
 from vitrail.reports.components import lead
 from vitrail.reports.study.units import MINUS, spell, tick
-from vitrail.reports.wording import number, percent, whole
+from vitrail.reports.wording import number, percent, shorten, whole
 
 Row = Mapping[str, Any]
 COLOURS = ("cobalt", "amber", "emerald", "ruby", "violet")
@@ -93,26 +93,34 @@ def read_accuracies(rows: Iterable[Row], x: str) -> Estimates:
 def data(numbers: Row, colours: Colours, plots: dict[str, Markup]) -> Markup | None:
     """Returns the section of accuracy by training images; adds its charts to ``plots``."""
     extra = {str(row.get("experiment", "")): row for row in (numbers.get("curves") or {}).get("data") or ()}
-    parts = []
-    experiments = by_limit(numbers.get("arms") or ())
+    experiments, parts = by_limit(numbers.get("arms") or ()), []
     for name, lines in experiments.items():
         charts = draw_experiment(lines, extra.get(name, {}), colours)
         plots |= {f"data-{name}-{kind}": chart for kind, chart in charts.items()}
-        groups = [
-            [charts[kind] for kind in kinds if kind in charts] for kinds in (("accuracy", "difference"), ("needed",))
-        ]
-        figures = (tag("figure", *group, class_="stacked") for group in groups if group)
-        parts += [tag("h3", name) if len(experiments) > 1 else None, tag("div", *figures, class_="charts")]
+        columns = (("accuracy", "difference"), ("needed",))
+        figures = [tag("figure", *(charts[kind] for kind in kinds if kind in charts), class_="stacked")
+                   for kinds in columns if charts.keys() & {*kinds}]  # fmt: skip
+        if figures:
+            parts += [tag("h3", name) if len(experiments) > 1 else None, tag("div", *figures, class_="charts")]
     if not parts:
         return None
-    words = "Test accuracy by the number of training images, with 95\u202f% intervals (the paper's figures 3 and 4). "
-    if any(row.get("regime") == COMPUTE for lines in experiments.values() for rows in lines.values() for row in rows):
+    shown = [row for lines in experiments.values() for rows in lines.values() for row in rows]
+    words = explain(shown, any(own.get("needed") for name, own in extra.items() if name in experiments))
+    return join(tag("h2", "Accuracy by training images"), lead(words), *parts)
+
+
+def explain(arms: Sequence[Row], needed: bool) -> str:
+    """Returns what the charts show, as far as they show it."""
+    words = "Test accuracy by the number of training images, with 95\u202f% intervals (the paper's figures 3 and 4)."
+    if needed:
+        words += " Images needed: how many times as many the first arm needs for the accuracy of the second."
+    if any(row.get("regime") == COMPUTE for row in arms):
         words += (
-            "Hollow dots are compute-limited: training ended before the network had fitted its own images, so that more of "
+            " Hollow dots are compute-limited: training ended before the network had fitted its own images, so that more of "
             "them could not help. Where the area is hatched, this holds of at least one arm, and no claim about data is judged "
             "there."
         )
-    return join(tag("h2", "Accuracy by training images"), lead(words), *parts)
+    return words
 
 
 def draw_experiment(lines: Mapping[str, Sequence[Row]], extra: Row, colours: Colours) -> dict[str, Markup]:
@@ -132,7 +140,7 @@ def draw_experiment(lines: Mapping[str, Sequence[Row]], extra: Row, colours: Col
         charts["difference"] = compare(title, differences, unit, 0.0, ground)
     needed = [(f"{row.get('arm')} / {row.get('against')}", row) for row in extra.get("needed") or ()]
     if needed:
-        charts["needed"] = compare("Images needed for equal accuracy", needed, "ratio", 1.0, ground)
+        charts["needed"] = compare("Images needed", needed, "ratio", 1.0, ground)
     return charts
 
 
@@ -216,7 +224,7 @@ def compare(title: str, rows: Sequence[tuple[str, Row]], unit: str, none: float,
             if math.isfinite(y):
                 says = f"{line.label}, {whole(x)} images: {spell(y, unit)}"
                 parts.append(draw.dot(float(across.place(x)), float(up.place(y)), line.colour, says, 3.2))
-    shown = title if len(named) > 1 else f"{title}: {named[0].label}"
+    shown = title if len(named) > 1 else f"{title}: {shorten(named[0].label, 36)}"
     ends = (f"{line.label} {spell(float(own.y[-1]), unit)}" for line, own in zip(named, points) if len(own.x))
     says = f"{title} by training images; at the largest: {', '.join(ends)}"
     return finish(shown, legend, (across, up), "training images", says, parts)
