@@ -254,6 +254,12 @@ def length_of(words: str) -> float:
     return sum(0.3 if letter in NARROW else 0.95 if letter in BROAD else 0.6 for letter in words)
 
 
+def fit(words: str, width: float, size: float) -> str:
+    """Truncates a line of text of a font size to about ``width`` SVG units, with an ellipsis."""
+    kept = next(count for count in range(len(words), -1, -1) if length_of(words[:count]) * size <= width)
+    return shorten(words, max(kept, 1))
+
+
 def axes(across: Axis, up: Axis, label: str) -> Markup:
     """Returns horizontal grid lines with their values, and the tick labels of the horizontal axis."""
     bottom, parts = up.start, []

@@ -25,6 +25,7 @@ SECTIONS = [
     "verdicts", "controls", "data", "compute", "shape", "arms", "learning-rates", "attention", "positions", "published",
     "regimes", "cost", "not-asked", "fits", "run-details",
 ]  # fmt: skip
+NAMES = {"arm", "plus", "minus", "against", "axis", "family", "model"}
 KEPT = {"verdict", "unit", "regime", "kind", "rate_robust", "state"}  # words that a study chooses from a list
 
 
@@ -183,8 +184,11 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, wri
         write(tmp_path / "file" / "out")
 
 
-def test_all_words_of_all_charts_lie_inside_of_them():
-    for name, plot in page(synthetic.numbers(), synthetic.costs())[1].items():
+@pytest.mark.parametrize("longer", ["", " and more of its name" * 4])
+def test_all_words_of_all_charts_lie_inside_of_them(longer):
+    extend = lambda key, value: value + longer if key in NAMES else value  # noqa: E731
+    numbers = changed(synthetic.numbers(), extend)
+    for name, plot in page(numbers, synthetic.costs())[1].items():
         root = ElementTree.fromstring(plot)
         width = float(root.attrib["viewBox"].split()[2])
         for each in (each for each in root.iter() if each.tag.endswith("}text") and "transform" not in each.attrib):

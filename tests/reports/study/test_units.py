@@ -49,4 +49,4 @@ def test_a_value_that_rounds_to_zero_has_no_sign():
 def test_marks_of_axes_are_short():
     assert [tick(value, "points") for value in (-0.02, 0.0, 0.005)] == ["−2", "0", "+0.5"]
     assert [tick(value, "ratio") for value in (0.25, 1, 3)] == ["1/4×", "1×", "3×"]
-    assert [tick(value, "share").replace("\u202f", " ") for value in (0.5, 0.575)] == ["50 %", "57.5 %"]
+    assert [tick(value, "share").replace("\u202f", " ") for value in (0.5, 0.5605)] == ["50 %", "56.05 %"]

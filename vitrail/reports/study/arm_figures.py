@@ -19,11 +19,11 @@ from vitrail.reports.components import header, lead, make_scrollable
 from vitrail.reports.inspection.charts import distance_chart
 from vitrail.reports.study.data_figures import by_limit, label_of
 from vitrail.reports.study.units import tick
-from vitrail.reports.wording import decimal, number, percent, plural, scientific, shorten
+from vitrail.reports.wording import decimal, number, percent, plural, scientific
 
 Row = Mapping[str, Any]
 SMALL = 220  # width of a small chart, in SVG units
-ROW, LONGEST = 24.0, 30  # height of an arm and letters of its name
+ROW, WIDEST = 24.0, 180.0  # height of an arm and width of its name
 
 
 def rates(numbers: Row, plots: dict[str, Markup]) -> Markup | None:
@@ -61,7 +61,11 @@ def draw_rates(row: Row, across: Axis, up: Axis) -> Markup:
     """Draws the accuracies of one arm by learning rate."""
     points, best, name = read_rates(row), number(row.get("best")), str(row.get("arm", ""))
     colour = "ruby" if row.get("edge") else "cobalt"
-    parts = [draw.text(0, 14, shorten(name, 14 if row.get("edge") else 26), colour="ink", size=12.5, font_weight=600)]
+    parts = [
+        draw.text(
+            0, 14, draw.fit(name, 122 if row.get("edge") else SMALL, 12.5), colour="ink", size=12.5, font_weight=600
+        )
+    ]
     if row.get("edge"):
         parts.append(draw.text(SMALL - 10, 14, "edge of the grid", colour="ruby", anchor="end"))
     for value in up.ticks():
@@ -115,15 +119,15 @@ def side_by_side(numbers: Row, plots: dict[str, Markup]) -> Markup | None:
 
 def intervals(title: str, rows: Sequence[Row]) -> Markup:
     """Draws a dot with its interval for each arm, one below the other."""
-    names = [shorten(label_of(row), LONGEST) for row in rows]
+    names = [draw.fit(label_of(row), WIDEST, 12) for row in rows]
     own = [row["accuracy"] for row in rows]
     values = np.array([[number(each.get(name)) for name in ("estimate", "low", "high")] for each in own])
-    left = min(max(60.0, 14 + 12 * max(map(draw.length_of, names))), 190.0)
+    left = max(60.0, 14 + 12 * max(map(draw.length_of, names)))
     known, top = values[np.isfinite(values)], 34.0
     floor = top + ROW * len(rows)
     fitted = bands.vertical(known, lambda value: tick(value, "share"), 0, 0)
     across = replace(fitted, start=left, stop=draw.WIDTH - 62.0)
-    parts = [draw.heading(shorten(title, 50))]
+    parts = [draw.heading(draw.fit(title, draw.WIDTH, 13.5))]
     for mark in across.ticks():
         x = float(across.place(mark))
         parts += [draw.line(x, top, x, floor), draw.text(x, floor + 16, across.words(mark), anchor="middle")]

@@ -152,11 +152,13 @@ def shape(numbers: Row, colours: Colours, plots: dict[str, Markup]) -> Markup | 
     values = np.concatenate([own.values for own in points.values()])
     up = bands.vertical(values, lambda value: tick(value, "logit"), top, top + draw.HEIGHT - draw.TOP)
     parts: list[Markup | None] = []
-    for line, own in zip(series, points.values()):
-        parts += [bands.error_bars(own, across, up, line.colour), draw.draw_series(line, across, up, "doublings")]
+    for at, (line, own) in enumerate(zip(series, points.values())):
+        aside = 4 * (at - (len(series) - 1) / 2)  # so that the bars of different axes stand beside each other
+        beside = replace(across, start=across.start + aside, stop=across.stop + aside)
+        parts += [bands.error_bars(own, beside, up, line.colour), draw.draw_series(line, beside, up, "doublings")]
         for x, y in zip(own.x, own.y):
             says = f"{line.label} {spell_factor(x)}: {tick(y, 'logit')}"
-            parts.append(draw.dot(float(across.place(x)), float(up.place(y)), line.colour, says, 3.2))
+            parts.append(draw.dot(float(beside.place(x)), float(up.place(y)), line.colour, says, 3.2))
     says = f"Logit of the test accuracy by the size of {', '.join(points)}"
     frame = (draw.heading("Logit of test accuracy"), legend, draw.axes(across, up, "size relative to the base model"))
     plots["axes"] = draw.svg(draw.WIDTH, up.start + draw.BOTTOM + 2, says, *frame, *parts)

@@ -17,7 +17,7 @@ from vitrail.reports.bands import Estimates
 from vitrail.reports.charts import Axis, Series
 from vitrail.reports.components import lead
 from vitrail.reports.study.units import MINUS, spell, tick
-from vitrail.reports.wording import number, percent, shorten, whole
+from vitrail.reports.wording import number, percent, whole
 
 Row = Mapping[str, Any]
 COLOURS = ("cobalt", "amber", "emerald", "ruby", "violet")
@@ -224,7 +224,7 @@ def compare(title: str, rows: Sequence[tuple[str, Row]], unit: str, none: float,
             if math.isfinite(y):
                 says = f"{line.label}, {whole(x)} images: {spell(y, unit)}"
                 parts.append(draw.dot(float(across.place(x)), float(up.place(y)), line.colour, says, 3.2))
-    shown = title if len(named) > 1 else f"{title}: {shorten(named[0].label, 36)}"
+    shown = title if len(named) > 1 else draw.fit(f"{title}: {named[0].label}", draw.WIDTH, 13.5)
     ends = (f"{line.label} {spell(float(own.y[-1]), unit)}" for line, own in zip(named, points) if len(own.x))
     says = f"{title} by training images; at the largest: {', '.join(ends)}"
     return finish(shown, legend, (across, up), "training images", says, parts)

@@ -75,12 +75,12 @@ def signed(value: float, digits: int) -> str:
 def tick(value: float, unit: str) -> str:
     """Formats a mark of an axis: as `spell`, with no more digits than needed."""
     if unit in ("points", "share"):
-        shown = f"{abs(100 * value):.3g}"
+        shown = f"{abs(100 * value):.4g}"
         sign = "" if shown == "0" else MINUS if value < 0 else "+" if unit == "points" else ""
         return sign + shown + ("\u202f%" if unit == "share" else "")
     if unit == "ratio":
-        return f"{value:.3g}×" if value >= 1 or not (1 / value).is_integer() else f"1/{1 / value:.0f}×"
-    shown = f"{abs(value):.3g}"
+        return f"{value:.4g}×" if value >= 1 or not (1 / value).is_integer() else f"1/{1 / value:.0f}×"
+    shown = f"{abs(value):.4g}"
     return shown if shown == "0" else f"{MINUS if value < 0 else '+'}{shown}"
 
 
