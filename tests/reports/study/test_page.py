@@ -192,7 +192,7 @@ def test_all_words_of_all_charts_lie_inside_of_them(longer):
         root = ElementTree.fromstring(plot)
         width = float(root.attrib["viewBox"].split()[2])
         for each in (each for each in root.iter() if each.tag.endswith("}text") and "transform" not in each.attrib):
-            long = draw.length_of("".join(each.itertext())) * float(each.attrib["font-size"]) * 0.92
+            long = draw.length_of("".join(each.itertext())) * float(each.attrib["font-size"])
             start = float(each.attrib["x"]) - {"start": 0, "middle": 0.5, "end": 1}[each.attrib["text-anchor"]] * long
             assert start > -4, (name, each.text)
             assert start + long < width + 4, (name, each.text)

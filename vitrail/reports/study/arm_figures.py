@@ -23,7 +23,7 @@ from vitrail.reports.wording import decimal, number, percent, plural, scientific
 
 Row = Mapping[str, Any]
 SMALL = 220  # width of a small chart, in SVG units
-ROW, WIDEST = 24.0, 180.0  # height of an arm and width of its name
+ROW, NAME = 24.0, 180.0  # height of an arm and width of its name
 
 
 def rates(numbers: Row, plots: dict[str, Markup]) -> Markup | None:
@@ -119,10 +119,10 @@ def side_by_side(numbers: Row, plots: dict[str, Markup]) -> Markup | None:
 
 def intervals(title: str, rows: Sequence[Row]) -> Markup:
     """Draws a dot with its interval for each arm, one below the other."""
-    names = [draw.fit(label_of(row), WIDEST, 12) for row in rows]
+    names = [draw.fit(label_of(row), NAME, 12) for row in rows]
     own = [row["accuracy"] for row in rows]
     values = np.array([[number(each.get(name)) for name in ("estimate", "low", "high")] for each in own])
-    left = max(60.0, 14 + 12 * max(map(draw.length_of, names)))
+    left = max(60.0, 14 + 12 * draw.WIDEST * max(map(draw.length_of, names)))
     known, top = values[np.isfinite(values)], 34.0
     floor = top + ROW * len(rows)
     fitted = bands.vertical(known, lambda value: tick(value, "share"), 0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -159,7 +159,7 @@ def accuracies(
     parts += [line for row in extra.get("fits") or () for line in draw_fit(row, across, up, colours)]
     for name, line in zip(points, named):
         parts += [draw.draw_series(line, across, up, "images"), bands.error_bars(points[name], across, up, line.colour)]
-        parts += dots(lines[name], across, up, line.colour)
+        parts += dots(lines[name], "limit", (across, up), line.colour, lambda row: row.get("regime") == COMPUTE)
     ends = (
         f"{name} {percent(float(own.y[-1]))} at {whole(own.x[-1])} images" for name, own in points.items() if len(own.x)
     )
@@ -181,15 +181,18 @@ def finish(
     return draw.svg(draw.WIDTH, up.start + draw.BOTTOM + 2, says, *frame, *parts)
 
 
-def dots(rows: Sequence[Row], across: Axis, up: Axis, colour: str) -> list[Markup]:
-    """Returns a dot for each accuracy, hollow where training was compute-limited."""
-    parts = []
+def dots(
+    rows: Sequence[Row], x: str, axes: tuple[Axis, Axis], colour: str, hollow: Callable[[Row], bool]
+) -> list[Markup]:
+    """Returns a dot for the accuracy of each arm at its value of ``x``, named for the pointer."""
+    (across, up), parts = axes, []
     for row in rows:
-        limit, accuracy = number(row.get("limit")), number((row.get("accuracy") or {}).get("estimate"))
-        if limit > 0 and math.isfinite(accuracy):
-            x, y = float(across.place(limit)), float(up.place(accuracy))
-            says = f"{label_of(row)}, {whole(limit)} images: {percent(accuracy)}, {row.get('regime') or 'regime not known'}"
-            parts.append((bands.ring if row.get("regime") == COMPUTE else draw.dot)(x, y, colour, says, 3.2))
+        at, accuracy = number(row.get(x)), number((row.get("accuracy") or {}).get("estimate"))
+        if at > 0 and math.isfinite(accuracy):
+            regime = row.get("regime") or "regime not known"
+            says = f"{label_of(row)}: {percent(accuracy)} at {across.words(at)}, {regime}"
+            mark = bands.ring if hollow(row) else draw.dot
+            parts.append(mark(float(across.place(at)), float(up.place(accuracy)), colour, says, 3.2))
     return parts
 
 

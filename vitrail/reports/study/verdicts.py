@@ -64,7 +64,7 @@ def tally(claims: Sequence[Row]) -> Markup:
             rows.append(
                 join(tag("dt", badge(verdict)), tag("dd", tag("ul", *links), lead(sentence(MEANINGS[verdict]), ".")))
             )
-    return tag("div", figure, tag("dl", *rows, class_="tally"), class_="headline")
+    return tag("div", figure, tag("dl", *rows, class_="tally"), class_="headline tallied")
 
 
 def verdicts(claims: Sequence[Row], data: Row) -> Markup | None:
