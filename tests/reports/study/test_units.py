@@ -18,7 +18,7 @@ from vitrail.reports.study.units import describe_zone, read_effect, signed, tick
         ({"estimate": 0.41, "low": 0.3, "high": 0.57, "unit": "ratio"}, "0.41× [0.3×, 0.57×]"),
         ({"estimate": 0.5, "low": 0.25, "high": 0.75, "unit": "share"}, "50.0 % [25.0 %, 75.0 %]"),
         ({"estimate": 0.83, "low": 0.6, "high": 0.95, "unit": "correlation"}, "+0.83 [+0.60, +0.95]"),
-        ({"estimate": 0.02, "low": None, "high": math.nan, "unit": "points"}, "+2.0 points, no interval"),
+        ({"estimate": 0.02, "low": None, "high": math.nan, "unit": "points"}, "+2.0 points"),
         ({"estimate": None, "low": 0.1, "high": 0.2, "unit": "points"}, "not measured"),
         (None, "not measured"),
     ],
@@ -48,5 +48,5 @@ def test_a_value_that_rounds_to_zero_has_no_sign():
 
 def test_marks_of_axes_are_short():
     assert [tick(value, "points") for value in (-0.02, 0.0, 0.005)] == ["−2", "0", "+0.5"]
-    assert [tick(value, "ratio") for value in (0.25, 1, 3)] == ["1/4×", "1×", "3×"]
+    assert [tick(value, "ratio") for value in (0.0, 0.25, 0.3, 1, 3)] == ["0×", "1/4×", "0.3×", "1×", "3×"]
     assert [tick(value, "share").replace("\u202f", " ") for value in (0.5, 0.5605)] == ["50 %", "56.05 %"]

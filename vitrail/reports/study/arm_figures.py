@@ -36,7 +36,7 @@ def rates(numbers: Row, plots: dict[str, Markup]) -> Markup | None:
     across = replace(across, start=40.0, stop=SMALL - 10.0)
     marks = sorted(set(points[:, 0].tolist()))
     across = replace(across, marks=bands.spread(marks, across))
-    up = bands.vertical(points[:, 1], lambda value: tick(value, "share"), 34.0, 124.0)
+    up = bands.vertical(points[:, 1], lambda value: tick(value, "share"), 44.0, 134.0)
     drawn = {f"rates-{at:02}-{row.get('arm', '')}": draw_rates(row, across, up) for at, row in enumerate(arms, 1)}
     plots |= drawn
     edges = [str(row.get("arm", "")) for row in arms if row.get("edge")]
@@ -62,12 +62,11 @@ def draw_rates(row: Row, across: Axis, up: Axis) -> Markup:
     points, best, name = read_rates(row), number(row.get("best")), str(row.get("arm", ""))
     colour = "ruby" if row.get("edge") else "cobalt"
     parts = [
-        draw.text(
-            0, 14, draw.fit(name, 122 if row.get("edge") else SMALL, 12.5), colour="ink", size=12.5, font_weight=600
-        )
+        draw.text(0, 14, draw.fit(name, SMALL, 12.5), colour="ink", size=12.5, font_weight=600),
+        draw.text(0, 28, draw.fit(str(row.get("experiment", "")), 110, 10.5), size=10.5),
     ]
     if row.get("edge"):
-        parts.append(draw.text(SMALL - 10, 14, "edge of the grid", colour="ruby", anchor="end"))
+        parts.append(draw.text(SMALL - 10, 28, "edge of the grid", size=10.5, colour="ruby", anchor="end"))
     for value in up.ticks():
         y = float(up.place(value))
         parts += [

@@ -129,7 +129,8 @@ def draw_experiment(lines: Mapping[str, Sequence[Row]], extra: Row, colours: Col
     limits = np.unique(np.concatenate([own.x for own in points.values()]))
     if not len(limits):
         return {}
-    across = bands.logarithmic(limits, whole, marks=limits.tolist())
+    fitted = [bands.read_estimates(row.get("points") or ()).x for row in extra.get("fits") or ()]
+    across = bands.logarithmic(np.concatenate([limits, *fitted]), whole, marks=limits.tolist())
     limited = {number(row.get("limit")) for rows in lines.values() for row in rows if row.get("regime") == COMPUTE}
     ground = Ground(across, limits.tolist(), limited)
     charts = {"accuracy": accuracies(lines, points, extra, ground, colours)}
