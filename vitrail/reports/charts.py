@@ -22,6 +22,7 @@ SANS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberat
 WIDTH, HEIGHT = 460, 250
 LEFT, RIGHT, TOP, BOTTOM = 50, 20, 42, 36  # margins of a chart, in SVG units
 DASHES = "4 4"
+WIDEST = 1.18  # width of the letters of a wide or bold font, relative to the estimated width
 LETTER = 0.58  # approximate mean width of a letter, relative to the font size
 NARROW, BROAD = "fijlrtI.,:;'|() ", "mwMW@%"
 
@@ -234,9 +235,30 @@ def heading(title: str, series: Sequence[Series] = ()) -> Markup:
     return join(*parts)
 
 
+def legend(series: Sequence[Series]) -> tuple[Markup, float]:
+    """Returns the names of all lines in rows below the title, and where the plot may begin."""
+    parts, x, y = [], 0.0, 34.0
+    for item in series:
+        name = shorten(item.label, 34)
+        wide = 22 + 11.5 * length_of(name) + 18
+        if x and x + wide > WIDTH:
+            x, y = 0.0, y + 17
+        style = {"stroke_width": 1.8, "stroke_dasharray": DASHES} if item.dashed else {"stroke_width": 2.4}
+        parts.append(line(x, y - 4, x + 16, y - 4, item.colour, stroke_linecap="round", **style))
+        parts.append(text(x + 22, y, name, size=11.5))
+        x += wide
+    return join(*parts), y + 20
+
+
 def length_of(words: str) -> float:
     """Estimates the width of a line of text, relative to the font size."""
     return sum(0.3 if letter in NARROW else 0.95 if letter in BROAD else 0.6 for letter in words)
+
+
+def fit(words: str, width: float, size: float) -> str:
+    """Truncates a line of text to ``width`` SVG units at a font size, also in fonts wider than usual, with an ellipsis."""
+    kept = next(count for count in range(len(words), -1, -1) if WIDEST * length_of(words[:count]) * size <= width)
+    return shorten(words, max(kept, 1))
 
 
 def axes(across: Axis, up: Axis, label: str) -> Markup:
