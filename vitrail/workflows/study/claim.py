@@ -1,7 +1,8 @@
 """A claim as a value: which cells are compared, and by which rule the comparison decides.
 
-A claim is written and read as YAML with its study. An arm is a network's settings in an experiment, a level the value of a factor,
-by the factor's dotted path; ``lowest``, ``highest`` and ``lowest third`` name levels by their place. Nothing here imports torch.
+A claim is written and read as YAML with its study. An arm is a network's settings in an experiment, a level the value of a
+factor, by the dotted path of the factor; ``lowest``, ``highest`` and ``lowest third`` name levels by their place. Nothing here
+imports torch.
 """
 
 from __future__ import annotations
