@@ -32,6 +32,8 @@ MEANINGS = {
     "data.batch": "images per update",
     "data.micro_batch": "images per forward pass, a divisor of the batch; null takes the largest that fits in memory",
     "data.validation": "share of each class that is held out if there is no validation split",
+    "data.limit": "number of training images, a seeded part of them, stratified by class; null takes all",
+    "data.fraction": "share of the training images, as data.limit; null takes all",
     "data.repeats": "times that each image of a batch is repeated with another augmentation",
     "data.workers": "processes that read images; null follows the cores",
     "data.on_bad": "skip bad images, or stop at the first",

@@ -1,1 +1,1 @@
-"""Evaluation: probes, confidence intervals, calibration, corruptions, feature health."""
+"""Evaluation: probes, confidence intervals, calibration, corruptions, feature health, contrasts between trainings and verdicts on them."""
