@@ -79,7 +79,7 @@ class CellResult:
 def write_result(folder: Path, result: CellResult) -> None:
     """Keeps a result in the study's ``folder``, whole or not at all. Raises `DiskError`."""
     tree = {item.name: getattr(result, item.name) for item in fields(result) if item.name != "right"}
-    bits = base64.b64encode(np.packbits(result.right)).decode()
+    bits = base64.b64encode(np.packbits(result.right).tobytes()).decode()
     with disk_errors(folder):
         (folder / CELLS).mkdir(exist_ok=True)
     write_sealed(place_of(folder, result.key), {"format": FORMAT, **plain(tree), "right": [len(result.right), bits]})
@@ -97,8 +97,9 @@ def parse_result(tree: Mapping[str, Any] | None) -> CellResult | None:
     count, bits = tree["right"]
     right = np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8), count=count).astype(bool)
     known = {item.name for item in fields(CellResult)}
-    kept = {name: value for name, value in tree.items() if name in known}
-    return CellResult(**{**kept, "right": right, "curve": tuple(tree["curve"])})
+    kept: dict[str, Any] = {name: value for name, value in tree.items() if name in known}
+    kept |= {"right": right, "curve": tuple(tree["curve"])}
+    return CellResult(**kept)
 
 
 def place_of(folder: Path, key: str) -> Path:
