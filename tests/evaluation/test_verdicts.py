@@ -10,7 +10,7 @@ import pytest
 from vitrail.errors import ConfigError
 from vitrail.evaluation.contrasts import contrast
 from vitrail.evaluation.estimates import Part, Student
-from vitrail.evaluation.verdicts import Equal, Greater, Ratio, Rule, clearest, judge, judge_all
+from vitrail.evaluation.verdicts import Equal, Greater, Question, Ratio, Rule, clearest, judge, judge_all
 
 RULES: list[Rule] = [
     Greater(by=0.01),
@@ -105,7 +105,7 @@ def test_the_clearest_level_of_a_figure_is_its_p_value():
 def test_holm_judges_the_clearest_claim_at_the_strictest_level():
     # p-values 0.01, 0.02, 0.04 of three claims: thresholds 0.05 / 3, 0.05 / 2, 0.05
     claims = {
-        name: (Greater(by=0.0), [normal(z, 1.0)], "points")
+        name: Question(Greater(by=0.0), [normal(z, 1.0)])
         for name, z in (("middle", 2.326), ("clear", 2.576), ("weak", 2.054))
     }
     verdicts = judge_all(claims)
@@ -117,7 +117,7 @@ def test_holm_judges_the_clearest_claim_at_the_strictest_level():
 
 def test_holm_stops_at_the_first_claim_that_cannot_be_told():
     # p-values 0.03 and 0.04: the first is above 0.05 / 2, so neither is told, although both are below 0.05
-    claims = {name: (Greater(by=0.0), [normal(z, 1.0)], "points") for name, z in (("a", 2.17), ("b", 2.054))}
+    claims = {name: Question(Greater(by=0.0), [normal(z, 1.0)]) for name, z in (("a", 2.17), ("b", 2.054))}
     assert {name: (each.kind, each.level) for name, each in judge_all(claims).items()} == dict.fromkeys(
         claims, ("cannot tell", 0.975)
     )
@@ -129,9 +129,7 @@ def test_at_most_five_percent_of_null_studies_say_that_something_held(studies):
     held = told = 0
     for _ in range(studies):
         cells = (rng.random((4, 3, 300)) < 0.7).astype(float)  # four arms that are the same
-        claims = {
-            str(arm): (Greater(by=0.0), [contrast([cells[arm], cells[0]], [1, -1])], "points") for arm in (1, 2, 3)
-        }
+        claims = {str(arm): Question(Greater(by=0.0), [contrast([cells[arm], cells[0]], [1, -1])]) for arm in (1, 2, 3)}
         verdicts = judge_all(claims)
         held += any(verdict.kind == "held" for verdict in verdicts.values())
         told += judge(Greater(by=0.0), [contrast([cells[1], cells[0]], [1, -1])]).kind == "held"

@@ -222,12 +222,15 @@ class ComputeSettings:
 class SaveSettings:
     """Checkpoints, logs and evaluations. None of these settings changes the trained weights.
 
-    ``watched`` is the number of images whose features are measured in each evaluation of pre-training.
+    ``watched`` is the number of images whose features are measured in each evaluation of pre-training. With ``train_images`` an
+    evaluation of a supervised run judges, beside the validation split, so many training images without augmentation: the gap
+    between the two is what the model learned by heart.
     """
 
     every: float = 120.0
     keep: int = 2
     watched: int = 1500
+    train_images: int = 0
     evaluations: int = 12
     log_every: int | None = None
     tensorboard: bool = False
@@ -235,6 +238,7 @@ class SaveSettings:
     def __post_init__(self) -> None:
         _demand(self.every > 0, f"save.every is {self.every}", "give seconds between checkpoints")
         _demand(self.watched >= 30, f"save.watched is {self.watched}", "watch at least 30 images")
+        _demand(self.train_images >= 0, f"save.train_images is {self.train_images}", "give 0 or more")
         _demand(self.keep >= 1, f"save.keep is {self.keep}", "keep at least one checkpoint")
         _demand(self.evaluations >= 1, f"save.evaluations is {self.evaluations}", "evaluate at least once, at the end")
         _demand((self.log_every or 1) >= 1, f"save.log_every is {self.log_every}", "give steps, at least 1")

@@ -109,6 +109,7 @@ MEANINGS = {
     "save.every": "seconds between checkpoints",
     "save.keep": "number of checkpoints kept",
     "save.watched": "images whose features are measured in pre-training",
+    "save.train_images": "training images that each evaluation of a supervised run judges too, without augmentation",
     "save.evaluations": "number of evaluations during the run",
     "save.log_every": "updates between two lines of metrics.jsonl; null follows the length",
     "save.tensorboard": "also write TensorBoard files",

@@ -1,1 +1,1 @@
-"""Evaluation: probes, confidence intervals, calibration, corruptions, feature health, contrasts between trainings and verdicts on them."""
+"""Evaluation: probes, intervals, calibration, corruptions, feature health, and verdicts on differences between trainings."""

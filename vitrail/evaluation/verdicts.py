@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -142,27 +142,33 @@ def judge(rule: Rule, figures: Sequence[Estimate], *, level: float = LEVEL, unit
     )
 
 
-def judge_all(
-    claims: Mapping[str, tuple[Rule, Sequence[Estimate], Unit]], *, level: float = LEVEL
-) -> dict[str, Verdict]:
+class Question(NamedTuple):
+    """A rule, and the figures for which it is asked, in one unit."""
+
+    rule: Rule
+    figures: Sequence[Estimate]
+    unit: Unit = "points"
+
+
+def judge_all(questions: Mapping[str, Question], *, level: float = LEVEL) -> dict[str, Verdict]:
     """The verdicts on several claims, of which with probability ``level`` none that decides is wrong (Holm 1979).
 
     Of m claims, the clearest is judged at the level 1 - (1 - level) / m, the next at 1 - (1 - level) / (m - 1), and so on until
     one cannot be told; the others are judged at the level of that one.
     """
-    error = {
-        name: 1 - clearest(lambda at, claim=claim: judge(claim[0], claim[1], level=at, unit=claim[2]).kind)
-        for name, claim in claims.items()
-    }
+
+    def answer(name: str, level: float) -> Verdict:
+        return judge(questions[name].rule, questions[name].figures, level=level, unit=questions[name].unit)
+
+    errors = {name: 1 - clearest(lambda at, name=name: answer(name, at).kind) for name in questions}
     verdicts: dict[str, Verdict] = {}
     share, failed = 1 - level, False
-    for rank, name in enumerate(sorted(claims, key=lambda name: (error[name], name))):
+    for rank, name in enumerate(sorted(questions, key=lambda name: (errors[name], name))):
         if not failed:
-            share = (1 - level) / (len(claims) - rank)
-            failed = error[name] > share
-        rule, figures, unit = claims[name]
-        verdicts[name] = judge(rule, figures, level=1 - share, unit=unit)
-    return {name: verdicts[name] for name in claims}
+            share = (1 - level) / (len(questions) - rank)
+            failed = errors[name] > share
+        verdicts[name] = answer(name, 1 - share)
+    return {name: verdicts[name] for name in questions}
 
 
 def clearest(outcome: Callable[[float], Outcome]) -> float:
