@@ -11,7 +11,7 @@ from vitrail.models.beit import BEiTConfig
 from vitrail.models.cait import CaiTConfig
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
-from vitrail.models.resnet import AxialResNetConfig, ResNetConfig
+from vitrail.models.resnet_config import AxialResNetConfig, ResNetConfig
 from vitrail.models.swin import SwinConfig
 
 SMALL = {"image_size": 32, "classes": 7}
@@ -56,10 +56,15 @@ TINY: dict[str, Config] = {
     "bit": ResNetConfig(**SMALL, depths=(1, 2)),
     # maps of 9 x 7, 5 x 4, 3 x 2
     "bit, odd map": ResNetConfig(**{**SMALL, "image_size": (34, 27)}, depths=(1, 1, 1)),
+    # maps of 12 x 8 and 6 x 4
+    "bit, small stem": ResNetConfig(**{**SMALL, "image_size": (12, 8)}, depths=(1, 2), stem="small", stem_width=32),
     # maps of 8 x 8 and 4 x 4
     "axial resnet": AxialResNetConfig(**SMALL, depths=(1, 2)),
     # maps of 9 x 7, 5 x 4, 3 x 2; the last stage attends on the map of the second alone
     "axial resnet, odd map": AxialResNetConfig(**{**SMALL, "image_size": (34, 27)}, depths=(1, 1, 1), heads=4),
+    "axial resnet, small stem": AxialResNetConfig(
+        **{**SMALL, "image_size": (12, 8)}, depths=(1, 1), stem="small", stem_width=32, heads=4
+    ),
     "pvt": PVTConfig(**SMALL, **PYRAMID),
     # maps of 9 x 7, 5 x 4 and 3 x 2: filled up, and left over by the reductions
     "pvt, odd map": PVTConfig(**{**SMALL, "image_size": (34, 27)}, **PYRAMID, pad=True),

@@ -71,6 +71,8 @@ def test_pretraining_and_paths_are_told_without_the_paths(place):
 
 def test_a_column_has_the_heading_of_its_chart():
     assert curve_of("val_top1") == ("Accuracy", "validation")
+    assert curve_of("train_top1") == ("Accuracy", "unaugmented training")
+    assert curve_of("train_brier") == ("Unaugmented training Brier score", "Unaugmented training Brier score")
     assert curve_of("effective_rank") == ("Effective rank", "Effective rank")
     assert curve_of("target_entropy") == ("Target entropy", "Target entropy")
     assert curve_of("val_brier") == ("Validation Brier score", "Validation Brier score")

@@ -34,6 +34,7 @@ from vitrail.tasks.classification import create_classifier
 from vitrail.tasks.task import Task
 from vitrail.training import loop, step
 from vitrail.training.optimizer import Optimiser
+from vitrail.training.prepare import Prepared
 from vitrail.training.train import train
 
 PLAIN = (
@@ -60,6 +61,17 @@ def run(ranks: Ranks, out: Path, given: Sequence[str], objective: str = "supervi
     except VitrailError as error:
         return f"{type(error).__name__} {error.reported}: {error}"
     return ""
+
+
+def judge_at_the_end(ranks: Ranks, out: Path, given: Sequence[str], data: Any) -> dict[str, float]:
+    """The figures of a run that ends by judging two parts."""
+    wanted, _ = request(flags={"data": {"source": str(data)}}, settings=tuple(given))
+
+    def end(prepared: Prepared) -> dict[str, float]:
+        parts = prepared.judge({"val": prepared.data.splits.val, "train": prepared.data.train.subset(range(20))})
+        return {name: judged.figures["nll"] for name, judged in parts.items()}
+
+    return train(wanted, out=out, quiet=True, ranks=ranks, end=end).figures
 
 
 def run_with(ranks: Ranks, fault: str, rank: int, at: int, out: Path, given: Sequence[str], data: Any) -> str:

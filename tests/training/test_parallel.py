@@ -160,6 +160,15 @@ def test_ranks_train_in_bf16(pool, data, tmp_path, precision, parallel):
     assert on_ranks.weight_difference(tmp_path / "one", tmp_path / "all") < 2e-2
 
 
+@pytest.mark.parametrize("parallel", slow_except(("replicate", "shard"), {"shard"}))
+def test_what_the_caller_does_at_the_end_is_done_with_the_whole_model_on_every_rank(pool, data, tmp_path, parallel):
+    given = on_ranks.settings("vit", "schedule.steps=3", "data.batch=12", "optim.ema=0.5", "data.limit=60")
+    alone = on_ranks.judge_at_the_end(ALONE, tmp_path / "one", given, data)
+    both = pool(2, on_ranks.judge_at_the_end, tmp_path / "two", (*given, f"compute.parallel={parallel}"), data)
+    assert both[0] == both[1] == pytest.approx(alone, rel=1e-4)
+    assert set(alone) == {"val", "train"}
+
+
 def test_a_run_goes_on_at_another_number_of_ranks(pool, data, tmp_path):
     """One, three, two sharded and one rank, two steps each, against one process; metrics as if nothing had happened."""
     given = on_ranks.settings("vit", "data.batch=12", "optim.ema=0.9", "schedule.kind=constant", "schedule.warmup=0")

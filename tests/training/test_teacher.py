@@ -14,7 +14,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import ViTConfig
-from vitrail.models.resnet import ResNetConfig
+from vitrail.models.resnet_config import ResNetConfig
 from vitrail.tasks.classification import Classifier, create_classifier
 from vitrail.training.inputs import CHUNK, TaughtInputs
 from vitrail.training.teacher import Teacher

@@ -65,6 +65,7 @@ KINDS |= {
         ("timm",),
     ),
     "BiT": (BIT, ("google", "timm")),
+    "narrow BiT": ({**BIT, "stem_width": 32}, ("timm",)),
     "wide BiT on an odd map": ({**BIT, "width_factor": 2, "image_size": (18, 31), "in_channels": 1}, ("timm",)),
     "BiT without a head": ({**BIT, "classes": ()}, ("google", "timm")),
     "the root of a hybrid": (ROOT, ("google", "timm")),

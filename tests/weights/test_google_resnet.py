@@ -12,7 +12,7 @@ import torch
 from tests.slow import slow_except
 from vitrail.errors import CheckpointError
 from vitrail.models import Backbone, Config, ViTConfig, create_backbone
-from vitrail.models.resnet import ResNetConfig
+from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.swin import SwinConfig
 from vitrail.weights import load
 from vitrail.weights.google import from_google, to_google
@@ -33,6 +33,7 @@ BIT = ResNetConfig(classes=5, depths=(1, 2))
 BITS: dict[str, Config] = {
     "two stages": BIT,
     "twice as wide": replace(BIT, depths=(1,), width_factor=2),
+    "half as wide": replace(BIT, depths=(1,), stem_width=32),
     "three stages of one channel": replace(BIT, depths=(1, 1, 1), in_channels=1),
     "ten units": replace(BIT, depths=(10,)),
     "no head": replace(BIT, classes=0),
@@ -238,8 +239,8 @@ WRONG = {
     "a lost kernel": (lambda: without(written(HYBRID), "unit2/conv2"), "has no 'block2/unit2/conv2/kernel'"),
     "a lost norm": (lambda: without(written(BIT), "resnet/group_norm/beta"), "has no 'group_norm/beta'"),
     "a width that is none": (
-        lambda: {**written(BIT), "resnet/root_block/standardized_conv2d/kernel": np.ones((7, 7, 3, 96), np.float32)},
-        "96 channels, which is not a multiple of 64",
+        lambda: {**written(BIT), "resnet/root_block/standardized_conv2d/kernel": np.ones((7, 7, 3, 72), np.float32)},
+        "stem_width is 72",
     ),
     "a head of 2 x 3": (
         lambda: {**written(BIT), "resnet/head/conv2d/kernel": np.ones((2, 3, 512, 5), np.float32)},
@@ -271,3 +272,5 @@ def test_what_google_has_no_place_for_is_refused():
     config = SwinConfig(image_size=32, width=8, depths=(2,), heads=(1,), window=4)
     with pytest.raises(CheckpointError, match="no counterpart of a Swin"):
         to_google(config, create_backbone(config).state_dict())
+    with pytest.raises(CheckpointError, match=r"no counterpart of the stem 'small'\n.*--to native"):
+        to_google(small := replace(BIT, stem="small"), create_backbone(small).state_dict())

@@ -22,7 +22,7 @@ from vitrail.models.beit import BEiTConfig
 from vitrail.models.cait import CaiTConfig
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
-from vitrail.models.resnet import ResNetConfig
+from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.swin import SwinConfig
 from vitrail.tasks.classification import Classifier, create_classifier
 from vitrail.weights import load
@@ -64,6 +64,7 @@ OURS: dict[str, tuple[Config | dict[str, Any], int]] = {
     "PVT v2": (PVT_V2, 0),
     "BiT": (replace(BIT, standardise="timm"), 0),
     "bare BiT": (replace(BIT, standardise="timm", classes=0, in_channels=1, width_factor=2, depths=(1,)), 0),
+    "narrow BiT": (replace(BIT, standardise="timm", stem_width=32, depths=(1,)), 0),
     "bare PVT v2": (replace(PVT_V2, classes=0, linear=True, image_size=(50, 40)), 0),
 }
 QUICK_KINDS = {"ViT", "paper's numerics", "oblong", "DeiT", "registers", "Swin", "BEiT", "PVT", "PVT v2", "BiT"}
@@ -74,6 +75,7 @@ REFUSED: dict[str, Config | dict[str, Any]] = {
     "LayerScale that starts at 0": replace(BEIT, layer_scale=0.0),
     "a patch that is not square": replace(PVT_V2, patch_size=(4, 8)),
     "group_norm_eps=1e-06": replace(BIT, group_norm_eps=1e-6),
+    "the stem 'small'": replace(BIT, stem="small"),
     "a stem of convolutions": {"stem": (), "stem_width": 32},
     "3 stages": replace(PVT, **{name: getattr(PVT, name)[1:] for name in PVTConfig.STAGES}),
     "patches that are not 4x4": replace(PVT, patch_size=2),

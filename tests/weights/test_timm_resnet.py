@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError
 from vitrail.models import MODELS, Config, ViTConfig, create_backbone
-from vitrail.models.resnet import ResNetConfig
+from vitrail.models.resnet_config import ResNetConfig
 from vitrail.tasks.classification import create_classifier
 from vitrail.weights import load
 from vitrail.weights.native import save_model
@@ -40,8 +40,8 @@ def a_state(config: Config) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     "config",
-    [BIT, replace(BIT, depths=(1, 10), classes=0), HYBRID, ROOT],
-    ids=["bit", "bit of ten blocks, no head", "hybrid", "root"],
+    [BIT, replace(BIT, depths=(1, 10), classes=0), replace(BIT, stem_width=96), HYBRID, ROOT],
+    ids=["bit", "bit of ten blocks, no head", "bit, 96 wide", "hybrid", "root"],
 )
 def test_every_size_is_read_from_names_and_shapes(config):
     state = a_state(config)
@@ -51,7 +51,7 @@ def test_every_size_is_read_from_names_and_shapes(config):
     backbone = create_backbone(held.config)
     backbone.load_state_dict(held.tensors)
     if isinstance(config, ResNetConfig) and config.classes:
-        assert state["head.fc.weight"].shape == (5, 256, 1, 1)
+        assert state["head.fc.weight"].shape == (5, config.width, 1, 1)
         assert torch.equal(backbone.head.weight, state["head.fc.weight"][:, :, 0, 0])
 
 
@@ -83,7 +83,8 @@ STRANGE = {
         {f"patch_embed.backbone.stages.{stage}.blocks.0.norm1.weight": (1,) for stage in range(62)},
         "whole numbers up to 16,384",
     ),
-    "a root between widths": (BIT, {"stem.conv.weight": (72, 3, 7, 7)}, "has 72 channels, which is not a multiple of 64"),
+    "a root between widths": (BIT, {"stem.conv.weight": (72, 3, 7, 7)}, "stem_width is 72"),
+    "a root of 3 x 3": (BIT, {"stem.conv.weight": (64, 3, 3, 3)}, "stem.conv.weight"),
     "a root of no axes": (BIT, {"stem.conv.weight": ()}, "cannot be built"),
     "a root of a hybrid of no axes": (ROOT, {"patch_embed.backbone.conv.weight": ()}, "cannot be built"),
     "a root that no groups divide": (
@@ -117,13 +118,14 @@ def test_what_is_no_such_model_is_refused_in_words(kind, tmp_path):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
+        (replace(BIT, stem="small"), "the stem 'small'"),
         (replace(BIT, depths=(1, 2)), "stages of 1, 2 blocks"),
         (replace(BIT, depths=(3, 4, 6, 3, 1)), "stages of 3, 4, 6, 3, 1 blocks"),
         (HYBRID, r"a stem of \(1, 2\) blocks, 64 wide"),
         (replace(ROOT, stem_width=32), r"a stem of \(\) blocks, 32 wide"),
         (replace(ROOT, prefix=("cls", "dist")), "a second token behind a stem"),
     ],
-    ids=["other blocks", "a fifth stage", "a stem of other blocks", "a narrow stem", "two heads"],
+    ids=["a small stem", "other blocks", "a fifth stage", "a stem of other blocks", "a narrow stem", "two heads"],
 )
 def test_what_timm_makes_no_model_of_is_not_written(config, words):
     with pytest.raises(CheckpointError, match=f"no counterpart of {words}"):

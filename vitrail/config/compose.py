@@ -140,7 +140,12 @@ def _replace_warmup(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str,
 
 def _convert_units(layer: Mapping[str, Any]) -> dict[str, Any]:
     """The layer with values such as ``10m``, ``1%`` and ``384x256`` converted to numbers."""
-    readers = {("schedule", "time"): seconds, ("data", "max_bad"): part, ("model", "size"): size_in_pixels}
+    readers = {
+        ("schedule", "time"): seconds,
+        ("data", "max_bad"): part,
+        ("data", "fraction"): part,
+        ("model", "size"): size_in_pixels,
+    }
     read = dict(layer)
     for (group, key), reader in readers.items():
         inner = read.get(group)

@@ -34,6 +34,17 @@ class TrainingFlags(TypedDict, total=False):
     ]
     batch: Annotated[int | None, Flag("Images in one update.", setting="data.batch")]
     lr: Annotated[float | None, Flag("Peak learning rate.", setting="optim.lr")]
+    limit: Annotated[
+        int | None,
+        Flag(
+            "Train on this many of the training images, drawn by the seed and stratified by class.",
+            setting="data.limit",
+        ),
+    ]
+    fraction: Annotated[
+        str | float | None,
+        Flag("Train on this share of the training images, e.g. 10%.", setting="data.fraction", word=str),
+    ]
     seed: Annotated[int | None, Flag("Seed of all random numbers.", setting="seed")]
     out: Annotated[str | Path | None, Flag("The run directory; a new one under runs/ by default.", word=Path)]
     resume: Annotated[str | Path | None, Flag("Resume the run in this directory, with its own settings.", word=Path)]

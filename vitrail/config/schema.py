@@ -65,12 +65,17 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """The data and the batches; ``batch`` is the number of images of one update, over all its micro-steps."""
+    """The data and the batches; ``batch`` is the number of images of one update, over all its micro-steps.
+
+    ``limit``, or ``fraction``, trains on a part of the training images (`vitrail.data.sources.holdout.choose_part`).
+    """
 
     source: str = ""
     batch: int = 64
     micro_batch: int | None = None
     validation: float = 0.15
+    limit: int | None = None
+    fraction: float | None = None
     repeats: int = 1
     workers: int | None = None
     on_bad: Literal["skip", "stop"] = "skip"
@@ -85,6 +90,11 @@ class DataSettings:
         _demand(
             0 < self.validation < 1, f"data.validation is {self.validation}", "give a part between 0 and 1, e.g. 0.15"
         )
+        _demand(self.limit is None or self.limit >= 1, f"data.limit is {self.limit}", "give a number of images")
+        share = f"data.fraction is {self.fraction}"
+        _demand(self.fraction is None or 0 < self.fraction <= 1, share, "give a part above 0 and up to 1, e.g. 10%")
+        both = self.limit is not None and self.fraction is not None
+        _demand(not both, f"data.limit is {self.limit}, and {share}", "set one of them, the other to null")
         _demand(self.repeats >= 1, f"data.repeats is {self.repeats}", "1 means no repeated augmentation")
         _demand(self.workers is None or self.workers >= 0, f"data.workers is {self.workers}", "give 0 or more")
         _demand(0 <= self.max_bad <= 1, f"data.max_bad is {self.max_bad}", "give a part, e.g. 0.01 or 1%")
@@ -212,12 +222,15 @@ class ComputeSettings:
 class SaveSettings:
     """Checkpoints, logs and evaluations. None of these settings changes the trained weights.
 
-    ``watched`` is the number of images whose features are measured in each evaluation of pre-training.
+    ``watched`` is the number of images whose features are measured in each evaluation of pre-training. With ``train_images`` an
+    evaluation of a supervised run judges, beside the validation split, so many training images without augmentation: the gap
+    between the two is what the model learned by heart.
     """
 
     every: float = 120.0
     keep: int = 2
     watched: int = 1500
+    train_images: int = 0
     evaluations: int = 12
     log_every: int | None = None
     tensorboard: bool = False
@@ -225,6 +238,7 @@ class SaveSettings:
     def __post_init__(self) -> None:
         _demand(self.every > 0, f"save.every is {self.every}", "give seconds between checkpoints")
         _demand(self.watched >= 30, f"save.watched is {self.watched}", "watch at least 30 images")
+        _demand(self.train_images >= 0, f"save.train_images is {self.train_images}", "give 0 or more")
         _demand(self.keep >= 1, f"save.keep is {self.keep}", "keep at least one checkpoint")
         _demand(self.evaluations >= 1, f"save.evaluations is {self.evaluations}", "evaluate at least once, at the end")
         _demand((self.log_every or 1) >= 1, f"save.log_every is {self.log_every}", "give steps, at least 1")

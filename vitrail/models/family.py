@@ -18,7 +18,8 @@ from vitrail.models.costs import Cost
 from vitrail.models.foreign_names import explain_field, translate_model
 from vitrail.models.pvt import PVT, PVTS, PVTConfig
 from vitrail.models.pvt_v2 import PVT_V2S, PVTv2, PVTv2Config
-from vitrail.models.resnet import AXIAL_RESNETS, RESNETS, AxialResNet, AxialResNetConfig, ResNet, ResNetConfig
+from vitrail.models.resnet import AxialResNet, ResNet
+from vitrail.models.resnet_config import AXIAL_RESNETS, RESNETS, AxialResNetConfig, ResNetConfig
 from vitrail.models.swin import SWINS, Swin, SwinConfig
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import DEITS, HYBRIDS, VITS, ViTConfig

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,114 +24,31 @@ from vitrail.errors import ConfigError
 from vitrail.models.attention import AttentionGrid, OnAttention
 from vitrail.models.axial_attention import AxialAttention, line_grids
 from vitrail.models.backbone import Backbone, block_number
-from vitrail.models.config import STANDARDISATIONS, Config, grid_of, stage_cells
+from vitrail.models.config import grid_of
 from vitrail.models.initialise import fill_lecun_normal, fills
 from vitrail.models.layers import Patches, Tokens, add_branch, residual_stream, stage_drop_rates
 from vitrail.models.positions import resize
+from vitrail.models.resnet_config import STEMS, AxialResNetConfig, BottleneckConfig, ResNetConfig
 from vitrail.models.standardise import GroupNorm, Shape, Stage, StdConv, shapes
-
-STEM_WIDTH = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class BottleneckConfig(Config):
-    """The common fields of ResNets with BiT's bottlenecks; the defaults are those of R50x1.
-
-    Args:
-        depths: number of blocks per stage; each stage except the first halves the map and doubles the width.
-        width_factor: factor of all widths, the "x3" of R50x3.
-        standardise: rule of kernel standardisation, one of `config.STANDARDISATIONS`.
-        group_norm_eps: added to the variance in each group norm.
-        drop_path: rate of the last block; increases linearly from 0 at the first. BiT uses 0.
-    """
-
-    LEAST: ClassVar = {**Config.LEAST, "width_factor": 1}
-    STAGES: ClassVar = ("depths",)
-    POSITIVE: ClassVar = ("group_norm_eps",)
-    CHOICES: ClassVar = {"standardise": tuple(STANDARDISATIONS)}
-
-    depths: tuple[int, ...] = (3, 4, 6, 3)
-    width_factor: int = 1
-    standardise: str = "bit"
-    group_norm_eps: float = 1e-5
-
-    @property
-    def patch_size(self) -> tuple[int, int]:
-        """Stride of the stem's map."""
-        return 4, 4
-
-    @property
-    def cells(self) -> list[tuple[int, int]]:
-        return stage_cells(self.patch_size, len(self.depths))
-
-    @property
-    def blocks(self) -> int:
-        return sum(self.depths)
-
-    @property
-    def stem_width(self) -> int:
-        return STEM_WIDTH * self.width_factor
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return tuple(4 * self.stem_width * 2**stage for stage in range(len(self.depths)))
-
-    @property
-    def width(self) -> int:
-        """Width of the last map."""
-        return self.widths[-1]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResNetConfig(BottleneckConfig):
-    """The fields of a BiT ResNet, those of `BottleneckConfig`; the defaults are R50x1."""
-
-    architecture: ClassVar[str] = "bit"
-    about: ClassVar[str] = "a BiT ResNet"
-    attention: ClassVar[str] = "none"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AxialResNetConfig(BottleneckConfig):
-    """The fields of an AxialResNet, those of `BottleneckConfig` and the heads; the defaults are AxialResNet-50.
-
-    Args:
-        heads: number of heads in all attention; 8 in Wang et al.
-    """
-
-    architecture: ClassVar[str] = "axial-resnet"
-    about: ClassVar[str] = "an AxialResNet"
-    attention: ClassVar[str] = "N (h + w)"
-    LEAST: ClassVar = {**BottleneckConfig.LEAST, "heads": 1}
-
-    heads: int = 8
-
-    def _check_together(self) -> None:
-        what = f"a divisor of {self.stem_width // 2}, the width of the narrowest queries"
-        self._check("heads", self.stem_width // 2 % self.heads == 0, what)
-
-    def map_cell(self, stage: int, block: int) -> tuple[int, int]:
-        """Returns the size (height, width) in pixels of a cell of the map on which a block attends.
-
-        The first block of a stage attends on the map of the previous stage, before its stride.
-        """
-        side = 4 * 2 ** (stage - (stage > 0 and block == 0))
-        return side, side
 
 
 class Stem(nn.Module):
-    """A convolution and max pooling: (B, C, H, W) to (B, D, H / 4, W / 4), rounded up.
+    """A convolution and max pooling: (B, C, H, W) to (B, D, H / 4, W / 4), rounded up; or, if "small", a convolution alone, to
+    (B, D, H, W).
 
     The pooling is padded with zeros, which are the maximum among negative numbers.
     """
 
     def __init__(self, config: BottleneckConfig) -> None:
         super().__init__()
-        rule = config.standardise
-        self.conv = StdConv(config.in_channels, config.stem_width, 7, stride=2, padding=3, rule=rule)
+        self.pools = config.stem == "paper"
+        (kernel, stride), rule = STEMS[config.stem], config.standardise
+        widths = config.in_channels, config.root_width
+        self.conv = StdConv(*widths, kernel, stride=stride, padding=kernel // 2, rule=rule)
 
     def forward(self, images: Tensor) -> Tensor:
-        return F.max_pool2d(_pad_with_zeros(self.conv(images)), 3, stride=2)
+        x = self.conv(images)
+        return F.max_pool2d(_pad_with_zeros(x), 3, stride=2) if self.pools else x
 
 
 def _pad_with_zeros(x: Tensor) -> Tensor:
@@ -231,7 +147,7 @@ class BottleneckNet(Backbone):
     def __init__(self, config: BottleneckConfig, make_block: Callable[[int, int, Shape, float], Bottleneck]) -> None:
         super().__init__(config)
         self.stem = Stem(config)
-        stages = zip(shapes(config.depths, config.stem_width), stage_drop_rates(config.drop_path, config.depths))
+        stages = zip(shapes(config.depths, config.root_width), stage_drop_rates(config.drop_path, config.depths))
         self.stages = nn.ModuleList(
             Stage(make_block(number, block, *of_block) for block, of_block in enumerate(zip(*stage)))
             for number, stage in enumerate(stages)
@@ -246,10 +162,10 @@ class BottleneckNet(Backbone):
 
     @property
     def patch_width(self) -> int:
-        return self.config.stem_width
+        return self.config.root_width
 
     def patchify(self, images: Tensor) -> Patches:
-        """Applies the stem: (B, C, H, W) to the cells of its map, (B, H / 4 x W / 4, D), for images of any size."""
+        """Applies the stem: (B, C, H, W) to the cells of its map, (B, N, D), for images of any size."""
         self._check(images)
         x = self.stem(images)
         return Patches(x.flatten(2).mT, (x.shape[2], x.shape[3]))
@@ -370,24 +286,3 @@ def fill_positions(model: AxialResNet) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith(".relative"):
             parameter.normal_(std=(2 / parameter.shape[1]) ** 0.5)
-
-
-def _bit(layers: str, width_factor: int) -> ResNetConfig:
-    depths = {"r50": (3, 4, 6, 3), "r101": (3, 4, 23, 3), "r152": (3, 8, 36, 3)}
-    return ResNetConfig(depths=depths[layers], width_factor=width_factor)
-
-
-# models with published weights (Kolesnikov et al. 2020, section 3.1)
-RESNETS: dict[str, Config] = {
-    "bit-r50x1": _bit("r50", 1),
-    "bit-r50x3": _bit("r50", 3),
-    "bit-r101x1": _bit("r101", 1),
-    "bit-r101x3": _bit("r101", 3),
-    "bit-r152x2": _bit("r152", 2),
-    "bit-r152x4": _bit("r152", 4),
-}
-# the depths of the ResNet-50 of the ViT paper, and of the smallest model of the authors' code, at the widths of R50x1
-AXIAL_RESNETS: dict[str, Config] = {
-    "axial-resnet26": AxialResNetConfig(depths=(1, 2, 4, 1)),
-    "axial-resnet50": AxialResNetConfig(),
-}

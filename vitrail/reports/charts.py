@@ -234,6 +234,21 @@ def heading(title: str, series: Sequence[Series] = ()) -> Markup:
     return join(*parts)
 
 
+def legend(series: Sequence[Series]) -> tuple[Markup, float]:
+    """Returns the names of all lines in rows below the title, and where the plot may begin."""
+    parts, x, y = [], 0.0, 34.0
+    for item in series:
+        name = shorten(item.label, 34)
+        wide = 22 + 11.5 * length_of(name) + 18
+        if x and x + wide > WIDTH:
+            x, y = 0.0, y + 17
+        style = {"stroke_width": 1.8, "stroke_dasharray": DASHES} if item.dashed else {"stroke_width": 2.4}
+        parts.append(line(x, y - 4, x + 16, y - 4, item.colour, stroke_linecap="round", **style))
+        parts.append(text(x + 22, y, name, size=11.5))
+        x += wide
+    return join(*parts), y + 20
+
+
 def length_of(words: str) -> float:
     """Estimates the width of a line of text, relative to the font size."""
     return sum(0.3 if letter in NARROW else 0.95 if letter in BROAD else 0.6 for letter in words)

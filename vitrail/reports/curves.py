@@ -25,6 +25,16 @@ def series(records: Records, column: str, label: str, colour: str, **options: An
     return [Series(label, x, y, colour, **options)] if pairs else []
 
 
+def evaluated(records: Records, metric: str, label: str) -> list[Series]:
+    """Returns the lines of a metric on validation images and, where these were judged too, on training images."""
+    lines = (("val", label, "amber"), ("train", "on training images", "emerald"))
+    return [
+        line
+        for part, words, colour in lines
+        for line in series(records, f"{part}_{metric}", words, colour, marked=True)
+    ]
+
+
 def loss(records: Records, beside: Sequence[Series] = ()) -> Curve:
     return "Loss", [*series(records, "loss", "training", "cobalt", smooth=True), *beside], {}
 

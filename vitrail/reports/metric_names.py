@@ -1,6 +1,7 @@
 """The metrics by their names in records and figures: label, description and format.
 
-``val_`` before a name is the same metric on the validation split, in the records of an evaluation.
+``val_`` before a name is the same metric on the validation split, in the records of an evaluation; ``train_`` on training images
+without augmentation.
 """
 
 from __future__ import annotations
@@ -170,6 +171,8 @@ METRICS: dict[str, Metric] = {
     "perplexity": Metric("codebook perplexity", "Codebook perplexity", "effective number of codes in a batch"),
     "codes_in_use": Metric("codes in use", "Codes in use", "effective number of codes on held-out images"),
 }
+# what is judged in an evaluation, by the beginning of a column
+PARTS = {"val_": "validation", "train_": "unaugmented training"}
 # the metrics by which runs are compared: for each run, the first that it has
 SELECTED_BY = ("val_top1", "val_map", "val_ap", "val_miou", "knn", "psnr_held_out")
 
@@ -177,13 +180,17 @@ SELECTED_BY = ("val_top1", "val_map", "val_ap", "val_miou", "knn", "psnr_held_ou
 def metric_of(column: str) -> Metric:
     """Returns the metric of a column of the records; an unknown column is named after itself."""
     words = column.replace("_", " ")
-    return METRICS.get(column.removeprefix("val_"), Metric(words, sentence(words), "measured by the objective", PLAIN))
+    return METRICS.get(
+        column.removeprefix("val_").removeprefix("train_"),
+        Metric(words, sentence(words), "measured by the objective", PLAIN),
+    )
 
 
 def curve_of(column: str) -> tuple[str, str]:
     """Returns the title of the chart that shows a column, and the label of its line."""
-    metric = metric_of(column.removeprefix("val_"))
+    metric = metric_of(column)
+    part = next((part for prefix, part in PARTS.items() if column.startswith(prefix)), "")
     if not metric.chart:
-        title = sentence(f"validation {metric.label}") if column.startswith("val_") else metric.heading
+        title = sentence(f"{part} {metric.label}") if part else metric.heading
         return title, title
-    return metric.chart, "validation" if column.startswith("val_") else metric.line
+    return metric.chart, part or metric.line

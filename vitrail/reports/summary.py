@@ -70,8 +70,9 @@ def drawings(facts: RunFacts) -> dict[str, Markup]:
     plotted: dict[str, curves.Curve] = {"loss": curves.loss(facts.records)}
     for column in columns:
         metric = metric_of(column)
-        line = curves.series(facts.records, column, "validation", "amber", marked=True)
-        plotted[column.removeprefix("val_").replace("_", "-")] = metric.heading, line, {"words": metric.format}
+        name = column.removeprefix("val_")
+        lines = curves.evaluated(facts.records, name, "validation")
+        plotted[name.replace("_", "-")] = metric.heading, lines, {"words": metric.format}
     return curves.draw_curves(
         {**plotted, "learning-rate": curves.learning_rate(facts.records), "speed": curves.speed(facts.records)}
     )

@@ -14,6 +14,11 @@ from vitrail.config.parse import plain
 THIN = "\u202f"  # narrow no-break space between a number and its unit
 
 
+def number(value: Any) -> float:
+    """A number of a JSON file as a float; NaN for null, text and other types."""
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
 def percent(share: float, digits: int = 1) -> str:
     """Formats a fraction as a percentage. NaN is a dash; only exactly 0 and 1 are shown as 0 and 100."""
     if not math.isfinite(share):
@@ -32,9 +37,9 @@ def decimal(value: float, digits: int = 3) -> str:
 
 def large(value: float, unit: str = "") -> str:
     """Formats with three significant digits and an SI prefix: 5717416 -> "5.72 M"."""
-    power = min(max(int(math.log10(max(abs(value), 1)) // 3), 0), 4)
+    power = min(max(int(math.log10(max(abs(value), 1)) // 3), 0), 7)
     shown = f"{value / 1000**power:.3g}" if power else f"{value:,.0f}"
-    return f"{shown}{THIN}{['', 'k', 'M', 'G', 'T'][power]}{unit}".rstrip(THIN)
+    return f"{shown}{THIN}{['', 'k', 'M', 'G', 'T', 'P', 'E', 'Z'][power]}{unit}".rstrip(THIN)
 
 
 def whole(value: float) -> str:

@@ -6,17 +6,20 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from vitrail.config.schema import Run
+from vitrail.config.schema import DataSettings, Run
 from vitrail.data.augment.policy import Augment
 from vitrail.data.decoded_cache import keep_decoded
 from vitrail.data.loader import Batch, Collate, train_batches
 from vitrail.data.sample_order import measure_mixing
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.bad_images import BadImages
+from vitrail.data.sources.holdout import choose_part
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, list_splits
+from vitrail.errors import DataError
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.distributed import ALONE, Ranks
 
@@ -56,12 +59,14 @@ class RunData:
 def open_run_data(
     run: Run, data: Any, folder: RunFolder, transform: Transform | None, *, channels: int | None, labels: bool
 ) -> RunData:
-    """``data``, or those that the run names; no image is read yet.
+    """``data``, or those that the run names, with as many training images as it asks for; no image is read yet.
 
     Args:
         data: anything `open_data` takes; None for the path in ``run.data.source``.
         channels: of the weights to start from; the run's own come first.
         labels: whether images without one are an error.
+
+    Raises `DataError` or `ConfigError` as `open_data`, and where the run asks for more training images than there are.
     """
     channels = run.data.channels or channels
     source = run.data.source if data is None else data
@@ -73,9 +78,28 @@ def open_run_data(
         labelled=labels,
         task=run.task if labels else None,
     )
+    splits = limit_training(splits, run.data, run.seed)
     total = sum(map(len, list_splits(splits).values()))
     bad = BadImages(run.data.on_bad, run.data.max_bad, folder.bad_images, total=total)
     return RunData(splits, bad, transform, channels)
+
+
+def limit_training(splits: Splits, settings: DataSettings, seed: int) -> Splits:
+    """The data with the part of the training images that ``settings`` ask for; the other splits are as they were.
+
+    Raises `DataError` where they ask for more than there are.
+    """
+    train = splits.train
+    if train is None or not len(train) or (settings.limit is None and settings.fraction is None):
+        return splits
+    images = len(train)
+    count = max(round((settings.fraction or 0) * images), 1) if settings.limit is None else settings.limit
+    if count > images:
+        what = f"data.limit is {count:,}, and there are {images:,} training images"
+        raise DataError(what, f"give --limit {images} or less, or leave it out", value=splits.layout)
+    kept = choose_part(train.contents, train.targets, count=count, seed=seed)
+    layout = f"{splits.layout}; {count:,} of {images:,} training images, drawn by seed {seed}"
+    return replace(splits, train=train.subset(np.flatnonzero(kept)), layout=layout)
 
 
 def warn_of_order(train: Source, seed: int) -> list[str]:

@@ -5,7 +5,7 @@ N images.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -16,6 +16,7 @@ from torch import nn
 from vitrail.config.schema import Run
 from vitrail.data.loader import Bad, eval_batches
 from vitrail.data.rng import permutation
+from vitrail.data.sources.holdout import choose_part
 from vitrail.data.sources.source import Source, Splits
 from vitrail.evaluation.feature_health import measure as measure_health
 from vitrail.evaluation.probes import knn
@@ -47,20 +48,33 @@ class Monitor(Protocol):
 
 @dataclass(frozen=True)
 class ValidationMonitor:
-    """The first figures of a model on the validation split, named ``val_...``; none where there is no such split."""
+    """The first figures of a model on each of its parts, named ``val_...`` on the validation split, and ``train_...`` on
+    ``save.train_images`` training images without augmentation.
+    """
 
     model: Task
-    source: Source | None
+    parts: Mapping[str, Source]
     bad: Bad
 
+    @classmethod
+    def of(cls, model: Task, splits: Splits, run: Run, bad: Bad) -> ValidationMonitor:
+        parts, train = {} if splits.val is None else {"val": splits.val}, splits.train
+        if train is not None and (count := min(run.save.train_images, len(train))):
+            kept = choose_part(train.contents, train.targets, count=count, seed=run.seed)
+            parts["train"] = train.subset(np.flatnonzero(kept))
+        return cls(model, parts, bad)
+
     def count_images(self, ranks: Ranks) -> float:
-        return 0 if self.source is None else len(self.source) / ranks.world
+        return sum(map(len, self.parts.values())) / ranks.world
 
     def __call__(self, run: Run, stopped: Stopped, ranks: Ranks = ALONE) -> dict[str, float] | None:
-        if self.source is None:
-            return {}
-        metric = measure(self.model, self.source, read_options(run), bad=self.bad, stopped=stopped, ranks=ranks)
-        return None if metric is None else {f"val_{name}": value for name, value in metric.summarize().items()}
+        figures: dict[str, float] = {}
+        for part, source in self.parts.items():
+            metric = measure(self.model, source, read_options(run), bad=self.bad, stopped=stopped, ranks=ranks)
+            if metric is None:
+                return None
+            figures |= {f"{part}_{name}": value for name, value in metric.summarize().items()}
+        return figures
 
 
 class FeatureMonitor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,10 @@ import torch
 from vitrail.config.schema import Run, identify
 from vitrail.data.loader import collate_labels
 from vitrail.data.sources.layout_warnings import find_layout_warnings
-from vitrail.data.sources.source import describe_data, fingerprint, list_splits
+from vitrail.data.sources.source import Source, describe_data, fingerprint, list_splits
+from vitrail.evaluation.judgement import Judgement
+from vitrail.inference.options import InferenceOptions
+from vitrail.inference.outputs import judge
 from vitrail.objectives.objective import Objective
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.device import find_device
@@ -37,6 +41,18 @@ class Prepared:
     training: Training
     kept: Kept
     data: RunData
+
+    def judge(self, parts: Mapping[str, Source]) -> dict[str, Judgement]:
+        """Every figure of a supervised run's model, as it is now, on each of several sources; in fp32, over all ranks.
+
+        Args:
+            parts: by name, e.g. ``{"test": data.splits.test, "train": some of data.train}``.
+
+        Raises `DataError` for an empty or unlabelled source.
+        """
+        training, options = self.training, InferenceOptions(workers=self.training.run.data.workers or 0)
+        how = {"seed": training.run.seed, "bad": self.data.bad, "ranks": training.ranks}
+        return {name: judge(self.kept.model, part, options, split=name, **how) for name, part in parts.items()}
 
 
 def prepare(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,10 +30,12 @@ from vitrail.training.resume import resume
 from vitrail.training.state import use_average
 from vitrail.weights.resolve import resolve_model
 
+End = Callable[[Prepared], Mapping[str, float]]
+
 
 @dataclass(frozen=True, repr=False)
 class Result(Scores):
-    """A finished run: its folder, its report, and the figures of its final model."""
+    """A finished run: its folder, its report, and the figures of its final model; with ``end`` no report is there."""
 
     folder: Path
     report: Path
@@ -57,6 +60,7 @@ def train(
     quiet: bool = False,
     command: str = "",
     ranks: Ranks | None = None,
+    end: End | None = None,
 ) -> Result:
     """Trains ``run`` in the folder ``out``, or resumes the same run, which was stopped there.
 
@@ -68,6 +72,12 @@ def train(
         quiet: no progress on stderr.
         command: the command that started this, for the report.
         ranks: the processes that train together, each of which calls this; by default those that torch's launcher started.
+        end: called after the last step, on every rank, in place of judging the model and writing it; it gives the figures of the
+            result. ``kept.model`` then has its final weights, averaged where the run averages, and `Prepared.judge` judges it.
+
+    With ``end`` the folder gets the settings, the split, metrics, timing, log, checkpoints and, with the figures, the status; it
+    gets no ``model/``, report, card or mistakes. A run that is stopped in ``end`` calls it again when it is resumed; a finished
+    run returns the figures of its status.
 
     Raises the classes of `vitrail.errors`; `Preempted` and `Interrupted` come once the state is saved.
     """
@@ -96,7 +106,7 @@ def train(
                 with use_threads(max((prepared.training.run.compute.threads or 1) // ranks.local_world, 1)):
                     _run_steps(prepared, stop, quiet or not ranks.first, say)
                     ending = Ending(command, time.perf_counter() - started, quiet or not ranks.first)
-                    outcome = ranks.tell(_finish(prepared, ending, say))
+                    outcome = ranks.tell(_finish(prepared, ending, say, end))
                 return Result(folder.path, outcome.report, outcome.figures)
         except BaseException as error:
             if folder.path.is_dir() and folder.status().get("state") != "finished":
@@ -162,12 +172,17 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say) ->
         fit(training, stop, show)
 
 
-def _finish(prepared: Prepared, ending: Ending, say: Say) -> Outcome:
-    """Judges the averaged weights, and writes the model, the report and the card."""
+def _finish(prepared: Prepared, ending: Ending, say: Say, end: End | None) -> Outcome:
+    """Judges the averaged weights, and writes the model, the report and the card; or does what ``end`` does with them."""
     training = prepared.training
     fault_injection.hit("run.before_model")
     with use_average(training):
-        outcome = prepared.goal.finish(training, prepared.kept, prepared.data, ending)
+        if end is None:
+            outcome = prepared.goal.finish(training, prepared.kept, prepared.data, ending)
+        else:
+            figures = dict(end(prepared))
+            summary = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+            outcome = Outcome(training.folder.report, figures, summary)
     fault_injection.hit("run.before_finished")
     seconds = round(ending.seconds, 1)
     training.folder.write_status("finished", steps=training.steps, seconds=seconds, figures=outcome.figures)

@@ -25,7 +25,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Config, ViTConfig
 from vitrail.models.config import STANDARDISATIONS
-from vitrail.models.resnet import ResNetConfig
+from vitrail.models.resnet_config import ResNetConfig
 from vitrail.weights.description import parse_config
 from vitrail.weights.google_resnet import Names, bit_arrays, bit_config, bit_names, stem_fields, stem_names
 from vitrail.weights.layout import Weights
@@ -140,6 +140,8 @@ def to_google(config: Config, state: Mapping[str, Tensor]) -> Arrays:
         CheckpointError: the model has a part without a counterpart in Google's models.
     """
     if isinstance(config, ResNetConfig):
+        if config.stem != "paper":
+            raise CheckpointError(f"Google's BiT has no counterpart of the stem {config.stem!r}", KEEP)
         return {f"resnet/{name}": array for name, array in _written(dict(state), bit_names(config)).items()}
     config = _writable(config)
     state = split_parts(split_parts(state, QKV), KV)
@@ -336,9 +338,7 @@ def _writable(config: Config) -> ViTConfig:
     }
     for part, there in wrong.items():
         if there:
-            raise CheckpointError(
-                f"Google's ViT has no counterpart of {part}", "keep it in vitrail's format: --to native"
-            )
+            raise CheckpointError(f"Google's ViT has no counterpart of {part}", KEEP)
     return config
 
 

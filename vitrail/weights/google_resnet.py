@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.models import ViTConfig
-from vitrail.models.resnet import STEM_WIDTH, ResNetConfig
+from vitrail.models.resnet_config import ResNetConfig, width_fields
 
 Names = dict[str, tuple[str, str]]  # vitrail's tensor -> Google's array, and its kind
 
@@ -103,13 +103,11 @@ def bit_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def bit_config(arrays: Mapping[str, np.ndarray]) -> ResNetConfig:
     """Infers the config from names and shapes. Raises `KeyError`, `ValueError` or `ConfigError` if that is not possible."""
     *_, channels, width = arrays[ROOT].shape
-    if width % STEM_WIDTH:
-        raise ValueError(f"its root has {width} channels, which is not a multiple of {STEM_WIDTH}")
     return ResNetConfig(
         in_channels=channels,
         classes=arrays[HEAD].shape[-1] if HEAD in arrays else 0,
         depths=_depths(arrays),
-        width_factor=width // STEM_WIDTH,
+        **width_fields(width),
     )
 
 

@@ -14,6 +14,7 @@ from vitrail.errors import ConfigError
 from vitrail.models import configure
 from vitrail.runtime.progress import Say
 from vitrail.training.cluster_plan import Cluster, Workload, compare, describe
+from vitrail.training.data import limit_training
 
 CLASSES = 1000
 
@@ -40,7 +41,10 @@ def plan_cluster(
     base = configure(run.model.name)
     size = {} if run.model.size is None else {"image_size": run.model.size}
     network_config = configure(base, **{"classes": CLASSES, **changes_for(run, base, say), **size})
-    train = open_data(data, seed=run.seed, validation=run.data.validation, labelled=False).train if is_there else None
+    train = None
+    if is_there:
+        splits = open_data(data, seed=run.seed, validation=run.data.validation, labelled=False)
+        train = limit_training(splits, run.data, run.seed).train
     work = Workload.of(run, network_config, None if train is None else len(train))
     for line in describe(work, cluster, devices):
         say(line)

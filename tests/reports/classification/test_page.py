@@ -20,7 +20,7 @@ from vitrail.errors import DiskError
 from vitrail.markup import Markup, join, tag
 from vitrail.reports.charts import Axis, Series, line_chart, smooth_values, standalone, thin
 from vitrail.reports.classification import sections
-from vitrail.reports.classification.page import write_report
+from vitrail.reports.classification.page import plot_curves, write_report
 from vitrail.reports.confusion import confused_pairs
 from vitrail.reports.facts import ClassificationFacts, Mistake
 from vitrail.reports.html import data_uri
@@ -239,6 +239,13 @@ def test_a_perfect_accuracy_is_drawn_on_a_scale_that_ends_at_100_percent(tmp_pat
     written(tmp_path, facts(records=[{"step": 5, "val_top1": 1.0}]))
     ticks = re.findall(r">([\d.]+) %</text>", (tmp_path / "plots/accuracy.svg").read_text())
     assert [float(tick) for tick in ticks] == [0, 25, 50, 75, 100]
+
+
+def test_evaluations_of_training_images_are_drawn_beside_those_of_validation():
+    record = {"step": 3, "val_top1": 0.75, "train_top1": 0.95}
+    drawn = plot_curves([*RECORDS[:3], record])
+    assert "on training images" in drawn["accuracy"]
+    assert "on training images" not in plot_curves(RECORDS)["accuracy"]
 
 
 def test_drawings_of_their_own_know_no_variables(tmp_path):

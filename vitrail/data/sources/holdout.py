@@ -1,6 +1,6 @@
-"""The held-out split: which items are used for validation if the data have no validation split. It is a function of the
-seed, the keys and the labels: it does not depend on the order of files or on a random generator, and few items change
-sides when files are added.
+"""Which items are used for validation if the data have no validation split, and which for training on a part of the data.
+Both are functions of the seed, the keys and the labels: they do not depend on the order of files or on a random generator,
+and few items change sides when files are added.
 
 Axes: n items, K classes.
 """
@@ -38,6 +38,28 @@ def choose_held_out(contents: Contents, targets: np.ndarray | Annotations, *, pa
     held = np.zeros(len(first), bool)
     held[leaders] = place < wanted[strata]
     return held[first]
+
+
+def choose_part(contents: Contents, targets: np.ndarray | Annotations, *, count: int, seed: int) -> np.ndarray:
+    """Which ``count`` items a smaller training split has: (n,) bool, True = kept.
+
+    Parts of one seed are nested: a smaller one is contained in a larger one. They are stratified: every class has one item,
+    and the others go to the classes in proportion to their sizes, by the method of Sainte-Lague. Of fewer items than
+    classes each is of another class, of the largest ones.
+
+    Args:
+        targets: as of `choose_held_out`; items without classes are drawn from all alike.
+        count: at most n.
+    """
+    strata = _assign_strata(targets, len(contents.keys))
+    ranks = _rank_items(contents, seed)
+    sizes = np.bincount(strata)
+    place = np.empty(len(strata), np.int64)  # of each item within its class
+    place[np.lexsort((ranks, strata))] = np.arange(len(strata)) - (sizes.cumsum() - sizes).repeat(sizes)
+    turn = (place + 0.5) / sizes[strata]  # the share of a class at which the item is its next one
+    kept = np.zeros(len(strata), bool)
+    kept[np.lexsort((ranks, turn, place > 0))[:count]] = True
+    return kept
 
 
 def _find_first_duplicates(contents: Contents) -> np.ndarray:

@@ -40,16 +40,13 @@ def drawings(facts: ClassificationFacts) -> dict[str, Markup]:
 def plot_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Markup]:
     """Returns the charts of the recorded columns against the training step."""
 
-    def marked(column: str, label: str) -> list[draw.Series]:
-        return curves.series(records, column, label, "amber", marked=True)
-
     share: dict[str, Any] = {"words": short_percent, "least": None, "most": 1.0}
-    validation = marked("val_loss", "validation") or marked("val_nll", "validation")
+    validation = curves.evaluated(records, "loss", "validation") or curves.evaluated(records, "nll", "validation")
     return curves.draw_curves(
         {
             "loss": curves.loss(records, validation),
-            "accuracy": ("Validation accuracy", marked("val_top1", "top-1"), share),
-            "average-precision": (f"Validation {METRICS['map'].label}", marked("val_map", "mAP"), share),
+            "accuracy": ("Validation accuracy", curves.evaluated(records, "top1", "top-1"), share),
+            "average-precision": (f"Validation {METRICS['map'].label}", curves.evaluated(records, "map", "mAP"), share),
             "learning-rate": curves.learning_rate(records),
             "speed": curves.speed(records),
         }

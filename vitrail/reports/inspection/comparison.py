@@ -17,11 +17,10 @@ from vitrail.reports import charts as draw
 from vitrail.reports.charts import Axis, Series, log_axis
 from vitrail.reports.components import describe_run, header, lead, list_versions, make_scrollable, notes
 from vitrail.reports.page import frame
-from vitrail.reports.wording import large, plural, shorten
+from vitrail.reports.wording import large, plural
 
 COLOURS = ("cobalt", "amber", "emerald", "ruby", "violet")
 MOST_MODELS = 2 * len(COLOURS)  # the second five are dashed
-LEGEND_ROW, LONGEST_NAME = 17, 34  # SVG units and letters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +132,7 @@ def _chart(title: str, costs: Sequence[ComparedCost], values: Sequence[float]) -
         x, y = np.array(own, np.float64).T
         dashed = at >= len(COLOURS)
         series.append(Series(model, x, y, COLOURS[at % len(COLOURS)], marked=True, dashed=dashed))
-    legend, below = _legend(series)
+    legend, below = draw.legend(series)
     floor = below + draw.HEIGHT - draw.TOP
     marks = sorted(set(sides.tolist()))
     across = Axis(
@@ -150,21 +149,6 @@ def _chart(title: str, costs: Sequence[ComparedCost], values: Sequence[float]) -
     lines = join(*(draw.draw_series(line, across, up, "side") for line in series))
     parts = (draw.heading(title), legend, draw.axes(across, up, "image side, pixels"), lines)
     return draw.svg(draw.WIDTH, floor, says, *parts)
-
-
-def _legend(series: Sequence[Series]) -> tuple[Markup, float]:
-    """Returns the names of all lines in rows below the title, and where the plot may begin."""
-    parts, x, y = [], 0.0, 34.0
-    for line in series:
-        name = shorten(line.label, LONGEST_NAME)
-        wide = 22 + 11.5 * draw.length_of(name) + 18
-        if x and x + wide > draw.WIDTH:
-            x, y = 0.0, y + LEGEND_ROW
-        style = {"stroke_width": 1.8, "stroke_dasharray": draw.DASHES} if line.dashed else {"stroke_width": 2.4}
-        parts.append(draw.line(x, y - 4, x + 16, y - 4, line.colour, stroke_linecap="round", **style))
-        parts.append(draw.text(x + 22, y, name, size=11.5))
-        x += wide
-    return join(*parts), y + 20
 
 
 def _list_ends(line: Series, words: Callable[[float], str]) -> str:

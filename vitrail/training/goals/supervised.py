@@ -76,7 +76,7 @@ class SupervisedGoal:
         return configure_objective(Distillation, model.backbone, arguments), TaughtInputs(inputs, teacher)
 
     def monitor(self, run: Run, kept: Kept, data: RunData) -> ValidationMonitor:
-        return ValidationMonitor(kept.model, data.splits.val, data.bad)
+        return ValidationMonitor.of(kept.model, data.splits, run, data.bad)
 
     def finish(self, training: Training, kept: Kept, data: RunData, ending: Ending) -> Outcome:
         run, folder, model = training.run, training.folder, kept.model

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitrail.errors import CheckpointError
 from vitrail.models.config import GROUPS
-from vitrail.models.resnet import STEM_WIDTH, ResNetConfig
+from vitrail.models.resnet_config import ResNetConfig, width_fields
 from vitrail.models.standardise import standardise
 from vitrail.weights.huggingface.family import Family, State, check_expressible, count_outputs
 
@@ -48,16 +48,15 @@ def read(fields: Mapping[str, Any], state: State) -> ResNetConfig:
             raise CheckpointError(f"it has {name} {str(fields[name])[:80]!r}", f"only {name} {value!r} is supported")
     if len(fields["depths"]) > MOST_STAGES:
         raise CheckpointError(f"it has {len(fields['depths'])} stages", f"at most {MOST_STAGES} stages are supported")
-    factor, widths, depths = fields["embedding_size"] // STEM_WIDTH, fields["hidden_sizes"], fields["depths"]
-    wanted = [4 * STEM_WIDTH * factor * 2**stage for stage in range(len(depths))]
-    if widths != wanted or factor * STEM_WIDTH != fields["embedding_size"]:
-        what = f"it has widths of {fields['embedding_size']} and {str(widths)[:80]}"
-        raise CheckpointError(what, f"supported: a multiple of {STEM_WIDTH}, and 4, 8, 16, ... times that")
+    root, widths, depths = fields["embedding_size"], fields["hidden_sizes"], fields["depths"]
+    if root % GROUPS or widths != [4 * root * 2**stage for stage in range(len(depths))]:
+        what = f"it has widths of {root} and {str(widths)[:80]}"
+        raise CheckpointError(what, f"supported: a multiple of {GROUPS}, and 4, 8, 16, ... times that")
     return ResNetConfig(
         in_channels=fields["num_channels"],
         classes=count_outputs(state),
         depths=depths,
-        width_factor=factor,
+        **width_fields(root),
         standardise=RULE,
         group_norm_eps=EPS,
         drop_path=fields["drop_path_rate"],
@@ -67,6 +66,7 @@ def read(fields: Mapping[str, Any], state: State) -> ResNetConfig:
 def write(config: ResNetConfig) -> tuple[str, dict[str, Any], list[str]]:
     """Returns the class, the fields of config.json and notes for a config."""
     wrong = {
+        f"the stem {config.stem!r}": config.stem != "paper",
         f"group_norm_eps={config.group_norm_eps:g}": config.group_norm_eps != EPS,
         f"{len(config.depths)} stages that halve the map": len(config.depths) > MOST_STAGES,
     }
@@ -74,8 +74,8 @@ def write(config: ResNetConfig) -> tuple[str, dict[str, Any], list[str]]:
     stages = range(len(config.depths))
     fields = {
         "num_channels": config.in_channels,
-        "embedding_size": config.stem_width,
-        "hidden_sizes": [4 * config.stem_width * 2**stage for stage in stages],
+        "embedding_size": config.root_width,
+        "hidden_sizes": [4 * config.root_width * 2**stage for stage in stages],
         "depths": list(config.depths),
         "drop_path_rate": config.drop_path,
         **FIXED,

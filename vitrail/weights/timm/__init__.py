@@ -15,7 +15,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import Config, ViTConfig
 from vitrail.models.config import STANDARDISATIONS
-from vitrail.models.resnet import ResNetConfig
+from vitrail.models.resnet_config import ResNetConfig
 from vitrail.tasks.classification import Classifier
 from vitrail.weights.description import parse_config
 from vitrail.weights.layout import Weights

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from vitrail.errors import CheckpointError
 from vitrail.models import ViTConfig
-from vitrail.models.resnet import STEM_WIDTH
 from vitrail.weights.tensors import printable
 from vitrail.weights.timm.resnet import NUMERICS, depths_of
 
@@ -59,7 +58,7 @@ def stem_fields(state: Mapping[str, Tensor], cells: Sequence[int], where: Path) 
 
 def is_timms_stem(config: ViTConfig) -> bool:
     """Whether one of timm's models has the stem of a config."""
-    return config.stem in MODELS and config.stem_width == STEM_WIDTH
+    return config.stem in MODELS and config.stem_width == ViTConfig.stem_width
 
 
 def hybrid_architecture(config: ViTConfig, size: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.models.resnet import STEM_WIDTH, ResNetConfig
+from vitrail.models.resnet_config import ResNetConfig, width_fields
 from vitrail.weights.timm.family import COMMON, Family, State, count_outputs, refuse
 
 BLOCK = re.compile(r"stages\.(\d+)\.blocks\.(\d+)\.")
@@ -30,14 +30,12 @@ LAYERS = {
 def read(state: Mapping[str, Tensor], where: Path, arguments: Mapping[str, Any]) -> tuple[ResNetConfig, State]:
     """Infers the config. The image size is not in the tensors: 224 pixels unless the arguments state otherwise."""
     width, channels, *_ = state["stem.conv.weight"].shape  # (D, C, 7, 7)
-    if width % STEM_WIDTH:
-        raise ValueError(f"its root has {width} channels, which is not a multiple of {STEM_WIDTH}")
     config = ResNetConfig(
         image_size=arguments.get("input_size") or (224, 224),
         in_channels=channels,
         classes=count_outputs(state, "head.fc.weight"),
         depths=depths_of(state),
-        width_factor=width // STEM_WIDTH,
+        **width_fields(width),
         **NUMERICS,
     )
     # (K, F, 1, 1) to (K, F)
@@ -62,7 +60,11 @@ def depths_of(state: Mapping[str, Tensor], before: str = "") -> tuple[int, ...]:
 
 
 def check(config: ResNetConfig) -> None:
-    refuse("BiT", {f"stages of {', '.join(map(str, config.depths))} blocks": not _layers(config)})
+    wrong = {
+        f"the stem {config.stem!r}": config.stem != "paper",
+        f"stages of {', '.join(map(str, config.depths))} blocks": not _layers(config),
+    }
+    refuse("BiT", wrong)
 
 
 def write(config: ResNetConfig, state: Mapping[str, Tensor]) -> State:
@@ -74,7 +76,7 @@ def write(config: ResNetConfig, state: Mapping[str, Tensor]) -> State:
 
 def arguments(config: ResNetConfig) -> dict[str, Any]:
     """Returns timm's arguments. timm multiplies widths by the factor of the named model, with one stage per width."""
-    width = config.stem_width // _factor(config)
+    width = config.root_width // _factor(config)
     return {
         "in_chans": config.in_channels,
         "stem_chs": width,

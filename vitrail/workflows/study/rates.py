@@ -1,0 +1,45 @@
+"""The learning rate of an arm, from the tuning cells that there are. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vitrail.workflows.study.study import Rates
+
+EXTENSIONS = 2  # rates by which the grid is continued at most
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The ``best`` rate, None where every rate diverged, and whether it lies at the ``edge`` of all that were tried."""
+
+    best: float | None
+    edge: bool
+
+
+def list_missing(rates: Rates, losses: Mapping[float, float]) -> list[float]:
+    """The rates that have to be tried before one can be chosen; none is left where the best one has neighbours on both sides.
+
+    Args:
+        losses: the validation NLL at each rate that was tried, infinite where the training diverged.
+    """
+    if missing := [rate for rate in rates.grid if rate not in losses]:
+        return missing
+    tried, best = sorted(losses), choose(losses).best
+    if best is None or len(tried) - len(rates.grid) >= EXTENSIONS:
+        return []
+    factor = rates.grid[-1] / rates.grid[-2]
+    below, above = tried[0] / factor, tried[-1] * factor
+    # the same decimal number on every machine
+    return [float(f"{below if best == tried[0] else above:.6g}")] if best in (tried[0], tried[-1]) else []
+
+
+def choose(losses: Mapping[float, float]) -> Tuned:
+    """The rate with the lowest loss, of equal ones the lowest rate."""
+    tried = sorted(losses)
+    best = min(tried, key=losses.__getitem__, default=None)
+    if best is None or math.isinf(losses[best]):
+        return Tuned(None, edge=False)
+    return Tuned(best, edge=best in (tried[0], tried[-1]))

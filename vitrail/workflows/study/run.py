@@ -1,0 +1,247 @@
+"""`vitrail study`: planned, computed by as many workers as there are cores, and judged; the same call goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vitrail.checksums import sha256_of
+from vitrail.config.parse import plain
+from vitrail.data.sources.source import Splits
+from vitrail.errors import ConfigError, DataError
+from vitrail.files import make_folder, read_sealed, write_sealed
+from vitrail.runtime.device import find_device
+from vitrail.runtime.process import cores
+from vitrail.runtime.progress import ProgressBar, Say, duration
+from vitrail.runtime.signals import end_at_once
+from vitrail.workflows.study.cells import Grid, PoolFacts, fit_to_images
+from vitrail.workflows.study.conclude import Studied, conclude
+from vitrail.workflows.study.measuring import NetworkCost, measure_networks, name_network, read_costs
+from vitrail.workflows.study.plan import Plan, Price, choose_claims, make_plan, read_plan, read_results, write_plan
+from vitrail.workflows.study.pool import decode_pool, describe_pool, open_pool, store_pool
+from vitrail.workflows.study.study import Study
+from vitrail.workflows.study.workers import CONTINUE, Crew, clean
+
+START, RESERVE = 8.0, 0.08  # seconds before the first step of a worker; the share of a budget that is kept for the page
+WORKERS_A_GPU = 6  # small networks do not fill one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a call of `study` asks for.
+
+    Args:
+        definition: the study, whose ``pool.source`` names the images.
+        data: images in memory, in place of ``pool.source``.
+        budget: seconds of the clock, everything included; None is no bound.
+        claims: names of the claims that are asked; all of the study's without any.
+        jobs: worker processes; by default one for each core, or some for a GPU.
+    """
+
+    definition: Study
+    data: Any = None
+    budget: float | None = None
+    claims: tuple[str, ...] = ()
+    jobs: int | None = None
+    command: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal requests: the same one goes on with its plan."""
+        asked = [plain(self.definition), self.budget, list(self.claims)]
+        return sha256_of(json.dumps(asked, sort_keys=True).encode())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan with what its cells are expected to take on this machine, in ``jobs`` processes."""
+
+    plan: Plan
+    costs: Mapping[str, NetworkCost]
+    jobs: int
+
+    @cached_property
+    def price(self) -> Price:
+        return make_price(self.costs, self.plan.pool)
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """The seconds of every cell that is foreseen, by key."""
+        return {cell.key: self.price(cell) for cell in self.plan.grid.foreseen()}
+
+    @cached_property
+    def flops(self) -> dict[str, float]:
+        """The operations of every cell that is foreseen, by key; 0 where its network was not measured here."""
+        found = {cell.key: (cell.run, self.costs.get(name_network(cell.run))) for cell in self.plan.grid.foreseen()}
+        return {
+            key: 0.0 if cost is None else cost.flops * (run.schedule.steps or 0) * run.data.batch
+            for key, (run, cost) in found.items()
+        }
+
+
+def study(asked: Asked, out: Path, *, quiet: bool = False, say: Say) -> Studied:
+    """Plans a study in the folder ``out`` or goes on with it, computes what is missing, judges, and writes the page.
+
+    Raises:
+        ConfigError: an invalid study, a claim that it does not have, a budget that is too small, a folder of another study.
+        DataError: images that cannot be used.
+        Preempted, Interrupted: it was stopped; the same call goes on.
+    """
+    started = time.monotonic()
+    make_folder(out)
+    planned = plan_or_continue(asked, out, say)
+    for line in describe_plan(planned, out):
+        say(line)
+    predicted = sum(planned.seconds.values()) / planned.jobs
+    note = {"predicted_seconds": predicted, "budget_seconds": asked.budget, "command": asked.command}
+    write_sealed(out / "run.json", note)
+    run_workers(planned, out, quiet=quiet)
+    clean(out)
+    studied = conclude(out)
+    say(f"done     {len(planned.plan.grid.cells)} cells after {duration(time.monotonic() - started)}")
+    return studied
+
+
+def plan_only(asked: Asked, out: Path, say: Say) -> Planned:
+    """The plan of a study, of which nothing is written but the measured rates, if ``out`` exists."""
+    planned = _plan(asked, out, open_images(asked, say), say)
+    for line in describe_plan(planned, out):
+        say(line)
+    return planned
+
+
+def plan_or_continue(asked: Asked, out: Path, say: Say) -> Planned:
+    """The plan in the folder, if it was made for the same request, else a new one, which is written."""
+    before = read_sealed(out / "plan.json")
+    if before is not None and before["study"]["name"] != asked.definition.name:
+        raise ConfigError(
+            f"{out} holds the study {before['study']['name']!r}, and {asked.definition.name!r} is asked",
+            "give another --out",
+        )
+    if before is not None and before["request"] == asked.digest:
+        plan, _ = read_plan(out)
+        say(f"plan     goes on with {plan.sha256[:12]}")
+        return Planned(plan=plan, costs=read_costs(out), jobs=choose_jobs(asked.jobs, plan.device))
+    images = open_images(asked, say)
+    planned = _plan(asked, out, images, say)
+    store_pool(out, images.splits, planned.plan.pool.fingerprint)
+    earlier = write_plan(out, planned.plan)
+    if earlier:
+        say(f"plan     the plan changed: {planned.plan.sha256[:12]} after {', '.join(each[:12] for each in earlier)}")
+    return planned
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a study, opened, and what a plan knows of them."""
+
+    splits: Splits
+    facts: PoolFacts
+
+
+def open_images(asked: Asked, say: Say) -> Images:
+    """The images that a call asks for. Raises `DataError`."""
+    pool = asked.definition.pool
+    if asked.data is None and not pool.source:
+        raise ConfigError(f"the study {asked.definition.name!r} names no images", "vitrail study DATA")
+    splits, judged_on = open_pool(pool, asked.data)
+    splits = decode_pool(splits, asked.definition.base.get("data.channels"))
+    name = Path(pool.source).name if asked.data is None else "images in memory"
+    facts = describe_pool(splits, name, judged_on)
+    if asked.data is not None and facts.size is None:
+        raise DataError("large images in memory cannot be given to the workers", "give the path of their folder")
+    say(f"data     {facts.training:,} training, {facts.validation:,} validation images; judged on {judged_on}")
+    return Images(splits, facts)
+
+
+def _plan(asked: Asked, out: Path, images: Images, say: Say) -> Planned:
+    definition = choose_claims(asked.definition, asked.claims)
+    device = find_device(definition.base.get("compute.device") or "cpu").type
+    fitted, _ = fit_to_images(definition, images.facts)
+    runs = [cell.run for cell in Grid(fitted, images.facts, device).foreseen()]
+    costs = measure_networks(out, runs, images.splits, say)
+    price, jobs = make_price(costs, images.facts), choose_jobs(asked.jobs, device)
+    seconds = None if asked.budget is None else max(asked.budget * (1 - RESERVE) - START, 0.0) * jobs
+    plan = make_plan(definition, images.facts, device=device, request=asked.digest, price=price, budget=seconds)
+    return Planned(plan=plan, costs=costs, jobs=jobs)
+
+
+def make_price(costs: Mapping[str, NetworkCost], pool: PoolFacts) -> Price:
+    """The seconds of a cell on one worker; 0 where its network was not measured on this machine."""
+    sizes = {"training": pool.training, "validation": pool.validation, "test": pool.test}
+
+    def price(cell: Any) -> float:
+        cost = costs.get(name_network(cell.run))
+        return 0.0 if cost is None else cost.seconds(cell, **sizes)
+
+    return price
+
+
+def choose_jobs(asked: int | None, device: str) -> int:
+    """The number of worker processes. Raises `ConfigError` for less than one."""
+    if asked is not None and asked < 1:
+        raise ConfigError(f"jobs is {asked}", "give 1 or more")
+    return asked or (WORKERS_A_GPU if device == "cuda" else cores())
+
+
+def describe_plan(planned: Planned, folder: Path) -> list[str]:
+    """The plan as lines for a terminal: experiments with their cells and times, what was left out, what can be detected."""
+    plan, grid = planned.plan, planned.plan.grid
+    done = plan.results(folder)
+    rows = [("experiment", "cells", "done", "TFLOP", "core min", "claims")]
+    counted: set[str] = set()
+    groups = {"tuning": [tuning.cell(rate).key for tuning in grid.tuned.values() for rate in tuning.rates.grid]}
+    groups |= {name: list(places.values()) for name, places in grid.places.items()}
+    for name, keys in groups.items():
+        own = [key for key in dict.fromkeys(keys) if key not in counted]  # those of an earlier experiment are shared
+        counted.update(own)
+        flops, minutes = sum(planned.flops[key] for key in own) / 1e12, sum(planned.seconds[key] for key in own) / 60
+        claims = " ".join(claim.name for claim in plan.study.claims if claim.experiment == name)
+        rows.append(
+            (name, f"{len(own)}", f"{sum(key in done for key in own)}", f"{flops:.3g}", f"{minutes:.1f}", claims)
+        )
+    expected = duration(sum(planned.seconds.values()) / planned.jobs)
+    return [
+        *_align(rows),
+        f"plan     {plan.sha256[:12]}: {len(counted)} cells, {expected} with {planned.jobs} processes",
+        *(f"reduced  {words}" for words in plan.reductions),
+        *(f"not asked {each['name']}: {each['why']}" for each in plan.not_asked),
+        *(f"detects  {name}: {100 * value:.1f} points" for name, value in plan.detectable.items()),
+    ]
+
+
+def _align(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows as columns, numbers to the right; the last column is words, too."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [
+        "  ".join(
+            [first.ljust(widths[0]), *(word.rjust(width) for word, width in zip(middle, widths[1:])), last]
+        ).rstrip()
+        for first, *middle, last in rows
+    ]
+
+
+def run_workers(planned: Planned, out: Path, *, quiet: bool) -> None:
+    """Computes the cells that have no result yet. Raises as `Crew.tend`, and `Preempted` or `Interrupted` when it is stopped."""
+    grid = planned.plan.grid
+    results = planned.plan.results(out)
+    if grid.list_ready(results) is None:
+        return
+    crew = Crew.of(out, planned.jobs)
+    with ProgressBar("studying", len(planned.seconds), quiet=quiet) as show, end_at_once(CONTINUE):
+
+        def seen() -> None:
+            nonlocal results
+            results = read_results(out, grid, results)
+            left = sum(seconds for key, seconds in planned.seconds.items() if key not in results)
+            show.update(len(results), left=duration(left / planned.jobs))
+
+        try:
+            crew.tend(seen)
+        finally:
+            crew.stop()
