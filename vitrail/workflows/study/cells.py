@@ -62,10 +62,15 @@ class Tuning:
     rates: Rates
     pool: str
     device: str
+    known: dict[float, Cell] = field(default_factory=dict, compare=False)
 
     def cell(self, rate: float) -> Cell:
-        run = replace(self.run, optim=replace(self.run.optim, lr=rate))
-        return Cell(key=hash_cell("tuning", settings_of(run), self.pool, self.device), kind="tuning", run=run)
+        """The training at one rate."""
+        if rate not in self.known:
+            run = replace(self.run, optim=replace(self.run.optim, lr=rate))
+            key = hash_cell("tuning", settings_of(run), self.pool, self.device)
+            self.known[rate] = Cell(key=key, kind="tuning", run=run)
+        return self.known[rate]
 
     def losses(self, results: Mapping[str, CellResult]) -> dict[float, float]:
         """The validation NLL of every rate that was tried so far, infinite where training failed."""
