@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +64,16 @@ class Computing:
             return {}
 
         try:
-            train(run, out=place, data=self.splits, quiet=True, end=end)
+            train(run, out=place, data=self.watched, quiet=True, end=end)
         except DivergedError as error:
             write_result(self.folder, replace(begin_result(cell, run), state="diverged", error=error.what, **facts()))
         shutil.rmtree(place, ignore_errors=True)
+
+    @cached_property
+    def watched(self) -> Splits:
+        """What a training sees: without the test images, and with `SAMPLE` validation images for the curve."""
+        assert self.splits.val is not None, "a study has all splits"
+        return replace(self.splits, val=choose_sample(self.splits.val, seed=0), test=None)
 
     def _run(self, cell: Cell, rate: float) -> Run:
         save = replace(cell.run.save, train_images=SAMPLE)
@@ -77,7 +83,7 @@ class Computing:
         training, kept = prepared.training, prepared.kept
         run, train = training.run, prepared.data.train
         assert self.splits.test is not None and self.splits.val is not None, "a study has all splits"
-        parts = {"validation": self.splits.val, "train": choose_sample(train, run)}
+        parts = {"validation": self.splits.val, "train": choose_sample(train, seed=run.seed)}
         if cell.kind == "final":
             parts["test"] = self.splits.test
         judged = prepared.judge(parts)
@@ -106,10 +112,10 @@ def begin_result(cell: Cell, run: Run) -> CellResult:
     return CellResult(key=cell.key, kind=cell.kind, state="done", **how)
 
 
-def choose_sample(train: Source, run: Run) -> Source:
-    """The training images of a run that are judged without augmentation, the same as in its curve."""
-    count = min(SAMPLE, len(train))
-    return train.subset(np.flatnonzero(choose_part(train.contents, train.targets, count=count, seed=run.seed)))
+def choose_sample(source: Source, *, seed: int) -> Source:
+    """`SAMPLE` of the images, stratified; of training images those that its curve watches."""
+    count = min(SAMPLE, len(source))
+    return source.subset(np.flatnonzero(choose_part(source.contents, source.targets, count=count, seed=seed)))
 
 
 def summarise(judgement: Judgement) -> dict[str, float]:

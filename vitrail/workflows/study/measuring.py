@@ -27,7 +27,7 @@ from vitrail.training.time_budget import measure_cost
 from vitrail.workflows.study.cells import Cell, settings_of
 from vitrail.workflows.study.study import POINTS
 
-SAMPLE = 1_000  # training images that are judged without augmentation
+SAMPLE = 1_000  # training images that are judged without augmentation, and validation images of the curve
 STARTING = 0.5  # seconds of a cell before its first step and after its last
 COUNTED = 8  # images of the batch whose operations are counted
 # what does not change the time of a step
@@ -45,7 +45,8 @@ class NetworkCost:
     def seconds(self, cell: Cell, *, training: int, validation: int, test: int) -> float:
         """The time of a cell, all of whose evaluations included."""
         sample = min(cell.run.data.limit or training, SAMPLE)
-        judged = (POINTS + 1) * (validation + sample) + (test if cell.kind == "final" else 0)
+        curve = POINTS * (min(validation, SAMPLE) + sample)
+        judged = curve + validation + sample + (test if cell.kind == "final" else 0)
         return STARTING + (cell.run.schedule.steps or 0) * self.step + judged * self.image
 
 

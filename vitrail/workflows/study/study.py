@@ -17,7 +17,8 @@ import yaml
 from vitrail.config.parse import build, overlay, plain, read_yaml
 from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, nearest
-from vitrail.workflows.study.claims import CLAIMS, Claim
+from vitrail.workflows.study.claim import Claim
+from vitrail.workflows.study.claims import CLAIMS
 
 MEASURES = ("heads", "positions")
 LIMIT, STEPS, RATE, SEED = "data.limit", "schedule.steps", "optim.lr", "seed"  # the settings that a study itself varies
