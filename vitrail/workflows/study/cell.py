@@ -27,8 +27,8 @@ from vitrail.runtime.machine import describe, peak_memory
 from vitrail.training.prepare import Prepared
 from vitrail.training.train import train
 from vitrail.workflows.study.cells import Cell, settings_of
+from vitrail.workflows.study.counting import SAMPLE, count_macs6, count_step
 from vitrail.workflows.study.findings import measure_findings
-from vitrail.workflows.study.measuring import SAMPLE, count_macs6, count_step
 from vitrail.workflows.study.results import CellResult, write_result
 from vitrail.workflows.study.study import LIMIT, RATE
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from vitrail.checksums import sha256_of
 from vitrail.config.parse import flatten, plain
 from vitrail.config.schema import Run
-from vitrail.workflows.study.rates import Tuned, choose, list_missing
+from vitrail.workflows.study.rates import Rates, Tuned, choose, list_missing
 from vitrail.workflows.study.results import FORMAT, CellResult, Place
-from vitrail.workflows.study.study import LIMIT, RATE, SEED, STEPS, Experiment, Rates, Study
+from vitrail.workflows.study.study import LIMIT, RATE, SEED, STEPS, Experiment, Study
 
 TUNING_SEED = 1_000_000  # of all tuning cells, and of no final one
 # settings that do not decide a result; the device has its kind in the key

@@ -1,14 +1,22 @@
-"""The built-in studies: the claims of the ViT paper (Dosovitskiy et al. 2021) at sizes that a machine can afford."""
+"""The built-in studies: the claims of the ViT paper (Dosovitskiy et al. 2021) at sizes that a machine can afford; and studies as
+files of YAML.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import yaml
+
+from vitrail.config.parse import plain, read_yaml
 from vitrail.errors import ConfigError, nearest
 from vitrail.workflows.study.claim import Claim
 from vitrail.workflows.study.claims import CLAIMS
-from vitrail.workflows.study.study import LIMIT, STEPS, Experiment, Pool, Rates, Study
+from vitrail.workflows.study.rates import Rates
+from vitrail.workflows.study.study import COMMON, LIMIT, STEPS, Experiment, Pool, Study, parse_study
 
 
 def _claims(*experiments: Experiment) -> tuple[Claim, ...]:
@@ -155,3 +163,25 @@ def find_study(name: str) -> Study:
     if name not in STUDIES:
         raise ConfigError(f"there is no study {name!r}", nearest(name, STUDIES))
     return STUDIES[name]()
+
+
+def read_study(path: Path) -> Study:
+    """Reads a study from YAML, where a claim is a name of `CLAIMS` or a claim of its own. Raises `ConfigError`."""
+    return name_claims(read_yaml(path))
+
+
+def name_claims(tree: Mapping[str, Any]) -> Study:
+    """The study in a tree whose claims may be names. Raises `ConfigError`, for an unknown claim with the nearest ones."""
+    claims = []
+    for claim in tree.get("claims") or ():
+        if isinstance(claim, str) and claim not in CLAIMS:
+            raise ConfigError(f"there is no claim {claim!r}", nearest(claim, CLAIMS))
+        claims.append(CLAIMS[claim] if isinstance(claim, str) else claim)
+    return parse_study({**tree, "claims": claims})
+
+
+def format_study(study: Study) -> str:
+    """The study as YAML, with the settings that all studies share written out; built-in claims are names."""
+    tree = plain(replace(study, base={**COMMON, **study.base}, claims=()))
+    tree["claims"] = [claim.name if CLAIMS.get(claim.name) == claim else plain(claim) for claim in study.claims]
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)

@@ -1,4 +1,4 @@
-"""`vitrail study`: planned, computed by as many workers as there are cores, and judged; the same call goes on."""
+"""`vitrail study`: planned, and computed by as many workers as there are cores; the same call goes on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from vitrail.runtime.process import cores
 from vitrail.runtime.progress import ProgressBar, Say, duration
 from vitrail.runtime.signals import end_at_once
 from vitrail.workflows.study.cells import Grid, PoolFacts, fit_to_images
-from vitrail.workflows.study.conclude import Studied, conclude
 from vitrail.workflows.study.measuring import NetworkCost, measure_networks, name_network, read_costs
 from vitrail.workflows.study.plan import Plan, Price, choose_claims, make_plan, read_plan, read_results, write_plan
 from vitrail.workflows.study.pool import decode_pool, describe_pool, open_pool, store_pool
@@ -39,7 +38,7 @@ WORKERS_A_GPU = 6  # small networks do not fill one
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a call of `study` asks for.
+    """What a call asks for.
 
     Args:
         definition: the study, whose ``pool.source`` names the images.
@@ -90,8 +89,8 @@ class Planned:
         }
 
 
-def study(asked: Asked, out: Path, *, quiet: bool = False, say: Say) -> Studied:
-    """Plans a study in the folder ``out`` or goes on with it, computes what is missing, judges, and writes the page.
+def run_study(asked: Asked, out: Path, *, quiet: bool = False, say: Say) -> None:
+    """Plans a study in the folder ``out`` or goes on with it, and computes what is missing.
 
     Raises:
         ConfigError: an invalid study, a claim that it does not have, a budget that is too small, a folder of another study.
@@ -108,9 +107,7 @@ def study(asked: Asked, out: Path, *, quiet: bool = False, say: Say) -> Studied:
     write_sealed(out / "run.json", note)
     run_workers(planned, out, budget=asked.budget, quiet=quiet)
     clean(out)
-    studied = conclude(out)
     say(f"done     {len(planned.plan.grid.cells)} cells after {duration(time.monotonic() - started)}")
-    return studied
 
 
 def plan_only(asked: Asked, out: Path, say: Say) -> Planned:
