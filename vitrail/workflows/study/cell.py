@@ -87,28 +87,30 @@ class Computing:
         if cell.kind == "final":
             parts["test"] = self.splits.test
         judged = prepared.judge(parts)
-        images = training.steps * run.data.batch
-        config = kept.model.config
+        figures: dict[str, Any] = {name: summarise(judgement) for name, judgement in judged.items()}
+        right = judged["test" if cell.kind == "final" else "validation"].metric.samples()
+        assert right is not None, "a classifier is right or wrong"
+        images, config = training.steps * run.data.batch, kept.model.config
         return replace(
             begin_result(cell, run),
             limit=len(train),
             steps=training.steps,
             images=images,
-            right=judged["test" if cell.kind == "final" else "validation"].metric.samples() > 0.5,
-            **{name: summarise(judgement) for name, judgement in judged.items()},
+            right=right > 0.5,
             curve=read_curve(training.folder),
             flops=count_step(config) * images,
             macs6=count_macs6(config) * images,
             parameters=kept.parameters,
             findings=measure_findings(cell.measure, kept.model, self.splits.test, run.seed),
+            **figures,
         )
 
 
 def begin_result(cell: Cell, run: Run) -> CellResult:
     """The result of a cell before anything is known but what was asked."""
     settings = {**settings_of(cell.run), RATE: run.optim.lr}
-    rate, limit = run.optim.lr, settings[LIMIT] or 0
-    how = {"settings": settings, "seed": run.seed, "rate": rate, "limit": limit, "steps": run.schedule.steps or 0}
+    how: dict[str, Any] = {"settings": settings, "seed": run.seed, "rate": run.optim.lr}
+    how |= {"limit": settings[LIMIT] or 0, "steps": run.schedule.steps or 0}
     return CellResult(key=cell.key, kind=cell.kind, state="done", **how)
 
 

@@ -105,6 +105,7 @@ def _place_all(plan: Plan, results: Mapping[str, CellResult]) -> Iterator[tuple[
 
 def collect_costs(folder: Path, plan: Plan, results: Mapping[str, CellResult]) -> dict[str, Any]:
     """What the study took: all that depends on machines and clocks, and so is no figure."""
+    placed = list(_place_all(plan, results))
     cells = [
         {
             "key": result.key,
@@ -114,13 +115,13 @@ def collect_costs(folder: Path, plan: Plan, results: Mapping[str, CellResult]) -
             "seed": place.seed,
             **{name: getattr(result, name) for name in ("kind", "seconds", "attempts", "host", "device", "flops")},
         }
-        for experiment, place, result in _place_all(plan, results)
+        for experiment, place, result in placed
     ]
     asked = read_sealed(folder / "run.json") or {}
     return {
         "cells": cells,
-        "total_seconds": sum(cell["seconds"] for cell in cells),
-        "flops": sum(cell["flops"] for cell in cells),
+        "total_seconds": sum(result.seconds for _, _, result in placed),
+        "flops": sum(result.flops for _, _, result in placed),
         **{name: asked.get(name) for name in ("predicted_seconds", "budget_seconds", "command")},
         "machine": describe(),
         "versions": versions(),

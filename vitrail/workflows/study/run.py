@@ -199,7 +199,7 @@ def describe_plan(planned: Planned, folder: Path) -> list[str]:
     """The plan as lines for a terminal: experiments with their cells and times, what was left out, what can be detected."""
     plan, grid = planned.plan, planned.plan.grid
     done = plan.results(folder)
-    rows = [("experiment", "cells", "done", "TFLOP", "core min", "claims")]
+    rows: list[tuple[str, ...]] = [("experiment", "cells", "done", "TFLOP", "core min", "claims")]
     counted: set[str] = set()
     groups = {"tuning": [tuning.cell(rate).key for tuning in grid.tuned.values() for rate in tuning.rates.grid]}
     groups |= {name: list(places.values()) for name, places in grid.places.items()}
