@@ -104,9 +104,12 @@ def write(name: str, /) -> None:
 
 def _print_studied(studied: Studied, *, json: bool) -> None:
     from vitrail.cli.output import columns, one_line
+    from vitrail.reports.study.units import read_effect
 
     rows = studied.to_rows()
-    print(columns([[row["claim"], row["verdict"], row["effect"], row["why"]] for row in studied.shown()]))
+    print(columns([[row["claim"], row["verdict"], read_effect(row).words(), row["why"]] for row in rows]))
+    for asked in studied.numbers["not_asked"]:
+        print(f"not asked: {asked['name']}: {asked['why']}")
     print(f"report: {studied.report}")
     if json:
         print(one_line({row["claim"]: row["verdict"] for row in rows}))

@@ -33,10 +33,9 @@ def study(
     `DataError` for images that cannot be used; `Preempted` and `Interrupted` when it is stopped.
     """
     from vitrail.data.sources.arrays import BUILT_IN
-    from vitrail.workflows.study.definitions import find_study
-    from vitrail.workflows.study.run import Asked, plan_only
-    from vitrail.workflows.study.run import study as run
-    from vitrail.workflows.study.study import read_study
+    from vitrail.workflows.study.conclude import conclude
+    from vitrail.workflows.study.definitions import find_study, read_study
+    from vitrail.workflows.study.run import Asked, plan_only, run_study
 
     config, name = flags["config"], str(data) if isinstance(data, str | Path) else ""
     definition = find_study(flags["study"] or ("digits" if name == "digits" else "vit-paper"))
@@ -57,7 +56,8 @@ def study(
     if flags["dry_run"]:
         plan_only(asked, out, log)
         return None
-    return run(asked, out, quiet=flags["quiet"], say=log)
+    run_study(asked, out, quiet=flags["quiet"], say=log)
+    return conclude(out)
 
 
 def work_study(folder: str | Path) -> int:
@@ -97,7 +97,6 @@ def add_study(folder: str | Path, file: str | Path, *, log: Say = to_stderr) -> 
 
 def write_study(name: str) -> str:
     """A built-in study as YAML: vit-paper, vit-paper-m or digits. Raises `ConfigError` for another name."""
-    from vitrail.workflows.study.definitions import find_study
-    from vitrail.workflows.study.study import format_study
+    from vitrail.workflows.study.definitions import find_study, format_study
 
     return format_study(find_study(name))

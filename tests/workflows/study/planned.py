@@ -8,7 +8,7 @@ import numpy as np
 
 from vitrail.workflows.study.cells import Cell, PoolFacts
 from vitrail.workflows.study.results import CellResult
-from vitrail.workflows.study.study import Experiment, Pool, Rates, Study
+from vitrail.workflows.study.study import Experiment, Pool, Study
 
 VIT = {"model.name": "vit-ti16", "model.changes.width": 32}
 POOL = PoolFacts(
@@ -58,6 +58,3 @@ def fake_result(cell: Cell, rate: float = 2e-3, **changes: Any) -> CellResult:
         "train": figures,
     }
     return CellResult(**{**given, **changes})
-
-
-RATES = Rates(grid=(1e-3, 2e-3, 4e-3))

@@ -10,17 +10,9 @@ import pytest
 import yaml
 
 from vitrail.errors import ConfigError
-from vitrail.workflows.study.definitions import STUDIES, find_study
-from vitrail.workflows.study.rates import choose, list_missing
-from vitrail.workflows.study.study import (
-    Experiment,
-    Pool,
-    Rates,
-    Study,
-    format_study,
-    parse_study,
-    read_study,
-)
+from vitrail.workflows.study.definitions import STUDIES, find_study, format_study, name_claims, read_study
+from vitrail.workflows.study.rates import Rates, choose, list_missing
+from vitrail.workflows.study.study import Experiment, Pool, Study
 
 TREE: dict[str, Any] = {
     "name": "mine",
@@ -39,14 +31,14 @@ TREE: dict[str, Any] = {
 
 
 def test_yaml_gives_the_values_and_the_values_give_the_yaml_back() -> None:
-    study = parse_study(TREE)
+    study = name_claims(TREE)
     assert study.experiments[0] == Experiment(
         name="patch",
         arms={"p8": {"model.changes.patch_size": [8, 8]}, "p16": {}},
         factors={"data.limit": (100, None)},
         rates=Rates(grid=(1e-3, 2e-3)),
     )
-    again = parse_study(yaml.safe_load(format_study(study)))
+    again = name_claims(yaml.safe_load(format_study(study)))
     assert again.experiments == study.experiments
     assert again.base.items() >= study.base.items()
     assert again.run({}, {}) == study.run({}, {})
@@ -55,7 +47,7 @@ def test_yaml_gives_the_values_and_the_values_give_the_yaml_back() -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_built_in_study_comes_back_from_its_yaml(name: str) -> None:
     study = find_study(name)
-    again = parse_study(yaml.safe_load(format_study(study)))
+    again = name_claims(yaml.safe_load(format_study(study)))
     assert again.claims == study.claims
     for one, other in zip(again.experiments, study.experiments, strict=True):
         for arm, settings in one.arms.items():
@@ -63,7 +55,7 @@ def test_a_built_in_study_comes_back_from_its_yaml(name: str) -> None:
 
 
 def test_arms_and_levels_are_settings_over_the_base() -> None:
-    study = parse_study(TREE)
+    study = name_claims(TREE)
     run = study.run(study.experiments[0].arms["p8"], {"data.limit": 100}, seed=7)
     assert run.model.changes == {"depth": 2, "patch_size": [8, 8]}
     assert (run.data.limit, run.seed, run.schedule.steps, run.data.source) == (100, 7, 64, "photos")
@@ -71,7 +63,7 @@ def test_arms_and_levels_are_settings_over_the_base() -> None:
 
 
 def test_an_arm_with_another_network_takes_no_changes_of_the_base() -> None:
-    study = parse_study(TREE)
+    study = name_claims(TREE)
     assert study.run(study.experiments[1].arms["bit"], {}).model.changes == {}
 
 
@@ -108,14 +100,14 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize(("change", "what", "remedy"), WRONG.values(), ids=WRONG)
 def test_a_mistake_in_a_study_is_refused_with_the_nearest_name(change: dict, what: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        parse_study({**TREE, **change})
+        name_claims({**TREE, **change})
     assert what in refused.value.what
     assert remedy in refused.value.remedy
 
 
 def test_a_misspelt_setting_of_an_arm_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="optim.lrr"):
-        parse_study(TREE).run({"optim.lrr": 1}, {})
+        name_claims(TREE).run({"optim.lrr": 1}, {})
 
 
 def test_a_file_of_yaml_is_read(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from vitrail.runtime.machine import describe, peak_memory
 from vitrail.training.prepare import Prepared
 from vitrail.training.train import train
 from vitrail.workflows.study.cells import Cell, settings_of
+from vitrail.workflows.study.counting import SAMPLE, count_macs6, count_step
 from vitrail.workflows.study.findings import measure_findings
-from vitrail.workflows.study.measuring import SAMPLE, count_macs6, count_step
 from vitrail.workflows.study.results import CellResult, write_result
 from vitrail.workflows.study.study import LIMIT, RATE
 
@@ -64,10 +64,16 @@ class Computing:
             return {}
 
         try:
-            train(run, out=place, data=self.splits, quiet=True, end=end)
+            train(run, out=place, data=self.watched, quiet=True, end=end)
         except DivergedError as error:
             write_result(self.folder, replace(begin_result(cell, run), state="diverged", error=error.what, **facts()))
         shutil.rmtree(place, ignore_errors=True)
+
+    @cached_property
+    def watched(self) -> Splits:
+        """What a training sees: without the test images, and with `SAMPLE` validation images for the curve."""
+        assert self.splits.val is not None, "a study has all splits"
+        return replace(self.splits, val=choose_sample(self.splits.val, seed=0), test=None)
 
     def _run(self, cell: Cell, rate: float) -> Run:
         save = replace(cell.run.save, train_images=SAMPLE)
@@ -77,39 +83,41 @@ class Computing:
         training, kept = prepared.training, prepared.kept
         run, train = training.run, prepared.data.train
         assert self.splits.test is not None and self.splits.val is not None, "a study has all splits"
-        parts = {"validation": self.splits.val, "train": choose_sample(train, run)}
+        parts = {"validation": self.splits.val, "train": choose_sample(train, seed=run.seed)}
         if cell.kind == "final":
             parts["test"] = self.splits.test
         judged = prepared.judge(parts)
-        images = training.steps * run.data.batch
-        config = kept.model.config
+        figures: dict[str, Any] = {name: summarise(judgement) for name, judgement in judged.items()}
+        right = judged["test" if cell.kind == "final" else "validation"].metric.samples()
+        assert right is not None, "a classifier is right or wrong"
+        images, config = training.steps * run.data.batch, kept.model.config
         return replace(
             begin_result(cell, run),
             limit=len(train),
             steps=training.steps,
             images=images,
-            right=judged["test" if cell.kind == "final" else "validation"].metric.samples() > 0.5,
-            **{name: summarise(judgement) for name, judgement in judged.items()},
+            right=right > 0.5,
             curve=read_curve(training.folder),
             flops=count_step(config) * images,
             macs6=count_macs6(config) * images,
             parameters=kept.parameters,
             findings=measure_findings(cell.measure, kept.model, self.splits.test, run.seed),
+            **figures,
         )
 
 
 def begin_result(cell: Cell, run: Run) -> CellResult:
     """The result of a cell before anything is known but what was asked."""
     settings = {**settings_of(cell.run), RATE: run.optim.lr}
-    rate, limit = run.optim.lr, settings[LIMIT] or 0
-    how = {"settings": settings, "seed": run.seed, "rate": rate, "limit": limit, "steps": run.schedule.steps or 0}
+    how: dict[str, Any] = {"settings": settings, "seed": run.seed, "rate": run.optim.lr}
+    how |= {"limit": settings[LIMIT] or 0, "steps": run.schedule.steps or 0}
     return CellResult(key=cell.key, kind=cell.kind, state="done", **how)
 
 
-def choose_sample(train: Source, run: Run) -> Source:
-    """The training images of a run that are judged without augmentation, the same as in its curve."""
-    count = min(SAMPLE, len(train))
-    return train.subset(np.flatnonzero(choose_part(train.contents, train.targets, count=count, seed=run.seed)))
+def choose_sample(source: Source, *, seed: int) -> Source:
+    """`SAMPLE` of the images, stratified; of training images those that its curve watches."""
+    count = min(SAMPLE, len(source))
+    return source.subset(np.flatnonzero(choose_part(source.contents, source.targets, count=count, seed=seed)))
 
 
 def summarise(judgement: Judgement) -> dict[str, float]:

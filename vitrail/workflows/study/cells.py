@@ -11,9 +11,9 @@ from typing import Any, Literal
 from vitrail.checksums import sha256_of
 from vitrail.config.parse import flatten, plain
 from vitrail.config.schema import Run
-from vitrail.workflows.study.rates import Tuned, choose, list_missing
+from vitrail.workflows.study.rates import Rates, Tuned, choose, list_missing
 from vitrail.workflows.study.results import FORMAT, CellResult, Place
-from vitrail.workflows.study.study import LIMIT, RATE, SEED, STEPS, Experiment, Rates, Study
+from vitrail.workflows.study.study import LIMIT, RATE, SEED, STEPS, Experiment, Study
 
 TUNING_SEED = 1_000_000  # of all tuning cells, and of no final one
 # settings that do not decide a result; the device has its kind in the key
@@ -62,10 +62,15 @@ class Tuning:
     rates: Rates
     pool: str
     device: str
+    known: dict[float, Cell] = field(default_factory=dict, compare=False)
 
     def cell(self, rate: float) -> Cell:
-        run = replace(self.run, optim=replace(self.run.optim, lr=rate))
-        return Cell(key=hash_cell("tuning", settings_of(run), self.pool, self.device), kind="tuning", run=run)
+        """The training at one rate."""
+        if rate not in self.known:
+            run = replace(self.run, optim=replace(self.run.optim, lr=rate))
+            key = hash_cell("tuning", settings_of(run), self.pool, self.device)
+            self.known[rate] = Cell(key=key, kind="tuning", run=run)
+        return self.known[rate]
 
     def losses(self, results: Mapping[str, CellResult]) -> dict[float, float]:
         """The validation NLL of every rate that was tried so far, infinite where training failed."""

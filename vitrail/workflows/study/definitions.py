@@ -1,18 +1,32 @@
-"""The built-in studies: the claims of the ViT paper (Dosovitskiy et al. 2021) at sizes that a machine can afford."""
+"""The built-in studies: the claims of the ViT paper (Dosovitskiy et al. 2021) at sizes that a machine can afford; and studies as
+files of YAML.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import yaml
+
+from vitrail.config.parse import plain, read_yaml
 from vitrail.errors import ConfigError, nearest
-from vitrail.workflows.study.claims import CLAIMS, Claim
-from vitrail.workflows.study.study import LIMIT, STEPS, Experiment, Pool, Rates, Study
+from vitrail.workflows.study.claim import Claim
+from vitrail.workflows.study.claims import CLAIMS
+from vitrail.workflows.study.rates import Rates
+from vitrail.workflows.study.study import COMMON, LIMIT, STEPS, Experiment, Pool, Study, parse_study
 
 
 def _claims(*experiments: Experiment) -> tuple[Claim, ...]:
     """The claims of the paper that these experiments can tell about; those that need no cells are always asked."""
     names = {experiment.name for experiment in experiments}
-    return tuple(claim for claim in CLAIMS.values() if not claim.experiment or claim.experiment in names)
+    claims = [
+        replace(claim, experiment="hybrids") if claim.name == "hybrid-small" and "hybrids" in names else claim
+        for claim in CLAIMS.values()
+    ]
+    return tuple(claim for claim in claims if not claim.experiment or claim.experiment in names)
 
 
 def _vit(width: int, depth: int, patch: int, heads: int, **changes: Any) -> dict[str, Any]:
@@ -35,11 +49,11 @@ GAP = {"pool": "gap", "prefix": []}
 def _paper_xs() -> Study:
     """CIFAR-10 or as many images of 32 pixels: 48 MFLOP an image and arm, 65,536 images a cell; an hour of two cores."""
     vit = _vit(96, 4, 8, 3)
-    hybrid = _vit(96, 4, 8, 3, stem=[], stem_width=32)
     sizes = {LIMIT: (500, 4_000, None)}
     experiments = (
-        Experiment(name="families", arms={"vit": vit, "bit": _bit(1), "hybrid": hybrid}, factors=sizes),
+        Experiment(name="families", arms={"vit": vit, "bit": _bit(1)}, factors=sizes),
         Experiment(name="again", arms={"base": vit}, factors={LIMIT: (None,)}, first_seed=3),
+        Experiment(name="pooling", arms={"cls": vit, "gap": _vit(96, 4, 8, 3, **GAP)}),
         Experiment(
             name="patches",
             arms={
@@ -49,11 +63,17 @@ def _paper_xs() -> Study:
                 "patch-4-equal-compute": _steps(_vit(96, 4, 4, 3), 128),
             },
         ),
-        Experiment(name="pooling", arms={"cls": vit, "gap": _vit(96, 4, 8, 3, **GAP)}),
         Experiment(
             name="shape",
             arms={"shallow-wide": _vit(136, 2, 8, 4), "base": vit, "deep-narrow": _vit(64, 9, 8, 2)},
             measure=("heads", "positions"),
+        ),
+        Experiment(name="hybrids", arms={"hybrid": _vit(96, 4, 8, 3, stem=[], stem_width=32), "vit": vit}),
+        # a CNN whose maps keep the resolution of so small images, and a ViT of its compute: 119 and 113 MFLOP
+        Experiment(
+            name="families-small-stem",
+            arms={"vit": _vit(64, 5, 4, 2), "bit": _bit(1, stem="small", stem_width=32)},
+            factors={LIMIT: (500, None)},
         ),
     )
     return Study(
@@ -80,7 +100,7 @@ def _paper_m() -> Study:
     """Tiny-ImageNet at 32 pixels: 0.5 to 2.2 GFLOP an image and arm, 0.6 million images a cell; 25 minutes of an H200."""
     rates = Rates(grid=(5e-4, 1e-3, 2e-3, 4e-3))
     small, large = _vit(128, 6, 4, 2), _vit(192, 12, 4, 3)
-    bit, larger = _bit(3, 4, 6, 3), _bit(2, 2, 2, width_factor=2)
+    bit = _bit(3, 4, 6, 3)
     sizes = {LIMIT: (1_000, 3_000, 10_000, 30_000, None)}
     lengths = {STEPS: (586, 2_344, 5_860)}
     experiments = (
@@ -116,7 +136,10 @@ def _paper_m() -> Study:
         Experiment(name="pooling", arms={"cls": small, "gap": _vit(128, 6, 4, 2, **GAP)}, rates=rates),
         Experiment(
             name="compute",
-            arms={"vit-s": small, "vit-l": large, "bit-s": bit, "bit-l": larger},
+            arms={
+                **{"vit-s": _vit(64, 6, 4, 1), "vit-m": small, "vit-l": large},
+                **{"bit-s": _bit(2, 2, 2), "bit-m": bit, "bit-l": _bit(2, 2, 2, width_factor=2)},
+            },
             factors=lengths,
             seeds=2,
             rates=rates,
@@ -140,3 +163,25 @@ def find_study(name: str) -> Study:
     if name not in STUDIES:
         raise ConfigError(f"there is no study {name!r}", nearest(name, STUDIES))
     return STUDIES[name]()
+
+
+def read_study(path: Path) -> Study:
+    """Reads a study from YAML, where a claim is a name of `CLAIMS` or a claim of its own. Raises `ConfigError`."""
+    return name_claims(read_yaml(path))
+
+
+def name_claims(tree: Mapping[str, Any]) -> Study:
+    """The study in a tree whose claims may be names. Raises `ConfigError`, for an unknown claim with the nearest ones."""
+    claims = []
+    for claim in tree.get("claims") or ():
+        if isinstance(claim, str) and claim not in CLAIMS:
+            raise ConfigError(f"there is no claim {claim!r}", nearest(claim, CLAIMS))
+        claims.append(CLAIMS[claim] if isinstance(claim, str) else claim)
+    return parse_study({**tree, "claims": claims})
+
+
+def format_study(study: Study) -> str:
+    """The study as YAML, with the settings that all studies share written out; built-in claims are names."""
+    tree = plain(replace(study, base={**COMMON, **study.base}, claims=()))
+    tree["claims"] = [claim.name if CLAIMS.get(claim.name) == claim else plain(claim) for claim in study.claims]
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)

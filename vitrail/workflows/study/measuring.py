@@ -9,15 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils.flop_counter import FlopCounterMode
-
 from vitrail.checksums import sha256_of
 from vitrail.config.schema import Run
 from vitrail.data.sources.source import Splits
 from vitrail.errors import ConfigError
 from vitrail.files import read_sealed, write_sealed
-from vitrail.models import Config, cost_of, sketch
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.machine import describe
 from vitrail.runtime.process import keep_generators, use_threads
@@ -25,11 +21,10 @@ from vitrail.runtime.progress import Say, say_nothing
 from vitrail.training.prepare import prepare
 from vitrail.training.time_budget import measure_cost
 from vitrail.workflows.study.cells import Cell, settings_of
+from vitrail.workflows.study.counting import SAMPLE, count_step
 from vitrail.workflows.study.study import POINTS
 
-SAMPLE = 1_000  # training images that are judged without augmentation
 STARTING = 0.5  # seconds of a cell before its first step and after its last
-COUNTED = 8  # images of the batch whose operations are counted
 # what does not change the time of a step
 TIMELESS = ("seed", "schedule.", "data.limit", "optim.lr", "optim.betas", "optim.weight_decay", "optim.momentum")
 
@@ -45,7 +40,8 @@ class NetworkCost:
     def seconds(self, cell: Cell, *, training: int, validation: int, test: int) -> float:
         """The time of a cell, all of whose evaluations included."""
         sample = min(cell.run.data.limit or training, SAMPLE)
-        judged = (POINTS + 1) * (validation + sample) + (test if cell.kind == "final" else 0)
+        curve = POINTS * (min(validation, SAMPLE) + sample)
+        judged = curve + validation + sample + (test if cell.kind == "final" else 0)
         return STARTING + (cell.run.schedule.steps or 0) * self.step + judged * self.image
 
 
@@ -53,20 +49,6 @@ def name_network(run: Run) -> str:
     """What runs have in common whose steps take the same time."""
     timed = {path: value for path, value in settings_of(run).items() if not path.startswith(TIMELESS)}
     return sha256_of(json.dumps(timed, sort_keys=True).encode())[:16]
-
-
-def count_step(config: Config) -> float:
-    """The operations that a training step executes for one image; on the meta device, where nothing is computed."""
-    with torch.device("meta"):
-        network, images = sketch(config), torch.empty(COUNTED, config.in_channels, *config.image_size)
-    with FlopCounterMode(display=False) as counter:
-        network.train()(images).sum().backward()
-    return counter.get_total_flops() / COUNTED
-
-
-def count_macs6(config: Config) -> float:
-    """6 x the multiply-adds of a forward pass of one image: the definition of the axis of compute."""
-    return 6.0 * cost_of(config).multiply_adds
 
 
 def measure_networks(folder: Path, runs: Iterable[Run], splits: Splits, say: Say) -> dict[str, NetworkCost]:

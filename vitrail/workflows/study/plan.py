@@ -181,7 +181,7 @@ def reduce(study: Study, seconds: Callable[[Study], float], budget: float) -> tu
     In this order: experiments are dropped from the end, then the middle sizes of training sets, then the images that every cell
     sees are halved. Seeds are never dropped. Raises `ConfigError` if that does not suffice.
     """
-    words: list[str] = []
+    words, smallest = [], 0.0
     for form, change in _smaller_forms(study):
         words += [change] if change else []
         if (smallest := seconds(form)) <= budget:

@@ -42,8 +42,8 @@ def open_pool(pool: Pool, data: Any = None) -> tuple[Splits, str]:
     train, test, val = splits.train, getattr(splits, pool.test), splits.val if pool.test != "val" else None
     if train is None or not len(train):
         raise DataError("the data hold no training images", "give class folders inside of train and test")
-    if train.multi_label or train.targets.ndim != 1:
-        raise DataError("the images have several labels each, or maps of classes", "give images with one class each")
+    if train.multi_label or train.labels.ndim != 1:
+        raise DataError("the images have several labels each", "give images with one class each")
     words = f"split {pool.test}"
     if test is None or not len(test):
         train, test = _hold_out(train, SHARE)

@@ -6,9 +6,30 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vitrail.workflows.study.study import Rates
+from vitrail.errors import ConfigError
 
 EXTENSIONS = 2  # rates by which the grid is continued at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """How the learning rate of an arm is tuned: by the validation NLL of one training for each rate, from a seed of its own.
+
+    Where the best rate is the first or last of the ``grid``, the grid is continued by one rate on that side, at most twice.
+    ``length`` is that of a tuning cell relative to the study's own length; all arms are tuned with the same budget.
+    """
+
+    grid: tuple[float, ...] = (1e-3, 2e-3, 4e-3)
+    length: float = 0.5
+
+    def __post_init__(self) -> None:
+        rising = len(self.grid) > 1 and list(self.grid) == sorted(set(self.grid)) and self.grid[0] > 0
+        if not rising:
+            raise ConfigError(
+                f"rates.grid is {list(self.grid)}", "give two or more rising rates, e.g. [1e-3, 2e-3, 4e-3]"
+            )
+        if not 0 < self.length <= 1:
+            raise ConfigError(f"rates.length is {self.length}", "give a share of the length, e.g. 0.5")
 
 
 @dataclass(frozen=True)

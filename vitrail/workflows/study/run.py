@@ -1,11 +1,13 @@
-"""`vitrail study`: planned, computed by as many workers as there are cores, and judged; the same call goes on."""
+"""`vitrail study`: planned, and computed by as many workers as there are cores; the same call goes on."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,25 +17,28 @@ from vitrail.config.parse import plain
 from vitrail.data.sources.source import Splits
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import make_folder, read_sealed, write_sealed
+from vitrail.reports.study.documents import write_progress
 from vitrail.runtime.device import find_device
 from vitrail.runtime.process import cores
 from vitrail.runtime.progress import ProgressBar, Say, duration
 from vitrail.runtime.signals import end_at_once
 from vitrail.workflows.study.cells import Grid, PoolFacts, fit_to_images
-from vitrail.workflows.study.conclude import Studied, conclude
 from vitrail.workflows.study.measuring import NetworkCost, measure_networks, name_network, read_costs
 from vitrail.workflows.study.plan import Plan, Price, choose_claims, make_plan, read_plan, read_results, write_plan
 from vitrail.workflows.study.pool import decode_pool, describe_pool, open_pool, store_pool
+from vitrail.workflows.study.queue import Queue
+from vitrail.workflows.study.results import CellResult
 from vitrail.workflows.study.study import Study
 from vitrail.workflows.study.workers import CONTINUE, Crew, clean
 
 START, RESERVE = 8.0, 0.08  # seconds before the first step of a worker; the share of a budget that is kept for the page
+DRAWN_EVERY = 10.0  # seconds between two states of the page of a study that runs
 WORKERS_A_GPU = 6  # small networks do not fill one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a call of `study` asks for.
+    """What a call asks for.
 
     Args:
         definition: the study, whose ``pool.source`` names the images.
@@ -84,8 +89,8 @@ class Planned:
         }
 
 
-def study(asked: Asked, out: Path, *, quiet: bool = False, say: Say) -> Studied:
-    """Plans a study in the folder ``out`` or goes on with it, computes what is missing, judges, and writes the page.
+def run_study(asked: Asked, out: Path, *, quiet: bool = False, say: Say) -> None:
+    """Plans a study in the folder ``out`` or goes on with it, and computes what is missing.
 
     Raises:
         ConfigError: an invalid study, a claim that it does not have, a budget that is too small, a folder of another study.
@@ -100,16 +105,14 @@ def study(asked: Asked, out: Path, *, quiet: bool = False, say: Say) -> Studied:
     predicted = sum(planned.seconds.values()) / planned.jobs
     note = {"predicted_seconds": predicted, "budget_seconds": asked.budget, "command": asked.command}
     write_sealed(out / "run.json", note)
-    run_workers(planned, out, quiet=quiet)
+    run_workers(planned, out, budget=asked.budget, quiet=quiet)
     clean(out)
-    studied = conclude(out)
     say(f"done     {len(planned.plan.grid.cells)} cells after {duration(time.monotonic() - started)}")
-    return studied
 
 
 def plan_only(asked: Asked, out: Path, say: Say) -> Planned:
     """The plan of a study, of which nothing is written but the measured rates, if ``out`` exists."""
-    planned = _plan(asked, out, open_images(asked, say), say)
+    planned, _ = _plan(asked, out, say)
     for line in describe_plan(planned, out):
         say(line)
     return planned
@@ -127,9 +130,8 @@ def plan_or_continue(asked: Asked, out: Path, say: Say) -> Planned:
         plan, _ = read_plan(out)
         say(f"plan     goes on with {plan.sha256[:12]}")
         return Planned(plan=plan, costs=read_costs(out), jobs=choose_jobs(asked.jobs, plan.device))
-    images = open_images(asked, say)
-    planned = _plan(asked, out, images, say)
-    store_pool(out, images.splits, planned.plan.pool.fingerprint)
+    planned, splits = _plan(asked, out, say)
+    store_pool(out, splits, planned.plan.pool.fingerprint)
     earlier = write_plan(out, planned.plan)
     if earlier:
         say(f"plan     the plan changed: {planned.plan.sha256[:12]} after {', '.join(each[:12] for each in earlier)}")
@@ -159,16 +161,20 @@ def open_images(asked: Asked, say: Say) -> Images:
     return Images(splits, facts)
 
 
-def _plan(asked: Asked, out: Path, images: Images, say: Say) -> Planned:
+def _plan(asked: Asked, out: Path, say: Say) -> tuple[Planned, Splits]:
+    """A new plan, and the images; the time that planning takes is part of the budget."""
+    began = time.monotonic()
+    images = open_images(asked, say)
     definition = choose_claims(asked.definition, asked.claims)
     device = find_device(definition.base.get("compute.device") or "cpu").type
     fitted, _ = fit_to_images(definition, images.facts)
     runs = [cell.run for cell in Grid(fitted, images.facts, device).foreseen()]
     costs = measure_networks(out, runs, images.splits, say)
     price, jobs = make_price(costs, images.facts), choose_jobs(asked.jobs, device)
-    seconds = None if asked.budget is None else max(asked.budget * (1 - RESERVE) - START, 0.0) * jobs
+    spent = time.monotonic() - began + START
+    seconds = None if asked.budget is None else max(asked.budget * (1 - RESERVE) - spent, 0.0) * jobs
     plan = make_plan(definition, images.facts, device=device, request=asked.digest, price=price, budget=seconds)
-    return Planned(plan=plan, costs=costs, jobs=jobs)
+    return Planned(plan=plan, costs=costs, jobs=jobs), images.splits
 
 
 def make_price(costs: Mapping[str, NetworkCost], pool: PoolFacts) -> Price:
@@ -193,7 +199,7 @@ def describe_plan(planned: Planned, folder: Path) -> list[str]:
     """The plan as lines for a terminal: experiments with their cells and times, what was left out, what can be detected."""
     plan, grid = planned.plan, planned.plan.grid
     done = plan.results(folder)
-    rows = [("experiment", "cells", "done", "TFLOP", "core min", "claims")]
+    rows: list[tuple[str, ...]] = [("experiment", "cells", "done", "TFLOP", "core min", "claims")]
     counted: set[str] = set()
     groups = {"tuning": [tuning.cell(rate).key for tuning in grid.tuned.values() for rate in tuning.rates.grid]}
     groups |= {name: list(places.values()) for name, places in grid.places.items()}
@@ -226,22 +232,58 @@ def _align(rows: list[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def run_workers(planned: Planned, out: Path, *, quiet: bool) -> None:
-    """Computes the cells that have no result yet. Raises as `Crew.tend`, and `Preempted` or `Interrupted` when it is stopped."""
-    grid = planned.plan.grid
+def run_workers(planned: Planned, out: Path, *, budget: float | None = None, quiet: bool) -> None:
+    """Computes the cells that have no result yet, and shows on a terminal and in ``report.html`` how far that is.
+
+    Raises as `Crew.tend`, and `Preempted` or `Interrupted` when it is stopped.
+    """
+    grid, began = planned.plan.grid, time.monotonic()
     results = planned.plan.results(out)
     if grid.list_ready(results) is None:
         return
-    crew = Crew.of(out, planned.jobs)
+    crew, drawn = Crew.of(out, planned.jobs), -math.inf
     with ProgressBar("studying", len(planned.seconds), quiet=quiet) as show, end_at_once(CONTINUE):
 
         def seen() -> None:
-            nonlocal results
+            nonlocal results, drawn
             results = read_results(out, grid, results)
-            left = sum(seconds for key, seconds in planned.seconds.items() if key not in results)
-            show.update(len(results), left=duration(left / planned.jobs))
+            left = sum(seconds for key, seconds in planned.seconds.items() if key not in results) / planned.jobs
+            show.update(len(results), left=duration(left))
+            if time.monotonic() - drawn > DRAWN_EVERY:
+                drawn = time.monotonic()
+                clock = {"seconds_used": drawn - began, "seconds_left": left, "budget_seconds": budget}
+                write_progress(out, {**collect_progress(planned, results, out), **clock})
 
         try:
             crew.tend(seen)
         finally:
             crew.stop()
+
+
+def collect_progress(planned: Planned, results: Mapping[str, CellResult], out: Path) -> dict[str, Any]:
+    """What the page of a study that still runs shows."""
+    plan, grid, queue = planned.plan, planned.plan.grid, Queue(out)
+    rows = []
+    for name, places in grid.places.items():
+        keys = set(places.values())
+        ended = [results[key].state for key in keys if key in results]
+        rows.append(
+            {
+                "name": name,
+                "cells": len(keys),
+                "done": sum(state != "failed" for state in ended),
+                "failed": ended.count("failed"),
+                "running": sum(queue.is_held(key) for key in keys - results.keys()),
+                "seconds_left": sum(planned.seconds[key] for key in keys - results.keys()) / planned.jobs,
+                "claims": [claim.name for claim in plan.study.claims if claim.experiment == name],
+            }
+        )
+    tuned = all(not tuning.missing(results) for tuning in grid.tuned.values())
+    return {
+        "study": plan.study.name,
+        "state": "running" if tuned else "tuning",
+        "plan": plan.sha256,
+        "workers": planned.jobs,
+        "experiments": rows,
+        "date": date.today().isoformat(),
+    }

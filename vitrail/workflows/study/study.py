@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
-from vitrail.config.parse import build, overlay, plain, read_yaml
+from vitrail.config.parse import build, overlay
 from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, nearest
-from vitrail.workflows.study.claims import CLAIMS, Claim
+from vitrail.workflows.study.claim import Claim
+from vitrail.workflows.study.rates import Rates
 
 MEASURES = ("heads", "positions")
 LIMIT, STEPS, RATE, SEED = "data.limit", "schedule.steps", "optim.lr", "seed"  # the settings that a study itself varies
@@ -67,23 +65,6 @@ class Pool:
     def __post_init__(self) -> None:
         _demand(self.validation >= 1, f"pool.validation is {self.validation}", "give a number of images, e.g. 5000")
         _demand(self.test in ("test", "val"), f"pool.test is {self.test!r}", nearest(self.test, ("test", "val")))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """How the learning rate of an arm is tuned: by the validation NLL of one training for each rate, from a seed of its own.
-
-    Where the best rate is the first or last of the ``grid``, the grid is continued by one rate on that side, at most twice.
-    ``length`` is that of a tuning cell relative to the study's own length; all arms are tuned with the same budget.
-    """
-
-    grid: tuple[float, ...] = (1e-3, 2e-3, 4e-3)
-    length: float = 0.5
-
-    def __post_init__(self) -> None:
-        rising = len(self.grid) > 1 and list(self.grid) == sorted(set(self.grid)) and self.grid[0] > 0
-        _demand(rising, f"rates.grid is {list(self.grid)}", "give two or more rising rates, e.g. [1e-3, 2e-3, 4e-3]")
-        _demand(0 < self.length <= 1, f"rates.length is {self.length}", "give a share of the length, e.g. 0.5")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,25 +163,6 @@ def nest(settings: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def read_study(path: Path) -> Study:
-    """Reads a study from YAML, where a claim is a name of `CLAIMS` or a claim of its own. Raises `ConfigError`."""
-    return parse_study(read_yaml(path))
-
-
 def parse_study(tree: Mapping[str, Any]) -> Study:
-    """The study that `plain` made a tree of, or a file of YAML holds. Raises `ConfigError`."""
-    claims = [find_claim(claim) if isinstance(claim, str) else claim for claim in tree.get("claims") or ()]
-    return build(Study, {**tree, "claims": claims})
-
-
-def find_claim(name: str) -> Claim:
-    """The built-in claim of this name. Raises `ConfigError` with the nearest ones."""
-    _demand(name in CLAIMS, f"there is no claim {name!r}", nearest(name, CLAIMS))
-    return CLAIMS[name]
-
-
-def format_study(study: Study) -> str:
-    """The study as YAML, with the settings that all studies share written out; built-in claims are names."""
-    tree = plain(replace(study, base={**COMMON, **study.base}, claims=()))
-    tree["claims"] = [claim.name if CLAIMS.get(claim.name) == claim else plain(claim) for claim in study.claims]
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+    """The study that `plain` made a tree of. Raises `ConfigError`."""
+    return build(Study, tree)

@@ -19,7 +19,7 @@ from vitrail.runtime.signals import end_at_once
 from vitrail.workflows.study.cells import Cell
 from vitrail.workflows.study.plan import Plan, read_plan, read_results
 from vitrail.workflows.study.queue import MOST_DEATHS, Queue, Work, work
-from vitrail.workflows.study.results import CellResult, write_result
+from vitrail.workflows.study.results import CellResult, read_result, write_result
 
 CONTINUE = "run the same command to go on"
 PATIENCE = 60.0  # seconds that workers have to save when they are asked to stop
@@ -44,7 +44,7 @@ class Turn:
         return None if ready is None else list(self.cells)
 
     def is_done(self, key: str) -> bool:
-        return key in read_results(self.folder, self.plan.grid, {}) if key not in self.results else True
+        return read_result(self.folder, key) is not None
 
     def run(self, key: str, attempt: int) -> None:
         """Computes a cell at its rate, which the tuning decides."""
