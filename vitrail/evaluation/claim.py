@@ -120,10 +120,11 @@ Contrast = Difference | Change | Slope | Pairs | LastDoubling | Compute | Ranks 
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """A figure that is shown beside a verdict and decides nothing."""
+    """A figure that is shown beside a verdict and decides nothing; of the claim's experiment, or of another one."""
 
     name: str
     contrast: Contrast
+    experiment: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

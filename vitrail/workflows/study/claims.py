@@ -40,7 +40,14 @@ _ALL = (
         rule=Greater(by=LOGIT),
         scale="logit",
         regime="data-limited",
-        beside=(Beside(name="on all images", contrast=Difference(plus="bit", minus="vit")),),
+        beside=(
+            Beside(name="on all images", contrast=Difference(plus="bit", minus="vit")),
+            Beside(
+                name="BiT with a stem for small images, on the fewest",
+                contrast=Difference(plus="bit", minus="vit", at=LOWEST),
+                experiment="families-small-stem",
+            ),
+        ),
     ),
     Claim(
         name="gap-closes",
@@ -66,7 +73,7 @@ _ALL = (
         quote="hybrids slightly outperform ViT at small computational budgets",
         source="section 4.4, figure 5",
         question="Hybrid - ViT at the smallest size",
-        experiment="families",
+        experiment="hybrids",
         contrast=Difference(plus="hybrid", minus="vit"),
     ),
     Claim(

@@ -258,7 +258,7 @@ def _list_beside(case: _Case, trained: Trained, tunings: Tunings) -> list[dict[s
 def _measure_beside(trained: Trained, claim: Claim, other: Beside) -> dict[str, Any] | None:
     """The figure as a row; None where the study has no cells for it, or they failed."""
     try:
-        measured = measure(trained, other.contrast, claim.experiment, claim.scale)
+        measured = measure(trained, other.contrast, other.experiment or claim.experiment, claim.scale)
     except (NotAskedError, UnsureError):
         return None
     return {
