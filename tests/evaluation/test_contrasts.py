@@ -9,6 +9,7 @@ import scipy
 from vitrail.evaluation.contrasts import (
     are_unequal,
     contrast,
+    draw_accuracies,
     expect_difference,
     pool_spreads,
     smallest_detectable,
@@ -151,3 +152,15 @@ def test_more_seeds_narrow_the_part_of_the_seeds_alone():
 def test_resampled_figures_have_percentile_intervals():
     found = Resampled(value=0.5, draws=np.append(np.arange(101) / 100, np.nan))
     assert found.bounds(0.9) == (pytest.approx(0.05), pytest.approx(0.95))
+
+
+def test_drawn_accuracies_have_the_variance_of_contrasts():
+    cells = list(simulate(np.random.default_rng(0), seeds=3, cells=10))
+    spreads = pool_spreads(cells)
+    draws = draw_accuracies(cells, spreads, resamples=20_000)
+    np.testing.assert_allclose(draws.mean(0), [cell.mean() for cell in cells], atol=4e-4)
+    for weights in ([1, -1] + [0] * 8, [0.5, 0.5, -1] + [0] * 7, [1] + [0] * 9):
+        found = contrast(cells, weights, spreads)
+        seeds, freedom = found.seeds[0]  # Student's distribution is wider than the normal one
+        expected = (seeds * freedom / (freedom - 2) + found.images.variance) ** 0.5
+        assert (draws @ weights).std() == pytest.approx(expected, rel=0.04)

@@ -106,6 +106,30 @@ def contrast(
     )
 
 
+def draw_accuracies(
+    cells: Sequence[np.ndarray], spreads: Sequence[Spread], *, seed: int = 0, resamples: int = 1000
+) -> np.ndarray:
+    """Accuracies (R, C) of ``cells`` as other seeds and other images might have given them, with the variance of `contrast`.
+
+    The images are common to all cells, so that their part is a covariance between cells.
+    """
+    cells = [np.asarray(cell, dtype=np.float64) for cell in cells]
+    images, counts = cells[0].shape[1], np.array([len(cell) for cell in cells])
+    means = np.stack([cell.mean(0) for cell in cells])  # (C, N)
+    noise = [float(cell.var(0, ddof=1).mean()) / len(cell) if len(cell) > 1 else 0.0 for cell in cells]
+    values, vectors = np.linalg.eigh(np.atleast_2d(np.cov(means)) - np.diag(noise))
+    generator = np.random.default_rng(seed)
+    draws = (
+        means.mean(1)
+        + generator.normal(size=(resamples, len(cells))) @ (vectors * np.sqrt(np.maximum(values, 0) / images)).T
+    )  # (R, C)
+    for spread in dict.fromkeys(spreads):
+        own = np.array([each is spread for each in spreads])
+        scale = np.sqrt(spread.variance * spread.freedom / generator.chisquare(max(spread.freedom, 1), (resamples, 1)))
+        draws[:, own] += scale * generator.normal(size=(resamples, int(own.sum()))) / np.sqrt(counts[own])
+    return np.clip(draws, 0.5 / images, 1 - 0.5 / images)
+
+
 def expect_difference(sd: float, *, seeds: int, images: int, cells: int, spread: float = IMAGE_SPREAD) -> Student:
     """The difference of two cells as a study that is being planned would estimate it; its value is 0.
 

@@ -34,6 +34,11 @@ class Greater:
         if not self.by >= 0:
             raise ConfigError(f"the rule greater with by={self.by}", "give 0 or more; exchange plus and minus instead")
 
+    @property
+    def zone(self) -> tuple[float, float | None]:
+        """The effects for which the claim holds, from and to; None is open."""
+        return self.by, None
+
     def decide(self, value: float, low: float, high: float, unit: Unit) -> tuple[Outcome, str]:
         """The outcome and the reason for it."""
         by = show(self.by, unit)
@@ -59,6 +64,11 @@ class Equal:
     def __post_init__(self) -> None:
         if not self.within > 0:
             raise ConfigError(f"the rule equal with within={self.within}", "give the difference that does not matter")
+
+    @property
+    def zone(self) -> tuple[float, float | None]:
+        """The effects for which the claim holds, from and to; None is open."""
+        return -self.within, self.within
 
     def decide(self, value: float, low: float, high: float, unit: Unit) -> tuple[Outcome, str]:
         """The outcome and the reason for it."""
@@ -87,6 +97,11 @@ class Ratio:
     def __post_init__(self) -> None:
         if not (1 <= self.low < self.high or 0 < self.low < self.high <= 1):
             raise ConfigError(f"the rule ratio with low={self.low} and high={self.high}", "give a range beside 1")
+
+    @property
+    def zone(self) -> tuple[float, float | None]:
+        """The effects for which the claim holds, from and to; None is open."""
+        return self.low, self.high
 
     def decide(self, value: float, low: float, high: float, unit: Unit) -> tuple[Outcome, str]:
         """The outcome and the reason for it."""

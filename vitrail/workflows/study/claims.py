@@ -1,13 +1,12 @@
 """The claims of the ViT paper (Dosovitskiy et al. 2021) that trainings of classifiers can test, and those that nothing here can.
 
-Quotes are the paper's words. A claim is asked where the cells of its experiment are there; `vitrail.workflows.study.claim` says
+Quotes are the paper's words. A claim is asked where the cells of its experiment are there; `vitrail.evaluation.claim` says
 what the contrasts mean.
 """
 
 from __future__ import annotations
 
-from vitrail.evaluation.verdicts import Equal, Greater, Ratio
-from vitrail.workflows.study.claim import (
+from vitrail.evaluation.claim import (
     LOGIT,
     POINT,
     Beside,
@@ -22,10 +21,12 @@ from vitrail.workflows.study.claim import (
     Ranks,
     Slope,
 )
+from vitrail.evaluation.verdicts import Equal, Greater, Ratio
 
 SIZES, LOWEST = "data.limit", {"data.limit": "lowest"}
 VITS, BITS = ("vit-s", "vit-m", "vit-l"), ("bit-s", "bit-m", "bit-l")
 HYBRIDS = ("hybrid-s", "hybrid-m", "hybrid-l")
+DEEPEST = ("deep-narrow", "depth-12")
 REGULARISED = ("decay", "dropout", "drop-path", "smoothing")
 
 _ALL = (
@@ -39,7 +40,14 @@ _ALL = (
         rule=Greater(by=LOGIT),
         scale="logit",
         regime="data-limited",
-        beside=(Beside(name="on all images", contrast=Difference(plus="bit", minus="vit")),),
+        beside=(
+            Beside(name="on all images", contrast=Difference(plus="bit", minus="vit")),
+            Beside(
+                name="BiT with a stem for small images, on the fewest",
+                contrast=Difference(plus="bit", minus="vit", at=LOWEST),
+                experiment="families-small-stem",
+            ),
+        ),
     ),
     Claim(
         name="gap-closes",
@@ -65,7 +73,7 @@ _ALL = (
         quote="hybrids slightly outperform ViT at small computational budgets",
         source="section 4.4, figure 5",
         question="Hybrid - ViT at the smallest size",
-        experiment="families",
+        experiment="hybrids",
         contrast=Difference(plus="hybrid", minus="vit"),
     ),
     Claim(
@@ -119,7 +127,7 @@ _ALL = (
         source="section 4.5, figure 7",
         question="Share of models whose lowest third of layers has both local and global heads",
         experiment="shape",
-        contrast=Finding(arm="deep-narrow", figure="heads.share_mixed", present=True),
+        contrast=Finding(arm=DEEPEST, figure="heads.share_mixed", present=True),
         rule=Greater(by=0.5),
     ),
     Claim(
@@ -128,7 +136,7 @@ _ALL = (
         source="section 4.5, figure 7",
         question="Rank correlation of a layer's mean attention distance with its depth",
         experiment="shape",
-        contrast=Finding(arm="deep-narrow", figure="heads.distance_by_depth", unit="correlation"),
+        contrast=Finding(arm=DEEPEST, figure="heads.distance_by_depth", unit="correlation"),
         rule=Greater(by=0.0),
     ),
     Claim(

@@ -13,7 +13,7 @@ import yaml
 
 from vitrail.config.parse import plain, read_yaml
 from vitrail.errors import ConfigError, nearest
-from vitrail.workflows.study.claim import Claim
+from vitrail.evaluation.claim import Claim
 from vitrail.workflows.study.claims import CLAIMS
 from vitrail.workflows.study.rates import Rates
 from vitrail.workflows.study.study import COMMON, LIMIT, STEPS, Experiment, Pool, Study, parse_study

@@ -14,7 +14,7 @@ from typing import Any
 from vitrail.config.parse import build, overlay
 from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, nearest
-from vitrail.workflows.study.claim import Claim
+from vitrail.evaluation.claim import Claim
 from vitrail.workflows.study.rates import Rates
 
 MEASURES = ("heads", "positions")

@@ -93,13 +93,14 @@ class Finding:
     """The mean over trainings of a figure that was looked up inside of the models of an arm, less another.
 
     Args:
+        arm: whose models; of several, the first that the experiment has.
         figure: dotted path into the findings of a cell.
         less: another figure, of the same model.
         present: the share of trainings in which the figure is greater than 0, in place of its mean.
     """
 
     kind: Literal["finding"] = "finding"
-    arm: str
+    arm: Arms
     figure: str
     less: str = ""
     present: bool = False
@@ -119,10 +120,11 @@ Contrast = Difference | Change | Slope | Pairs | LastDoubling | Compute | Ranks 
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """A figure that is shown beside a verdict and decides nothing."""
+    """A figure that is shown beside a verdict and decides nothing; of the claim's experiment, or of another one."""
 
     name: str
     contrast: Contrast
+    experiment: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
