@@ -239,6 +239,14 @@ class InspectFlags(ImageFlags, total=False):
         Flag("Images to analyse, labelled or not: what `vitrail train` takes, or a folder of images.", word=str),
     ]
     most: Annotated[int, Flag("Largest number of images, spread evenly over the data.", 512)]
+    against: Annotated[
+        Any,
+        Flag(
+            "Another model, beside the first on one page: heads, findings, positions and filters of both, with their "
+            "differences.",
+            word=str,
+        ),
+    ]
     cost: Annotated[
         bool,
         Flag(
