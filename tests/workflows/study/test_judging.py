@@ -356,7 +356,7 @@ def test_the_axes_of_a_star_of_shapes_are_found():
 
 def test_the_claims_of_the_paper_are_asked_of_the_study_that_is_built_in():
     study = find_study("vit-paper")
-    sizes = {0: {}, 1: {LIMIT: (4000,)}, 3: {LIMIT: (100, 1000, 4000)}}
+    sizes = {0: {}, 1: {LIMIT: (4000,)}, 2: {LIMIT: (100, 4000)}, 3: {LIMIT: (100, 1000, 4000)}}
     sized = (replace(each, factors=sizes[len(each.factors.get(LIMIT, ()))]) for each in study.experiments)
     study = replace(study, experiments=tuple(sized))
     numbers = judge(study, train(study, lambda arm, levels: 0.6, gap=0.2))

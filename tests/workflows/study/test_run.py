@@ -102,7 +102,7 @@ def test_a_claim_that_the_study_lacks_is_refused_with_the_nearest(mine: Path, tm
 def test_an_arm_that_no_network_can_be_is_refused_before_anything_is_trained(mine: Path, tmp_path: Path) -> None:
     wrong = {**TINY, "base": {**TINY["base"], "model.changes.wdith": 3}}
     mine.write_text(yaml.safe_dump(wrong))
-    with pytest.raises(ConfigError, match="an arm of the study cannot be trained: .*wdith"):
+    with pytest.raises(ConfigError, match=r"an arm of the study cannot be trained: .*wdith"):
         call(mine, tmp_path / "out")
 
 
