@@ -18,10 +18,13 @@ PRETRAINING = {
     "paper-jft/vit-l16": (14, 4e-4, "linear", 0.1, 0.0),
     "paper-jft/vit-h14": (14, 3e-4, "linear", 0.1, 0.0),
     "paper-jft/bit-r50x1": (7, 1e-3, "linear", 0.1, 0.0),
+    "paper-jft/bit-r50x2": (7, 1e-3, "linear", 0.1, 0.0),
     "paper-jft/bit-r101x1": (7, 8e-4, "linear", 0.1, 0.0),
+    "paper-jft/bit-r152x1": (7, 6e-4, "linear", 0.1, 0.0),
     "paper-jft/bit-r152x2": (7, 6e-4, "linear", 0.1, 0.0),
     "paper-jft/r50-vit-b16": (7, 8e-4, "linear", 0.1, 0.0),
     "paper-jft/r50-vit-b32": (7, 8e-4, "linear", 0.1, 0.0),
+    "paper-jft/r50-vit-l16": (14, 4e-4, "linear", 0.1, 0.0),
     "paper-jft/r50-vit-l32": (7, 2e-4, "linear", 0.1, 0.0),
     "paper-jft/vit-b16-gap": (7, 3e-4, "linear", 0.1, 0.0),  # appendix D.3
     "paper-imagenet21k": (90, 1e-3, "linear", 0.03, 0.1),

@@ -211,6 +211,7 @@ SIZES = {
     "r26-vit-b32": (101_383_976, 6.711, 50),
     "r50-vit-b16": (98_659_112, 21.535, 197),
     "r50-vit-b32": (110_945_832, 8.458, 50),
+    "r50-vit-l16": (316_483_624, 65.539, 197),
     "r50-vit-l32": (328_994_856, 19.413, 50),
     "swin-t": (28_288_354, 4.491, 49),
     "swin-s": (49_606_258, 8.741, 49),
@@ -230,11 +231,14 @@ SIZES = {
     "pvt-v2-b4": (62_556_072, 10.101, 49),
     "pvt-v2-b5": (81_956_008, 11.717, 49),
     "bit-r50x1": (25_549_352, 4.089, 49),
+    "bit-r50x2": (97_988_712, 16.117, 49),
     "bit-r50x3": (217_319_080, 36.082, 49),
     "bit-r101x1": (44_541_480, 7.801, 49),
     "bit-r101x3": (387_934_888, 69.492, 49),
+    "bit-r152x1": (60_185_128, 11.514, 49),
     "bit-r152x2": (236_335_208, 45.814, 49),
     "bit-r152x4": (936_533_224, 182.777, 49),
+    "bit-r200x3": (568_633_000, 134.347, 49),
 }
 
 
@@ -244,6 +248,39 @@ def test_every_one_of_these_models_states_its_size():
 
 def test_parameters_are_the_published_ones():
     assert {name: parameter_count(configure(name)) for name in SIZES} == {name: size[0] for name, size in SIZES.items()}
+
+
+def resnet_weights(depths, factor, outputs=1000):
+    """Parameters of a BiT ResNet: stem, the kernels and norms of every block, shortcuts, the last norm and the head."""
+    total, inputs = 3 * 49 * 64 * factor, 64 * factor
+    for stage, depth in enumerate(depths):
+        inner, wide = 64 * factor * 2**stage, 256 * factor * 2**stage
+        for block in range(depth):
+            total += inputs * inner + 9 * inner**2 + inner * wide + 2 * (inputs + 2 * inner)
+            total += inputs * wide if block == 0 else 0
+            inputs = wide
+    return total + 2 * inputs + (inputs + 1) * outputs
+
+
+def hybrid_weights(depths, width, depth, mlp, patches, outputs=1000):
+    """Parameters of a hybrid: root, stages with norms after convolutions, projection, tokens, blocks and head."""
+    total, inputs = 3 * 49 * 64 + 2 * 64, 64
+    for stage, count in enumerate(depths):
+        inner, wide = 64 * 2**stage, 256 * 2**stage
+        for block in range(count):
+            total += inputs * inner + 9 * inner**2 + inner * wide + 2 * (2 * inner + wide)
+            total += (inputs + 2) * wide if block == 0 else 0
+            inputs = wide
+    block = 4 * (width + 1) * width + (2 * width + 1) * mlp + width + 4 * width
+    return total + (inputs + 1) * width + (patches + 2) * width + depth * block + 2 * width + (width + 1) * outputs
+
+
+def test_the_sizes_of_the_scaling_study_are_those_of_sums():
+    """ViT paper, table 6: the ResNets and hybrids of which no weights are published."""
+    assert resnet_weights((3, 4, 6, 3), 2) == SIZES["bit-r50x2"][0]
+    assert resnet_weights((3, 8, 36, 3), 1) == SIZES["bit-r152x1"][0]
+    assert resnet_weights((3, 24, 36, 3), 3) == SIZES["bit-r200x3"][0]
+    assert hybrid_weights((3, 4, 9), 1024, 24, 4096, 14**2) == SIZES["r50-vit-l16"][0]
 
 
 # the work of every block is counted, for up to 2 s: the quick tests count the smallest of each kind

@@ -143,7 +143,7 @@ def test_every_kind_of_data_can_be_limited_and_keeps_its_other_splits(layout, tm
             item, same = limited.train.read(row), splits.train.read(list(splits.train.keys).index(key))
             assert np.array_equal(item.content, same.content)
             assert limited.train.digest_target(row) == splits.train.digest_target(list(splits.train.keys).index(key))
-    assert f"{whole:,} of {whole:,} training images, drawn by seed 1" in limited.layout
+        assert (f"; {count:,} of {whole:,} training images, drawn by seed 1" in limited.layout) == (count < whole)
 
 
 def test_a_folder_and_its_shards_give_the_same_part(tmp_path):

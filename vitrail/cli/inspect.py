@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Iterator
+from typing import Any, Unpack
 
 from vitrail.cli.output import AsJson
 from vitrail.cli.takes_flags import takes_flags
 from vitrail.config.flags_inference import InspectFlags
 
+VERDICTS = {True: "true", False: "false", None: "not asked"}
 COMPARED = ("model", "height", "width", "parameters", "multiply_adds", "images_per_second", "largest_batch")
 
 
@@ -35,6 +37,24 @@ def inspect(model: str, /, *others: str, json: AsJson = False, **flags: Unpack[I
     if "costs" in figures:
         print(columns(([row[name] for name in COMPARED] for row in figures["costs"]), COMPARED))
         print(*figures["notes"], sep="\n", end="\n" * bool(figures["notes"]))
+    if "models" in figures:
+        print(*show_pair(figures), sep="\n")
+        print(report)
+        return
     for claim, holds in figures.get("findings", {}).items():
-        print(f"{ {True: 'true', False: 'false', None: 'not asked'}[holds]:10}{claim}")
+        print(f"{VERDICTS[holds]:10}{claim}")
     print(report)
+
+
+def show_pair(figures: dict[str, Any]) -> Iterator[str]:
+    """Lines of two models: the findings, the figures of their heads, and the notes."""
+    from vitrail.cli.output import columns
+
+    one, other = figures["models"]
+    rows = [[claim, *(VERDICTS[holds] for holds in both), ""] for claim, both in figures["findings"].items()]
+    rows += [
+        [name, *(f"{each['figures'][name]:.3f}" for each in (one, other)), f"{change:+.3f}"]
+        for name, change in figures["differences"].items()
+    ]
+    yield columns(rows, ["", one["name"], other["name"], "difference"])
+    yield from figures["notes"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.output import AsJson
 from vitrail.cli.takes_flags import takes_flags
-from vitrail.config.flags_inference import StudyFlags
+from vitrail.config.flags_study import StudyFlags
 
 if TYPE_CHECKING:
     from vitrail.workflows.study.conclude import Studied

@@ -239,6 +239,14 @@ class InspectFlags(ImageFlags, total=False):
         Flag("Images to analyse, labelled or not: what `vitrail train` takes, or a folder of images.", word=str),
     ]
     most: Annotated[int, Flag("Largest number of images, spread evenly over the data.", 512)]
+    against: Annotated[
+        Any,
+        Flag(
+            "Another model, beside the first on one page: heads, findings, positions and filters of both, with their "
+            "differences.",
+            word=str,
+        ),
+    ]
     cost: Annotated[
         bool,
         Flag(
@@ -359,34 +367,6 @@ class ModelsFlags(TypedDict, total=False):
 
     size: Annotated[int | None, Flag("Image size in pixels; by default that of each model.")]
     classes: Annotated[int, Flag("Number of classes of the counted head.", 1000)]
-
-
-class StudyFlags(TypedDict, total=False):
-    """`vitrail study`."""
-
-    out: Annotated[
-        str | Path | None,
-        Flag("The folder for report.html, numbers.json, cells.csv and every result; by default runs/study-NAME.", word=Path),
-    ]  # fmt: skip
-    budget: Annotated[
-        str | float | None,
-        Flag("Time that it may take in all, as 20m or 1h; experiments that do not fit are left out. No bound by default.",
-             word=str),
-    ]  # fmt: skip
-    claims: Annotated[
-        str | Sequence[str] | None,
-        Flag("Claims to test, separated by commas; by default all of the study.", word=str),
-    ]
-    study: Annotated[str | None, Flag("A built-in study: vit-paper (the default), vit-paper-m for a GPU, or digits.")]
-    config: Annotated[str | Path | None, Flag("A study of your own as YAML, in place of a built-in one.", word=Path)]
-    jobs: Annotated[int | None, Flag("Worker processes of one thread each; by default one for each core.")]
-    dry_run: Annotated[
-        bool,
-        Flag(
-            "Only print the plan: cells, operations, minutes, and the difference that each claim could detect.", False
-        ),
-    ]
-    quiet: Quiet
 
 
 class SettingsFlags(TypedDict, total=False):

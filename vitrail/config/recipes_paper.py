@@ -109,8 +109,11 @@ _RECIPES = (
             "r50-vit-b32": _jft("r50-vit-b32", 8e-4),
             "r50-vit-b16": _jft("r50-vit-b16", 8e-4),
             "r50-vit-l32": _jft("r50-vit-l32", 2e-4),
+            "r50-vit-l16": _jft("r50-vit-l16", 4e-4, 14, also=7),
             "bit-r50x1": _jft("bit-r50x1", 1e-3),
+            "bit-r50x2": _jft("bit-r50x2", 1e-3),
             "bit-r101x1": _jft("bit-r101x1", 8e-4),
+            "bit-r152x1": _jft("bit-r152x1", 6e-4),
             "bit-r152x2": _jft("bit-r152x2", 6e-4),
             # the model of figure 9 is not stated beside its rates; 8e-4 with a class token is the rate of the B models
             "vit-b16-gap": _jft(

@@ -61,6 +61,7 @@ def continue_run(asked: Run, stored: Run, folder: object) -> tuple[Run, bool]:
         stored.data,
         source=asked.data.source or stored.data.source,
         workers=stored.data.workers if asked.data.workers is None else asked.data.workers,
+        decoded=asked.data.decoded or stored.data.decoded,
         micro_batch=asked.data.micro_batch or stored.data.micro_batch,
     )
     compute = replace(

@@ -67,6 +67,7 @@ class ModelSettings:
 class DataSettings:
     """The data and the batches; ``batch`` is the number of images of one update, over all its micro-steps.
 
+    Small images are decoded once; with ``decoded``, a folder, they are kept there, and mapped by all processes that need them.
     ``limit``, or ``fraction``, trains on a part of the training images (`vitrail.data.sources.holdout.choose_part`).
     """
 
@@ -81,6 +82,7 @@ class DataSettings:
     on_bad: Literal["skip", "stop"] = "skip"
     max_bad: float = MOST_BAD
     channels: int | None = None
+    decoded: str | None = None
 
     def __post_init__(self) -> None:
         _demand(self.batch >= 1, f"data.batch is {self.batch}", "give a batch of at least 1")
@@ -273,7 +275,7 @@ class Run:
 
 # May differ when a run is resumed: they change no results, or as much as running out of memory does (the micro-batch).
 FREE_TO_CHANGE = (
-    *("data.workers", "save.", "data.source", "model.init"),
+    *("data.workers", "data.decoded", "save.", "data.source", "model.init"),
     *("data.micro_batch", "compute.parallel", "compute.timeout"),
 )
 # Here None means automatic, decided before the first step; elsewhere it means none.

@@ -39,6 +39,7 @@ MEANINGS = {
     "data.on_bad": "skip bad images, or stop at the first",
     "data.max_bad": "largest share of bad images",
     "data.channels": "channels of the images; null follows the data or the weights",
+    "data.decoded": "folder in which decoded small images are kept, and shared by processes; null decodes into memory",
     "objective.name": "supervised, or an objective that needs no labels",
     "objective.loss": "softmax, or one sigmoid per class; null is sigmoid for multi-label data",
     "objective.binarise": "with sigmoids, every target above 0 counts as 1 (DeiT III)",

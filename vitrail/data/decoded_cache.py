@@ -6,21 +6,29 @@ Axes: n items, H, W, C.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
+import PIL
 
 from vitrail.data.decode import BadImage, decode, header_size
 from vitrail.data.sources.contents import Arrays, UserDataset
 from vitrail.data.sources.label_maps import LabelMaps
 from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
+from vitrail.files import disk_errors, read_sealed, stage_file, write_sealed
 
 SMALL = 64  # maximum pixels per side
 PROBES = 65  # number of images whose headers are read
 KEPT_BYTES = 2**32
+VERSION = 1  # of what is kept in a shared folder: raised where `decode` gives other pixels
+
+Decoded = tuple[np.ndarray, dict[int, str]]  # (n, H, W, C) uint8, and the reasons of bad images by row
 
 
 def keep_decoded(
@@ -29,6 +37,7 @@ def keep_decoded(
     channels: int | None = None,
     bad: Callable[[str, str], None] | None = None,
     sample: int | None = None,
+    shared: Path | None = None,
 ) -> Source:
     """Decode a source of small images of one size into a source of arrays. Any other source is returned unchanged.
 
@@ -43,8 +52,12 @@ def keep_decoded(
             the first such image is an error.
         sample: decode only this many images, evenly spaced, and repeat them in place of the others. For measurements: the
             result has the length, the targets and the speed of the whole. Bad images are not reported.
+        shared: a folder in which the decoded images are kept in a file, named after the content of the image files, and from
+            which they are mapped: they are decoded once, and all processes that map them share their memory. Several processes
+            may begin at once; what is damaged is decoded again. Nothing in the folder is ever removed.
 
     Raises:
+        DiskError: ``shared`` cannot be written.
         DataError: a bad image if ``bad`` is None, or what ``bad`` raises.
     """
     channels = channels or 3
@@ -58,6 +71,21 @@ def keep_decoded(
         if some.kind == "files" or not len(some):
             return source
         return replace(source, contents=Arrays(np.resize(some.images, (len(source), *size, channels)), source.keys))
+    decoded = _decode(source, size, channels) if shared is None else _share(source, size, channels, shared)
+    if decoded is None:
+        return source
+    images, reasons = decoded
+    for row, reason in reasons.items():
+        if bad is None:
+            raise DataError(f"the image {source.keys[row]} is bad: {reason}", "repair or remove it")
+        bad(source.keys[row], reason)
+    good = np.array([row for row in range(len(source)) if row not in reasons], np.int64)
+    kept = source.subset(good) if reasons else source
+    return replace(kept, contents=Arrays(images[good] if reasons else images, kept.keys))
+
+
+def _decode(source: Source, size: tuple[int, int], channels: int) -> Decoded | None:
+    """All images, and the reasons of those that cannot be decoded; None where one has another size."""
     images = np.zeros((len(source), *size, channels), np.uint8)  # (n, H, W, C)
     reasons: dict[int, str] = {}
     # sequentially: Pillow holds the interpreter lock for most of a small image, and threads were slower
@@ -68,15 +96,50 @@ def keep_decoded(
             reasons[row] = error.reason
             continue
         if picture.shape[:2] != size:
-            return source
+            return None
         images[row] = picture.reshape(images.shape[1:])
-    for row, reason in reasons.items():
-        if bad is None:
-            raise DataError(f"the image {source.keys[row]} is bad: {reason}", "repair or remove it")
-        bad(source.keys[row], reason)
-    good = np.array([row for row in range(len(source)) if row not in reasons], np.int64)
-    kept = source.subset(good) if reasons else source
-    return replace(kept, contents=Arrays(images[good] if reasons else images, kept.keys))
+    return images, reasons
+
+
+def _share(source: Source, size: tuple[int, int], channels: int, folder: Path) -> Decoded | None:
+    """What `_decode` gives, its images mapped from a file in ``folder``, which is written if it is missing or damaged."""
+    name = _hash_contents(source, size, channels)
+    path, about = folder / f"{name}.npy", folder / f"{name}.json"
+    stored = read_sealed(about)
+    if stored is not None and (images := _map(path)) is not None and zlib.crc32(images.data) == stored["crc"]:
+        return images, {int(row): reason for row, reason in stored["bad"].items()}
+    decoded = _decode(source, size, channels)
+    if decoded is None:
+        return None
+    images, reasons = decoded
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with stage_file(path) as staged, open(staged, "wb") as file:
+            np.save(file, images)
+    # the description last: of several processes that write both, each writes the same
+    write_sealed(about, {"crc": zlib.crc32(images.data), "bad": reasons})
+    mapped = _map(path)
+    return images if mapped is None else mapped, reasons
+
+
+def _map(path: Path) -> np.ndarray | None:
+    """The array in a file, in pages that all processes share; None for a file that is missing or damaged."""
+    try:
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError):
+        return None
+
+
+def _hash_contents(source: Source, size: tuple[int, int], channels: int) -> str:
+    """A name for the images of a source as they are decoded: equal for equal bytes of the files in the same order."""
+    digest = blake2b(f"{VERSION} {PIL.__version__} {size} {channels} {len(source)}".encode(), digest_size=16)
+    for row in range(len(source)):
+        try:
+            content = _read(source, row)
+        except BadImage as error:
+            content = error.reason.encode()
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()
 
 
 def _common_size(source: Source) -> tuple[int, int] | None:

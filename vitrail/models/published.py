@@ -31,6 +31,7 @@ PVT2 = "Wang et al. 2022, PVT v2"
 CAIT = "Touvron et al. 2021, Going deeper with Image Transformers"
 BEIT = "Bao et al. 2022, BEiT"
 BIT = "Kolesnikov et al. 2020, Big Transfer"
+BIT_OTHER_SIZE = f"{BIT}, at a size that is not in it"
 AXIAL = "Wang et al. 2020, Axial-DeepLab, at widths that are not in it"
 
 I1K = "ImageNet-1k alone, 224 px"
@@ -76,6 +77,7 @@ PUBLISHED: dict[str, Published] = {
     "deit3-h14": Published(DEIT3, 85.2, I1K),
     "r50-vit-b16": Published(VIT, 85.58, JFT),
     "r50-vit-b32": Published(VIT, 84.90, JFT),
+    "r50-vit-l16": Published(VIT, 86.60, JFT),
     "r50-vit-l32": Published(AUGREG, 85.99, I21K_384),
     "r26-vit-s32": Published(AUGREG, 83.85, I21K_384),
     "r26-vit-b32": Published(AUGREG),
@@ -109,11 +111,14 @@ PUBLISHED: dict[str, Published] = {
     "beit-b16": Published(BEIT, 83.2, BEIT_I1K),
     "beit-l16": Published(BEIT, 85.2, BEIT_I1K),
     "bit-r50x1": Published(BIT, 77.54, JFT_VIT),
+    "bit-r50x2": Published(BIT_OTHER_SIZE, 82.12, JFT_VIT),
     "bit-r50x3": Published(BIT),
     "bit-r101x1": Published(BIT, 80.67, JFT_VIT),
     "bit-r101x3": Published(BIT),
+    "bit-r152x1": Published(BIT_OTHER_SIZE, 81.88, JFT_VIT),
     "bit-r152x2": Published(BIT, 84.97, JFT_VIT),
     "bit-r152x4": Published(BIT, 87.54, "pre-trained on JFT-300M, fine-tuned at 480 px"),
+    "bit-r200x3": Published(BIT_OTHER_SIZE, 87.22, JFT_VIT),
     "axial-resnet26": Published(AXIAL),
     "axial-resnet50": Published(AXIAL),
 }

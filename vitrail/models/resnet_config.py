@@ -113,18 +113,22 @@ def width_fields(width: int) -> dict[str, Any]:
 
 
 def _bit(layers: str, width_factor: int) -> ResNetConfig:
-    depths = {"r50": (3, 4, 6, 3), "r101": (3, 4, 23, 3), "r152": (3, 8, 36, 3)}
+    depths = {"r50": (3, 4, 6, 3), "r101": (3, 4, 23, 3), "r152": (3, 8, 36, 3), "r200": (3, 24, 36, 3)}
     return ResNetConfig(depths=depths[layers], width_factor=width_factor)
 
 
-# models with published weights (Kolesnikov et al. 2020, section 3.1)
+# Kolesnikov et al. 2020, section 3.1; and R50x2, R152x1 and R200x3, which are the ViT paper's (table 6), with the blocks of
+# the ResNet-200 of He et al. 2016
 RESNETS: dict[str, Config] = {
     "bit-r50x1": _bit("r50", 1),
+    "bit-r50x2": _bit("r50", 2),
     "bit-r50x3": _bit("r50", 3),
     "bit-r101x1": _bit("r101", 1),
     "bit-r101x3": _bit("r101", 3),
+    "bit-r152x1": _bit("r152", 1),
     "bit-r152x2": _bit("r152", 2),
     "bit-r152x4": _bit("r152", 4),
+    "bit-r200x3": _bit("r200", 3),
 }
 # the depths of the ResNet-50 of the ViT paper, and of the smallest model of the authors' code, at the widths of R50x1
 AXIAL_RESNETS: dict[str, Config] = {

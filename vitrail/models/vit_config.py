@@ -255,5 +255,6 @@ HYBRIDS: dict[str, Config] = {
     "r26-vit-b32": replace(VITS["vit-b32"], stem=(2, 2, 2, 2)),
     "r50-vit-b16": replace(VITS["vit-b16"], stem=(3, 4, 9)),
     "r50-vit-b32": replace(VITS["vit-b32"], stem=(3, 4, 6, 3)),
+    "r50-vit-l16": replace(VITS["vit-l16"], stem=(3, 4, 9)),
     "r50-vit-l32": replace(VITS["vit-l32"], stem=(3, 4, 6, 3)),
 }

@@ -12,7 +12,7 @@ import yaml
 from vitrail.files import disk_errors, replace_file
 from vitrail.markup import safe
 from vitrail.reports.facts import RunFacts
-from vitrail.reports.wording import as_yaml, large
+from vitrail.reports.wording import as_yaml, describe_compute, large
 
 
 def write(folder: Path, words: str) -> Path:
@@ -76,7 +76,9 @@ def bullets(*lines: str) -> str:
 
 def training(facts: RunFacts) -> str:
     words = f"Recipe `{facts.recipe}`." if facts.recipe else ""
-    return "\n\n".join(filter(None, (words, settings(facts.recipe_settings))))
+    compute = describe_compute(facts.operations, facts.device_hours)
+    took = f"Compute: {compute}." if compute else ""
+    return "\n\n".join(filter(None, (words, took, settings(facts.recipe_settings))))
 
 
 def licence(facts: RunFacts) -> str:

@@ -22,6 +22,7 @@ SANS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberat
 WIDTH, HEIGHT = 460, 250
 LEFT, RIGHT, TOP, BOTTOM = 50, 20, 42, 36  # margins of a chart, in SVG units
 DASHES = "4 4"
+WIDEST = 1.18  # width of the letters of a wide or bold font, relative to the estimated width
 LETTER = 0.58  # approximate mean width of a letter, relative to the font size
 NARROW, BROAD = "fijlrtI.,:;'|() ", "mwMW@%"
 
@@ -252,6 +253,12 @@ def legend(series: Sequence[Series]) -> tuple[Markup, float]:
 def length_of(words: str) -> float:
     """Estimates the width of a line of text, relative to the font size."""
     return sum(0.3 if letter in NARROW else 0.95 if letter in BROAD else 0.6 for letter in words)
+
+
+def fit(words: str, width: float, size: float) -> str:
+    """Truncates a line of text to ``width`` SVG units at a font size, also in fonts wider than usual, with an ellipsis."""
+    kept = next(count for count in range(len(words), -1, -1) if WIDEST * length_of(words[:count]) * size <= width)
+    return shorten(words, max(kept, 1))
 
 
 def axes(across: Axis, up: Axis, label: str) -> Markup:

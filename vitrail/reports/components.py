@@ -11,7 +11,7 @@ from vitrail.analysis.pictures import find_light_range, overlay
 from vitrail.markup import Markup, join, tag
 from vitrail.reports.facts import RunFacts
 from vitrail.reports.html import SHORT_SIDE_OF_A_DRAWING, data_uri
-from vitrail.reports.wording import as_yaml, large, plural
+from vitrail.reports.wording import as_yaml, describe_compute, large, plural
 from vitrail.runtime.progress import duration
 
 SHARPEST = 224  # pixels of the longer side of an enlarged image
@@ -106,6 +106,7 @@ def run(facts: RunFacts, own: Mapping[str, str]) -> Markup:
         "Data": ": ".join(filter(None, (facts.data, facts.layout))),
         "Images": ", ".join(f"{count:,} {name}" for name, count in facts.images.items()),
         **own,
+        "Compute": describe_compute(facts.operations, facts.device_hours),
         "Time": ", ".join(filter(None, (took, speed))),
         "Machine": facts.machine,
         "Versions": list_versions(facts.versions),

@@ -41,6 +41,7 @@ class RunFacts:
     ``records`` are the lines of ``metrics.jsonl``. ``images`` counts the images of each split. ``base`` names the initial
     weights and ``base_license`` their licence. ``provenance`` holds seed, date, versions, commit and the like; it,
     ``preprocessing`` and ``recipe_settings`` are shown unchanged. ``location`` is the path of the model in the examples.
+    ``operations`` are the floating-point operations of all training steps, ``device_hours`` the time of all devices for them.
     """
 
     title: str
@@ -60,6 +61,8 @@ class RunFacts:
     base_license: str = ""
     license: str = ""
     records: Sequence[Mapping[str, Any]] = ()
+    operations: float | None = None
+    device_hours: float | None = None
     seconds: float | None = None
     images_per_second: float | None = None
     machine: str = ""

@@ -42,6 +42,13 @@ def large(value: float, unit: str = "") -> str:
     return f"{shown}{THIN}{['', 'k', 'M', 'G', 'T', 'P', 'E', 'Z'][power]}{unit}".rstrip(THIN)
 
 
+def describe_compute(operations: float | None, device_hours: float | None) -> str:
+    """Describes what the training took in one line, as far as it is known."""
+    work = f"{large(operations, 'FLOP')} in all training steps" if operations else None
+    hours = f"{device_hours:.3g} device-hours" if device_hours else None
+    return ", ".join(filter(None, (work, hours)))
+
+
 def whole(value: float) -> str:
     """Formats a count, from 10,000 on with an SI prefix: "1,200", "50 k"."""
     return f"{value:,.0f}" if abs(value) < 10_000 else large(value)

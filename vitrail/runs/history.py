@@ -14,6 +14,11 @@ def speed(folder: RunFolder) -> float | None:
     return sum(lap["images_per_second"] * lap["seconds"] for lap in laps) / busy if busy else None
 
 
+def busy_seconds(folder: RunFolder) -> float:
+    """Seconds of all steps and evaluations that were timed."""
+    return sum(lap.get("seconds", 0.0) + lap.get("evaluation_seconds", 0.0) for lap in folder.timing())
+
+
 def join_records(folder: RunFolder) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl`` with what ``timing.jsonl`` says of the same step."""
     clock = {lap["step"]: lap for lap in folder.timing() if "images_per_second" in lap}

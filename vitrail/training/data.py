@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,12 @@ class RunData:
     bad: BadImages
     transform: Transform | None = None
     channels: int | None = None  # of the run, or of the weights to start from
+    decoded: Path | None = None  # where decoded small images are shared between processes
 
     def keep_small(self, sample: int | None = None) -> RunData:
-        """The same data with sets of small images decoded once, into memory; see `keep_decoded`."""
+        """The same data with sets of small images decoded once, into memory or the folder ``decoded``; see `keep_decoded`."""
         decoded: dict[str, Any] = {
-            name: keep_decoded(part, channels=self.channels, bad=self.bad, sample=sample)
+            name: keep_decoded(part, channels=self.channels, bad=self.bad, sample=sample, shared=self.decoded)
             for name, part in list_splits(self.splits).items()
         }
         return replace(self, splits=replace(self.splits, **decoded))
@@ -81,7 +83,8 @@ def open_run_data(
     splits = limit_training(splits, run.data, run.seed)
     total = sum(map(len, list_splits(splits).values()))
     bad = BadImages(run.data.on_bad, run.data.max_bad, folder.bad_images, total=total)
-    return RunData(splits, bad, transform, channels)
+    decoded = None if run.data.decoded is None else Path(run.data.decoded)
+    return RunData(splits, bad, transform, channels, decoded)
 
 
 def limit_training(splits: Splits, settings: DataSettings, seed: int) -> Splits:
@@ -94,6 +97,8 @@ def limit_training(splits: Splits, settings: DataSettings, seed: int) -> Splits:
         return splits
     images = len(train)
     count = max(round((settings.fraction or 0) * images), 1) if settings.limit is None else settings.limit
+    if count == images:
+        return splits
     if count > images:
         what = f"data.limit is {count:,}, and there are {images:,} training images"
         raise DataError(what, f"give --limit {images} or less, or leave it out", value=splits.layout)

@@ -14,11 +14,13 @@ import yaml
 
 from vitrail.config.parse import plain
 from vitrail.config.schema import Run
+from vitrail.reports.wording import large
 from vitrail.runs.folder import RunFolder
 from vitrail.runtime.machine import describe, peak_memory
 from vitrail.runtime.process import keep_generators, use_threads
 from vitrail.runtime.progress import Say, duration
 from vitrail.training.network import Kept
+from vitrail.training.operations import run_operations
 from vitrail.training.prepare import prepare
 from vitrail.training.state import Training
 from vitrail.training.time_budget import measure_cost
@@ -48,6 +50,8 @@ def _describe(training: Training, kept: Kept, say: Say) -> None:
     sums = f", {kept.multiply_adds / 1e9:.3f} G multiply-adds an image" if kept.multiply_adds is not None else ""
     say(f"machine  {describe()}")
     say(f"model    {kept.parameters:,} parameters{sums}")
+    if (operations := run_operations(training)) is not None:
+        say(f"flops    {large(operations, 'FLOP')} in all steps")
     say(f"length   {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs\n")
     say(yaml.safe_dump(plain(training.run), sort_keys=False))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,18 @@ from vitrail.objectives.objective import Objective
 from vitrail.tasks.task import Task
 
 Inputs = Callable[[Batch], tuple[Tensor, ...]]
-FrozenNetwork = Callable[[Tensor], Tensor]
+
+
+class FrozenNetwork(Protocol):
+    """A network that is not trained, and whose outputs for the images of a batch an objective takes."""
+
+    def __call__(self, images: Tensor) -> Tensor: ...
+
+    def operations(self, size: tuple[int, int]) -> int:
+        """Floating-point operations for one image of ``size`` (height, width)."""
+        ...
+
+
 CHUNK = 128  # images that a frozen network sees at once, whatever the batch: it has no micro-steps to save memory by
 
 
@@ -95,6 +107,16 @@ class ViewInputs:
         drawn = [send(tensor, images.device) for tensor in noise]
         targets = [] if self.target_network is None else [apply_in_chunks(self.target_network, parts[0])]
         return *parts, *drawn, *targets
+
+
+def frozen_network(inputs: Inputs) -> FrozenNetwork | None:
+    """The network that computes a part of these inputs, where there is one."""
+    match inputs:
+        case TaughtInputs():
+            return inputs.teacher
+        case ViewInputs():
+            return inputs.target_network
+    return None
 
 
 def renormalise(images: Tensor, source: Preprocessing, target: Preprocessing, size: tuple[int, int]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from vitrail.config.schema import ObjectiveSettings
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import device_of
+from vitrail.models.cost import count_operations, on_meta
 from vitrail.models.tokenizer import Tokenizer
 from vitrail.objectives.beit import MaskedCodes
 from vitrail.objectives.contrastive import MoCo, SimCLR
@@ -110,10 +111,21 @@ class Codes:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """(B, C, H, W) to codes (B, N), of the images scaled so that each patch of the encoder is one of the tokenizer's."""
-        grid = (images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1])
-        rows, columns = self.tokenizer.config.patch_size
-        size = (grid[0] * rows, grid[1] * columns)
+        size = self._size(images.shape[2:])
         return self.tokenizer.encode(renormalise(images, self.preprocessing, self.own, size)).flatten(1)
+
+    @torch.no_grad()
+    def operations(self, size: tuple[int, int]) -> int:
+        """Of the codes of one image of ``size`` (height, width)."""
+        tokenizer = on_meta(self.tokenizer).eval()
+        image = torch.empty(1, self.own.channels, *self._size(size), device="meta")
+        return count_operations(lambda: tokenizer.encode(image))
+
+    def _size(self, size: Sequence[int]) -> tuple[int, int]:
+        """That at which the tokenizer sees images of ``size``."""
+        grid = (size[0] // self.patch_size[0], size[1] // self.patch_size[1])
+        rows, columns = self.tokenizer.config.patch_size
+        return grid[0] * rows, grid[1] * columns
 
     @torch.no_grad()
     def decode(self, codes: Tensor, size: tuple[int, int]) -> Tensor:

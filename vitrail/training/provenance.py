@@ -25,11 +25,17 @@ from vitrail.training.network import Kept
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run came to its end: the command that started it and the seconds it took; ``quiet`` shows no progress."""
+    """How a run came to its end: the command that started it and the seconds it took; ``quiet`` shows no progress.
+
+    ``operations`` are the floating-point operations of all steps, where they are known. ``device_hours`` is the time that steps
+    and evaluations took on all devices together, before a stop and, where they were repeated, after it.
+    """
 
     command: str
     seconds: float
     quiet: bool
+    operations: float | None
+    device_hours: float
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,8 @@ def record_split(
     write_sealed(path, {"seed": splits.seed, "images": dict(images), "held_out": held_out})
 
 
-def provenance(run: Run, steps: int, splits: Splits) -> dict[str, Any]:
-    """Where the weights come from: data, split, recipe, versions."""
+def provenance(run: Run, steps: int, splits: Splits, ending: Ending) -> dict[str, Any]:
+    """Where the weights come from: data, split, recipe, compute, versions."""
     held_out = fingerprint(splits.val) if splits.val is not None else None
     return {
         "data": run.data.source,
@@ -88,6 +94,7 @@ def provenance(run: Run, steps: int, splits: Splits) -> dict[str, Any]:
         "teacher": run.objective.teacher,
         "tokenizer": run.objective.tokenizer,
         "steps": steps,
+        "operations": ending.operations,
         "date": date.today().isoformat(),
         "versions": versions(),
     }
@@ -112,6 +119,8 @@ def run_facts(run: Run, steps: int, folder: RunFolder, kept: Kept, data: RunData
         "recipe_settings": plain(run.optim) | plain(run.schedule),
         "base": run.model.init or "",
         "records": join_records(folder),
+        "operations": ending.operations,
+        "device_hours": ending.device_hours,
         "seconds": ending.seconds,
         "images_per_second": speed(folder),
         "machine": describe(),

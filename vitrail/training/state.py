@@ -84,6 +84,7 @@ class Training:
     ranks: Ranks = ALONE
     evaluate_first: bool = False  # before the first step too
     scaler: torch.amp.GradScaler | None = None
+    operations: float | None = None  # floating-point operations of all steps, where they can be counted
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # of the images, by split
     progress: Progress = field(default_factory=Progress)
     unread: list[Reading] = field(default_factory=list)

@@ -14,6 +14,7 @@ from vitrail.data.imagenet import index_classes
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models import device_of
+from vitrail.models.cost import count_operations, on_meta
 from vitrail.runtime.precision import in_precision
 from vitrail.tasks import Task
 from vitrail.training.inputs import renormalise
@@ -63,6 +64,13 @@ class Teacher:
         device = device_of(model)
         self.columns = torch.tensor([number[name] for name in classes], device=device)
         self.precision = precision
+
+    @torch.no_grad()
+    def operations(self, size: tuple[int, int]) -> int:
+        """Of one image of any size: it is scaled to the teacher's."""
+        own = self.model.preprocessing
+        network, image = on_meta(self.model).eval(), torch.empty(1, own.channels, *own.size, device="meta")
+        return count_operations(lambda: network(image))
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:

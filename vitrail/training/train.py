@@ -13,10 +13,12 @@ from vitrail.config.recipes import recipe_of
 from vitrail.config.reconcile import continue_run
 from vitrail.config.schema import Run
 from vitrail.errors import VitrailError
+from vitrail.reports.wording import large
 from vitrail.rows import Scores
 from vitrail.runs import checkpoint
 from vitrail.runs.folder import RunFolder, default_folder, find_unfinished, why_stopped
 from vitrail.runs.follower import FollowerFolder
+from vitrail.runs.history import busy_seconds
 from vitrail.runtime import fault_injection
 from vitrail.runtime.distributed import Ranks, join, lost_ranks
 from vitrail.runtime.process import keep_generators, use_threads
@@ -24,6 +26,7 @@ from vitrail.runtime.progress import ProgressBar, Say, duration, to_stderr
 from vitrail.runtime.signals import StopRequests
 from vitrail.training.data import Transform
 from vitrail.training.loop import fit
+from vitrail.training.operations import run_operations
 from vitrail.training.prepare import Prepared, prepare
 from vitrail.training.provenance import Ending, Outcome, record_split
 from vitrail.training.resume import resume
@@ -105,7 +108,13 @@ def train(
                 prepared = prepare(run, folder, data=data, transform=transform, say=say, ranks=ranks)
                 with use_threads(max((prepared.training.run.compute.threads or 1) // ranks.local_world, 1)):
                     _run_steps(prepared, stop, quiet or not ranks.first, say)
-                    ending = Ending(command, time.perf_counter() - started, quiet or not ranks.first)
+                    ending = Ending(
+                        command=command,
+                        seconds=time.perf_counter() - started,
+                        quiet=quiet or not ranks.first,
+                        operations=prepared.training.operations,
+                        device_hours=busy_seconds(folder) * ranks.world / 3600,
+                    )
                     outcome = ranks.tell(_finish(prepared, ending, say, end))
                 return Result(folder.path, outcome.report, outcome.figures)
         except BaseException as error:
@@ -167,6 +176,11 @@ def _run_steps(prepared: Prepared, stop: StopRequests, quiet: bool, say: Say) ->
     lost = folder.start_metrics(progress.metrics_bytes, step=progress.step, tensorboard=training.run.save.tensorboard)
     for damage in [*folder.find_damage(), *([f"metrics.jsonl lacks its last {lost:,} bytes"] if lost else [])]:
         say(f"warning  {damage}")
+    training.operations = training.ranks.lead(lambda: run_operations(training))
+    if training.operations is not None:
+        images = training.steps * training.run.data.batch
+        each = large(training.operations / images, "FLOP")
+        say(f"flops    {large(training.operations, 'FLOP')} in all steps, {each} an image")
     say(f"training {training.steps:,} steps, {training.steps / training.steps_an_epoch:.3g} epochs; run {folder.path}")
     with ProgressBar("training", training.steps, quiet=quiet) as show:
         fit(training, stop, show)
@@ -185,7 +199,8 @@ def _finish(prepared: Prepared, ending: Ending, say: Say, end: End | None) -> Ou
             outcome = Outcome(training.folder.report, figures, summary)
     fault_injection.hit("run.before_finished")
     seconds = round(ending.seconds, 1)
-    training.folder.write_status("finished", steps=training.steps, seconds=seconds, figures=outcome.figures)
+    facts = {"seconds": seconds, "operations": ending.operations, "device_hours": ending.device_hours}
+    training.folder.write_status("finished", steps=training.steps, **facts, figures=outcome.figures)
     if outcome.warning:
         say(f"warning  {outcome.warning}")
     say(f"done     {outcome.summary} after {duration(ending.seconds)}")

@@ -74,7 +74,8 @@ def inspect(
 ) -> tuple[Path, dict[str, Any]]:
     """Inspects a model: the paper's figures of its filters, positions and heads, on one page and as numbers.
 
-    With ``cost`` and several models, or with ``sizes``, it compares their speed, memory and largest batch instead.
+    With ``against``, it sets the heads, positions and filters of two models side by side. With ``cost`` and several models, or
+    with ``sizes``, it compares their speed, memory and largest batch instead.
 
     Args:
         model: anything `vitrail.load` takes, or a `Classifier`. Several of them are compared; those may also be names of
@@ -84,11 +85,20 @@ def inspect(
     Returns:
         The path of the report, and the numbers.
 
-    Raises `ConfigError` for several models without ``cost``, `DataError` if none of the images could be read, and `DiskError`
-    if ``out`` cannot be written.
+    Raises `ConfigError` for several models without ``cost`` or with ``against``, `DataError` if none of the images could be
+    read, and `DiskError` if ``out`` cannot be written.
     """
     out, models = Path(flags["out"]), [*model] if isinstance(model, list | tuple) else [model]
     parsed: dict[str, Any] = {**parse_options(flags), "command": command, "say": log}
+    if flags["against"] is not None:
+        from vitrail.workflows.inspect_pair import inspect_pair
+
+        if len(models) != 1 or flags["cost"]:
+            raise ConfigError(
+                "--against sets one model against one other, by what they have learned",
+                "give one model and no --cost; vitrail inspect MODEL OTHER --cost compares speed and memory",
+            )
+        return inspect_pair((models[0], flags["against"]), out, flags["data"], most=flags["most"], **parsed)
     if len(models) != 1 or flags["sizes"] is not None or flags["cost_batch"] is not None:
         from vitrail.workflows.inspect_cost import SIZES, compare_costs
 

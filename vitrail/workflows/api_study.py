@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from vitrail.config.flags_inference import StudyFlags
+from vitrail.config.flags_study import StudyFlags
 from vitrail.config.keywords import takes
 from vitrail.config.units import seconds, split_commas
 from vitrail.runtime.progress import Say, to_stderr

@@ -21,7 +21,7 @@ from vitrail.files import make_folder
 from vitrail.inference.inputs import split_to_judge
 from vitrail.inference.options import InferenceOptions
 from vitrail.inference.outputs import judge
-from vitrail.reports.wording import plural, sentence
+from vitrail.reports.wording import large, plural, sentence
 from vitrail.runtime.distributed import ALONE, Ranks
 from vitrail.runtime.progress import ProgressBar, Say, say_nothing, to_stderr
 from vitrail.tasks.task import Task
@@ -81,6 +81,8 @@ def evaluate(
                 )
             check_sha256(model, sha256)
         task = options.load(model, classes, say)
+        if operations := task.provenance.get("operations"):
+            say(f"trained  {large(operations, 'FLOP')} in all steps")
         task.check_can_answer()
         if calibrate and task.temperature is None:
             raise ConfigError(f"the task {task.name} has no temperature to calibrate", "leave calibrate out")

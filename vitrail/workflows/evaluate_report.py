@@ -51,6 +51,7 @@ def write_evaluation(
         "multiply_adds": counted.multiply_adds,
         "image_size": task.preprocessing.size,
         "preprocessing": task.preprocessing.to_dict(),
+        "operations": task.provenance.get("operations"),
         "machine": describe(),
         "versions": versions(),
         "date": date.today().isoformat(),

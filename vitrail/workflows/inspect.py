@@ -28,7 +28,7 @@ from vitrail.analysis.equivariance import (
     measure_permutation_response,
     measure_shift_response,
 )
-from vitrail.analysis.head_statistics import HeadStatistics
+from vitrail.analysis.head_statistics import HeadFigures, HeadStatistics
 from vitrail.analysis.locality import measure_locality
 from vitrail.analysis.pictures import to_thumbnail
 from vitrail.analysis.rollout import relevance, rollout
@@ -89,15 +89,24 @@ def inspect(
         raise ConfigError(f"most is {most}", "use at least one image, such as --most 128")
     task = options.load(model, classes, say)
     make_folder(out)
-    config = task.config
-    results: dict[str, Any] = {"filters": _measure_filters(task), "positions": _measure_positions(task)}
+    results: dict[str, Any] = {"filters": measure_filters(task), "positions": measure_positions(task)}
     if data is not None:
         results |= _measure_images(task, data, most, out, options)
     if cost:
         results |= _measure_costs(task, say)
+    inspection = to_inspection(task, name_of(model), results, command)
+    inspection = replace(inspection, notes=_write_notes(task, data, results))
+    figures = numbers(inspection)
+    replace_file(out / "numbers.json", dump_json(figures))
+    return write_inspection(out, inspection), figures
+
+
+def to_inspection(task: Task, title: str, results: Mapping[str, Any], command: str) -> Inspection:
+    """Returns ``results``, the fields of an `Inspection`, with the findings that they decide and the facts of the run."""
+    config = task.config
     counted = cost_of(config)
-    inspection = Inspection(
-        title=sentence(config.about) if isinstance(model, Task) else Path(str(model)).name,
+    return Inspection(
+        title=title,
         model=config.about,
         image_size=config.image_size,
         patch_size=config.patch_size if task.attention_grids(config.image_size) else None,
@@ -108,12 +117,13 @@ def inspect(
         machine=describe(),
         versions=versions(),
         date=date.today().isoformat(),
-        notes=_write_notes(task, data, results),
         **results,
     )
-    figures = numbers(inspection)
-    replace_file(out / "numbers.json", dump_json(figures))
-    return write_inspection(out, inspection), figures
+
+
+def name_of(model: str | Path | Task) -> str:
+    """Returns what a page calls a model: the last part of its path, or its kind."""
+    return sentence(model.config.about) if isinstance(model, Task) else Path(str(model)).name
 
 
 def _measure_costs(model: Task, say: Say) -> dict[str, list[CostPoint]]:
@@ -135,13 +145,13 @@ def _measure_patch_costs(config: Any, device: torch.device) -> list[CostPoint]:
     return measure_cost_by_patch(config, fitting, config.image_size, device=device)
 
 
-def _measure_filters(model: Task) -> Filters:
+def measure_filters(model: Task) -> Filters:
     filters = extract_filters(model)
     components, explained = compute_principal_filters(filters, count=len(filters))
     return Filters(pictures=render_filters(components[:SHOWN]), explained=explained.cpu().numpy(), width=len(filters))
 
 
-def _measure_positions(model: Task) -> Positions | None:
+def measure_positions(model: Task) -> Positions | None:
     embeddings = extract_position_embeddings(model)
     if embeddings is None:
         return None
@@ -156,21 +166,11 @@ def _measure_positions(model: Task) -> Positions | None:
 
 def _measure_images(model: Task, data: Any, most: int, out: Path, options: InferenceOptions) -> dict[str, Any]:
     """Heads, samples and biases: all that needs images."""
-    channels = model.config.in_channels
-    splits = open_data(data, labelled=False, validation=0, channels=channels)
-    split, source = choose_split(drop_annotations(splits))
-    source = source.subset(choose_evenly(len(source), most))
+    about, source = open_images(model, data, most)
     bad_list = out / "bad_images.csv"
     bad = options.record_bad(source, bad_list)
-    statistics, done = HeadStatistics(model), 0
     has_attention = bool(model.attention_grids(model.preprocessing.size))
-    if has_attention:
-        with ProgressBar("looking", len(source), quiet=options.quiet) as show:
-            for images, _ in _read_batches(model, source, options, bad):
-                with in_precision(options.precision, images.device):
-                    statistics.add(images)
-                done += len(images)
-                show.update(done)
+    heads, done = measure_heads(model, source, options, bad) if has_attention else ([], 0)
     few = source.subset(choose_evenly(len(source), PAIRED))
     shown = source.subset(choose_evenly(len(source), SAMPLES))
     biases = _measure_biases(model, few, options, bad)
@@ -178,14 +178,35 @@ def _measure_images(model: Task, data: Any, most: int, out: Path, options: Infer
     if not count:
         raise DataError("none of the images could be read", f"the reasons are in {bad_list}")
     return {
-        "data": ", ".join(
-            filter(None, (str(data) if isinstance(data, str | Path) else "", split * (split != "train")))
-        ),
+        "data": about,
         "samples": _explain_samples(model, shown, options, bad) if has_attention and model.answers_classes else [],
         "biases": biases,
         "images": count,
-        "heads": statistics.figures() if has_attention else [],
+        "heads": heads,
     }
+
+
+def open_images(model: Task, data: Any, most: int) -> tuple[str, Source]:
+    """Returns a description of the data and up to ``most`` of their images, spread evenly, without their annotation."""
+    splits = open_data(data, labelled=False, validation=0, channels=model.config.in_channels)
+    split, source = choose_split(drop_annotations(splits))
+    named = str(data) if isinstance(data, str | Path) else ""
+    about = ", ".join(filter(None, (named, split * (split != "train"))))
+    return about, source.subset(choose_evenly(len(source), most))
+
+
+def measure_heads(
+    model: Task, source: Source, options: InferenceOptions, bad: BadImages
+) -> tuple[list[HeadFigures], int]:
+    """Returns the statistics of the heads of a model with attention, none without images, and the number of images."""
+    statistics, done = HeadStatistics(model), 0
+    with ProgressBar("looking", len(source), quiet=options.quiet) as show:
+        for images, _ in _read_batches(model, source, options, bad):
+            with in_precision(options.precision, images.device):
+                statistics.add(images)
+            done += len(images)
+            show.update(done)
+    return statistics.figures() if done else [], done
 
 
 def _read_batches(

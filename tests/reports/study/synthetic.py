@@ -40,7 +40,7 @@ def arm(experiment: str, name: str, accuracy: float, **changes: Any) -> dict[str
 
 
 def effect(estimate: float, half: float, unit: str = "points") -> dict[str, Any]:
-    return about(estimate, half) | {"unit": unit, "level": 0.995, "df": 22.4, "seeds": 3}
+    return about(estimate, half) | {"unit": unit, "level": 0.95, "df": 22.4, "seeds": 3}
 
 
 def claim(name: str, verdict: str, measured: dict[str, Any] | None, **changes: Any) -> dict[str, Any]:
@@ -53,6 +53,7 @@ def claim(name: str, verdict: str, measured: dict[str, Any] | None, **changes: A
         "verdict": verdict,
         "effect": measured,
         "rule": {"kind": "greater", "low": 0.01, "high": None},
+        "verdict_level": 0.995,
         "detectable": 0.012,
         "why": "the interval lies above zero and reaches 1 point",
         "to_tell": "",
@@ -157,7 +158,7 @@ def rates() -> list[dict[str, Any]]:
         grid = [5e-4, 1e-3, 2e-3, 4e-3]
         points = [{"lr": lr, "nll": 1.5, "accuracy": 0.5 - 0.02 * math.log2(lr / top) ** 2 + 0.004 * at} for lr in grid]
         rows.append({"arm": name, "points": points, "best": top, "edge": False})
-    rows[-1] |= {"best": 4e-3, "edge": True}
+    rows[-1] |= {"best": 4e-3, "edge": True, "experiment": "shape"}
     return rows
 
 

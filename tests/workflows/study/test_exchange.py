@@ -84,5 +84,5 @@ def test_a_file_that_is_no_pack_or_was_damaged_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_folder_that_holds_no_study_is_not_packed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="plan.json is missing"):
+    with pytest.raises(ConfigError, match=r"plan\.json is missing"):
         pack(tmp_path, tmp_path / "cells.zip")

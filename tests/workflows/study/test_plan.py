@@ -178,7 +178,7 @@ def test_steps_are_halved_wherever_a_study_names_them() -> None:
 
 
 def test_a_budget_that_no_form_fits_is_refused_with_what_the_smallest_takes() -> None:
-    with pytest.raises(ConfigError, match="takes .* at least, and the budget has") as refused:
+    with pytest.raises(ConfigError, match=r"takes .* at least, and the budget has") as refused:
         reduce(make_study(), seconds, 1)
     assert "--budget" in refused.value.remedy
 
@@ -213,12 +213,12 @@ def test_another_plan_has_another_hash_and_the_earlier_one_is_kept(tmp_path: Pat
 
 
 def test_a_folder_without_a_plan_and_a_damaged_plan_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="plan.json is missing"):
+    with pytest.raises(ConfigError, match=r"plan\.json is missing"):
         read_plan(tmp_path)
     write_plan(tmp_path, plan_of(make_study()))
     path = tmp_path / "plan.json"
     path.write_text(path.read_text().replace('"small"', '"other"'))
-    with pytest.raises(ConfigError, match="plan.json is damaged"):
+    with pytest.raises(ConfigError, match=r"plan\.json is damaged"):
         read_plan(tmp_path)
 
 

@@ -39,8 +39,8 @@ WORKER = textwrap.dedent(
     def compute(key, attempt):
         mine = folder / f"{key}.{os.getpid()}.busy"
         mine.touch()
-        others = [path for path in folder.glob(f"{key}.*.busy") if path != mine and Path(f"/proc/{path.name.split('.')[1]}").exists()]
-        if others:
+        others = [path.name.split(".")[1] for path in folder.glob(f"{key}.*.busy") if path != mine]
+        if any(Path("/proc", process).exists() for process in others):
             (folder / f"{key}.twice").touch()
         time.sleep(moment)
         with open(folder / "computed.txt", "a") as log:

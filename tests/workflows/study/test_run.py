@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,12 @@ import pytest
 import yaml
 
 import vitrail
+from tests.workflows.study.planned import POOL, make_study
 from vitrail.cli import run
+from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, DataError
-from vitrail.workflows.study.plan import read_plan
+from vitrail.workflows.study.measuring import NetworkCost, name_network
+from vitrail.workflows.study.plan import make_plan, read_plan, write_plan
 from vitrail.workflows.study.pool import decode_pool, describe_pool, load_pool, open_pool, store_pool
 from vitrail.workflows.study.study import Pool
 
@@ -62,6 +66,17 @@ def call(mine: Path, out: Path, **options: object) -> object:
     return vitrail.study(config=mine, out=out, quiet=True, log=silent, **options)
 
 
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every network takes 10 ms a step."""
+
+    def measure(folder: Path, runs: Iterable[Run], splits: object, say: object) -> dict[str, NetworkCost]:
+        return {name_network(run): NetworkCost(step=0.01, image=1e-4, flops=1e6) for run in runs}
+
+    monkeypatch.setattr("vitrail.workflows.study.run.measure_networks", measure)
+
+
+@pytest.mark.usefixtures("unmeasured")
 def test_a_dry_run_prints_the_plan_and_writes_nothing(
     mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,6 +87,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_budget_that_is_too_small_is_refused_before_anything_is_trained(mine: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="of one core at least"):
         call(mine, tmp_path / "out", budget="1s")
@@ -86,16 +102,14 @@ def test_a_claim_that_the_study_lacks_is_refused_with_the_nearest(mine: Path, tm
 def test_an_arm_that_no_network_can_be_is_refused_before_anything_is_trained(mine: Path, tmp_path: Path) -> None:
     wrong = {**TINY, "base": {**TINY["base"], "model.changes.wdith": 3}}
     mine.write_text(yaml.safe_dump(wrong))
-    with pytest.raises(ConfigError, match="an arm of the study cannot be trained: .*wdith"):
+    with pytest.raises(ConfigError, match=r"an arm of the study cannot be trained: .*wdith"):
         call(mine, tmp_path / "out")
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_folder_of_another_study_is_refused(mine: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    from tests.workflows.study.planned import POOL, make_study
-    from vitrail.workflows.study.plan import make_plan, write_plan
-
     write_plan(out, make_plan(make_study(), POOL, device="cpu", request="a", price=lambda cell: 1.0, budget=None))
     with pytest.raises(ConfigError, match="holds the study 'small', and 'tiny' is asked"):
         call(mine, out)
@@ -130,7 +144,8 @@ def test_the_images_are_split_once_and_come_back_from_the_folder_of_the_study(tm
 
 
 def test_another_label_is_another_fingerprint() -> None:
-    images, labels = np.arange(60 * 64).reshape(60, 8, 8).astype(np.uint8), np.arange(60) % 2
+    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8)
+    labels = np.arange(60) % 2
     facts = [
         describe_pool(open_pool(Pool(validation=6), (images, given))[0], "a", "b")
         for given in (labels, labels, np.where(np.arange(60) < 2, 1 - labels, labels))

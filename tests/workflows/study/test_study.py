@@ -106,7 +106,7 @@ def test_a_mistake_in_a_study_is_refused_with_the_nearest_name(change: dict, wha
 
 
 def test_a_misspelt_setting_of_an_arm_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="optim.lrr"):
+    with pytest.raises(ConfigError, match=r"optim\.lrr"):
         name_claims(TREE).run({"optim.lrr": 1}, {})
 
 
@@ -146,7 +146,9 @@ def test_rates_that_diverged_are_not_taken() -> None:
     infinite = float("inf")
     assert choose({1e-3: 1.0, 2e-3: infinite}).best == 1e-3
     assert choose({1e-3: infinite, 2e-3: infinite}).best is None
-    assert list_missing(Rates(grid=(1e-3, 2e-3)), {1e-3: infinite, 2e-3: infinite}) == []
+    lost = {1e-3: infinite, 2e-3: infinite}
+    assert list_missing(Rates(grid=(1e-3, 2e-3)), lost) == [5e-4]
+    assert list_missing(Rates(grid=(1e-3, 2e-3)), {**lost, 5e-4: infinite, 2.5e-4: infinite}) == []
 
 
 def test_a_study_without_the_claims_experiment_is_refused() -> None:

@@ -27,11 +27,13 @@ BRIGHT = 0.5  # level of the colour scale above which labels are dark
 HOLLOW = "no spatial queries"
 
 
-def distance_chart(heads: Sequence[HeadFigures]) -> Markup:
-    """Draws the mean attention distance against depth, one dot per head (ViT paper, figure 7, right, and figure 11)."""
+def distance_chart(heads: Sequence[HeadFigures], title: str = "Attention distance", *, highest: float = 0.0) -> Markup:
+    """Draws the mean attention distance against depth, one dot per head (ViT paper, figure 7, right, and figure 11). The
+    vertical axis reaches at least to ``highest`` pixels.
+    """
     layers, distances = np.arange(float(len(heads))), [np.asarray(layer.distance, np.float64) for layer in heads]
     uniform = np.array([layer.uniform for layer in heads])
-    values = np.concatenate([*distances, uniform])
+    values = np.concatenate([*distances, uniform, [highest]])
     up = _linear_axis(values, "{:g} px".format, height=TALL)
     across = _depth_axis(len(heads))
     means = Series("mean over heads", layers, np.array([layer.mean() for layer in distances]), "amber")
@@ -46,7 +48,7 @@ def distance_chart(heads: Sequence[HeadFigures]) -> Markup:
     drawn = sum(np.isfinite(layer).any() for layer in distances)
     says = f"Mean attention distance of {plural(sum(map(len, distances)), 'head')} in {plural(int(drawn), 'layer')}"
     lines = [means, _level_line("uniform attention", layers, uniform)]
-    return draw.chart("Attention distance", lines, across, up, "layer", says, *dots, *words)
+    return draw.chart(title, lines, across, up, "layer", says, *dots, *words)
 
 
 def _label_gaps(gaps: Sequence[bool], across: Axis, up: Axis) -> list[Markup]:
@@ -59,6 +61,18 @@ def _label_gaps(gaps: Sequence[bool], across: Axis, up: Axis) -> list[Markup]:
             words.append(draw.text(x, y, HOLLOW, anchor="middle", transform=f"rotate(-90 {x:.1f} {y:.1f})"))
         first = last
     return words
+
+
+def shares_chart(title: str, models: Mapping[str, Sequence[float]]) -> Markup:
+    """Draws one value for each layer of two models, named by ``models``, against the relative depth of the layer."""
+    series = [
+        Series(name, np.linspace(0, 1, len(values)), np.asarray(values, np.float64), colour, marked=True)
+        for (name, values), colour in zip(models.items(), ("cobalt", "amber"))
+    ]
+    across = Axis(-0.03, 1.03, draw.LEFT, draw.WIDTH - draw.RIGHT, marks=[0, 0.25, 0.5, 0.75, 1])
+    up = _linear_axis(np.concatenate([line.y for line in series] + [[1.0]]), "{:.2g}".format)
+    says = f"{title}: " + "; ".join(f"{line.label} {_list_points(line.x, line.y, '')}" for line in series)
+    return draw.chart(title, series, across, up, "relative depth", says)
 
 
 def head_map(title: str, values: Sequence[np.ndarray]) -> Markup:

@@ -34,7 +34,7 @@ def findings(heads: Sequence[HeadFigures], positions: Positions | None) -> list[
 def low_layers_mix(heads: Sequence[HeadFigures]) -> Finding:
     """Figure 7, right: in the lowest layers some heads attend to most of the image, others at small distances."""
     claim = "The low layers have local heads and global heads"
-    shares = _shares(heads)
+    shares = relative_distances(heads)
     if len(shares) < 3:
         return Finding(claim=claim, holds=None, words=TOO_FEW if heads else NOT_SEEN)
     low = np.concatenate(shares[: math.ceil(len(shares) / 3)])
@@ -49,7 +49,7 @@ def low_layers_mix(heads: Sequence[HeadFigures]) -> Finding:
 def distance_grows(heads: Sequence[HeadFigures]) -> Finding:
     """Figure 7, right: the attention distance increases with depth."""
     claim = "The attention distance grows with depth"
-    shares = _shares(heads)
+    shares = relative_distances(heads)
     if len(shares) < 3:
         return Finding(claim=claim, holds=None, words=TOO_FEW if heads else NOT_SEEN)
     means = np.array([layer.mean() for layer in shares])
@@ -87,7 +87,25 @@ def lines_are_alike(positions: Positions | None) -> Finding:
     return Finding(claim=claim, holds=min(lines.row, lines.column) > lines.elsewhere, words=words)
 
 
-def _shares(heads: Sequence[HeadFigures]) -> list[np.ndarray]:
+def summarise_heads(heads: Sequence[HeadFigures]) -> dict[str, float]:
+    """Returns figures of all heads by name, empty without attention between patches. Distances are relative to uniform
+    attention; ``growth`` is the rank correlation of the mean over heads with depth.
+    """
+    if not (shares := relative_distances(heads)):
+        return {}
+    every, means = np.concatenate(shares), np.array([layer.mean() for layer in shares])
+    third = math.ceil(len(means) / 3)
+    return {
+        "local_heads": float((every < LOCAL).mean()),
+        "global_heads": float((every >= GLOBAL).mean()),
+        "distance": float(every.mean()),
+        "distance_low": float(means[:third].mean()),
+        "distance_high": float(means[-third:].mean()),
+        "growth": rank_correlation(means),
+    }
+
+
+def relative_distances(heads: Sequence[HeadFigures]) -> list[np.ndarray]:
     """Returns the distances of the heads of each layer with spatial queries, relative to uniform attention: (H,) each.
 
     Relative values are comparable between the scales of a pyramid and between windows of different sizes.

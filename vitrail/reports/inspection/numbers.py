@@ -37,7 +37,7 @@ def numbers(inspection: Inspection) -> dict[str, Any]:
             | {name: _round(attention) for name, attention in sample.maps.items()}
             for sample in inspection.samples
         ]
-    return _replace_nan(figures)
+    return replace_nan(figures)
 
 
 def _list_positions(positions: Positions) -> dict[str, Any]:
@@ -75,10 +75,10 @@ def _round(values: np.ndarray | Tensor | Sequence[float]) -> Any:
     return np.asarray(values, dtype=np.float64).round(6).tolist()
 
 
-def _replace_nan(value: Any) -> Any:
+def replace_nan(value: Any) -> Any:
     """Replaces NaN and infinities by None, as JSON has neither."""
     if isinstance(value, Mapping):
-        return {key: _replace_nan(item) for key, item in value.items()}
+        return {key: replace_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_replace_nan(item) for item in value]
+        return [replace_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

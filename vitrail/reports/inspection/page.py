@@ -29,7 +29,7 @@ def write_inspection(out: Path, inspection: Inspection) -> Path:
 
     Raises `DiskError` if the folder cannot be written.
     """
-    pictures, plots = _pictures(inspection), drawings(inspection)
+    pictures, plots = draw_pictures(inspection), drawings(inspection)
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
@@ -95,7 +95,7 @@ def drawings(inspection: Inspection) -> dict[str, Markup]:
     return plots
 
 
-def _pictures(inspection: Inspection) -> dict[str, np.ndarray]:
+def draw_pictures(inspection: Inspection) -> dict[str, np.ndarray]:
     """Returns the images of the filters and of the position similarities."""
     filters = inspection.filters.pictures
     cell = max(1, round(TILE / max(filters.shape[1:3])))

@@ -61,12 +61,17 @@ def headline(inspection: Inspection) -> Markup:
 
 def findings(verdicts: Sequence[Finding]) -> Markup | None:
     """Returns the list of findings, each with its verdict and the measured values."""
-    items = []
-    for finding in verdicts:
-        sign, word, kind = MARKS[finding.holds]
-        verdict = tag("span", tag("span", sign, aria_hidden="true"), f" {word}", class_=f"verdict {kind}")
-        items.append(tag("li", verdict, tag("div", tag("p", finding.claim, class_="claim"), lead(finding.words))))
+    items = [
+        tag("li", verdict(finding), tag("div", tag("p", finding.claim, class_="claim"), lead(finding.words)))
+        for finding in verdicts
+    ]
     return tag("ul", *items, class_="findings", aria_label="Findings of the ViT paper") if items else None
+
+
+def verdict(finding: Finding) -> Markup:
+    """Returns the sign and the word of a finding."""
+    sign, word, kind = MARKS[finding.holds]
+    return tag("span", tag("span", sign, aria_hidden="true"), f" {word}", class_=f"verdict {kind}")
 
 
 def filters(layer: Filters, sheet: np.ndarray) -> Markup:

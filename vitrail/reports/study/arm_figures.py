@@ -19,11 +19,11 @@ from vitrail.reports.components import header, lead, make_scrollable
 from vitrail.reports.inspection.charts import distance_chart
 from vitrail.reports.study.data_figures import by_limit, label_of
 from vitrail.reports.study.units import tick
-from vitrail.reports.wording import decimal, number, percent, plural, scientific, shorten
+from vitrail.reports.wording import decimal, number, percent, plural, scientific
 
 Row = Mapping[str, Any]
 SMALL = 220  # width of a small chart, in SVG units
-ROW, LONGEST = 24.0, 30  # height of an arm and letters of its name
+ROW, NAME = 24.0, 180.0  # height of an arm and width of its name
 
 
 def rates(numbers: Row, plots: dict[str, Markup]) -> Markup | None:
@@ -36,8 +36,8 @@ def rates(numbers: Row, plots: dict[str, Markup]) -> Markup | None:
     across = replace(across, start=40.0, stop=SMALL - 10.0)
     marks = sorted(set(points[:, 0].tolist()))
     across = replace(across, marks=bands.spread(marks, across))
-    up = bands.vertical(points[:, 1], lambda value: tick(value, "share"), 34.0, 124.0)
-    drawn = {f"rates-{row.get('experiment', '')}-{row.get('arm', '')}": draw_rates(row, across, up) for row in arms}
+    up = bands.vertical(points[:, 1], lambda value: tick(value, "share"), 44.0, 134.0)
+    drawn = {f"rates-{at:02}-{row.get('arm', '')}": draw_rates(row, across, up) for at, row in enumerate(arms, 1)}
     plots |= drawn
     edges = [str(row.get("arm", "")) for row in arms if row.get("edge")]
     words = (
@@ -61,9 +61,12 @@ def draw_rates(row: Row, across: Axis, up: Axis) -> Markup:
     """Draws the accuracies of one arm by learning rate."""
     points, best, name = read_rates(row), number(row.get("best")), str(row.get("arm", ""))
     colour = "ruby" if row.get("edge") else "cobalt"
-    parts = [draw.text(0, 14, shorten(name, 26), colour="ink", size=12.5, font_weight=600)]
+    parts = [
+        draw.text(0, 14, draw.fit(name, SMALL, 12.5), colour="ink", size=12.5, font_weight=600),
+        draw.text(0, 28, draw.fit(str(row.get("experiment", "")), 110, 10.5), size=10.5),
+    ]
     if row.get("edge"):
-        parts.append(draw.text(SMALL - 10, 14, "edge of the grid", colour="ruby", anchor="end"))
+        parts.append(draw.text(SMALL - 10, 28, "edge of the grid", size=10.5, colour="ruby", anchor="end"))
     for value in up.ticks():
         y = float(up.place(value))
         parts += [
@@ -115,15 +118,15 @@ def side_by_side(numbers: Row, plots: dict[str, Markup]) -> Markup | None:
 
 def intervals(title: str, rows: Sequence[Row]) -> Markup:
     """Draws a dot with its interval for each arm, one below the other."""
-    names = [shorten(label_of(row), LONGEST) for row in rows]
+    names = [draw.fit(label_of(row), NAME, 12) for row in rows]
     own = [row["accuracy"] for row in rows]
     values = np.array([[number(each.get(name)) for name in ("estimate", "low", "high")] for each in own])
-    left = min(max(60.0, 14 + 12 * max(map(draw.length_of, names))), 190.0)
+    left = max(60.0, 14 + 12 * draw.WIDEST * max(map(draw.length_of, names)))
     known, top = values[np.isfinite(values)], 34.0
     floor = top + ROW * len(rows)
     fitted = bands.vertical(known, lambda value: tick(value, "share"), 0, 0)
     across = replace(fitted, start=left, stop=draw.WIDTH - 62.0)
-    parts = [draw.heading(title)]
+    parts = [draw.heading(draw.fit(title, draw.WIDTH, 13.5))]
     for mark in across.ticks():
         x = float(across.place(mark))
         parts += [draw.line(x, top, x, floor), draw.text(x, floor + 16, across.words(mark), anchor="middle")]
@@ -142,18 +145,18 @@ def intervals(title: str, rows: Sequence[Row]) -> Markup:
 
 def heads(numbers: Row, plots: dict[str, Markup]) -> Markup | None:
     """Returns the section of attention distances by depth, where they were measured; adds its charts to ``plots``."""
-    drawn = {}
+    drawn = []
     for row in numbers.get("heads") or ():
         if layers := [read_layer(layer) for layer in row.get("layers") or () if layer.get("distance")]:
-            drawn[str(row.get("model", ""))] = distance_chart(layers)
+            drawn.append((str(row.get("model", "")), distance_chart(layers)))
     if not drawn:
         return None
-    plots |= {f"heads-{name}": drawing for name, drawing in drawn.items()}
+    plots |= {f"heads-{at:02}-{name}": drawing for at, (name, drawing) in enumerate(drawn, 1)}
     words = (
         "Mean attention distance of each head, by depth (the paper's figures 7 and 11). The dashed line is the distance of "
         "attention that is uniform over the image."
     )
-    figures = (tag("figure", tag("h3", name), drawing) for name, drawing in drawn.items())
+    figures = (tag("figure", tag("h3", name), drawing) for name, drawing in drawn)
     return join(tag("h2", "Attention by depth"), lead(words), tag("div", *figures, class_="charts"))
 
 

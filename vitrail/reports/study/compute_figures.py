@@ -17,7 +17,7 @@ from vitrail.reports import charts as draw
 from vitrail.reports.bands import Estimates
 from vitrail.reports.charts import Axis, Series
 from vitrail.reports.components import header, lead, make_scrollable
-from vitrail.reports.study.data_figures import Colours, finish, label_of, name_lines, read_accuracies
+from vitrail.reports.study.data_figures import Colours, dots, finish, name_lines, read_accuracies
 from vitrail.reports.study.units import read_effect, tick
 from vitrail.reports.wording import decimal, large, number, percent, plural
 from vitrail.runtime.progress import duration
@@ -109,10 +109,9 @@ def scatter(
         colour, _ = colours[family]
         parts += [bands.band(own, across, up, colour), draw.path(across.place(own.x), up.place(own.y), colour)]
     for family, own in points.items():
-        parts += [
-            bands.error_bars(own, across, up, colours[family][0]),
-            *place_dots(grouped[family], x, words, (across, up), colours[family][0]),
-        ]
+        colour, dashed = colours[family]
+        parts += [bands.error_bars(own, across, up, colour)]
+        parts += dots(grouped[family], x, (across, up), colour, lambda row, hollow=dashed: hollow)
     says = f"{title}: {plural(len(arms), 'setting')} of {', '.join(points)}"
     return finish(title, legend, (across, up), label, says, parts)
 
@@ -121,19 +120,6 @@ def spell_mark(seconds: float) -> str:
     """Formats a round time: "30 s", "5 min", "2 h"."""
     unit, name = (3600, "h") if seconds >= 3600 else (60, "min") if seconds >= 60 else (1, "s")
     return f"{seconds / unit:g}\u202f{name}"
-
-
-def place_dots(
-    rows: Sequence[Row], x: str, words: Callable[[float], str], axes: tuple[Axis, Axis], colour: str
-) -> list[Markup]:
-    """Returns a dot for each arm, named for the pointer."""
-    found = []
-    for row in rows:
-        at, accuracy = number(row.get(x)), number((row.get("accuracy") or {}).get("estimate"))
-        if at > 0 and math.isfinite(accuracy):
-            says = f"{label_of(row)}: {percent(accuracy)} at {words(at)}"
-            found.append(draw.dot(float(axes[0].place(at)), float(axes[1].place(accuracy)), colour, says, 3.4))
-    return found
 
 
 def shape(numbers: Row, colours: Colours, plots: dict[str, Markup]) -> Markup | None:
@@ -152,11 +138,13 @@ def shape(numbers: Row, colours: Colours, plots: dict[str, Markup]) -> Markup | 
     values = np.concatenate([own.values for own in points.values()])
     up = bands.vertical(values, lambda value: tick(value, "logit"), top, top + draw.HEIGHT - draw.TOP)
     parts: list[Markup | None] = []
-    for line, own in zip(series, points.values()):
-        parts += [bands.error_bars(own, across, up, line.colour), draw.draw_series(line, across, up, "doublings")]
+    for at, (line, own) in enumerate(zip(series, points.values())):
+        aside = 4 * (at - (len(series) - 1) / 2)  # so that the bars of different axes stand beside each other
+        beside = replace(across, start=across.start + aside, stop=across.stop + aside)
+        parts += [bands.error_bars(own, beside, up, line.colour), draw.draw_series(line, beside, up, "doublings")]
         for x, y in zip(own.x, own.y):
             says = f"{line.label} {spell_factor(x)}: {tick(y, 'logit')}"
-            parts.append(draw.dot(float(across.place(x)), float(up.place(y)), line.colour, says, 3.2))
+            parts.append(draw.dot(float(beside.place(x)), float(up.place(y)), line.colour, says, 3.2))
     says = f"Logit of the test accuracy by the size of {', '.join(points)}"
     frame = (draw.heading("Logit of test accuracy"), legend, draw.axes(across, up, "size relative to the base model"))
     plots["axes"] = draw.svg(draw.WIDTH, up.start + draw.BOTTOM + 2, says, *frame, *parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -93,26 +93,34 @@ def read_accuracies(rows: Iterable[Row], x: str) -> Estimates:
 def data(numbers: Row, colours: Colours, plots: dict[str, Markup]) -> Markup | None:
     """Returns the section of accuracy by training images; adds its charts to ``plots``."""
     extra = {str(row.get("experiment", "")): row for row in (numbers.get("curves") or {}).get("data") or ()}
-    parts = []
-    experiments = by_limit(numbers.get("arms") or ())
+    experiments, parts = by_limit(numbers.get("arms") or ()), []
     for name, lines in experiments.items():
         charts = draw_experiment(lines, extra.get(name, {}), colours)
         plots |= {f"data-{name}-{kind}": chart for kind, chart in charts.items()}
-        groups = [
-            [charts[kind] for kind in kinds if kind in charts] for kinds in (("accuracy", "difference"), ("needed",))
-        ]
-        figures = (tag("figure", *group, class_="stacked") for group in groups if group)
-        parts += [tag("h3", name) if len(experiments) > 1 else None, tag("div", *figures, class_="charts")]
+        columns = (("accuracy", "difference"), ("needed",))
+        figures = [tag("figure", *(charts[kind] for kind in kinds if kind in charts), class_="stacked")
+                   for kinds in columns if charts.keys() & {*kinds}]  # fmt: skip
+        if figures:
+            parts += [tag("h3", name) if len(experiments) > 1 else None, tag("div", *figures, class_="charts")]
     if not parts:
         return None
-    words = "Test accuracy by the number of training images, with 95\u202f% intervals (the paper's figures 3 and 4). "
-    if any(row.get("regime") == COMPUTE for lines in experiments.values() for rows in lines.values() for row in rows):
+    shown = [row for lines in experiments.values() for rows in lines.values() for row in rows]
+    words = explain(shown, any(own.get("needed") for name, own in extra.items() if name in experiments))
+    return join(tag("h2", "Accuracy by training images"), lead(words), *parts)
+
+
+def explain(arms: Sequence[Row], needed: bool) -> str:
+    """Returns what the charts show, as far as they show it."""
+    words = "Test accuracy by the number of training images, with 95\u202f% intervals (the paper's figures 3 and 4)."
+    if needed:
+        words += " Images needed: how many times as many the first arm needs for the accuracy of the second."
+    if any(row.get("regime") == COMPUTE for row in arms):
         words += (
-            "Hollow dots are compute-limited: training ended before the network had fitted its own images, so that more of "
+            " Hollow dots are compute-limited: training ended before the network had fitted its own images, so that more of "
             "them could not help. Where the area is hatched, this holds of at least one arm, and no claim about data is judged "
             "there."
         )
-    return join(tag("h2", "Accuracy by training images"), lead(words), *parts)
+    return words
 
 
 def draw_experiment(lines: Mapping[str, Sequence[Row]], extra: Row, colours: Colours) -> dict[str, Markup]:
@@ -121,7 +129,8 @@ def draw_experiment(lines: Mapping[str, Sequence[Row]], extra: Row, colours: Col
     limits = np.unique(np.concatenate([own.x for own in points.values()]))
     if not len(limits):
         return {}
-    across = bands.logarithmic(limits, whole, marks=limits.tolist())
+    fitted = [bands.read_estimates(row.get("points") or ()).x for row in extra.get("fits") or ()]
+    across = bands.logarithmic(np.concatenate([limits, *fitted]), whole, marks=limits.tolist())
     limited = {number(row.get("limit")) for rows in lines.values() for row in rows if row.get("regime") == COMPUTE}
     ground = Ground(across, limits.tolist(), limited)
     charts = {"accuracy": accuracies(lines, points, extra, ground, colours)}
@@ -132,7 +141,7 @@ def draw_experiment(lines: Mapping[str, Sequence[Row]], extra: Row, colours: Col
         charts["difference"] = compare(title, differences, unit, 0.0, ground)
     needed = [(f"{row.get('arm')} / {row.get('against')}", row) for row in extra.get("needed") or ()]
     if needed:
-        charts["needed"] = compare("Images needed for equal accuracy", needed, "ratio", 1.0, ground)
+        charts["needed"] = compare("Images needed", needed, "ratio", 1.0, ground)
     return charts
 
 
@@ -151,7 +160,7 @@ def accuracies(
     parts += [line for row in extra.get("fits") or () for line in draw_fit(row, across, up, colours)]
     for name, line in zip(points, named):
         parts += [draw.draw_series(line, across, up, "images"), bands.error_bars(points[name], across, up, line.colour)]
-        parts += dots(lines[name], across, up, line.colour)
+        parts += dots(lines[name], "limit", (across, up), line.colour, lambda row: row.get("regime") == COMPUTE)
     ends = (
         f"{name} {percent(float(own.y[-1]))} at {whole(own.x[-1])} images" for name, own in points.items() if len(own.x)
     )
@@ -173,15 +182,18 @@ def finish(
     return draw.svg(draw.WIDTH, up.start + draw.BOTTOM + 2, says, *frame, *parts)
 
 
-def dots(rows: Sequence[Row], across: Axis, up: Axis, colour: str) -> list[Markup]:
-    """Returns a dot for each accuracy, hollow where training was compute-limited."""
-    parts = []
+def dots(
+    rows: Sequence[Row], x: str, axes: tuple[Axis, Axis], colour: str, hollow: Callable[[Row], bool]
+) -> list[Markup]:
+    """Returns a dot for the accuracy of each arm at its value of ``x``, named for the pointer."""
+    (across, up), parts = axes, []
     for row in rows:
-        limit, accuracy = number(row.get("limit")), number((row.get("accuracy") or {}).get("estimate"))
-        if limit > 0 and math.isfinite(accuracy):
-            x, y = float(across.place(limit)), float(up.place(accuracy))
-            says = f"{label_of(row)}, {whole(limit)} images: {percent(accuracy)}, {row.get('regime') or 'regime not known'}"
-            parts.append((bands.ring if row.get("regime") == COMPUTE else draw.dot)(x, y, colour, says, 3.2))
+        at, accuracy = number(row.get(x)), number((row.get("accuracy") or {}).get("estimate"))
+        if at > 0 and math.isfinite(accuracy):
+            regime = row.get("regime") or "regime not known"
+            says = f"{label_of(row)}: {percent(accuracy)} at {across.words(at)}, {regime}"
+            mark = bands.ring if hollow(row) else draw.dot
+            parts.append(mark(float(across.place(at)), float(up.place(accuracy)), colour, says, 3.2))
     return parts
 
 
@@ -216,7 +228,7 @@ def compare(title: str, rows: Sequence[tuple[str, Row]], unit: str, none: float,
             if math.isfinite(y):
                 says = f"{line.label}, {whole(x)} images: {spell(y, unit)}"
                 parts.append(draw.dot(float(across.place(x)), float(up.place(y)), line.colour, says, 3.2))
-    shown = title if len(named) > 1 else f"{title}: {named[0].label}"
+    shown = title if len(named) > 1 else draw.fit(f"{title}: {named[0].label}", draw.WIDTH, 13.5)
     ends = (f"{line.label} {spell(float(own.y[-1]), unit)}" for line, own in zip(named, points) if len(own.x))
     says = f"{title} by training images; at the largest: {', '.join(ends)}"
     return finish(shown, legend, (across, up), "training images", says, parts)

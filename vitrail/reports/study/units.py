@@ -36,21 +36,28 @@ class Effect:
         """The value of no effect."""
         return 1.0 if self.log else 0.0
 
-    def words(self) -> str:
-        """The estimate, its unit and its interval: "+2.3 points [+1.1, +3.5]"."""
+    @property
+    def value(self) -> str:
+        """The estimate and its unit in words: "+2.3 points"."""
         if not math.isfinite(self.estimate):
             return "not measured"
-        noun = f" {self.unit}" if self.unit not in ("ratio", "share", "correlation", "") else ""
-        value = f"{spell(self.estimate, self.unit)}{noun}"
-        if not self.known:
-            return f"{value}, no interval"
-        return f"{value} [{spell(self.low, self.unit)}, {spell(self.high, self.unit)}]"
+        return f"{spell(self.estimate, self.unit)}{noun_of(self.unit)}"
+
+    def words(self) -> str:
+        """The estimate, its unit and, where it is known, its interval: "+2.3 points [+1.1, +3.5]"."""
+        ends = f" [{spell(self.low, self.unit)}, {spell(self.high, self.unit)}]" if self.known else ""
+        return f"{self.value}{ends}"
 
 
 def read_effect(row: Mapping[str, Any] | None) -> Effect:
     """Reads ``estimate``, ``low``, ``high`` and ``unit``; what is missing or not a number is NaN."""
     estimate, low, high = (number((row or {}).get(name)) for name in ("estimate", "low", "high"))
     return Effect(estimate, low, high, str((row or {}).get("unit", "")))
+
+
+def noun_of(unit: str) -> str:
+    """The name of a unit after its values, with a space before it; empty for those without a name."""
+    return "" if unit in ("ratio", "share", "correlation", "") else f" {unit}"
 
 
 def spell(value: float, unit: str) -> str:
@@ -75,19 +82,20 @@ def signed(value: float, digits: int) -> str:
 def tick(value: float, unit: str) -> str:
     """Formats a mark of an axis: as `spell`, with no more digits than needed."""
     if unit in ("points", "share"):
-        shown = f"{abs(100 * value):.3g}"
+        shown = f"{abs(100 * value):.4g}"
         sign = "" if shown == "0" else MINUS if value < 0 else "+" if unit == "points" else ""
         return sign + shown + ("\u202f%" if unit == "share" else "")
     if unit == "ratio":
-        return f"{value:.3g}×" if value >= 1 or not (1 / value).is_integer() else f"1/{1 / value:.0f}×"
-    shown = f"{abs(value):.3g}"
+        whole = 0 < value < 1 and (1 / value).is_integer()
+        return f"1/{1 / value:.0f}×" if whole else f"{value:.4g}×"
+    shown = f"{abs(value):.4g}"
     return shown if shown == "0" else f"{MINUS if value < 0 else '+'}{shown}"
 
 
 def describe_zone(rule: Mapping[str, Any], unit: str) -> str:
     """Says where a claim holds: "at least 1.0 points"; empty if its rule has no ends."""
     low, high = number(rule.get("low")), number(rule.get("high"))
-    noun = f" {unit}" if unit not in ("ratio", "share", "correlation", "") else ""
+    noun = noun_of(unit)
     if math.isfinite(low) and math.isfinite(high):
         if low == -high:
             return f"within ±{spell(high, unit).lstrip('+')}{noun}"

@@ -9,7 +9,7 @@ from typing import Any
 from vitrail.markup import Markup, join, tag
 from vitrail.reports.bands import zone_strip
 from vitrail.reports.components import lead, list_figures
-from vitrail.reports.study.units import describe_zone, read_effect, spell, tick
+from vitrail.reports.study.units import describe_zone, noun_of, read_effect, spell, tick
 from vitrail.reports.wording import number, plural, sentence
 
 Row = Mapping[str, Any]
@@ -64,7 +64,7 @@ def tally(claims: Sequence[Row]) -> Markup:
             rows.append(
                 join(tag("dt", badge(verdict)), tag("dd", tag("ul", *links), lead(sentence(MEANINGS[verdict]), ".")))
             )
-    return tag("div", figure, tag("dl", *rows, class_="tally"), class_="headline")
+    return tag("div", figure, tag("dl", *rows, class_="tally"), class_="headline tallied")
 
 
 def verdicts(claims: Sequence[Row], data: Row) -> Markup | None:
@@ -73,7 +73,8 @@ def verdicts(claims: Sequence[Row], data: Row) -> Markup | None:
         return None
     test, validation = number(data.get("test")), number(data.get("validation"))
     words = "Each claim was written down with its rule before the first final cell was trained. The strip shows the effect with "
-    words += "its confidence interval and, in green, where the claim holds."
+    words += "its confidence interval and, in green, where the claim holds. Where several "
+    words += "claims are judged they are decided at stricter levels than that of the interval (Holm), named below it."
     if math.isfinite(test) and math.isfinite(validation):
         words += (
             f" Every final cell was judged once on {plural(int(test), 'test image')}; learning rates were chosen on "
@@ -121,8 +122,8 @@ def control_head(control: Row) -> tuple[str, Markup]:
 
 def card(claim: Row, outcome: tuple[str, Markup], label: str = "the claim holds here") -> Markup:
     """Returns the article of one claim or control; ``label`` stands over the zone of its rule."""
-    effect, (colour, shown) = read_effect(claim.get("effect")), outcome
-    head = tag("div", tag("h3", claim.get("name", "")), shown, class_="claim-head")
+    effect, (colour, decided) = read_effect(claim.get("effect")), outcome
+    head = tag("div", tag("h3", claim.get("name", "")), decided, class_="claim-head")
     quote = claim.get("quote") and tag("blockquote", tag("p", "“", claim["quote"], "”"), _source(claim))
     why = claim.get("why") if verdict_of(claim) == claim.get("verdict") else NO_INTERVAL
     beside = [read_effect(other) for other in claim.get("beside") or ()]
@@ -136,9 +137,9 @@ def card(claim: Row, outcome: tuple[str, Markup], label: str = "the claim holds 
         else "",
     }
     words = tag("div", quote or None, tag("p", claim.get("question", ""), class_="question"), describe(facts))
-    measured = tag(
-        "div", tag("p", effect.words(), class_="effect"), strip(claim, VERDICTS[colour][2], label), chips(claim)
-    )
+    lone = ", no interval" if math.isfinite(effect.estimate) and not effect.known else None
+    shown = tag("p", effect.words(), lone, class_="effect")
+    measured = tag("div", shown, strip(claim, VERDICTS[colour][2], label), chips(claim))
     return tag("article", head, words, measured, class_=f"claim-card {VERDICTS[colour][1]}-edge", id=key_of(claim))
 
 
@@ -172,13 +173,17 @@ def chips(claim: Row) -> Markup:
     """Returns the facts about the figure: seeds, degrees of freedom, what could be seen, the rates, the regime."""
     effect = claim.get("effect") or {}
     seeds, df, level = (number(effect.get(name)) for name in ("seeds", "df", "level"))
-    seen, unit = number(claim.get("detectable")), str(effect.get("unit", ""))
-    noun = "" if unit in ("ratio", "share", "correlation") else f" {unit}"
+    seen, unit, decided = (
+        number(claim.get("detectable")),
+        str(effect.get("unit", "")),
+        number(claim.get("verdict_level")),
+    )
     facts = {
         "seeds": f"{seeds:g}" if math.isfinite(seeds) else "",
         "degrees of freedom": f"{df:.3g}" if math.isfinite(df) else "",
-        "level": f"{100 * level:.4g}\u202f%" if math.isfinite(level) else "",
-        "detectable": f"{spell(seen, unit).lstrip('+')}{noun}" if math.isfinite(seen) else "",
+        "interval": f"{100 * level:.4g}\u202f%" if math.isfinite(level) else "",
+        "decided at": f"{100 * decided:.4g}\u202f%" if math.isfinite(decided) else "",
+        "detectable": f"{spell(seen, unit).lstrip('+')}{noun_of(unit)}" if math.isfinite(seen) else "",
         "robust to the rate": claim.get("rate_robust") or "",
         "regime": claim.get("regime") or "",
         "experiment": claim.get("experiment") or "",

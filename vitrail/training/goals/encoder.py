@@ -67,7 +67,7 @@ class EncoderGoal:
             return Outcome(folder.report, {}, "")
         facts = run_facts(run, training.steps, folder, kept, data, ending)
         figures = collect_figures(facts["records"], FeatureMonitor.FIGURES)
-        origin = provenance(run, training.steps, data.splits)
+        origin = provenance(run, training.steps, data.splits, ending)
         save_model(folder.model, kept.model, metrics=figures, provenance=origin)
         fault_injection.hit("run.after_model")
         before, after = (read_health(facts["records"], kept.model.width, last=last) for last in (False, True))

@@ -95,7 +95,7 @@ class SupervisedGoal:
             best = validated.figures.get(model.tuned, math.nan)
             if math.isfinite(best):  # a model that finds nothing keeps its own
                 setattr(model, model.tuned, best)
-        figures, origin = judgement.figures, provenance(run, training.steps, data.splits)
+        figures, origin = judgement.figures, provenance(run, training.steps, data.splits, ending)
         if not training.ranks.first:
             return Outcome(folder.report, figures, "")
         save_model(folder.model, model, metrics=figures, provenance=origin)

@@ -93,7 +93,9 @@ class TokenizerGoal:
         if not training.ranks.first:
             return Outcome(folder.report, {}, "")
         facts = run_facts(run, training.steps, folder, kept, data, ending)
-        save_tokenizer(folder.model, kept.model, kept.preprocessing, provenance(run, training.steps, data.splits))
+        save_tokenizer(
+            folder.model, kept.model, kept.preprocessing, provenance(run, training.steps, data.splits, ending)
+        )
         fault_injection.hit("run.after_model")
         shown = draw_panels(name, training.objective, training.inputs, training.batches, kept, data)
         figures = collect_figures(facts["records"], CodeMonitor.FIGURES)

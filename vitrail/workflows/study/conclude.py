@@ -113,7 +113,9 @@ def collect_costs(folder: Path, plan: Plan, results: Mapping[str, CellResult]) -
             "arm": place.arm,
             "levels": dict(place.levels),
             "seed": place.seed,
-            **{name: getattr(result, name) for name in ("kind", "seconds", "attempts", "host", "device", "flops")},
+            "host": result.host,
+            "peak_bytes": result.peak_bytes,
+            **{name: getattr(result, name) for name in ("kind", "seconds", "attempts", "device", "flops")},
         }
         for experiment, place, result in placed
     ]

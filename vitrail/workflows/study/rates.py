@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vitrail.errors import ConfigError
-
-EXTENSIONS = 2  # rates by which the grid is continued at most
+from vitrail.training.rates import choose_rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +47,14 @@ def list_missing(rates: Rates, losses: Mapping[float, float]) -> list[float]:
     """
     if missing := [rate for rate in rates.grid if rate not in losses]:
         return missing
-    tried, best = sorted(losses), choose(losses).best
-    if best is None or len(tried) - len(rates.grid) >= EXTENSIONS:
-        return []
-    factor = rates.grid[-1] / rates.grid[-2]
-    below, above = tried[0] / factor, tried[-1] * factor
-    # the same decimal number on every machine
-    return [float(f"{below if best == tried[0] else above:.6g}")] if best in (tried[0], tried[-1]) else []
+    following = choose_rate(losses, rates.grid).following
+    return [] if following is None else [following]
 
 
 def choose(losses: Mapping[float, float]) -> Tuned:
-    """The rate with the lowest loss, of equal ones the lowest rate."""
+    """The rate with the lowest loss, of equal ones the lowest rate: one that was tried, so that its neighbours tell what another
+    one would have given.
+    """
     tried = sorted(losses)
     best = min(tried, key=losses.__getitem__, default=None)
     if best is None or math.isinf(losses[best]):

@@ -1,0 +1,165 @@
+"""The floating-point operations of a training, against those computed by hand, and where they are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitrail
+from vitrail.config.compose import request
+from vitrail.models import cost_of
+from vitrail.models.cost import count_operations, on_meta, step_operations
+from vitrail.reports.wording import describe_compute, large
+from vitrail.runs.folder import RunFolder
+from vitrail.training.dry_run import dry_run
+from vitrail.training.operations import run_operations
+from vitrail.training.train import train
+
+# N tokens of P x P pixels in images of 8 x 8 with one channel, width D, L blocks, MLP of width M, K classes
+P, N, D, L, M, K = 4, 4, 24, 3, 40, 10
+NETWORK = (
+    "model.name=vit-ti16",
+    f"model.changes={{width: {D}, depth: {L}, heads: 2, mlp_width: {M}, patch_size: [{P}, {P}], pool: gap, prefix: [],"
+    " gelu: exact, positions: sincos2d, patch_dropout: 0.0}",
+)
+QUICK = ("compute.threads=1", "compute.tune=false", "save.evaluations=1", "save.watched=30")
+STEPS, BATCH = 4, 12
+EMBEDDING = N * D * P * P
+BLOCKS = L * (4 * N * D * D + 2 * N * N * D + 2 * N * D * M)
+HEAD = D * K
+# a product of the forward pass is two in the backward pass, but for that which makes the gradient of the images
+SUPERVISED = 2 * (2 * EMBEDDING + 3 * BLOCKS + 3 * HEAD)
+HEAD_ONLY = 2 * (EMBEDDING + BLOCKS + 2 * HEAD)
+
+
+def count(out: Path, *more: str, objective: str = "supervised", **flags) -> float:
+    """The operations of a short run, for each image."""
+    given = (*QUICK, f"schedule.steps={STEPS}", f"data.batch={BATCH}", *(() if objective == "tokenizer" else NETWORK))
+    asked = {"data": {"source": "digits"}, "objective": {"name": objective, **flags}}
+    run, _ = request(flags=asked, settings=(*given, *more))
+    counted = {}
+
+    def end(prepared):
+        counted["steps"] = prepared.training.operations
+        counted["again"] = run_operations(prepared.training)
+        return {}
+
+    train(run, out=out, quiet=True, end=end)
+    assert counted["steps"] == counted["again"]
+    return counted["steps"] / STEPS / BATCH
+
+
+def test_those_of_a_vit_are_its_matrix_products_computed_by_hand(tmp_path):
+    assert count(tmp_path / "whole") == SUPERVISED
+    assert count(tmp_path / "parts", "data.micro_batch=4") == SUPERVISED
+    assert count(tmp_path / "head", "model.head_only=true") == HEAD_ONLY
+    assert (
+        count(tmp_path / "first", "model.head_first=0.3") == (HEAD_ONLY * 2 + SUPERVISED * 2) / 4
+    )  # ceil(0.3 x 4) steps
+
+
+def test_the_token_that_alone_is_read_costs_less_than_all(tmp_path):
+    changes = "model.changes={width: 24, depth: 3, heads: 2, mlp_width: 40, patch_size: [4, 4], patch_dropout: 0.0}"
+    counted = count(tmp_path / "run", changes)
+    n = N + 1
+    block, embedding = 4 * n * D * D + 2 * n * n * D + 2 * n * D * M, N * D * P * P
+    assert counted < 2 * (2 * embedding + 3 * L * block + 3 * HEAD)  # by 6 x multiply-adds it would be this
+    assert counted > 2 * (2 * embedding + 3 * (L - 1) * block + 3 * HEAD)
+
+
+def test_a_teacher_adds_a_forward_pass_of_its_own(tmp_path):
+    teacher = vitrail.train("digits", steps=1, batch=8, out=tmp_path / "teacher", set=(*NETWORK, *QUICK), quiet=True)
+    counted = count(tmp_path / "run", teacher=str(teacher.folder))
+    assert counted == SUPERVISED + 2 * cost_of(teacher.load().config).multiply_adds
+    assert cost_of(teacher.load().config).multiply_adds == EMBEDDING + BLOCKS + HEAD
+
+
+def test_a_batch_that_is_compared_in_parts_computes_its_features_twice(tmp_path):
+    counted = {}
+
+    def measure(prepared):
+        objective, part = on_meta(prepared.training.objective), torch.empty(BATCH, 1, 8, 8, device="meta")
+        counted["views"] = count_operations(lambda: objective.features(part, part)) / BATCH
+        return {}
+
+    given = (*NETWORK, *QUICK, f"data.batch={BATCH}", "schedule.steps=1")
+    run, _ = request(flags={"data": {"source": "digits"}, "objective": {"name": "simclr"}}, settings=given)
+    train(run, out=tmp_path / "views", quiet=True, end=measure)
+    whole = count(tmp_path / "whole", objective="simclr")
+    assert count(tmp_path / "parts", "data.micro_batch=6", objective="simclr") == whole + counted["views"]
+    assert counted["views"] == 2 * 2 * (EMBEDDING + BLOCKS)
+
+
+@pytest.mark.parametrize("objective", ["masked-patch", "mae", "moco", "simclr", "tokenizer"])
+def test_every_objective_is_counted(objective, tmp_path):
+    counted = count(tmp_path / "run", objective=objective)
+    least = {"masked-patch": SUPERVISED - 6 * HEAD, "moco": 3 * SUPERVISED / 1.5, "simclr": 2 * (SUPERVISED - 6 * HEAD)}
+    assert counted > least.get(objective, 0)
+
+
+def test_the_codes_of_a_tokenizer_are_counted(tmp_path):
+    tokenizer = vitrail.pretrain(
+        "digits", objective="tokenizer", steps=1, batch=8, out=tmp_path / "codes", set=QUICK, quiet=True
+    )
+    counted = count(tmp_path / "run", objective="beit", tokenizer=str(tokenizer.folder))
+    assert counted > SUPERVISED - 6 * HEAD
+
+
+def test_an_objective_that_looks_at_values_is_not_counted_and_says_so():
+    class Looks(torch.nn.Linear):
+        def forward(self, images):
+            return (super().forward(images).mean() * float(images.sum()),)
+
+    with pytest.raises(RuntimeError, match="meta"):
+        step_operations(Looks(3, 2), [torch.ones(4, 3)])
+
+
+def test_counting_changes_no_bit_of_the_module_and_needs_no_memory_for_it():
+    class Loss(torch.nn.Linear):
+        def forward(self, images):
+            return (super().forward(images).square().mean(),)
+
+    module = Loss(3, 2).eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    assert (
+        step_operations(module, [torch.ones(4, 3)]) == 2 * 2 * 4 * 3 * 2
+    )  # the product, and that of the weights' gradient
+    assert step_operations(module, [torch.ones(4, 3)], frozen=["weight"]) == 2 * 4 * 3 * 2
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert module.weight.grad is None
+    assert not module.training
+
+
+def test_a_run_says_its_operations_before_the_first_step_and_everywhere_after(tmp_path, capsys):
+    run = vitrail.train("digits", steps=STEPS, batch=BATCH, out=tmp_path / "run", set=(*NETWORK, *QUICK), quiet=True)
+    total = SUPERVISED * STEPS * BATCH
+    words = large(total, "FLOP")
+    lines = (run.folder / "log.txt").read_text().splitlines()
+    said = [row for row, line in enumerate(lines) if f"flops    {words} in all steps" in line]
+    assert said and said[0] < next(row for row, line in enumerate(lines) if f"training {STEPS} steps" in line)
+    status = RunFolder(run.folder).status()
+    assert status["operations"] == total
+    assert 0 < status["device_hours"] < 0.1
+    assert f"{words} in all training steps" in (run.folder / "card.md").read_text()
+    assert f"{words} in all training steps" in (run.folder / "report.html").read_text()
+    described = json.loads((run.folder / "model" / "config.json").read_text())
+    assert described["provenance"]["operations"] == total
+    vitrail.evaluate(run.folder, "digits", out=tmp_path / "judged")
+    assert f"trained  {words} in all steps" in capsys.readouterr().err
+    assert f"{words} in all training steps" in (tmp_path / "judged" / "report.html").read_text()
+
+
+def test_a_plan_says_them_too():
+    lines = []
+    given = (*NETWORK, *QUICK, f"schedule.steps={STEPS}", f"data.batch={BATCH}")
+    dry_run(request(flags={"data": {"source": "digits"}}, settings=given)[0], say=lines.append)
+    assert f"flops    {large(SUPERVISED * STEPS * BATCH, 'FLOP')} in all steps" in lines
+
+
+def test_large_numbers_of_operations_have_a_prefix():
+    assert [large(value, "FLOP") for value in (3.2e15, 4.56e18)] == ["3.2\u202fPFLOP", "4.56\u202fEFLOP"]
+    assert describe_compute(None, None) == ""
+    assert describe_compute(2e18, 12.345) == "2\u202fEFLOP in all training steps, 12.3 device-hours"
