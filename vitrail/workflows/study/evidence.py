@@ -132,7 +132,8 @@ def _slope(trained: Trained, experiment: str, asked: Slope) -> Measured:
         pair for pair in zip(as_arms(asked.plus), as_arms(asked.minus)) if all(arm in planned.arms for arm in pair)
     ]
     if len(pairs) < (2 if flops else 1):
-        raise NotAskedError(f"the experiment {experiment} has too few pairs of {asked.plus} and {asked.minus}")
+        words = ", ".join(f"{plus} - {minus}" for plus, minus in zip(as_arms(asked.plus), as_arms(asked.minus)))
+        raise NotAskedError(f"the experiment {experiment} has too few pairs of these arms: {words}")
     at = {} if flops else {asked.along: "all"}
     plus = tuple(group for arm, _ in pairs for group in trained.pick(experiment, arm, at))
     minus = tuple(group for _, arm in pairs for group in trained.pick(experiment, arm, at))
@@ -195,7 +196,7 @@ def _finding(trained: Trained, experiment: str, asked: Finding) -> Measured:
     planned = trained.experiment(experiment).arms
     arms = [arm for arm in as_arms(asked.arm) if arm in planned]
     if not arms:
-        raise NotAskedError(f"the experiment {experiment} has no arm {asked.arm}")
+        raise NotAskedError(f"the experiment {experiment} has no arm {' or '.join(as_arms(asked.arm))}")
     groups = trained.pick(experiment, arms[0], {})
     found = [_look_up(result, asked.figure) for group in groups for result in group.results]
     other = [_look_up(result, asked.less) if asked.less else 0.0 for g in groups for result in g.results]
