@@ -38,8 +38,14 @@ VERBS = [
     "export",
     "serve",
     "settings",
+    "study",
 ]
-SHOWS = [["models"], ["settings"], ["data", "check", "digits"]]  # they answer within a second
+SHOWS = [
+    ["models"],
+    ["settings"],
+    ["data", "check", "digits"],
+    ["study", "write", "digits"],
+]  # they answer within a second
 LIBRARIES = [
     name
     for file in files(PACKAGE)

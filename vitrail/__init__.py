@@ -33,12 +33,19 @@ if TYPE_CHECKING:
     from vitrail.workflows.api_data import shard_data as shard_data
     from vitrail.workflows.api_inspecting import explain as explain
     from vitrail.workflows.api_inspecting import inspect as inspect
+    from vitrail.workflows.api_study import add_study as add_study
+    from vitrail.workflows.api_study import pack_study as pack_study
+    from vitrail.workflows.api_study import report_study as report_study
+    from vitrail.workflows.api_study import study as study
+    from vitrail.workflows.api_study import work_study as work_study
+    from vitrail.workflows.api_study import write_study as write_study
     from vitrail.workflows.train import pretrain as pretrain
     from vitrail.workflows.train import train as train
 
 _HOMES = {
-    "MODELS": "vitrail.models",
     "Classifier": "vitrail.tasks.classification",
+    "MODELS": "vitrail.models",
+    "add_study": "vitrail.workflows.api_study",
     "check_data": "vitrail.workflows.api_data",
     "check_parts": "vitrail.workflows.api",
     "convert": "vitrail.workflows.api",
@@ -53,19 +60,25 @@ _HOMES = {
     "list_models": "vitrail.workflows.api",
     "list_settings": "vitrail.workflows.api",
     "load": "vitrail.weights",
+    "pack_study": "vitrail.workflows.api_study",
     "predict": "vitrail.workflows.api",
     "pretrain": "vitrail.workflows.train",
     "probe": "vitrail.workflows.api",
+    "report_study": "vitrail.workflows.api_study",
     "serve": "vitrail.workflows.api",
     "shard_data": "vitrail.workflows.api_data",
+    "study": "vitrail.workflows.api_study",
     "train": "vitrail.workflows.train",
     "transfer": "vitrail.workflows.api",
     "visualize_attention": "vitrail.analysis.visualize",
+    "work_study": "vitrail.workflows.api_study",
+    "write_study": "vitrail.workflows.api_study",
 }
 _ALIASES = {"export_model": "export"}
 __all__ = [
     "MODELS",
     "Classifier",
+    "add_study",
     "check_data",
     "check_parts",
     "convert",
@@ -80,14 +93,19 @@ __all__ = [
     "list_models",
     "list_settings",
     "load",
+    "pack_study",
     "predict",
     "pretrain",
     "probe",
+    "report_study",
     "serve",
     "shard_data",
+    "study",
     "train",
     "transfer",
     "visualize_attention",
+    "work_study",
+    "write_study",
 ]
 
 

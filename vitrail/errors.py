@@ -38,6 +38,10 @@ class ConfigError(VitrailError, ValueError):
     code = 2
 
 
+class InUseError(ConfigError):
+    """A folder that another process works in. Exit 2."""
+
+
 class DataError(VitrailError):
     """A data set, a manifest or an image that cannot be used. Exit 3."""
 

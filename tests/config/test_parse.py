@@ -83,3 +83,29 @@ def test_overlay_goes_group_by_group_and_flatten_names_the_leaves() -> None:
     merged = overlay({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 9}, "e": 4})
     assert merged == {"a": {"b": 9, "c": 2}, "d": 3, "e": 4}
     assert flatten(merged) == {"a.b": 9, "a.c": 2, "d": 3, "e": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Round:
+    kind: Literal["round"] = "round"
+    radius: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Square:
+    kind: Literal["square"] = "square"
+    side: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Drawing:
+    shape: _Round | _Square
+
+
+def test_the_kind_of_a_value_chooses_among_dataclasses() -> None:
+    drawing = build(_Drawing, {"shape": {"kind": "square", "side": "2e0"}})
+    assert drawing == _Drawing(shape=_Square(side=2.0)) == build(_Drawing, plain(drawing))
+    with pytest.raises(ConfigError, match=r"shape\.side"):
+        build(_Drawing, {"shape": {"kind": "round", "side": 2}})
+    with pytest.raises(ConfigError, match=r"(?s)shape\.kind is 'sqare'.*square"):
+        build(_Drawing, {"shape": {"kind": "sqare"}})

@@ -28,6 +28,7 @@ OTHER_NAMES = {
     "shard": "shard_data",
     "index": "index_data",
     "check-parts": "check_parts",
+    **{verb: f"{verb}_study" for verb in ("work", "report", "pack", "add", "write")},
 }
 OF_THE_TERMINAL = {
     "json",
@@ -46,7 +47,8 @@ def commands() -> dict[str, Callable[..., Any]]:
     app = build_app()
     verbs = {name: app[name] for name in app if not name.startswith("-")}
     group = verbs.pop("data")
-    verbs |= {name: group[name] for name in group if not name.startswith("-")}
+    groups = [group, verbs["study"]]
+    verbs |= {name: group[name] for group in groups for name in group if not name.startswith("-")}
     return {name: verb.default_command for name, verb in verbs.items()}
 
 

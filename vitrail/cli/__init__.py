@@ -24,6 +24,7 @@ from vitrail.cli import (
     probe,
     serve,
     settings,
+    study,
     train,
     transfer,
 )
@@ -60,6 +61,11 @@ def build_app() -> App:
     group.command(data.shard)
     group.command(data.index)
     app.command(group)
+    studies = App(name="study", help=study.study.__doc__)
+    studies.default(study.study)
+    for verb in (study.work, study.report, study.pack, study.add, study.write):
+        studies.command(verb)
+    app.command(studies)
     app.command(doctor.doctor)
     return app
 

@@ -111,8 +111,15 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
+    """``value`` as the first option that takes it; among dataclasses with a literal ``kind``, the one that the value names."""
     if value is None and type(None) in options:
         return None
+    classes = [option for option in options if is_dataclass(option)]
+    kinds = {kind: option for option in classes for kind in _kinds(option)}
+    if len(classes) > 1 and kinds and isinstance(value, Mapping):
+        if value.get("kind") not in kinds:
+            raise ConfigError(f"{where}.kind is {value.get('kind')!r}", nearest(str(value.get("kind")), list(kinds)))
+        return convert(value, kinds[value["kind"]], where)
     failure: ConfigError | None = None
     # numbers before strings: "--set optim.clip=1" must not become the string "1" where both are allowed
     for option in sorted((kind for kind in options if kind is not type(None)), key=lambda kind: kind is str):
@@ -122,6 +129,11 @@ def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
             failure = failure or error
     assert failure is not None
     raise failure
+
+
+def _kinds(option: Any) -> tuple[str, ...]:
+    """The values of the field ``kind`` by which a dataclass is told from others; none if it has no such field."""
+    return typing.get_args(typing.get_type_hints(option).get("kind"))
 
 
 def _scalar(value: Any, hint: type) -> Any:

@@ -1,1 +1,1 @@
-"""Evaluation: probes, confidence intervals, calibration, corruptions, feature health."""
+"""Evaluation: probes, intervals, calibration, corruptions, feature health, and verdicts on differences between trainings."""

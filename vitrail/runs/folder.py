@@ -22,7 +22,7 @@ import yaml
 from vitrail.checksums import parse_line, seal_line, seal_text
 from vitrail.config.parse import build, plain, read_yaml
 from vitrail.config.schema import Run
-from vitrail.errors import ConfigError, VitrailError
+from vitrail.errors import InUseError, VitrailError
 from vitrail.files import disk_errors, is_gone, read_sealed, replace_file, settle_folder, write_sealed
 from vitrail.runs.tensorboard import Board
 from vitrail.runtime import fault_injection
@@ -67,7 +67,7 @@ class RunFolder:
         return self.path / "bad_images.csv"
 
     def open(self) -> None:
-        """Makes the folder and takes its lock. Raises `DiskError` or, if another process trains there, `ConfigError`."""
+        """Makes the folder and takes its lock. Raises `DiskError` or, if another process trains there, `InUseError`."""
         with disk_errors(self.path):
             self._created = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ class RunFolder:
             self._lock.seek(0)
             holder = self._lock.read().strip() or "another process"
             self._lock.close()
-            raise ConfigError(f"{self.path} is in use by {holder}", "wait for it, or choose another --out") from None
+            raise InUseError(f"{self.path} is in use by {holder}", "wait for it, or choose another --out") from None
         for folder in (self.path, self.path / "plots"):
             settle_folder(folder)
         self._lock.truncate(0)

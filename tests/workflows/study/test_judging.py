@@ -1,0 +1,384 @@
+"""Judging studies whose truth is known: every verdict, what keeps a claim from one, controls, and null studies."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.workflows.study.synthetic_cells import CLASSES, DATA, IMAGES, PLAN, arms, make_study, pair, train, tune
+from vitrail.evaluation.claim import Change, Compute, Difference, Finding, LastDoubling, Pairs, Ranks, Slope
+from vitrail.evaluation.verdicts import Equal, Greater, Question, Ratio, judge_all
+from vitrail.workflows.study.claims import CLAIMS
+from vitrail.workflows.study.definitions import find_study
+from vitrail.workflows.study.evidence import measure
+from vitrail.workflows.study.groups import Trained
+from vitrail.workflows.study.judging import judge_study
+from vitrail.workflows.study.study import LIMIT, Experiment
+
+TWO = Experiment(name="two", arms=arms("a", "b", "c", "d"))
+SIZED = Experiment(name="two", arms=arms("a", "b"), factors={LIMIT: (100, 1000, 4000)})
+OPTIMAL = tune({1e-3: (1.2, 0.55), 2e-3: (1.0, 0.60), 4e-3: (1.1, 0.58)})
+
+
+def judge(study, cells, tunings=None):
+    return judge_study(study, cells, tunings or {}, data=DATA, plan=PLAN)
+
+
+def judge_one(claim, truth, *, experiment=TWO, tunings=None, **settings):
+    study = make_study(claim, two=experiment)
+    return judge(study, train(study, truth, **{"seed": 2, **settings}), tunings)["claims"][0]
+
+
+def by_arm(**accuracies):
+    return lambda arm, levels: accuracies.get(arm, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "rule", "verdict"),
+    [
+        ({"a": 0.70, "b": 0.60}, Greater(by=0.01), "held"),
+        ({"a": 0.55, "b": 0.60}, Greater(by=0.01), "did not hold"),
+        ({"a": 0.61, "b": 0.60}, Greater(by=0.01), "cannot tell"),
+        ({"a": 0.70, "b": 0.60}, Equal(within=0.01), "did not hold"),
+        ({"a": 0.60, "b": 0.60}, Equal(within=0.06), "held"),
+        ({"a": 0.60, "b": 0.60}, Equal(within=0.005), "cannot tell"),
+    ],
+)
+def test_each_verdict_is_reached_by_its_truth(accuracies, rule, verdict):
+    row = judge_one(pair(rule=rule), by_arm(**accuracies))
+    effect = row["effect"]
+    truth = accuracies["a"] - accuracies["b"]
+    assert row["verdict"] == verdict
+    assert effect["low"] < truth < effect["high"] and effect["unit"] == "points" and effect["seeds"] == 3
+    assert effect["df"] > 4 and 0 < row["detectable"] < 0.06
+
+
+def test_a_claim_beyond_the_study_is_held_or_out_of_range():
+    claim = pair(beyond="the study is too small")
+    assert judge_one(claim, by_arm(a=0.7))["verdict"] == "held"
+    row = judge_one(claim, by_arm(a=0.5))
+    assert (row["verdict"], row["why"]) == ("out of range", "the study is too small")
+
+
+def test_a_claim_about_networks_of_another_regime_is_out_of_range():
+    claim = pair(regime="data-limited")
+    row = judge_one(claim, by_arm(a=0.7), gap=0.05)
+    assert row["verdict"] == "out of range" and row["regime"] == "compute-limited"
+    assert "is compute-limited: train - test is 5.0 points" in row["why"]
+    row = judge_one(claim, by_arm(a=0.7), gap=0.2)
+    assert (row["verdict"], row["regime"]) == ("held", "data-limited")
+    assert [beside["name"] for beside in row["beside"]] == ["train - test of a", "train - test of b"]
+    assert row["beside"][0]["estimate"] == pytest.approx(0.2)
+
+
+def test_networks_that_fit_everything_are_limited_by_neither():
+    row = judge_one(pair(regime="compute-limited"), by_arm(a=0.97, b=0.96), gap=0.02)
+    assert (row["verdict"], row["regime"]) == ("out of range", "neither")
+
+
+def test_a_diverged_training_counts_as_chance():
+    study = make_study(pair(), two=TWO)
+    cells = train(study, by_arm(a=0.7))
+    whole = judge(study, cells)["claims"][0]
+    place = next(place for place in cells["two"] if place.arm == "a")
+    cells["two"][place] = replace(
+        cells["two"][place],
+        state="diverged",
+        right=np.zeros(0, bool),
+        test={},
+        validation={},
+        train={},
+        macs6=0.0,
+        error="loss is nan",
+    )
+    numbers = judge(study, cells)
+    found = numbers["claims"][0]["effect"]
+    lost = float(cells["two"][place].right.mean()) if cells["two"][place].right.size else 0.1
+    assert found["estimate"] == pytest.approx(whole["effect"]["estimate"] - (0.7 - lost) / 3, abs=0.01)
+    assert found["high"] - found["low"] > 5 * (whole["effect"]["high"] - whole["effect"]["low"])
+    assert numbers["claims"][0]["verdict"] == "cannot tell"
+    assert [(row["arm"], row["state"], row["error"]) for row in numbers["failures"]] == [
+        ("a", "diverged", "loss is nan")
+    ]
+
+
+def test_a_failed_training_leaves_its_claims_open_and_others_alone():
+    study = make_study(pair(), pair("other", contrast=Difference(plus="c", minus="d")), two=TWO)
+    cells = train(study, by_arm(a=0.7, c=0.7))
+    place = next(place for place in cells["two"] if place.arm == "b")
+    cells["two"][place] = replace(cells["two"][place], state="failed", right=np.zeros(0, bool), error="no space left")
+    first, second = judge(study, cells)["claims"]
+    assert (first["verdict"], first["effect"]) == ("cannot tell", None) and "no space left" in first["why"]
+    assert second["verdict"] == "held"
+
+
+def test_cells_that_were_not_trained_yet_leave_a_claim_open():
+    study = make_study(pair(), two=TWO)
+    cells = train(study, by_arm(a=0.7))
+    for arms_left, words in (("a", "b in two were not trained yet"), ("", "a in two were not trained yet")):
+        left = {place: result for place, result in cells["two"].items() if place.arm in arms_left}
+        row = judge(study, {"two": left})["claims"][0]
+        assert row["verdict"] == "cannot tell" and words in row["why"]
+
+
+def test_what_a_study_has_no_cells_for_is_not_asked():
+    claims = [
+        pair("arm", contrast=Difference(plus="a", minus="z")),
+        pair("level", contrast=Difference(plus="a", minus="b", at={LIMIT: 123})),
+        pair("factor", contrast=Change(plus="a", minus="b", along="optim.lr")),
+        pair("ranks", contrast=Ranks()),
+        pair("pairs", contrast=Pairs(pairs=(("x", "y"),))),
+        pair("finding", contrast=Finding(arm="a", figure="heads.share_mixed")),
+    ]
+    study = make_study(*claims, two=SIZED)
+    numbers = judge(study, train(study, by_arm()))
+    assert numbers["claims"] == []
+    why = {row["name"]: row["why"] for row in numbers["not_asked"]}
+    assert why["arm"] == "the experiment two has no arm z" and why["level"] == f"{LIMIT} has no level 123"
+    assert list(why) == ["arm", "level", "factor", "ranks", "pairs", "finding"]
+
+
+def test_a_best_rate_at_the_edge_leaves_a_claim_open():
+    edge = tune({1e-3: (1.2, 0.55), 2e-3: (1.0, 0.6)})
+    row = judge_one(pair(), by_arm(a=0.7), tunings={"two": {"a": OPTIMAL, "b": edge}})
+    assert row["verdict"] == "cannot tell" and "the best learning rate of b is at the edge" in row["why"]
+    assert row["effect"]["estimate"] == pytest.approx(0.1, abs=0.03)
+
+
+@pytest.mark.parametrize(("neighbour", "robust"), [(0.60, "yes"), (0.68, "no")])
+def test_a_verdict_that_a_rate_could_turn_is_marked(neighbour, robust):
+    other = tune({1e-3: (1.2, 0.55), 2e-3: (1.0, 0.60), 4e-3: (1.1, neighbour)})
+    row = judge_one(pair(), by_arm(a=0.67), tunings={"two": {"a": OPTIMAL, "b": other}})
+    assert (row["verdict"], row["rate_robust"]) == ("held", robust)
+    assert judge_one(pair(), by_arm(a=0.67), tunings={"two": {"a": OPTIMAL}})["rate_robust"] == "not known"
+
+
+def test_a_failure_that_a_rate_of_the_loser_could_turn_is_marked():
+    better = tune({1e-3: (1.2, 0.55), 2e-3: (1.0, 0.60), 4e-3: (1.1, 0.75)})
+    row = judge_one(pair(), by_arm(a=0.55), tunings={"two": {"a": better, "b": OPTIMAL}})
+    assert (row["verdict"], row["rate_robust"]) == ("did not hold", "no")
+
+
+def test_the_spread_of_seeds_is_pooled_over_the_cells_of_one_training_size():
+    study = make_study(two=SIZED)
+    trained = Trained(study, train(study, by_arm()), classes=CLASSES, images=IMAGES)
+    spreads = [trained.spread(group) for group in trained.groups["two"]]
+    assert [spread.freedom for spread in spreads] == [4] * 6 and len(set(spreads)) == 3
+    assert spreads[:3] == spreads[3:]  # a and b at the same sizes
+
+
+def test_what_cannot_be_told_says_how_many_seeds_would():
+    row = judge_one(pair(), by_arm(a=0.61), experiment=replace(TWO, seeds=2), seed=3)
+    more = int(row["to_tell"].split()[0])
+    assert row["verdict"] == "cannot tell" and row["to_tell"].endswith("seeds would show a difference of 1.0 points")
+    narrower = judge_one(pair(), by_arm(a=0.61), experiment=replace(TWO, seeds=2 + more), seed=3)
+    assert row["detectable"] > 0.02 and narrower["detectable"] == pytest.approx(0.01, rel=0.3)
+    tight = judge_one(pair(rule=Greater(by=0.001)), by_arm(a=0.601))
+    assert tight["to_tell"] == "no number of seeds would show a difference of 0.1 points: that needs more test images"
+
+
+def test_more_claims_are_judged_at_stricter_levels():
+    study = make_study(*(pair(str(number)) for number in range(5)), two=TWO)
+    rows = judge(study, train(study, by_arm(a=0.7)))["claims"]
+    assert sorted(row["verdict_level"] for row in rows) == pytest.approx([0.95, 0.975, 1 - 0.05 / 3, 0.9875, 0.99])
+    assert {row["effect"]["level"] for row in rows} == {0.95}
+
+
+def test_slopes_and_changes_follow_the_data():
+    def truth(arm, levels):  # a starts behind and ends ahead
+        size = np.log10(levels[LIMIT] / 100) / np.log10(40)
+        return 0.4 + 0.3 * size + (0.1 * (2 * size - 1) if arm == "a" else 0.0)
+
+    slope = judge_one(pair(contrast=Slope(plus="a", minus="b", along=LIMIT)), truth, experiment=SIZED)
+    change = judge_one(pair(contrast=Change(plus="a", minus="b", along=LIMIT), scale="logit"), truth, experiment=SIZED)
+    logit = lambda p: np.log(p / (1 - p))  # noqa: E731
+    gains = [logit(truth("a", {LIMIT: n})) - logit(truth("b", {LIMIT: n})) for n in (100, 1000, 4000)]
+    expected = np.polyfit(np.log10([100, 1000, 4000]), gains, 1)[0]
+    assert slope["verdict"] == change["verdict"] == "held"
+    assert slope["effect"]["unit"] == "logit a decade" and slope["effect"]["low"] < expected < slope["effect"]["high"]
+    assert change["effect"]["low"] < gains[2] - gains[0] < change["effect"]["high"]
+
+
+def test_several_pairs_must_all_hold_and_those_without_cells_are_left_out():
+    contrast = Pairs(pairs=(("a", "b"), ("b", "c"), ("c", "z")))
+    assert judge_one(pair(contrast=contrast), by_arm(a=0.75, b=0.65, c=0.55))["verdict"] == "held"
+    row = judge_one(pair(contrast=contrast), by_arm(a=0.75, b=0.65, c=0.75))
+    assert row["verdict"] == "did not hold" and row["effect"]["estimate"] == pytest.approx(-0.1, abs=0.03)
+
+
+def compute_of(arm, levels):
+    return {"s": 1e12, "m": 2e12, "l": 4e12}[arm.split("-")[1]]
+
+
+def compute_truth(arm, levels):  # logit rises by half a natural unit of compute; vit is three times as efficient
+    x = np.log(compute_of(arm, levels) / 1e12) + (np.log(3) if arm.startswith("vit") else 0.0)
+    return float(1 / (1 + np.exp(-0.5 * x)))
+
+
+COMPUTE = Experiment(name="two", arms=arms("vit-s", "vit-m", "vit-l", "bit-s", "bit-m", "bit-l"))
+
+
+def test_the_ratio_of_compute_and_the_last_doubling_are_those_of_the_truth():
+    claims = (
+        pair(
+            "ratio",
+            contrast=Compute(plus=("vit-s", "vit-m", "vit-l"), minus=("bit-s", "bit-m", "bit-l")),
+            rule=Ratio(low=2, high=4),
+        ),
+        pair("doubling", contrast=LastDoubling(arms=("vit-s", "vit-m", "vit-l")), rule=Greater(by=0.0)),
+        pair("ranks", contrast=Ranks(), rule=Greater(by=0.0)),
+    )
+    study = make_study(*claims, two=COMPUTE)
+    numbers = judge(study, train(study, compute_truth, macs6=compute_of))
+    ratio, doubling, ranks = numbers["claims"]
+    assert ratio["verdict"] == "held" and ratio["effect"]["low"] < 3 < ratio["effect"]["high"]
+    assert doubling["verdict"] == "held" and doubling["effect"]["low"] < 0.5 * np.log(2) < doubling["effect"]["high"]
+    assert ranks["effect"]["unit"] == "correlation" and ranks["effect"]["seeds"] == 3
+    curves = numbers["curves"]["compute"]
+    assert curves["families"]["vit-m"] == "vit" and len(curves["ratios"]) == 1
+    assert [len(frontier["points"]) for frontier in curves["frontier"]] == [3, 3]
+
+
+def test_findings_are_judged_over_trainings():
+    claims = (
+        pair("share", contrast=Finding(arm=("z", "a"), figure="heads.share_mixed", present=True), rule=Greater(by=0.5)),
+        pair(
+            "depth",
+            contrast=Finding(arm="a", figure="heads.distance_by_depth", unit="correlation"),
+            rule=Greater(by=0.0),
+        ),
+        pair(
+            "near",
+            contrast=Finding(arm="a", figure="positions.neighbour_rate", less="positions.untrained_neighbour_rate"),
+        ),
+    )
+    study = make_study(*claims, two=TWO)
+    cells = train(study, by_arm())
+    for number, place in enumerate(place for place in cells["two"] if place.arm == "a"):
+        layers = [{"distance": [3.0, 9.0], "uniform": 11.0}]
+        heads = {"share_mixed": 1 / 3, "distance_by_depth": 0.8 + 0.05 * number, "layers": layers}
+        positions = {"neighbour_rate": 0.9 + 0.01 * number, "row_column_excess": 0.2, "untrained_neighbour_rate": 0.1}
+        cells["two"][place] = replace(cells["two"][place], findings={"heads": heads, "positions": positions})
+    numbers = judge(study, cells)
+    share, depth, near = numbers["claims"]
+    assert (share["verdict"], share["effect"]["estimate"], share["effect"]["low"]) == (
+        "held",
+        1.0,
+        pytest.approx(0.292, abs=1e-3),
+    )
+    assert (
+        depth["verdict"] == "held"
+        and depth["effect"]["estimate"] == pytest.approx(0.85)
+        and depth["effect"]["df"] == pytest.approx(2)
+    )
+    assert near["verdict"] == "held" and near["effect"]["estimate"] == pytest.approx(0.81)
+    assert [row["model"] for row in numbers["heads"]] == ["two: a"]
+    assert numbers["positions"][0]["neighbour_rate"] == pytest.approx(0.91)
+
+
+def with_controls(seeds=3):
+    base = arms("a")["a"]
+    again = Experiment(name="again", arms={"base": base}, factors={LIMIT: (4000,)}, first_seed=3, seeds=seeds)
+    return make_study(pair(), two=SIZED, again=again)
+
+
+def test_controls_pass_on_sound_results_and_fail_on_broken_ones():
+    study = with_controls()
+    sound = train(study, lambda arm, levels: 0.4 + 0.1 * np.log10(levels[LIMIT]))
+    again, fewer = judge(study, sound)["controls"]
+    assert (again["name"], again["passed"], again["verdict"] != "held") == ("A/A", True, True)
+    assert (fewer["name"], fewer["passed"], fewer["verdict"]) == ("fewer images", True, "held")
+    for base in (0.5, 0.9):
+        broken = train(study, lambda arm, levels, base=base: base if arm == "base" else 0.7)
+        again, fewer = judge(study, broken)["controls"]
+        assert again["passed"] is False and fewer["passed"] is not True
+
+
+@pytest.mark.parametrize("studies", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_at_most_five_percent_of_null_studies_hold_something(studies):
+    claims = (
+        pair("one", rule=Greater(by=0.0)),
+        pair("slope", contrast=Slope(plus="a", minus="b", along=LIMIT), rule=Greater(by=0.0)),
+        pair("change", contrast=Change(plus="a", minus="b", along=LIMIT), rule=Greater(by=0.0)),
+    )
+    study = make_study(*claims, two=SIZED)
+    held = 0
+    for seed in range(studies):
+        trained = Trained(study, train(study, lambda arm, levels: 0.6, seed=seed), classes=CLASSES, images=IMAGES)
+        measured = {claim.name: measure(trained, claim.contrast, "two", claim.scale) for claim in claims}
+        verdicts = judge_all({name: Question(Greater(by=0.0), found.figures) for name, found in measured.items()})
+        held += any(verdict.kind == "held" for verdict in verdicts.values())
+    assert held <= max(0.05 * studies, 5)
+
+
+def test_the_same_cells_give_the_same_figures_to_the_bit_in_any_order():
+    study = with_controls()
+    cells = train(study, lambda arm, levels: 0.4 + 0.1 * np.log10(levels[LIMIT]))
+    first = json.dumps(judge(study, cells), allow_nan=False)
+    shuffled = {}
+    for name, found in reversed(cells.items()):
+        places = list(found)
+        random.Random(0).shuffle(places)
+        shuffled[name] = {place: replace(found[place], seconds=9.0, host="other", attempts=2) for place in places}
+    assert json.dumps(judge(study, shuffled), allow_nan=False) == first
+
+
+def test_arms_rates_and_curves_are_listed():
+    study = with_controls()
+    cells = train(study, lambda arm, levels: 0.4 + 0.1 * np.log10(levels[LIMIT]))
+    numbers = judge(study, cells, {"two": {"a": OPTIMAL, "b": {}}})
+    row = numbers["arms"][0]
+    assert (row["experiment"], row["arm"], row["levels"], row["limit"], row["seeds"]) == (
+        "two",
+        "a",
+        {LIMIT: 100},
+        100,
+        3,
+    )
+    assert row["accuracy"]["low"] < 0.6 < row["accuracy"]["high"] and row["regime"] == "compute-limited"
+    assert [row["best"] for row in numbers["rates"]] == [2e-3] and len(numbers["rates"][0]["points"]) == 3
+    curve = numbers["curves"]["data"][0]
+    assert [point["x"] for point in curve["differences"][0]["points"]] == [100, 1000, 4000]
+    assert curve["needed"][0]["points"][0]["estimate"] == pytest.approx(1.0, abs=0.6)
+    assert {fit["arm"] for fit in curve["fits"]} == {"a", "b"} and "too few" in curve["fits"][0]["why"]
+    assert numbers["published"]["rows"][0]["estimate"] == pytest.approx(2.09, abs=0.01)
+
+
+def test_the_axes_of_a_star_of_shapes_are_found():
+    base = {"depth": 4, "width": 64, "heads": 2, "mlp_width": 256, "patch_size": [8, 8]}
+    wide = {"width": 128, "heads": 4, "mlp_width": 512}
+    changes = {
+        "base": {},
+        "deep": {"depth": 8},
+        "wide": wide,
+        "fine": {"patch_size": [4, 4]},
+        "both": {"depth": 8, **wide},
+    }
+    networks = {arm: {"model.name": "vit-ti16", "model.changes": {**base, **own}} for arm, own in changes.items()}
+    star = Experiment(name="shape", arms=networks)
+    study = make_study(shape=star)
+    axes = judge(study, train(study, by_arm(deep=0.7, fine=0.8)))["curves"]["axes"]
+    found = {row["axis"]: [point["doublings"] for point in row["points"]] for row in axes}
+    assert found == {"depth": [0.0, 1.0], "width": [0.0, 1.0], "patch": [0.0, 1.0]}
+    assert next(row for row in axes if row["axis"] == "depth")["points"][1]["estimate"] == pytest.approx(
+        np.log(0.7 / 0.3), abs=0.15
+    )
+
+
+def test_the_claims_of_the_paper_are_asked_of_the_study_that_is_built_in():
+    study = find_study("vit-paper")
+    sizes = {0: {}, 1: {LIMIT: (4000,)}, 2: {LIMIT: (100, 4000)}, 3: {LIMIT: (100, 1000, 4000)}}
+    sized = (replace(each, factors=sizes[len(each.factors.get(LIMIT, ()))]) for each in study.experiments)
+    study = replace(study, experiments=tuple(sized))
+    numbers = judge(study, train(study, lambda arm, levels: 0.6, gap=0.2))
+    asked = {row["name"] for row in numbers["claims"]}
+    assert {"data-hungry", "gap-closes", "crossover", "smaller-patches", "cls-equals-gap", "published-real"} <= asked
+    assert {row["name"] for row in numbers["not_asked"]} <= CLAIMS.keys() - asked
+    assert next(row for row in numbers["claims"] if row["name"] == "crossover")["verdict"] in ("held", "out of range")
+    assert len(numbers["controls"]) == 2 and all(
+        row["passed"] is not None or row["name"] != "A/A" for row in numbers["controls"]
+    )

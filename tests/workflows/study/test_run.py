@@ -1,0 +1,221 @@
+"""`vitrail study` on the built-in digits with tiny networks: from the plan to the page, and through kills to the same figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import vitrail
+from tests.workflows.study.planned import POOL, make_study
+from vitrail.cli import run
+from vitrail.config.schema import Run
+from vitrail.errors import ConfigError, DataError
+from vitrail.workflows.study.measuring import NetworkCost, name_network
+from vitrail.workflows.study.plan import make_plan, read_plan, write_plan
+from vitrail.workflows.study.pool import decode_pool, describe_pool, load_pool, open_pool, store_pool
+from vitrail.workflows.study.study import Pool
+
+TINY = {
+    "name": "tiny",
+    "pool": {"source": "digits", "validation": 100},
+    "base": {
+        "schedule.steps": 12,
+        "data.batch": 16,
+        "data.micro_batch": 16,
+        "augment.flip": 0.0,
+        "save.every": 0.05,  # so that a cell that was killed goes on from its last steps
+        "model.name": "vit-ti16",
+        "model.changes": {"width": 16, "depth": 2, "heads": 2, "mlp_width": 32},
+    },
+    "experiments": [
+        {
+            "name": "patches",
+            "arms": {"patch-4": {"model.changes.patch_size": [4, 4]}, "patch-2": {"model.changes.patch_size": [2, 2]}},
+            "factors": {"data.limit": [200, None]},
+            "seeds": 2,
+            "rates": {"grid": [1e-3, 4e-3], "length": 0.5},
+            "measure": ["heads", "positions"],
+        }
+    ],
+    "claims": ["smaller-patches"],
+}
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(TINY))
+    return path
+
+
+def silent(line: str) -> None: ...
+
+
+def call(mine: Path, out: Path, **options: object) -> object:
+    return vitrail.study(config=mine, out=out, quiet=True, log=silent, **options)
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every network takes 10 ms a step."""
+
+    def measure(folder: Path, runs: Iterable[Run], splits: object, say: object) -> dict[str, NetworkCost]:
+        return {name_network(run): NetworkCost(step=0.01, image=1e-4, flops=1e6) for run in runs}
+
+    monkeypatch.setattr("vitrail.workflows.study.run.measure_networks", measure)
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_dry_run_prints_the_plan_and_writes_nothing(
+    mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["study", "--config", str(mine), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+    printed = capsys.readouterr().err
+    assert "patches" in printed
+    assert "smaller-patches" in printed
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_budget_that_is_too_small_is_refused_before_anything_is_trained(mine: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="of one core at least"):
+        call(mine, tmp_path / "out", budget="1s")
+    assert not (tmp_path / "out" / "plan.json").exists()
+
+
+def test_a_claim_that_the_study_lacks_is_refused_with_the_nearest(mine: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'smaller-patches'"):
+        call(mine, tmp_path / "out", claims="smaller-patch")
+
+
+def test_an_arm_that_no_network_can_be_is_refused_before_anything_is_trained(mine: Path, tmp_path: Path) -> None:
+    wrong = {**TINY, "base": {**TINY["base"], "model.changes.wdith": 3}}
+    mine.write_text(yaml.safe_dump(wrong))
+    with pytest.raises(ConfigError, match=r"an arm of the study cannot be trained: .*wdith"):
+        call(mine, tmp_path / "out")
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_the_folder_of_another_study_is_refused(mine: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    write_plan(out, make_plan(make_study(), POOL, device="cpu", request="a", price=lambda cell: 1.0, budget=None))
+    with pytest.raises(ConfigError, match="holds the study 'small', and 'tiny' is asked"):
+        call(mine, out)
+
+
+def test_data_that_cannot_carry_a_study_are_refused() -> None:
+    images = np.zeros((40, 8, 8), np.uint8)
+    several = np.zeros((40, 3), np.int64)
+    several[:, :2] = 1
+    with pytest.raises(DataError, match="several labels"):
+        open_pool(Pool(), (images, several))
+    with pytest.raises(DataError, match="two classes or more"):
+        open_pool(Pool(), (images, np.zeros(40, np.int64)))
+
+
+def test_the_images_are_split_once_and_come_back_from_the_folder_of_the_study(tmp_path: Path) -> None:
+    splits, words = open_pool(Pool(source="digits", validation=100))
+    splits = decode_pool(splits, None)
+    facts = describe_pool(splits, "digits", words)
+    assert facts.training + facts.validation + facts.test == 1797
+    assert facts.test == pytest.approx(1797 / 5, abs=6)
+    assert facts.validation == pytest.approx(100, abs=6)
+    assert facts.size == (8, 8)
+    store_pool(tmp_path, splits, facts.fingerprint)
+    again = load_pool(tmp_path, Pool(source="nowhere"), facts)
+    for name in ("train", "val", "test"):
+        part, other = getattr(splits, name), getattr(again, name)
+        assert list(part.keys) == list(other.keys)
+        assert np.array_equal(part.images, other.images)
+        assert np.array_equal(part.labels, other.labels)
+    assert describe_pool(again, "digits", words) == facts
+
+
+def test_another_label_is_another_fingerprint() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8)
+    labels = np.arange(60) % 2
+    facts = [
+        describe_pool(open_pool(Pool(validation=6), (images, given))[0], "a", "b")
+        for given in (labels, labels, np.where(np.arange(60) < 2, 1 - labels, labels))
+    ]
+    assert facts[0] == facts[1]
+    assert facts[0].fingerprint != facts[2].fingerprint
+
+
+@pytest.mark.slow
+def test_a_study_ends_with_its_page_and_the_same_call_again_trains_nothing(mine: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    studied = call(mine, out, budget="10m", jobs=2)
+    assert studied.report.read_text().startswith("<!doctype html>")
+    assert [row["claim"] for row in studied.to_rows()] == ["smaller-patches"]
+    numbers = json.loads((out / "numbers.json").read_text())
+    assert {arm["limit"] for arm in numbers["arms"]} == {200, numbers["data"]["training"]}
+    assert all(arm["seeds"] == 2 for arm in numbers["arms"])
+    assert len((out / "cells.csv").read_text().splitlines()) > 1 + 8
+    assert not (out / "runs").exists()
+    before = {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()}
+    call(mine, out, budget="10m", jobs=2)
+    assert {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()} == before
+    assert read_plan(out)[1] == []
+    call(mine, out, budget="11m", jobs=2)
+    assert len(read_plan(out)[1]) == 1
+    assert {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()} == before
+
+
+def start(out: Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "vitrail", "study", "work", str(out)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_at_random_give_the_same_figures_to_the_bit(mine: Path, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    call(mine, whole, jobs=1)
+    broken.mkdir()
+    for name in ("plan.json", "data"):
+        subprocess.run(["cp", "-r", str(whole / name), str(broken)], check=True)
+    draw, workers = random.Random(0), [start(broken) for _ in range(2)]
+    for _ in range(20):
+        time.sleep(draw.uniform(0.5, 6))
+        victim = draw.randrange(2)
+        workers[victim].send_signal(signal.SIGKILL)
+        workers[victim].wait()
+        workers[victim] = start(broken)
+    assert [worker.wait(600) for worker in workers] == [0, 0]
+    call(mine, broken, jobs=1)
+    assert (broken / "numbers.json").read_bytes() == (whole / "numbers.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_folder_that_the_same_command_continues(mine: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = [sys.executable, "-m", "vitrail", "study", "--config", str(mine), "--out", str(out), "--jobs", "1"]
+    stopped = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 300
+    while not list(out.glob("cells/*.json")):
+        assert time.monotonic() < deadline, "no cell was computed"
+        assert stopped.poll() is None
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGINT)
+    said = stopped.communicate(timeout=120)[1]
+    assert stopped.returncode == 130, said
+    assert "run the same command to go on" in said
+    done = {path.name for path in (out / "cells").iterdir()}
+    assert subprocess.run(words, check=False).returncode == 0
+    assert {path.name for path in (out / "cells").iterdir()} > done
+    assert (out / "numbers.json").exists()

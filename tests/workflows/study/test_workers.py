@@ -1,0 +1,107 @@
+"""The worker of a study on cells that are not trained, and the processes that are started and replaced."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.workflows.study.planned import POOL, fake_result, make_study
+from vitrail.errors import DiskError, VitrailError
+from vitrail.workflows.study.cells import Cell
+from vitrail.workflows.study.plan import Plan, make_plan, read_plan, write_plan
+from vitrail.workflows.study.results import read_result, write_result
+from vitrail.workflows.study.workers import Crew, work_on
+
+
+def begin(folder: Path) -> Plan:
+    plan = make_plan(make_study(), POOL, device="cpu", request="a", price=lambda cell: 1.0, budget=None)
+    write_plan(folder, plan)
+    return plan
+
+
+def test_a_worker_tunes_each_arm_and_trains_its_cells_at_the_rate_that_was_found(tmp_path: Path) -> None:
+    plan = begin(tmp_path)
+    rates: dict[str, float] = {}
+
+    def compute(cell: Cell, rate: float, attempt: int) -> None:
+        rates[cell.key] = rate
+        # the best rate lies beyond the grid: 1.6e-2, of which two rates further are tried
+        best = {"validation": {"accuracy": 0.5, "nll": abs(rate - 1.6e-2)}}
+        write_result(tmp_path, fake_result(cell, rate, **best))
+
+    assert work_on(tmp_path, compute) == 24 + 3 * (3 + 2)
+    tuned = [rates[key] for key, cell in plan.grid.cells.items() if cell.tuning is not None]
+    assert set(tuned) == {1.6e-2}
+    assert {rates[key] for key, cell in plan.grid.cells.items() if cell.tuning is None} == {1e-4}
+    assert work_on(tmp_path, compute) == 0
+
+
+def test_an_arm_all_of_whose_rates_diverged_fails_by_name(tmp_path: Path) -> None:
+    plan = begin(tmp_path)
+
+    def compute(cell: Cell, rate: float, attempt: int) -> None:
+        lost = {"state": "diverged", "validation": {}} if cell.run.model.changes["width"] == 64 else {}
+        write_result(tmp_path, fake_result(cell, rate, **lost))
+
+    work_on(tmp_path, compute)
+    wide = {key for place, key in plan.grid.places["width"].items() if place.arm == "wide"}
+    failed = {key: result for key, result in plan.results(tmp_path).items() if result.state == "failed"}
+    assert set(failed) == wide
+    assert {result.error for result in failed.values()} == {"every learning rate that was tried diverged or failed"}
+
+
+def test_a_cell_that_fails_three_times_is_kept_as_a_failure_with_its_error(tmp_path: Path) -> None:
+    plan = begin(tmp_path)
+    bad = list(plan.grid.cells)[5]
+
+    def compute(cell: Cell, rate: float, attempt: int) -> None:
+        if cell.key == bad:
+            raise ValueError("no such image")
+        write_result(tmp_path, fake_result(cell, rate))
+
+    work_on(tmp_path, compute)
+    result = read_result(tmp_path, bad)
+    assert result is not None
+    assert (result.state, result.error, result.attempts) == ("failed", "ValueError: no such image", 3)
+
+
+# kills itself until there is a third file beside its log, then ends with the code that it is given
+SUICIDE = textwrap.dedent(
+    """
+    import os, signal, sys
+    from pathlib import Path
+    folder, code = Path(sys.argv[1]), int(sys.argv[2])
+    (folder / f"{os.getpid()}.began").touch()
+    if len(list(folder.glob("*.began"))) < 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("nothing can be written" if code else "done")
+    sys.exit(code)
+    """
+)
+
+
+def crew(folder: Path, code: int) -> Crew:
+    return Crew(folder, (sys.executable, "-c", SUICIDE, str(folder), str(code)), 1)
+
+
+def test_workers_that_are_killed_are_replaced(tmp_path: Path) -> None:
+    working = crew(tmp_path, 0)
+    working.tend(lambda: None, every=0.01)
+    assert working.started == 3
+
+
+@pytest.mark.parametrize(("code", "kind"), [(6, DiskError), (3, VitrailError)])
+def test_a_worker_that_cannot_work_ends_the_study_in_its_own_words(tmp_path: Path, code: int, kind: type) -> None:
+    working = crew(tmp_path, code)
+    with pytest.raises(kind, match="nothing can be written"):
+        working.tend(lambda: None, every=0.01)
+    working.stop()
+
+
+def test_a_plan_survives_the_workers(tmp_path: Path) -> None:
+    plan = begin(tmp_path)
+    work_on(tmp_path, lambda cell, rate, attempt: write_result(tmp_path, fake_result(cell, rate)))
+    assert read_plan(tmp_path)[0].sha256 == plan.sha256

@@ -1,0 +1,95 @@
+"""What the networks of a study cost: counted in operations, and measured in seconds on this machine."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vitrail.checksums import sha256_of
+from vitrail.config.schema import Run
+from vitrail.data.sources.source import Splits
+from vitrail.errors import ConfigError
+from vitrail.files import read_sealed, write_sealed
+from vitrail.runs.folder import RunFolder
+from vitrail.runtime.machine import describe
+from vitrail.runtime.process import keep_generators, use_threads
+from vitrail.runtime.progress import Say, say_nothing
+from vitrail.training.prepare import prepare
+from vitrail.training.time_budget import measure_cost
+from vitrail.workflows.study.cells import Cell, settings_of
+from vitrail.workflows.study.counting import SAMPLE, count_step
+from vitrail.workflows.study.study import POINTS
+
+STARTING = 0.5  # seconds of a cell before its first step and after its last
+# what does not change the time of a step
+TIMELESS = ("seed", "schedule.", "data.limit", "optim.lr", "optim.betas", "optim.weight_decay", "optim.momentum")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkCost:
+    """Of one network in training: seconds of a step and of judging an image, and the operations of a step for one image."""
+
+    step: float
+    image: float
+    flops: float
+
+    def seconds(self, cell: Cell, *, training: int, validation: int, test: int) -> float:
+        """The time of a cell, all of whose evaluations included."""
+        sample = min(cell.run.data.limit or training, SAMPLE)
+        curve = POINTS * (min(validation, SAMPLE) + sample)
+        judged = curve + validation + sample + (test if cell.kind == "final" else 0)
+        return STARTING + (cell.run.schedule.steps or 0) * self.step + judged * self.image
+
+
+def name_network(run: Run) -> str:
+    """What runs have in common whose steps take the same time."""
+    timed = {path: value for path, value in settings_of(run).items() if not path.startswith(TIMELESS)}
+    return sha256_of(json.dumps(timed, sort_keys=True).encode())[:16]
+
+
+def measure_networks(folder: Path, runs: Iterable[Run], splits: Splits, say: Say) -> dict[str, NetworkCost]:
+    """The cost of every network among ``runs``, by `name_network`, in a few seconds each.
+
+    What was measured on this machine before is read from ``rates.json`` in the study's ``folder``, and new costs are added to it.
+    Raises `ConfigError` for settings that no network can have: before anything is trained.
+    """
+    path, known = folder / "rates.json", read_costs(folder)
+    wanted = {name_network(run): run for run in runs}
+    missing = {name: run for name, run in wanted.items() if name not in known}
+    if missing:
+        say(f"measure  {len(missing)} networks on this machine")
+    for name, run in missing.items():
+        known[name] = _measure(run, splits)
+    if missing and folder.is_dir():
+        measured = {name: asdict(cost) for name, cost in known.items()}
+        write_sealed(path, {**(read_sealed(path) or {}), describe(): measured})
+    return {name: known[name] for name in wanted}
+
+
+def read_costs(folder: Path) -> dict[str, NetworkCost]:
+    """What was measured on this machine before, for the study in ``folder``."""
+    stored: dict[str, Any] = read_sealed(folder / "rates.json") or {}
+    return {name: NetworkCost(**cost) for name, cost in stored.get(describe(), {}).items()}
+
+
+def _measure(run: Run, splits: Splits) -> NetworkCost:
+    run = replace(run, data=replace(run.data, limit=None))
+    with tempfile.TemporaryDirectory(prefix="vitrail-study-") as place, keep_generators():
+        folder = RunFolder(Path(place) / "run")
+        folder.open()
+        try:
+            prepared = prepare(run, folder, data=splits, say=say_nothing)
+            training = prepared.training
+            with use_threads(training.run.compute.threads or 1):
+                cost = measure_cost(training)
+        except ConfigError as error:
+            raise ConfigError(f"an arm of the study cannot be trained: {error.what}", error.remedy) from error
+        finally:
+            folder.close()
+        judged = training.monitor.count_images(training.ranks)
+        flops = count_step(prepared.kept.model.config)
+        return NetworkCost(step=cost.step, image=cost.evaluation / judged, flops=flops)

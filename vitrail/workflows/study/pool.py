@@ -1,0 +1,143 @@
+"""The images of a study: split once, small ones decoded once and mapped into the memory of every worker.
+
+N images of a split, H x W pixels, C channels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.decoded_cache import keep_decoded
+from vitrail.data.sources.contents import Arrays, Strings
+from vitrail.data.sources.holdout import choose_held_out
+from vitrail.data.sources.open import open_data
+from vitrail.data.sources.source import Source, Splits, list_splits
+from vitrail.errors import DataError
+from vitrail.files import disk_errors, read_sealed, replace_file, stage_file, write_sealed
+from vitrail.workflows.study.cells import PoolFacts
+from vitrail.workflows.study.study import Pool
+
+SHARE = 0.2  # of the images that are left, at most, for a split that the data do not have
+DATA = "data"  # the folder of decoded images, inside that of a study
+
+
+def open_pool(pool: Pool, data: Any = None) -> tuple[Splits, str]:
+    """The training, validation and test images of a study, and in words what is judged.
+
+    Where there is no split of the name ``pool.test``, a fifth of the training images is held out for it; where there is no
+    validation split beside it, ``pool.validation`` of them, at most a fifth, are that.
+
+    Args:
+        data: anything `open_data` takes, in place of ``pool.source``.
+
+    Raises `DataError` for data without labels, with several labels an image, or with too few images.
+    """
+    splits = open_data(pool.source if data is None else data, validation=0.0)
+    train, test, val = splits.train, getattr(splits, pool.test), splits.val if pool.test != "val" else None
+    if train is None or not len(train):
+        raise DataError("the data hold no training images", "give class folders inside of train and test")
+    if train.multi_label or train.labels.ndim != 1:
+        raise DataError("the images have several labels each", "give images with one class each")
+    words = f"split {pool.test}"
+    if test is None or not len(test):
+        train, test = _hold_out(train, SHARE)
+        words = f"{len(test):,} images held out of training, as there is no split {pool.test}"
+    if val is None:
+        train, val = _hold_out(train, min(pool.validation / len(train), SHARE))
+    if not len(val) or not len(test) or len(train.classes) < 2:
+        raise DataError("a study needs two classes or more, and images to train and to judge on", "give more images")
+    return replace(splits, train=train, val=val, test=test, held_out=False), words
+
+
+def _hold_out(train: Source, share: float) -> tuple[Source, Source]:
+    held = choose_held_out(train.contents, train.labels, part=share, seed=0)
+    return train.subset(np.flatnonzero(~held)), train.subset(np.flatnonzero(held))
+
+
+def describe_pool(splits: Splits, name: str, judged_on: str) -> PoolFacts:
+    """What a plan knows of the images of `open_pool`; reads all small images, and both ends of larger files."""
+    parts = list_splits(splits)
+    train = parts["train"]
+    size = train.images.shape[1:3] if train.kind == "arrays" else None
+    return PoolFacts(
+        name=name,
+        fingerprint=_hash_images(parts),
+        classes=len(train.classes),
+        training=len(train),
+        validation=len(parts["val"]),
+        test=len(parts["test"]),
+        judged_on=judged_on,
+        size=None if size is None else (int(size[0]), int(size[1])),
+    )
+
+
+def _hash_images(parts: Mapping[str, Source]) -> str:
+    """The SHA-256 of keys, labels and contents of every split."""
+    digest = hashlib.sha256()
+    for name, source in parts.items():
+        digest.update(f"{name} {len(source)} {source.keys.digest()} {list(source.classes)}".encode())
+        digest.update(np.ascontiguousarray(source.labels).tobytes())
+        if source.kind == "arrays":
+            digest.update(np.ascontiguousarray(source.images).tobytes())
+        else:
+            digest.update(repr(source.contents.fingerprints()).encode())
+    return digest.hexdigest()
+
+
+def decode_pool(splits: Splits, channels: int | None) -> Splits:
+    """The splits with small images decoded; others are as they were. Raises `DataError` for a bad image."""
+    decoded: dict[str, Any] = {
+        name: keep_decoded(part, channels=channels) for name, part in list_splits(splits).items()
+    }
+    return replace(splits, **decoded)
+
+
+def store_pool(folder: Path, splits: Splits, fingerprint: str) -> None:
+    """Writes images that are in memory to the study's ``folder``, for its workers on any machine. Raises `DiskError`."""
+    parts = list_splits(splits)
+    if any(part.kind != "arrays" for part in parts.values()) or _is_stored(folder, fingerprint):
+        return
+    with disk_errors(folder):
+        (folder / DATA).mkdir(parents=True, exist_ok=True)
+    for name, part in parts.items():
+        for what, array in (("images", part.images), ("labels", part.labels)):
+            with (
+                stage_file(folder / DATA / f"{name}-{what}.npy") as path,
+                disk_errors(folder),
+                open(path, "wb") as file,
+            ):
+                np.save(file, array)
+        replace_file(folder / DATA / f"{name}-keys.txt", "\n".join(part.keys))
+    write_sealed(folder / DATA / "about.json", {"fingerprint": fingerprint, "classes": list(splits.classes)})
+
+
+def _is_stored(folder: Path, fingerprint: str) -> bool:
+    return (read_sealed(folder / DATA / "about.json") or {}).get("fingerprint") == fingerprint
+
+
+def load_pool(folder: Path, pool: Pool, facts: PoolFacts) -> Splits:
+    """The images of the study in ``folder``: mapped into memory where they are stored, else opened again.
+
+    Raises `DataError` where they are not those of the plan.
+    """
+    if _is_stored(folder, facts.fingerprint):
+        classes = tuple((read_sealed(folder / DATA / "about.json") or {})["classes"])
+        parts: dict[str, Any] = {name: _load_part(folder / DATA, name, classes) for name in ("train", "val", "test")}
+        return Splits(**parts, classes=classes, layout=f"decoded images of {facts.name}")
+    splits, _ = open_pool(pool)
+    splits = decode_pool(splits, None)
+    if describe_pool(splits, facts.name, facts.judged_on).fingerprint != facts.fingerprint:
+        raise DataError(f"the images of {pool.source} are not those of the plan", "put them back, or begin a new study")
+    return splits
+
+
+def _load_part(folder: Path, name: str, classes: tuple[str, ...]) -> Source:
+    images, labels = (np.load(folder / f"{name}-{what}.npy", mmap_mode="r") for what in ("images", "labels"))
+    keys = Strings((folder / f"{name}-keys.txt").read_text(encoding="utf-8").split("\n"))
+    return Source(contents=Arrays(np.asarray(images), keys), targets=np.asarray(labels), classes=classes)
