@@ -45,6 +45,12 @@ def normal(value, error):
         (Greater(by=0.01), (0.006, 0.003, 0.009), "did not hold", "greater than 0, but less than 1.0 points"),
         (Greater(by=0.01), (0.007, 0.002, 0.012), "cannot tell", "greater than 0, but perhaps less than 1.0 points"),
         (Greater(by=0.01), (0.02, -0.001, 0.041), "cannot tell", "the interval contains 0"),
+        (
+            Greater(by=0.01),
+            (-0.02, -0.03, -0.01),
+            "did not hold",
+            "less than 0, the other way round, and so less than 1.0",
+        ),
         (Greater(by=0), (0.02, 0.001, 0.039), "held", "greater than 0"),
         (Greater(by=0), (-0.02, -0.03, -0.01), "did not hold", "less than 0.0 points"),
         (Equal(within=0.01), (0.002, -0.004, 0.008), "held", "less than 1.0 points in either direction"),

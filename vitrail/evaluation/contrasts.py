@@ -42,7 +42,8 @@ def pool_spreads(cells: Sequence[np.ndarray]) -> tuple[Spread, ...]:
         return (Spread(variance=np.nan, freedom=0),) * len(cells)
     pooled = Spread(variance=float(freedoms @ variances / freedoms.sum()), freedom=int(freedoms.sum()))
     images = min((cell.shape[1] for cell in cells), default=1)
-    if not are_unequal(np.maximum(variances, 1 / (12 * images**2)), freedoms):  # an accuracy is rounded to 1 / N
+    rounding = 1 / (12 * images**2)  # an accuracy is a multiple of 1 / N
+    if not compare_variances(np.maximum(variances, rounding), freedoms) < UNEQUAL:
         return (pooled,) * len(cells)
     return tuple(
         Spread(variance=float(variance), freedom=int(freedom)) if freedom else pooled
@@ -50,17 +51,17 @@ def pool_spreads(cells: Sequence[np.ndarray]) -> tuple[Spread, ...]:
     )
 
 
-def are_unequal(variances: np.ndarray, freedoms: np.ndarray) -> bool:
-    """Whether Bartlett's test (1937) rejects that the variances (C,), with their degrees of freedom, are equal."""
+def compare_variances(variances: np.ndarray, freedoms: np.ndarray) -> float:
+    """The p-value of Bartlett's test (1937) that variances (C,), with their degrees of freedom, are equal; NaN for one."""
     from scipy.stats import chi2
 
     variances, freedoms = variances[freedoms > 0], freedoms[freedoms > 0]
     if len(variances) < 2:
-        return False
+        return np.nan
     total = freedoms.sum()
     statistic = total * np.log(freedoms @ variances / total) - freedoms @ np.log(variances)
     correction = 1 + ((1 / freedoms).sum() - 1 / total) / (3 * (len(variances) - 1))
-    return bool(chi2.sf(statistic / correction, len(variances) - 1) < UNEQUAL)
+    return float(chi2.sf(statistic / correction, len(variances) - 1))
 
 
 def contrast(

@@ -45,10 +45,17 @@ class Greater:
         if low > 0 and value >= self.by:
             return "held", f"greater than 0, and {show(value, unit)} is at least {by}" if self.by else "greater than 0"
         if high < self.by:
-            return "did not hold", f"greater than 0, but less than {by}" if low > 0 else f"less than {by}"
+            sign = (
+                "greater than 0, but "
+                if low > 0
+                else "less than 0, the other way round, and so "
+                if high < 0 < self.by
+                else ""
+            )
+            return "did not hold", f"{sign}less than {by}"
         if low > 0:
             return "cannot tell", f"greater than 0, but perhaps less than {by}"
-        return "cannot tell", "the interval contains 0" if high > 0 else "the interval is wider than the effect"
+        return "cannot tell", "the interval contains 0"
 
 
 @dataclass(frozen=True, kw_only=True)

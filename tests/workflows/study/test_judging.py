@@ -157,6 +157,20 @@ def test_a_verdict_that_a_rate_could_turn_is_marked(neighbour, robust):
     assert judge_one(pair(), by_arm(a=0.67), tunings={"two": {"a": OPTIMAL}})["rate_robust"] == "not known"
 
 
+def test_a_failure_that_a_rate_of_the_loser_could_turn_is_marked():
+    better = tune({1e-3: (1.2, 0.55), 2e-3: (1.0, 0.60), 4e-3: (1.1, 0.75)})
+    row = judge_one(pair(), by_arm(a=0.55), tunings={"two": {"a": better, "b": OPTIMAL}})
+    assert (row["verdict"], row["rate_robust"]) == ("did not hold", "no")
+
+
+def test_the_spread_of_seeds_is_pooled_over_the_cells_of_one_training_size():
+    study = make_study(two=SIZED)
+    trained = Trained(study, train(study, by_arm()), classes=CLASSES, images=IMAGES)
+    spreads = [trained.spread(group) for group in trained.groups["two"]]
+    assert [spread.freedom for spread in spreads] == [4] * 6 and len(set(spreads)) == 3
+    assert spreads[:3] == spreads[3:]  # a and b at the same sizes
+
+
 def test_what_cannot_be_told_says_how_many_seeds_would():
     row = judge_one(pair(), by_arm(a=0.61), experiment=replace(TWO, seeds=2), seed=3)
     more = int(row["to_tell"].split()[0])
@@ -278,9 +292,10 @@ def test_controls_pass_on_sound_results_and_fail_on_broken_ones():
     again, fewer = judge(study, sound)["controls"]
     assert (again["name"], again["passed"], again["verdict"] != "held") == ("A/A", True, True)
     assert (fewer["name"], fewer["passed"], fewer["verdict"]) == ("fewer images", True, "held")
-    broken = train(study, lambda arm, levels: 0.5 if arm == "base" else 0.7)
-    again, fewer = judge(study, broken)["controls"]
-    assert again["passed"] is False and fewer["passed"] is not True
+    for base in (0.5, 0.9):
+        broken = train(study, lambda arm, levels, base=base: base if arm == "base" else 0.7)
+        again, fewer = judge(study, broken)["controls"]
+        assert again["passed"] is False and fewer["passed"] is not True
 
 
 @pytest.mark.parametrize("studies", [60, pytest.param(1000, marks=pytest.mark.slow)])
