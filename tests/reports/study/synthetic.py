@@ -176,6 +176,11 @@ def curves() -> dict[str, Any]:
             "points": [about(1.9 + 0.3 * at, 0.5) | {"x": n} for at, n in enumerate(LIMITS[:3])],
         }
     ]
+    fitted = [
+        {"x": n, "estimate": 0.28 + 0.05 * math.log10(n / 100), "low": 0.2, "high": 0.6}
+        for n in (*LIMITS, 60_000, 90_000)
+    ]
+    fits = [{"arm": "vit", "points": fitted, "measured_to": 45_000}]
     frontier = [
         {"family": family, "points": [about(0.50 + 0.062 * math.log2(x) + more, 0.008) | {"x": x * 1e12}
                                       for x in (0.9, 1.5, 2.5, 4.0, 7.0, 12.0)]}
@@ -189,7 +194,7 @@ def curves() -> dict[str, Any]:
         for axis, slope in (("depth", 0.14), ("width", 0.19), ("MLP", 0.06), ("1 / patch", 0.39))
     ]
     return {
-        "data": [{"experiment": "families", "differences": differences, "needed": needed}],
+        "data": [{"experiment": "families", "differences": differences, "needed": needed, "fits": fits}],
         "compute": {
             "experiments": ["compute"],
             "families": {name: {"vit": "ViT", "bit": "BiT"}[name[:3]] for name in UNLIKE},

@@ -64,6 +64,21 @@ def test_the_words_and_figures_of_a_claim_stand_in_its_card():
         assert f"{name} {value}" in said
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (2, 4, "Rule: more than 1×; the paper says between 2× and 4×."),
+        (0.25, 0.5, "Rule: less than 1×; the paper says between"),
+    ],
+)
+def test_the_rule_of_a_ratio_is_its_direction_and_the_figure_of_the_paper_stands_beside_it(low, high, words):
+    rule = {"kind": "ratio", "low": low, "high": high}
+    said = read({"claims": [synthetic.claim("compute", "held", synthetic.effect(1.3, 0.2, "ratio"), rule=rule)]}).said
+    assert words in said
+    assert "the figure of the paper" in said
+    assert "the claim holds here" not in said
+
+
 def test_what_would_change_a_verdict_is_said_where_the_study_knows_it():
     undecided = next(claim for claim in synthetic.claims() if claim["verdict"] == "cannot tell")
     assert "What would change it 5 more seeds would show" in read({"claims": [undecided]}).said
@@ -221,6 +236,14 @@ def test_compute_limited_accuracies_are_hollow_and_their_range_is_hatched():
     assert float(hatched.attrib["x"]) + float(hatched.attrib["width"]) == pytest.approx(
         draw.WIDTH - draw.RIGHT, abs=0.1
     )
+
+
+def test_a_fitted_law_is_dashed_beyond_the_images_that_were_measured():
+    plot = page(synthetic.numbers(), {})[1]["data-families-accuracy"]
+    lines = {each.attrib.get("stroke-dasharray"): each.attrib for each in ElementTree.fromstring(plot).iter()}
+    assert lines["1 3"]["d"].count("L") == len(synthetic.LIMITS) - 1
+    assert lines[draw.DASHES]["d"].count("L") == 1  # from 60,000 to 90,000 images
+    assert {lines[dashes]["stroke"] for dashes in ("1 3", draw.DASHES)} == {"var(--cobalt)"}
 
 
 def test_the_axis_of_images_is_logarithmic():

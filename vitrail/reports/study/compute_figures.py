@@ -50,9 +50,12 @@ def compute(numbers: Row, costs: Row, colours: Colours, plots: dict[str, Markup]
     plots |= drawn
     words = (
         "Each dot is one setting, the mean of its seeds with its 95\u202f% interval (the paper's figure 5). FLOPs are 6 × the "
-        "multiply-adds of an image × the images seen; lines are the fitted frontiers with their bands. Equal FLOPs are not equal "
-        "time, as the second chart shows for this machine."
+        "multiply-adds of an image × the images seen."
     )
+    if frontier:
+        words += " Lines join the frontier of each family, with their intervals."
+    if "compute-seconds" in drawn:
+        words += " Equal FLOPs are not equal time, as the second chart shows for this machine."
     ratios = [tag("li", row.get("name", ""), ": ", tag("strong", read_effect({**row, "unit": "ratio"}).words()))
               for row in extra.get("ratios") or ()]  # fmt: skip
     listed = tag("ul", *ratios, class_="ratios") if ratios else None

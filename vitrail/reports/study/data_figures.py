@@ -105,14 +105,16 @@ def data(numbers: Row, colours: Colours, plots: dict[str, Markup]) -> Markup | N
     if not parts:
         return None
     shown = [row for lines in experiments.values() for rows in lines.values() for row in rows]
-    words = explain(shown, any(own.get("needed") for name, own in extra.items() if name in experiments))
+    words = explain(shown, [own for name, own in extra.items() if name in experiments])
     return join(tag("h2", "Accuracy by training images"), lead(words), *parts)
 
 
-def explain(arms: Sequence[Row], needed: bool) -> str:
+def explain(arms: Sequence[Row], extra: Sequence[Row]) -> str:
     """Returns what the charts show, as far as they show it."""
     words = "Test accuracy by the number of training images, with 95\u202f% intervals (the paper's figures 3 and 4)."
-    if needed:
+    if any(row.get("fits") for row in extra):
+        words += " Thin dotted lines are fitted laws, dashed where they go beyond the images that were measured."
+    if any(row.get("needed") for row in extra):
         words += " Images needed: how many times as many the first arm needs for the accuracy of the second."
     if any(row.get("regime") == COMPUTE for row in arms):
         words += (

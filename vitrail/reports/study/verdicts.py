@@ -72,9 +72,11 @@ def verdicts(claims: Sequence[Row], data: Row) -> Markup | None:
     if not claims:
         return None
     test, validation = number(data.get("test")), number(data.get("validation"))
-    words = "Each claim was written down with its rule before the first final cell was trained. The strip shows the effect with "
-    words += "its confidence interval and, in green, where the claim holds. Where several "
-    words += "claims are judged they are decided at stricter levels than that of the interval (Holm), named below it."
+    words = (
+        "Each claim was written down with its rule before the first final cell was trained. The strip shows the effect with its "
+        "confidence interval and, in green, where the claim holds; of a ratio, the figure of the paper. Where several claims are "
+        "judged they are decided at stricter levels than that of the interval (Holm), named below it."
+    )
     if math.isfinite(test) and math.isfinite(validation):
         words += (
             f" Every final cell was judged once on {plural(int(test), 'test image')}; learning rates were chosen on "
@@ -162,22 +164,22 @@ def strip(claim: Row, colour: str, label: str) -> Markup | None:
     if not effect.known or not ends or (effect.log and min(*values, *ends) <= 0):
         return None
     low, high = (end if math.isfinite(end) else side * math.inf for end, side in zip(zone, (-1, 1)))
-    where = describe_zone(rule, unit)
-    says = f"{effect.words()}; {label.removesuffix(' here')} where the effect is {where}"
+    where, is_ratio = describe_zone(rule, unit), rule.get("kind") == "ratio"
+    label = "the figure of the paper" if is_ratio else label
+    side = "more" if ends[0] >= 1 else "less"
+    ruled = f"Rule: {side} than 1×; the paper says {where}." if is_ratio else f"Rule: {where}."
+    says = f"{effect.words()}. {ruled}"
     drawn = zone_strip(values, (low if not effect.log or low > 0 else 0.0, high), lambda value: tick(value, unit), colour=colour,
                        none=effect.none, label=label, says=says, log=effect.log)  # fmt: skip
-    return tag("figure", drawn, tag("figcaption", f"Rule: {where}."), class_="zone")
+    return tag("figure", drawn, tag("figcaption", ruled), class_="zone")
 
 
 def chips(claim: Row) -> Markup:
     """Returns the facts about the figure: seeds, degrees of freedom, what could be seen, the rates, the regime."""
     effect = claim.get("effect") or {}
     seeds, df, level = (number(effect.get(name)) for name in ("seeds", "df", "level"))
-    seen, unit, decided = (
-        number(claim.get("detectable")),
-        str(effect.get("unit", "")),
-        number(claim.get("verdict_level")),
-    )
+    seen, decided = number(claim.get("detectable")), number(claim.get("verdict_level"))
+    unit = str(effect.get("unit", ""))
     facts = {
         "seeds": f"{seeds:g}" if math.isfinite(seeds) else "",
         "degrees of freedom": f"{df:.3g}" if math.isfinite(df) else "",
