@@ -20,7 +20,6 @@ import harness
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 import vitrail
 from vitrail.config.recipes import RECIPES
@@ -31,6 +30,7 @@ from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import DataError
 from vitrail.evaluation.intervals import crossed_bootstrap
 from vitrail.models import configure, sketch
+from vitrail.models.cost import count_operations, step_operations
 from vitrail.models.tokenizer import Tokenizer, TokenizerConfig
 from vitrail.objectives.objective import Objective, configure_objective
 from vitrail.objectives.supervised import Supervised
@@ -57,9 +57,7 @@ def flops(make: Callable[[], tuple[Objective, list[Tensor]]]) -> float:
     """Operations of a training step, for each image; on the meta device, where nothing is computed."""
     with torch.device("meta"):
         objective, inputs = make()
-    with FlopCounterMode(display=False) as counter:
-        objective.train()(*inputs)[0].backward()
-    return counter.get_total_flops() / COUNTED
+    return step_operations(objective, inputs) / COUNTED
 
 
 def meta_images() -> Tensor:
@@ -88,14 +86,18 @@ def tokenizer_flops(*, training: bool) -> float:
         return flops(lambda: (kind(Tokenizer(TokenizerConfig.from_dict(CODES)), std=(0.5,) * 3), [meta_images()]))
     with torch.device("meta"):
         tokenizer = Tokenizer(TokenizerConfig.from_dict(CODES))
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        tokenizer.encode(meta_images())
-    return counter.get_total_flops() / COUNTED
+    with torch.no_grad():
+        return count_operations(lambda: tokenizer.encode(meta_images())) / COUNTED
 
 
 def supervised_flops() -> float:
-    targets = torch.zeros(COUNTED, dtype=torch.int64, device="meta")
-    return flops(lambda: (Supervised(sketch(network(classes=10))), [meta_images(), targets]))
+    classes, preprocessing = tuple(map(str, range(10))), Preprocessing.paper(32)
+
+    def make() -> tuple[Objective, list[Tensor]]:
+        task = vitrail.create_model(network(classes=10), classes=classes, preprocessing=preprocessing)
+        return Supervised(task), [meta_images(), torch.zeros(COUNTED, len(classes))]
+
+    return flops(make)
 
 
 class Study:

@@ -87,6 +87,11 @@ class TrainFlags(TrainingFlags, total=False):
         Flag("A model with the same classes, for distillation (DeiT).",
              setting="objective.teacher", word=str),
     ]  # fmt: skip
+    tune_lr: Annotated[
+        bool,
+        Flag("Choose the learning rate first: trainings of half the length, judged on the validation split, at rates a "
+             "factor 2 apart.", False),
+    ]  # fmt: skip
     head_only: Annotated[bool, Flag("Train the classification head only.", False, setting="model.head_only")]
 
 

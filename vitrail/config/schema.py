@@ -130,11 +130,13 @@ class OptimSettings:
     """The optimiser. Weight decay is decoupled and multiplied by the learning rate, as in the ViT and AdamW papers.
 
     After update t the average of the weights decays by ``(1 + t) / (ema_ramp + t)``, at most by ``ema``: with 10 it follows short
-    runs closely; with 2 all weights count alike until ``ema`` is reached (Polyak); with 1 the decay is constant.
+    runs closely; with 2 all weights count alike until ``ema`` is reached (Polyak); with 1 the decay is constant. ``rates`` is a
+    record, and changes nothing: the validation losses of the rates among which ``lr`` was chosen, None where training diverged.
     """
 
     name: Literal["adamw", "sgd", "muon"] = "adamw"
     lr: float = 1e-3
+    rates: dict[str, float | None] = field(default_factory=dict)
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.9
     weight_decay: float = 0.1

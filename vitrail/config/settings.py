@@ -48,6 +48,7 @@ MEANINGS = {
     "objective.changes": "changed arguments of the objective",
     "optim.name": "optimiser; muon uses AdamW for everything but hidden matrices",
     "optim.lr": "peak learning rate",
+    "optim.rates": "written by --tune-lr: validation losses of the learning rates that were tried",
     "optim.betas": "decay rates of the moments of AdamW",
     "optim.momentum": "momentum of SGD and Muon",
     "optim.weight_decay": "decoupled weight decay, multiplied by the learning rate",

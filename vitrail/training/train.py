@@ -11,7 +11,7 @@ from typing import Any
 
 from vitrail.config.recipes import recipe_of
 from vitrail.config.reconcile import continue_run
-from vitrail.config.schema import Run
+from vitrail.config.schema import OptimSettings, Run
 from vitrail.errors import VitrailError
 from vitrail.reports.wording import large
 from vitrail.rows import Scores
@@ -105,6 +105,8 @@ def train(
             with keep_generators(), StopRequests() as stop, lost_ranks():
                 if recipe := recipe_of(run):
                     say(f"recipe   {run.recipe}: {recipe.source}\nexpect   {recipe.expect}")
+                if run.optim.rates:
+                    say(f"rate     {describe_choice(run.optim)}")
                 prepared = prepare(run, folder, data=data, transform=transform, say=say, ranks=ranks)
                 with use_threads(max((prepared.training.run.compute.threads or 1) // ranks.local_world, 1)):
                     _run_steps(prepared, stop, quiet or not ranks.first, say)
@@ -130,13 +132,24 @@ def train(
 def _begin(run: Run, out: Path | None) -> Result | tuple[Run, Path]:
     """What is to be trained, and where; the result of a run that is finished."""
     run, extended = resolve_paths(run), False
-    folder = RunFolder(out or default_folder(run, run.model.name or Path(run.model.init or run.recipe).stem))
+    folder = RunFolder(out or name_folder(run))
     finished = folder.status().get("state") == "finished"
     if folder.config.exists():
         run, extended = continue_run(run, folder.read_config(), folder.path)
     if finished and not extended:
         return Result(folder.path, folder.report, folder.status().get("figures", {}))
     return run, folder.path
+
+
+def name_folder(run: Run) -> Path:
+    """A new folder under ``runs``, named after the data and the model."""
+    return default_folder(run, run.model.name or Path(run.model.init or run.recipe).stem)
+
+
+def describe_choice(optim: OptimSettings) -> str:
+    """The learning rate, and the validation losses of the rates among which it was chosen."""
+    losses = (f"{rate}: {'diverged' if loss is None else f'{loss:.4f}'}" for rate, loss in optim.rates.items())
+    return f"{optim.lr:g}, chosen by validation losses: {', '.join(losses)}"
 
 
 def resolve_paths(run: Run) -> Run:

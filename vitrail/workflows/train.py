@@ -12,10 +12,12 @@ from vitrail.config.keywords import takes
 from vitrail.config.schema import Run
 from vitrail.data.sources.open import find_annotation
 from vitrail.data.workers import refuse_in_worker
-from vitrail.runtime.progress import Say
+from vitrail.runtime.distributed import join
+from vitrail.runtime.progress import Say, say_nothing, to_stderr
 from vitrail.training.dry_run import dry_run
-from vitrail.training.train import Result
+from vitrail.training.train import Result, name_folder
 from vitrail.training.train import train as run_training
+from vitrail.workflows.tune_rate import tune_rate
 
 Transform = Callable[[Any], Any]
 
@@ -91,9 +93,21 @@ def _start(
             if say is not None:
                 say(line)
 
+        if flags.get("tune_lr"):
+            note(
+                "note     --tune-lr first trains 3 to 5 times for half the length; what follows is the training after it"
+            )
         dry_run(run, data=held, say=note)
         return "\n".join(plan)
-    return run_training(run, out=folder, data=held, transform=transform, quiet=flags["quiet"], command=command)
+    how = {"data": held, "transform": transform}
+    if not flags.get("tune_lr"):
+        return run_training(run, out=folder, quiet=flags["quiet"], command=command, **how)
+    with join(run.compute.device, run.compute.timeout) as ranks:
+        place = folder or ranks.lead(lambda: name_folder(run))
+        tuned = tune_rate(
+            run, place, say=say_nothing if flags["quiet"] or not ranks.first else to_stderr, ranks=ranks, **how
+        )
+        return run_training(tuned, out=place, quiet=flags["quiet"], command=command, ranks=ranks, **how)
 
 
 def compose(data: Any, flags: Mapping[str, Any], *, labels: bool) -> tuple[Run, Path | None]:
