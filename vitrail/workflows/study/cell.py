@@ -27,10 +27,9 @@ from vitrail.runtime.machine import describe, peak_memory
 from vitrail.training.prepare import Prepared
 from vitrail.training.train import train
 from vitrail.workflows.study.cells import Cell, settings_of
-from vitrail.workflows.study.counting import SAMPLE, count_macs6, count_step
 from vitrail.workflows.study.findings import measure_findings
 from vitrail.workflows.study.results import CellResult, write_result
-from vitrail.workflows.study.study import LIMIT, RATE
+from vitrail.workflows.study.study import LIMIT, RATE, SAMPLE
 
 RUNS = "runs"  # the folder of trainings that are under way, inside that of a study
 
@@ -90,7 +89,7 @@ class Computing:
         figures: dict[str, Any] = {name: summarise(judgement) for name, judgement in judged.items()}
         right = judged["test" if cell.kind == "final" else "validation"].metric.samples()
         assert right is not None, "a classifier is right or wrong"
-        images, config = training.steps * run.data.batch, kept.model.config
+        images = training.steps * run.data.batch
         return replace(
             begin_result(cell, run),
             limit=len(train),
@@ -98,8 +97,8 @@ class Computing:
             images=images,
             right=right > 0.5,
             curve=read_curve(training.folder),
-            flops=count_step(config) * images,
-            macs6=count_macs6(config) * images,
+            flops=training.operations or 0.0,
+            macs6=6.0 * (kept.multiply_adds or 0) * images,
             parameters=kept.parameters,
             findings=measure_findings(cell.measure, kept.model, self.splits.test, run.seed),
             **figures,

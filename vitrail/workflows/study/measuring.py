@@ -18,11 +18,11 @@ from vitrail.runs.folder import RunFolder
 from vitrail.runtime.machine import describe
 from vitrail.runtime.process import keep_generators, use_threads
 from vitrail.runtime.progress import Say, say_nothing
+from vitrail.training.operations import run_operations
 from vitrail.training.prepare import prepare
 from vitrail.training.time_budget import measure_cost
 from vitrail.workflows.study.cells import Cell, settings_of
-from vitrail.workflows.study.counting import SAMPLE, count_step
-from vitrail.workflows.study.study import POINTS
+from vitrail.workflows.study.study import POINTS, SAMPLE
 
 STARTING = 0.5  # seconds of a cell before its first step and after its last
 # what does not change the time of a step
@@ -91,5 +91,5 @@ def _measure(run: Run, splits: Splits) -> NetworkCost:
         finally:
             folder.close()
         judged = training.monitor.count_images(training.ranks)
-        flops = count_step(prepared.kept.model.config)
+        flops = (run_operations(training) or 0.0) / (training.steps * training.run.data.batch)
         return NetworkCost(step=cost.step, image=cost.evaluation / judged, flops=flops)

@@ -248,7 +248,7 @@ def run_workers(planned: Planned, out: Path, *, budget: float | None = None, qui
             nonlocal results, drawn
             results = read_results(out, grid, results)
             left = sum(seconds for key, seconds in planned.seconds.items() if key not in results) / planned.jobs
-            show.update(len(results), left=duration(left))
+            show.update(sum(key in results for key in planned.seconds), left=duration(left))
             if time.monotonic() - drawn > DRAWN_EVERY:
                 drawn = time.monotonic()
                 clock = {"seconds_used": drawn - began, "seconds_left": left, "budget_seconds": budget}

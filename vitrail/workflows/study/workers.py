@@ -23,6 +23,7 @@ from vitrail.workflows.study.results import CellResult, read_result, write_resul
 
 CONTINUE = "run the same command to go on"
 PATIENCE = 60.0  # seconds that workers have to save when they are asked to stop
+ASKED_EVERY = 0.2  # seconds between two requests to stop
 Compute = Callable[[Cell, float, int], None]  # of a cell, its rate and the number of the attempt
 
 
@@ -142,15 +143,12 @@ class Crew:
 
     def stop(self) -> None:
         """Asks the workers to save and end; those that do not are killed."""
-        for process in self.processes:
-            process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + PATIENCE
-        for process in self.processes:
-            try:
-                process.wait(max(deadline - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        while working := [process for process in self.processes if process.poll() is None]:
+            for process in working:
+                # again and again: a training that has taken its last step does not look at the signal any more
+                process.send_signal(signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
+            time.sleep(ASKED_EVERY)
         self.processes.clear()
 
 
