@@ -75,7 +75,8 @@ class Computing:
         return replace(self.splits, val=choose_sample(self.splits.val, seed=0), test=None)
 
     def _run(self, cell: Cell, rate: float) -> Run:
-        save = replace(cell.run.save, train_images=SAMPLE)
+        assert self.watched.val is not None, "a study has all splits"
+        save = replace(cell.run.save, train_images=len(self.watched.val))  # the curve watches as many of either
         return replace(cell.run, optim=replace(cell.run.optim, lr=rate), save=save)
 
     def _judge(self, cell: Cell, prepared: Prepared) -> CellResult:

@@ -18,7 +18,7 @@ from vitrail.workflows.study.study import LIMIT, RATE, SEED, STEPS, Experiment, 
 TUNING_SEED = 1_000_000  # of all tuning cells, and of no final one
 # settings that do not decide a result; the device has its kind in the key
 IGNORED = (
-    *("save.", "recipe", "data.source", "data.workers", "data.validation"),
+    *("save.", "recipe", "data.source", "data.workers", "data.validation", "data.decoded", "optim.rates"),
     *("compute.device", "compute.threads", "compute.timeout", "compute.parallel", "compute.tune"),
 )
 Kind = Literal["final", "tuning"]

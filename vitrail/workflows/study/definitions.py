@@ -89,7 +89,7 @@ def _digits() -> Study:
     )
     return Study(
         name="digits",
-        pool=Pool(source="digits"),
+        pool=Pool(source="digits", validation=150),
         base={STEPS: 160, "augment.flip": 0.0},
         experiments=experiments,
         claims=_claims(*experiments),

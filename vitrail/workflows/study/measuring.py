@@ -40,7 +40,7 @@ class NetworkCost:
     def seconds(self, cell: Cell, *, training: int, validation: int, test: int) -> float:
         """The time of a cell, all of whose evaluations included."""
         sample = min(cell.run.data.limit or training, SAMPLE)
-        curve = POINTS * (min(validation, SAMPLE) + sample)
+        curve = POINTS * 2 * min(validation, SAMPLE)
         judged = curve + validation + sample + (test if cell.kind == "final" else 0)
         return STARTING + (cell.run.schedule.steps or 0) * self.step + judged * self.image
 

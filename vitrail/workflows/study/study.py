@@ -20,7 +20,7 @@ from vitrail.workflows.study.rates import Rates
 MEASURES = ("heads", "positions")
 LIMIT, STEPS, RATE, SEED = "data.limit", "schedule.steps", "optim.lr", "seed"  # the settings that a study itself varies
 POINTS = 8  # of the curve of a cell
-SAMPLE = 1_000  # training images that are judged without augmentation, and validation images of the curve
+SAMPLE = 1_000  # training images that are judged without augmentation; of the curve, and its validation images, at most
 # the settings that all cells of all studies share unless a study says otherwise: equal steps, a schedule of one shape, one
 # optimiser (paper, D.1: Adam for ResNets too), one augmentation, and one thread, so that the bits do not depend on the machine
 COMMON: dict[str, Any] = {
