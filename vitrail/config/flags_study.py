@@ -28,6 +28,10 @@ class StudyFlags(TypedDict, total=False):
     study: Annotated[str | None, Flag("A built-in study: vit-paper (the default), vit-paper-m for a GPU, or digits.")]
     config: Annotated[str | Path | None, Flag("A study of your own as YAML, in place of a built-in one.", word=Path)]
     jobs: Annotated[int | None, Flag("Worker processes of one thread each; by default one for each core.")]
+    until: Annotated[
+        str | float | None,
+        Flag("Stop after this time, as 8m30s, and judge what is there; the same command goes on.", word=str),
+    ]
     dry_run: Annotated[
         bool,
         Flag(

@@ -50,6 +50,7 @@ def study(
         budget=None if flags["budget"] is None else seconds(flags["budget"]),
         claims=tuple(split_commas(flags["claims"] or ())),
         jobs=flags["jobs"],
+        until=None if flags["until"] is None else seconds(flags["until"]),
         command=command,
     )
     out = Path(flags["out"] or Path("runs") / f"study-{definition.name}")

@@ -174,6 +174,18 @@ def test_a_study_ends_with_its_page_and_the_same_call_again_trains_nothing(mine:
     assert {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()} == before
 
 
+@pytest.mark.slow
+def test_a_call_that_stops_at_a_time_judges_what_is_there_and_the_next_one_goes_on(mine: Path, tmp_path: Path) -> None:
+    out, lines = tmp_path / "out", []
+    studied = vitrail.study(config=mine, out=out, jobs=1, until="0.1s", quiet=True, log=lines.append)
+    assert [line for line in lines if line.startswith("stopped  with 0 of 8 cells")]
+    assert studied.report.exists()
+    assert not any(row["verdict"] in ("held", "did not hold") for row in studied.to_rows())
+    assert call(mine, out, jobs=1).to_rows()[0]["verdict"] != "not asked"
+    assert len(json.loads((out / "costs.json").read_text())["cells"]) >= 8
+    assert read_plan(out)[1] == []
+
+
 def start(out: Path) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "vitrail", "study", "work", str(out)],
@@ -190,7 +202,7 @@ def test_workers_that_are_killed_at_random_give_the_same_figures_to_the_bit(mine
     for name in ("plan.json", "data"):
         subprocess.run(["cp", "-r", str(whole / name), str(broken)], check=True)
     draw, workers = random.Random(0), [start(broken) for _ in range(2)]
-    for _ in range(20):
+    for _ in range(int(os.environ.get("VITRAIL_KILLS", 20))):
         time.sleep(draw.uniform(0.5, 6))
         victim = draw.randrange(2)
         workers[victim].send_signal(signal.SIGKILL)

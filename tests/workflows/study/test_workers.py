@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,15 @@ def test_workers_that_are_killed_are_replaced(tmp_path: Path) -> None:
     working = crew(tmp_path, 0)
     working.tend(lambda: None, every=0.01)
     assert working.started == 3
+
+
+def test_workers_are_not_waited_for_beyond_the_time_at_which_a_call_ends(tmp_path: Path) -> None:
+    working = Crew(tmp_path, (sys.executable, "-c", "import time; time.sleep(600)"), 1)
+    seen: list[int] = []
+    working.tend(lambda: seen.append(1), ends=time.monotonic() + 0.2, every=0.05)
+    assert seen
+    assert [process.poll() for process in working.processes] == [None]
+    working.stop()
 
 
 @pytest.mark.parametrize(("code", "kind"), [(6, DiskError), (3, VitrailError)])

@@ -44,6 +44,7 @@ def _steps(arm: dict[str, Any], steps: int) -> dict[str, Any]:
 
 
 GAP = {"pool": "gap", "prefix": []}
+ROOT = {"stem": [], "stem_width": 32}  # of a hybrid: BiT's root alone
 
 
 def _paper_xs() -> Study:
@@ -68,7 +69,7 @@ def _paper_xs() -> Study:
             arms={"shallow-wide": _vit(136, 2, 8, 4), "base": vit, "deep-narrow": _vit(64, 9, 8, 2)},
             measure=("heads", "positions"),
         ),
-        Experiment(name="hybrids", arms={"hybrid": _vit(96, 4, 8, 3, stem=[], stem_width=32), "vit": vit}),
+        Experiment(name="hybrids", arms={"hybrid": _vit(96, 4, 8, 3, **ROOT), "vit": vit}),
         # a CNN whose maps keep the resolution of so small images, and a ViT of its compute: 119 and 113 MFLOP
         Experiment(
             name="families-small-stem",
@@ -122,6 +123,9 @@ def _paper_m() -> Study:
             name="shape",
             arms={
                 "base": small,
+                # 502, 507 and 490 MFLOP an image
+                "shallow-wide": _vit(184, 3, 4, 2),
+                "deep-narrow": _vit(88, 12, 4, 2),
                 "depth-3": _vit(128, 3, 4, 2),
                 "depth-12": _vit(128, 12, 4, 2),
                 "width-64": _vit(64, 6, 4, 1),
@@ -139,6 +143,8 @@ def _paper_m() -> Study:
             arms={
                 **{"vit-s": _vit(64, 6, 4, 1), "vit-m": small, "vit-l": large},
                 **{"bit-s": _bit(2, 2, 2), "bit-m": bit, "bit-l": _bit(2, 2, 2, width_factor=2)},
+                **{"hybrid-s": _vit(64, 6, 4, 1, **ROOT), "hybrid-m": _vit(128, 6, 4, 2, **ROOT)},
+                **{"hybrid-l": _vit(192, 12, 4, 3, **ROOT)},
             },
             factors=lengths,
             seeds=2,

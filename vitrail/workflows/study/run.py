@@ -46,6 +46,7 @@ class Asked:
         budget: seconds of the clock, everything included; None is no bound.
         claims: names of the claims that are asked; all of the study's without any.
         jobs: worker processes; by default one for each core, or some for a GPU.
+        until: seconds after which this call stops; the same call goes on.
     """
 
     definition: Study
@@ -53,6 +54,7 @@ class Asked:
     budget: float | None = None
     claims: tuple[str, ...] = ()
     jobs: int | None = None
+    until: float | None = None
     command: str = ""
 
     @property
@@ -105,9 +107,15 @@ def run_study(asked: Asked, out: Path, *, quiet: bool = False, say: Say) -> None
     predicted = sum(planned.seconds.values()) / planned.jobs
     note = {"predicted_seconds": predicted, "budget_seconds": asked.budget, "command": asked.command}
     write_sealed(out / "run.json", note)
-    run_workers(planned, out, budget=asked.budget, quiet=quiet)
+    ends = math.inf if asked.until is None else started + asked.until
+    run_workers(planned, out, budget=asked.budget, ends=ends, quiet=quiet)
+    results, cells = planned.plan.results(out), planned.plan.grid.cells
+    taken = duration(time.monotonic() - started)
+    if planned.plan.grid.list_ready(results) is not None:
+        say(f"stopped  with {sum(key in results for key in cells)} of {len(cells)} cells after {taken}; {CONTINUE}")
+        return
     clean(out)
-    say(f"done     {len(planned.plan.grid.cells)} cells after {duration(time.monotonic() - started)}")
+    say(f"done     {len(cells)} cells after {taken}")
 
 
 def plan_only(asked: Asked, out: Path, say: Say) -> Planned:
@@ -232,8 +240,12 @@ def _align(rows: list[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def run_workers(planned: Planned, out: Path, *, budget: float | None = None, quiet: bool) -> None:
+def run_workers(
+    planned: Planned, out: Path, *, budget: float | None = None, ends: float = math.inf, quiet: bool
+) -> None:
     """Computes the cells that have no result yet, and shows on a terminal and in ``report.html`` how far that is.
+
+    At the time ``ends`` of the monotonic clock the workers are asked to save and end.
 
     Raises as `Crew.tend`, and `Preempted` or `Interrupted` when it is stopped.
     """
@@ -255,7 +267,7 @@ def run_workers(planned: Planned, out: Path, *, budget: float | None = None, qui
                 write_progress(out, {**collect_progress(planned, results, out), **clock})
 
         try:
-            crew.tend(seen)
+            crew.tend(seen, ends=ends)
         finally:
             crew.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -114,14 +115,15 @@ class Crew:
         with log:
             self.processes.append(subprocess.Popen(self.command, env=environment, stdout=log, stderr=log))
 
-    def tend(self, seen: Callable[[], None], *, every: float = 0.5) -> None:
-        """Returns when all workers have ended because no work is left; ``seen`` is called on the way.
+    def tend(self, seen: Callable[[], None], *, ends: float = math.inf, every: float = 0.5) -> None:
+        """Returns when all workers have ended because no work is left, or at the time ``ends`` of the monotonic clock, while they
+        work; ``seen`` is called on the way.
 
         Raises `VitrailError` where one cannot work, and `DiskError` where the disk is full.
         """
         for _ in range(self.count):
             self.start()
-        while self.processes:
+        while self.processes and time.monotonic() < ends:
             time.sleep(every)
             seen()
             for process in [each for each in self.processes if each.poll() is not None]:
