@@ -21,7 +21,7 @@ from tests.workflows.study.planned import POOL, make_study
 from vitrail.cli import run
 from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, DataError
-from vitrail.workflows.study.measuring import NetworkCost, name_network
+from vitrail.workflows.study.measuring import NetworkCost, keep_busy, name_network
 from vitrail.workflows.study.plan import make_plan, read_plan, write_plan
 from vitrail.workflows.study.pool import decode_pool, describe_pool, load_pool, open_pool, store_pool
 from vitrail.workflows.study.study import Pool
@@ -70,10 +70,25 @@ def call(mine: Path, out: Path, **options: object) -> object:
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every network takes 10 ms a step."""
 
-    def measure(folder: Path, runs: Iterable[Run], splits: object, say: object) -> dict[str, NetworkCost]:
+    def measure(
+        folder: Path, runs: Iterable[Run], splits: object, say: object, **how: object
+    ) -> dict[str, NetworkCost]:
         return {name_network(run): NetworkCost(step=0.01, image=1e-4, flops=1e6) for run in runs}
 
     monkeypatch.setattr("vitrail.workflows.study.run.measure_networks", measure)
+
+
+def test_neighbours_compute_while_something_is_measured_and_end_with_it() -> None:
+    def list_neighbours() -> list[str]:
+        listed = subprocess.run(["ps", "-o", "stat=", "--ppid", str(os.getpid())], capture_output=True, text=True)
+        return listed.stdout.split()
+
+    before = len(list_neighbours())
+    with keep_busy(2, "cpu"):
+        assert len(list_neighbours()) == before + 2
+    assert len(list_neighbours()) == before
+    with keep_busy(0, "cpu"):
+        assert len(list_neighbours()) == before
 
 
 @pytest.mark.usefixtures("unmeasured")

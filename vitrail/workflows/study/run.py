@@ -137,7 +137,8 @@ def plan_or_continue(asked: Asked, out: Path, say: Say) -> Planned:
     if before is not None and before["request"] == asked.digest:
         plan, _ = read_plan(out)
         say(f"plan     goes on with {plan.sha256[:12]}")
-        return Planned(plan=plan, costs=read_costs(out), jobs=choose_jobs(asked.jobs, plan.device))
+        jobs = choose_jobs(asked.jobs, plan.device)
+        return Planned(plan=plan, costs=read_costs(out, jobs), jobs=jobs)
     planned, splits = _plan(asked, out, say)
     store_pool(out, splits, planned.plan.pool.fingerprint)
     earlier = write_plan(out, planned.plan)
@@ -177,8 +178,9 @@ def _plan(asked: Asked, out: Path, say: Say) -> tuple[Planned, Splits]:
     device = find_device(definition.base.get("compute.device") or "cpu").type
     fitted, _ = fit_to_images(definition, images.facts)
     runs = [cell.run for cell in Grid(fitted, images.facts, device).foreseen()]
-    costs = measure_networks(out, runs, images.splits, say)
-    price, jobs = make_price(costs, images.facts), choose_jobs(asked.jobs, device)
+    jobs = choose_jobs(asked.jobs, device)
+    costs = measure_networks(out, runs, images.splits, say, jobs=jobs, device=device)
+    price = make_price(costs, images.facts)
     spent = time.monotonic() - began + START
     seconds = None if asked.budget is None else max(asked.budget * (1 - RESERVE) - spent, 0.0) * jobs
     plan = make_plan(definition, images.facts, device=device, request=asked.digest, price=price, budget=seconds)
