@@ -146,6 +146,7 @@ def test_a_best_rate_at_the_edge_leaves_a_claim_open():
     edge = tune({1e-3: (1.2, 0.55), 2e-3: (1.0, 0.6)})
     row = judge_one(pair(), by_arm(a=0.7), tunings={"two": {"a": OPTIMAL, "b": edge}})
     assert row["verdict"] == "cannot tell" and "the best learning rate of b is at the edge" in row["why"]
+    assert row["to_tell"].startswith("a wider grid of learning rates")
     assert row["effect"]["estimate"] == pytest.approx(0.1, abs=0.03)
 
 

@@ -13,7 +13,7 @@ from vitrail.errors import ConfigError
 from vitrail.workflows.study.cells import TUNING_SEED, Cell, Grid, PoolFacts, fit_to_images
 from vitrail.workflows.study.plan import Plan, choose_claims, make_plan, read_plan, reduce, write_plan
 from vitrail.workflows.study.results import Place, write_result
-from vitrail.workflows.study.study import Experiment, Study
+from vitrail.workflows.study.study import Experiment, Pool, Study
 
 
 def price(cell: Cell) -> float:
@@ -202,8 +202,17 @@ def test_a_plan_is_read_as_it_was_written_and_has_the_same_hash(tmp_path: Path) 
     assert list(read.grid.cells) == list(plan.grid.cells)
 
 
+def test_the_hash_of_a_plan_depends_neither_on_where_its_images_lie_nor_on_the_call() -> None:
+    places = ("/here/digits", "/there/digits", "/here/others")
+    studies = [make_study(pool=Pool(source=source)) for source in places]
+    plans = [
+        make_plan(study, POOL, device="cpu", request=study.pool.source, price=price, budget=None) for study in studies
+    ]
+    assert plans[0].sha256 == plans[1].sha256 != plans[2].sha256
+
+
 def test_another_plan_has_another_hash_and_the_earlier_one_is_kept(tmp_path: Path) -> None:
-    plans = [plan_of(make_study(), request=word) for word in "abc"]
+    plans = [plan_of(make_study(base={"schedule.steps": steps})) for steps in (40, 50, 60)]
     assert len({plan.sha256 for plan in plans}) == 3
     for plan in plans:
         write_plan(tmp_path, plan)

@@ -86,8 +86,9 @@ def _curve_of_data(trained: Trained, experiment: Experiment) -> dict[str, Any] |
             for plus, minus in pairs
         ],
         "needed": [
-            {"arm": plus, "against": minus, "points": _list_needed(trained, lines[plus], lines[minus])}
+            {"arm": plus, "against": minus, "points": points}
             for plus, minus in pairs
+            if (points := _list_needed(trained, lines[plus], lines[minus]))
         ],
         "fits": [fit for arm, groups in lines.items() if (fit := _fit(trained, arm, groups))],
     }

@@ -27,6 +27,9 @@ from vitrail.workflows.study.tunings import Tunings, find_best, find_gain, list_
 FORMAT = 1
 MOST_SEEDS = 100  # that are advised
 UNKNOWN = "not known"
+WIDER = (
+    "a wider grid of learning rates, as in experiments.NAME.rates.grid"  # would decide a claim that rests on an edge
+)
 CHECKLIST = {
     "intervals": "Student's with Satterthwaite's degrees of freedom; the variance between seeds is pooled over an experiment's "
     "cells of one training size unless Bartlett's test rejects it at 1 %, that over images has the seeds' noise taken off",
@@ -176,7 +179,7 @@ def _row(case: _Case, verdict: Verdict | None, trained: Trained, tunings: Tuning
         "effect": describe_effect(figure, claim.unit, fewest_seeds(case.measured.groups)),
         "detectable": detect(figure),
         "why": verdict.why,
-        "to_tell": _advise(claim, figure, fewest_seeds(case.measured.groups), verdict),
+        "to_tell": WIDER if case.doubt else _advise(claim, figure, fewest_seeds(case.measured.groups), verdict),
         "rate_robust": _test_rates(case, verdict, tunings.get(claim.experiment, {})),
         "regime": ", ".join(regimes),
         "beside": _list_beside(case, trained, tunings),

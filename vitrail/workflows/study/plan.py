@@ -57,7 +57,10 @@ class Plan:
 
     @property
     def sha256(self) -> str:
-        return sha256_of(json.dumps(self.document, sort_keys=True, separators=(",", ":")).encode())
+        """The hash of all that decides figures and verdicts; where the images lie and how the study was called is none of it."""
+        named = replace(self.study, pool=replace(self.study.pool, source=Path(self.study.pool.source).name))
+        content = {**self.document, "study": plain(named), "request": ""}
+        return sha256_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
     def results(self, folder: Path) -> dict[str, CellResult]:
         """The results of final and tuning cells that there are, by key."""
