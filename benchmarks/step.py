@@ -244,13 +244,18 @@ def _library(name: str) -> str:
     return name if name.startswith("vitrail, onnx") else name.split(",")[0]
 
 
-def measure(name: str, *, batch: int, device: str, compiled: bool, blocks: int, precisions: list[str]) -> None:
+TIMES = {"training": 3, "inference": 1}  # the multiply-adds of a forward pass
+
+
+def measure(
+    name: str, *, batch: int, device: str, compiled: bool, blocks: int, precisions: list[str], modes: list[str]
+) -> None:
     notes: dict[str, object] = {"batch": batch, "image": 224, "largest_difference_to_timm": check_equal(name)}
     notes |= {each.__name__: each.__version__ for each in (timm, transformers, torchvision)}
     torch.manual_seed(0)
     images, targets = torch.randn(batch, 3, 224, 224, device=device), torch.randint(1000, (batch,), device=device)
     ways = [(precision, flag) for precision in precisions for flag in ([False, True] if compiled else [False])]
-    for mode, times in (("training", 3), ("inference", 1)):
+    for mode in modes:
         make = partial(training, targets=targets) if mode == "training" else inference
         steps = {
             f"{library}, {precision}{', compiled' * flag}": make(
@@ -263,7 +268,7 @@ def measure(name: str, *, batch: int, device: str, compiled: bool, blocks: int, 
             if mode == "inference" and device == "cpu":
                 steps |= exported(name, images, Path(folder))
             kept, tried = leave_hopeless(steps, device)
-            kept[BOUND] = bound(name, batch, times, device)
+            kept[BOUND] = bound(name, batch, TIMES[mode], device)
             timings = harness.take_turns(kept, images=batch, device=device, blocks=blocks, block_seconds=1.0)
         facts = {**notes, "compiled": compiled, "tried_seconds": tried}
         harness.report(f"{name}-{mode}-{device}", timings, device=device, notes=facts)
@@ -301,6 +306,7 @@ def main() -> None:
     arguments.add_argument("--blocks", type=int, default=7)
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments.add_argument("--precisions", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"])
+    arguments.add_argument("--modes", nargs="+", default=list(TIMES), choices=list(TIMES))
     arguments.add_argument("--compile", action="store_true", default=available == "cuda", help="compiled as well")
     arguments.add_argument(
         "--profile", action="store_true", help="where the time of a step goes, in place of the table"
@@ -314,6 +320,7 @@ def main() -> None:
             profile(name, batch=batch, device=given.device)
             continue
         how = {"compiled": given.compile, "blocks": given.blocks, "precisions": given.precisions}
+        how |= {"modes": given.modes}
         measure(name, batch=batch, device=given.device, **how)
 
 

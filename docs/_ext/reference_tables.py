@@ -55,9 +55,11 @@ def command_line() -> str:
 
 
 def exit_codes() -> str:
-    """The classes of errors by exit code; 0 and 1 are those that have none of their own."""
+    """The classes of errors with an exit code of their own, by it; 0 and 1 are those that have none."""
     classes = [
-        each for each in vars(errors).values() if inspect.isclass(each) and issubclass(each, errors.VitrailError)
+        each
+        for each in vars(errors).values()
+        if inspect.isclass(each) and issubclass(each, errors.VitrailError) and "code" in vars(each)
     ]
     rows = [
         ("0", "", "Done."),

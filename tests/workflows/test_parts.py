@@ -80,7 +80,9 @@ def test_the_parts_together_are_the_table_with_a_row_for_every_image(tmp_path, c
     table = vitrail.predict("model", "images", out=tmp_path / "table.jsonl", quiet=True, log=lambda line: None)
     said = predict(tmp_path / "parts")
     assert counted == [0, 1, 2, 3]
-    assert rows(tmp_path / "parts") == [json.loads(line) for line in table.read_text().splitlines()]
+    # batches differ in size, so products are rounded differently
+    whole = [json.loads(line) for line in table.read_text().splitlines()]
+    assert rows(tmp_path / "parts") == [pytest.approx(row, abs=2e-6) for row in whole]
     assert [bool(row["error"]) for row in rows(tmp_path / "parts")] == [number in BROKEN for number in range(11)]
     assert said[0] == "parts    4 parts; 0 done before"
     assert said[-2] == f"written  {tmp_path / 'parts'}: all parts are done; 11 images"
@@ -121,7 +123,9 @@ def test_tables_of_detectors_and_segmenters_come_in_parts(tmp_path, task):
     )
     table = vitrail.predict(model, "images", out=tmp_path / "t.jsonl", quiet=True, log=lambda line: None)
     predict(tmp_path / "parts", model=model)
-    assert rows(tmp_path / "parts") == [json.loads(line) for line in table.read_text().splitlines()]
+    # batches differ in size, so products are rounded differently
+    whole = [json.loads(line) for line in table.read_text().splitlines()]
+    assert rows(tmp_path / "parts") == [pytest.approx(row, abs=2e-6) for row in whole]
     predict(tmp_path / "arrow", model=model, format="parquet")
     schema = pyarrow.parquet.read_schema(tmp_path / "arrow/part-0000003.parquet")  # it has no good image
     texts = {"path", "label", "error"}
