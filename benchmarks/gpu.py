@@ -40,6 +40,7 @@ class Scale:
     """The amount of work: what a GPU gets, or a rehearsal."""
 
     seconds: float  # in all
+    precision: str  # of steps; a rehearsal takes what no CPU has to emulate
     products: int  # rows of the square matrices
     models: tuple[tuple[str, int], ...]  # with the images of a batch
     compiled: bool
@@ -53,6 +54,7 @@ class Scale:
 SCALES = {
     "cuda": Scale(
         seconds=540,
+        precision="bf16",
         products=8192,
         models=(("vit-s16", 512), ("vit-b16", 256), ("vit-l16", 128)),
         compiled=True,
@@ -64,6 +66,7 @@ SCALES = {
     ),
     "cpu": Scale(
         seconds=120,
+        precision="fp32",
         products=512,
         models=(("vit-ti16", 2),),
         compiled=False,
@@ -100,14 +103,15 @@ class Report:
         print(self.tables[-1] + "\n", flush=True)
 
 
-def measure_products(report: Report, side: int) -> float:
-    """Operations per second of a product of two bf16 matrices, the best of five blocks."""
-    one, other = (torch.randn(side, side, device=report.device, dtype=torch.bfloat16) for _ in range(2))
+def measure_products(report: Report, side: int, precision: str) -> float:
+    """Operations per second of a product of two matrices, the best of five blocks."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    one, other = (torch.randn(side, side, device=report.device, dtype=dtype) for _ in range(2))
     step = partial(torch.mm, one, other)
     harness.seconds_for(step, 5, report.device)
     best = max(2 * side**3 * 10 / harness.seconds_for(step, 10, report.device) for _ in range(5))
-    report.facts["bf16_products_per_second"] = best
-    report.add("Products", ("bf16 matrices", "TFLOP/s"), [(f"{side} x {side}", f"{best / 1e12:.1f}")])
+    report.facts[f"{precision}_products_per_second"] = best
+    report.add("Products", (f"{precision} matrices", "TFLOP/s"), [(f"{side} x {side}", f"{best / 1e12:.1f}")])
     return best
 
 
@@ -124,7 +128,7 @@ def compare(report: Report, scale: Scale, peak: float) -> None:
                 if not report.has(2 * longest + 3 * 5 * scale.block_seconds, f"{mode} of {name} in {library}"):
                     continue
                 began = time.monotonic()
-                steps[library] = prepare(build(name), mode, images, targets, scale.compiled)
+                steps[library] = prepare(build(name), mode, images, targets, scale)
                 harness.seconds_for(steps[library], 2, report.device)  # compiles
                 longest = max(longest, time.monotonic() - began)
             if not steps:
@@ -146,10 +150,9 @@ def compare(report: Report, scale: Scale, peak: float) -> None:
                 torch.cuda.empty_cache()
 
 
-def prepare(model: nn.Module, mode: str, images: torch.Tensor, targets: torch.Tensor, compiled: bool) -> Step:
-    if mode == "training":
-        return training(model, images, targets, compiled=compiled)
-    return inference(model, images, compiled=compiled)
+def prepare(model: nn.Module, mode: str, images: torch.Tensor, targets: torch.Tensor, scale: Scale) -> Step:
+    how: dict[str, Any] = {"precision": scale.precision, "compiled": scale.compiled}
+    return training(model, images, targets, **how) if mode == "training" else inference(model, images, **how)
 
 
 def write_photographs(folder: Path, count: int) -> None:
@@ -205,7 +208,7 @@ def main() -> None:
     keep_large_buffers()
     scale = SCALES[asked.device]
     report = Report(asked.device, time.monotonic() + scale.seconds)
-    peak = measure_products(report, scale.products)
+    peak = measure_products(report, scale.products, scale.precision)
     compare(report, scale, peak)
     model, batch, steps = scale.trained
     common = [f"data.batch={batch}", "compute.tune=false", *([] if scale.compiled else ["compute.compile=false"])]
