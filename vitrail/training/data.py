@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from vitrail.config.schema import DataSettings, Run
@@ -17,7 +16,7 @@ from vitrail.data.loader import Batch, Collate, train_batches
 from vitrail.data.sample_order import measure_mixing
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.bad_images import BadImages
-from vitrail.data.sources.holdout import choose_part
+from vitrail.data.sources.holdout import take_part
 from vitrail.data.sources.open import open_data
 from vitrail.data.sources.source import Source, Splits, list_splits
 from vitrail.errors import DataError
@@ -102,9 +101,8 @@ def limit_training(splits: Splits, settings: DataSettings, seed: int) -> Splits:
     if count > images:
         what = f"data.limit is {count:,}, and there are {images:,} training images"
         raise DataError(what, f"give --limit {images} or less, or leave it out", value=splits.layout)
-    kept = choose_part(train.contents, train.targets, count=count, seed=seed)
     layout = f"{splits.layout}; {count:,} of {images:,} training images, drawn by seed {seed}"
-    return replace(splits, train=train.subset(np.flatnonzero(kept)), layout=layout)
+    return replace(splits, train=take_part(train, count=count, seed=seed), layout=layout)
 
 
 def warn_of_order(train: Source, seed: int) -> list[str]:

@@ -16,7 +16,7 @@ from torch import nn
 from vitrail.config.schema import Run
 from vitrail.data.loader import Bad, eval_batches
 from vitrail.data.rng import permutation
-from vitrail.data.sources.holdout import choose_part
+from vitrail.data.sources.holdout import take_part
 from vitrail.data.sources.source import Source, Splits
 from vitrail.evaluation.feature_health import measure as measure_health
 from vitrail.evaluation.probes import knn
@@ -60,8 +60,7 @@ class ValidationMonitor:
     def of(cls, model: Task, splits: Splits, run: Run, bad: Bad) -> ValidationMonitor:
         parts, train = {} if splits.val is None else {"val": splits.val}, splits.train
         if train is not None and (count := min(run.save.train_images, len(train))):
-            kept = choose_part(train.contents, train.targets, count=count, seed=run.seed)
-            parts["train"] = train.subset(np.flatnonzero(kept))
+            parts["train"] = take_part(train, count=count, seed=run.seed)
         return cls(model, parts, bad)
 
     def count_images(self, ranks: Ranks) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 
 from vitrail.data.sources.annotations import Annotations
 from vitrail.data.sources.contents import Contents
+from vitrail.data.sources.source import Source
 
 COMPARED = 100_000  # items; larger data sets are not searched for duplicates
 
@@ -60,6 +61,11 @@ def choose_part(contents: Contents, targets: np.ndarray | Annotations, *, count:
     kept = np.zeros(len(strata), bool)
     kept[np.lexsort((ranks, turn, place > 0))[:count]] = True
     return kept
+
+
+def take_part(source: Source, *, count: int, seed: int) -> Source:
+    """The items of a source that `choose_part` keeps."""
+    return source.subset(np.flatnonzero(choose_part(source.contents, source.targets, count=count, seed=seed)))
 
 
 def _find_first_duplicates(contents: Contents) -> np.ndarray:

@@ -15,10 +15,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vitrail.config.schema import Run
-from vitrail.data.sources.holdout import choose_part
+from vitrail.data.sources.holdout import take_part
 from vitrail.data.sources.source import Source, Splits
 from vitrail.errors import DivergedError
 from vitrail.evaluation.judgement import Judgement
@@ -116,8 +114,7 @@ def begin_result(cell: Cell, run: Run) -> CellResult:
 
 def choose_sample(source: Source, *, seed: int) -> Source:
     """`SAMPLE` of the images, stratified; of training images those that its curve watches."""
-    count = min(SAMPLE, len(source))
-    return source.subset(np.flatnonzero(choose_part(source.contents, source.targets, count=count, seed=seed)))
+    return take_part(source, count=min(SAMPLE, len(source)), seed=seed)
 
 
 def summarise(judgement: Judgement) -> dict[str, float]:
