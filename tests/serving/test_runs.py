@@ -16,16 +16,19 @@ import yaml
 
 from tests.serving.written_runs import client_of, train
 from vitrail.config.schema import ModelSettings, ObjectiveSettings
+from vitrail.files import write_sealed
 from vitrail.reports.metric_names import curve_of
 from vitrail.runs.folder import RunFolder
+from vitrail.serving import run_files
 from vitrail.serving import runs as serving
-from vitrail.serving.runs import find_runs, parse_rows, thin_rows
+from vitrail.serving.run_files import find_runs, parse_rows
+from vitrail.serving.runs import thin_rows
 
 
 def test_settings_with_aliases_are_not_read_and_vitrail_writes_none(tmp_path):
     folder = train(tmp_path / "good")
     content = folder.config.read_text()
-    assert yaml.load(content, Loader=serving.NoAliasLoader) == yaml.safe_load(content)
+    assert yaml.load(content, Loader=run_files.NoAliasLoader) == yaml.safe_load(content)
     # each level merges the one before nine times: 9 ** 12 keys from 500 bytes
     bomb = "a0: &a0 {x: 1}\n" + "".join(
         f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 9)}]}}\n" for level in range(1, 13)
@@ -207,7 +210,7 @@ def test_pipes_and_folders_in_place_of_files_hold_nothing_up(place):
     os.mkfifo(place / "odd" / "metrics.jsonl")
     (place / "odd" / "status.json").mkdir()
     assert client_of(place).get("/v1/runs").json()["runs"][0]["state"] == "starting"
-    assert serving.read(place / "odd" / "metrics.jsonl") == b""
+    assert run_files.read(place / "odd" / "metrics.jsonl") == b""
 
 
 @pytest.mark.parametrize(
@@ -260,15 +263,15 @@ def test_every_number_that_is_sent_is_finite(place):
 
 
 def test_of_a_file_that_grows_only_what_is_new_is_read_and_another_in_its_place_anew(tmp_path, monkeypatch):
-    path, seen, real = tmp_path / "metrics.jsonl", [], serving.read
+    path, seen, real = tmp_path / "metrics.jsonl", [], run_files.read
 
     def told(*given):
         seen.append(given[1] if len(given) > 1 else 0)
         return real(*given)
 
-    monkeypatch.setattr(serving, "read", told)
-    growing = serving.RowCache(most=1)
-    look = lambda: growing.rows(serving.stamp(path))  # noqa: E731
+    monkeypatch.setattr(run_files, "read", told)
+    growing = run_files.RowCache(most=1)
+    look = lambda: growing.rows(run_files.stamp(path))  # noqa: E731
     path.write_bytes(b'{"step": 1}\n{"step": 2')
     assert look() == ([{"step": 1}], 12)
     with path.open("ab") as file:
@@ -280,3 +283,27 @@ def test_of_a_file_that_grows_only_what_is_new_is_read_and_another_in_its_place_
     other.write_bytes(b'{"step": 9}\n')
     other.replace(path)
     assert look() == ([{"step": 9}], 12)
+
+
+def test_a_study_is_listed_with_its_cells_and_the_time_left(place):
+    study = place / "vit-paper"
+    study.mkdir()
+    progress = {"state": "running", "done": 12, "cells": 78, "seconds_left": 1500.0}
+    write_sealed(study / "progress.json", progress)
+    names = ("name", "command", "state", "step", "steps", "seconds_left")
+
+    def tell():
+        (told,) = client_of(place).get("/v1/runs").json()["runs"]
+        return tuple(told[name] for name in names)
+
+    assert tell() == ("vit-paper", "study", "running", 12, 78, 1500.0)
+    curves = client_of(place).get("/v1/runs/vit-paper/metrics").json()
+    assert (curves["rows"], curves["step"], curves["steps"]) == ([], 12, 78)
+    # its process was killed
+    long_ago = time.time() - 2 * serving.SILENCE
+    os.utime(study / "progress.json", (long_ago, long_ago))
+    assert tell() == ("vit-paper", "study", "stopped", 12, 78, None)
+    write_sealed(study / "progress.json", {**progress, "state": "finished", "done": 78})
+    assert tell()[2:5] == ("finished", 78, 78)
+    (study / "progress.json").write_text('{"state": 7, "done": "all"}')
+    assert tell()[2:] == ("starting", 0, None, None)

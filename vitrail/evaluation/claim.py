@@ -96,6 +96,7 @@ class Finding:
         arm: whose models; of several, the first that the experiment has.
         figure: dotted path into the findings of a cell.
         less: another figure, of the same model.
+        against: whose models' mean of the figure is taken off; of several, the first that the experiment has.
         present: the share of trainings in which the figure is greater than 0, in place of its mean.
     """
 
@@ -103,6 +104,7 @@ class Finding:
     arm: Arms
     figure: str
     less: str = ""
+    against: Arms = ()
     present: bool = False
     unit: Literal["share", "correlation"] = "share"
 

@@ -1,7 +1,6 @@
 """Routes about the runs of a folder. Each request reads from disk, so that runs in progress are shown live.
 
-The content of the folder is not trusted. A request names a run by its entry in the listing, never by a path. Links are
-not followed; broken, incomplete or too large files are ignored. Replies contain names and numbers, but no paths.
+A request names a run by its entry in the listing, never by a path. Replies contain names and numbers, but no paths.
 """
 
 from __future__ import annotations
@@ -9,51 +8,49 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
-import stat
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from functools import lru_cache
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path, PurePath
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
-import yaml
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
-from vitrail.checksums import is_text_intact, parse_line
-from vitrail.files import parse_sealed
 from vitrail.reports.metric_names import SELECTED_BY, curve_of, metric_of
 from vitrail.runs.folder import is_abandoned
 from vitrail.serving.documents import errors
 from vitrail.serving.refusals import Refused
+from vitrail.serving.run_files import (
+    MARKS,
+    PROGRESS,
+    Row,
+    Stamp,
+    complete_bytes,
+    find_runs,
+    finite,
+    parse_rows,
+    parse_settings,
+    parse_status,
+    read,
+    read_rows,
+    stamp,
+)
 from vitrail.serving.schemas import Schema
 
-MARKS = ("status.json", "config.yaml", ".lock")  # a folder with one of these files is a run
-LARGEST = {"metrics.jsonl": 64 << 20, "status.json": 1 << 20, "config.yaml": 1 << 20}  # maximum bytes read per file
 MOST_ROWS = 2_000  # maximum number of rows of the curves in a reply
 GOING_ON = ("starting", "running")
 EVERY, QUIET = 1.0, 15.0  # seconds between two polls of a run, and between two keep-alive comments
+SILENCE = 60.0  # seconds after which a study that writes no progress has stopped; it writes every ten
 WATCHERS = 64  # maximum number of event streams, for all runs together
 RUN_ERRORS = ("unauthorised", "forbidden", "not_found", "invalid")
 POSITION = ("step", "epoch", "images")  # columns that locate a row and are not curves
 
-Row = dict[str, float | None]
 After = Annotated[int, Query(description="return only rows after this step")]
 At = Annotated[
     int,
     Query(ge=0, lt=1 << 50, description="byte offset in the metrics to start from: 'at' of the curves or the last id"),
 ]
-
-
-class NoAliasLoader(yaml.SafeLoader):
-    """Refuses aliases, which vitrail never writes: a few hundred bytes of them become a structure of any size."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("an alias")
-        return super().compose_node(parent, index)
 
 
 class Best(Schema):
@@ -69,13 +66,14 @@ class RunState(Schema):
         examples=["running"], description="starting, running, stopped (its process was killed), or how the run ended"
     )
     step: int
-    steps: int | None = Field(description="total number of steps")
+    steps: int | None = Field(description="total number of steps; of a study, of cells")
+    seconds_left: float | None = Field(None, description="estimated time left, of a study")
 
 
 class Summary(RunState):
     epoch: float | None = None
     updated: float = Field(description="seconds since 1970")
-    command: str = Field(examples=["train"])
+    command: str = Field(examples=["train"], description="train, pretrain or study")
     model: str | None
     data: str | None
     best: Best | None
@@ -97,139 +95,34 @@ class Curves(RunState):
     at: int = Field(description="byte offset from which the events continue")
 
 
-class Stamp(NamedTuple):
-    """Identity and modification time of a file: the key of the caches."""
-
-    path: str
-    inode: int
-    size: int
-    changed: int
-
-
-def find_runs(folder: Path) -> dict[str, Path]:
-    """Returns the runs directly inside ``folder`` by name, without links and hidden folders."""
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:
-        return {}
-    folders = {
-        entry.name: Path(entry.path) for entry in entries if not entry.name.startswith(".") and _is_folder(entry)
-    }
-    return {name: path for name, path in sorted(folders.items()) if any(stamp(path / mark) for mark in MARKS)}
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        entry.name.encode()  # a name that is not valid Unicode cannot be requested
-        return entry.is_dir(follow_symlinks=False)
-    except (OSError, UnicodeEncodeError):
-        return False
-
-
-def stamp(path: Path) -> Stamp | None:
-    """Returns the stamp of a regular file, or None if the path is missing or anything else."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return None
-    return Stamp(str(path), status.st_ino, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
-
-
-def read(path: Path, start: int = 0) -> bytes:
-    """Reads a regular file from byte ``start``, at most `LARGEST` bytes; empty for links, pipes and unreadable files."""
-    # without O_NONBLOCK, opening a pipe would block until another process opens it for writing
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    try:
-        with open(os.open(path, flags), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return b""
-            file.seek(start)
-            return file.read(LARGEST[path.name])
-    except OSError:
-        return b""
-
-
-@lru_cache(maxsize=256)
-def _status(file: Stamp) -> Mapping[str, Any]:
-    try:
-        return parse_sealed(read(Path(file.path)))
-    except (ValueError, RecursionError):
-        return {}
-
-
-@lru_cache(maxsize=256)
-def _settings(file: Stamp) -> Mapping[str, Any]:
-    try:
-        content = read(Path(file.path)).decode()
-        settings = yaml.load(content, Loader=NoAliasLoader) if is_text_intact(content) else {}
-    except (ValueError, RecursionError, yaml.YAMLError):
-        return {}
-    return settings if isinstance(settings, dict) else {}
-
-
-class RowCache:
-    """Cache of the rows of growing files. Only the new bytes are read, unless a file was replaced or truncated."""
-
-    def __init__(self, most: int = 64) -> None:
-        self.most = most
-        self._known: dict[str, tuple[Stamp, list[Row], int]] = {}
-        self._reading = threading.Lock()
-
-    def rows(self, file: Stamp) -> tuple[list[Row], int]:
-        """Returns the rows, which must not be modified, and the number of bytes parsed."""
-        with self._reading:
-            before, rows, at = self._known.pop(file.path, (file, [], 0))
-            if before.inode != file.inode or file.size < at or (file.size == at and file.changed != before.changed):
-                rows, at = [], 0
-            if file.size > at:
-                content = read(Path(file.path), at)
-                rows, at = [*rows, *parse_rows(content)], at + _complete_bytes(content)
-            self._known[file.path] = file, rows, at
-            while len(self._known) > self.most:
-                self._known.pop(next(iter(self._known)))
-            return rows, at
-
-
-METRICS = RowCache()
-
-
-def _complete_bytes(content: bytes) -> int:
-    """Returns the number of bytes up to the end of the last complete line."""
-    return content.rfind(b"\n") + 1
-
-
-def parse_rows(content: bytes) -> Iterator[Row]:
-    """Yields the rows of complete lines. Damaged lines, and values that are not numbers, are skipped."""
-    for line in content[: _complete_bytes(content)].splitlines():
-        try:
-            record = parse_line(line)
-            if type(record.get("step")) is int:
-                yield {str(name): _number(value) for name, value in record.items() if type(value) in (int, float)}
-        except (ValueError, RecursionError, OverflowError):
-            continue
-
-
-def _number(value: float) -> float | None:
-    """Returns the value, or None if it is not finite: JSON cannot represent it."""
-    return value if math.isfinite(value) else None
-
-
-def read_rows(run: Path) -> tuple[list[Row], int]:
-    """Returns the rows of a run and the byte offset of the next row."""
-    file = stamp(run / "metrics.jsonl")
-    return METRICS.rows(file) if file else ([], 0)
-
-
 def read_state(run: Path) -> dict[str, Any]:
-    """Returns ``state``, ``step`` and ``steps`` of a run; its state is ``stopped`` if its process was killed."""
+    """Returns ``state``, ``step`` and ``steps`` of a run, and ``seconds_left`` of a study, whose steps are its cells. The state
+    is ``stopped`` if the process was killed.
+    """
+    if progress := stamp(run / PROGRESS):
+        return _read_study(progress)
     file, (rows, _) = stamp(run / "status.json"), read_rows(run)
-    status = _status(file) if file else {}
+    status = parse_status(file) if file else {}
     state, steps = status.get("state"), status.get("steps")
     state = state if isinstance(state, str) else "starting"
     return {
         "state": "stopped" if state in GOING_ON and is_abandoned(run) else state,
         "step": rows[-1]["step"] if rows else 0,
         "steps": steps if type(steps) is int else None,
+    }
+
+
+def _read_study(file: Stamp) -> dict[str, Any]:
+    progress = parse_status(file)
+    state, cells, done, left = (progress.get(name) for name in ("state", "cells", "done", "seconds_left"))
+    state = state if isinstance(state, str) else "starting"
+    # the process may run on any machine that sees the folder: only that nothing is written tells that it is gone
+    silent = state in GOING_ON and time.time() - file.changed / 1e9 > SILENCE
+    return {
+        "state": "stopped" if silent else state,
+        "step": done if type(done) is int else 0,
+        "steps": cells if type(cells) is int else None,
+        "seconds_left": finite(left) if isinstance(left, float) and not silent else None,
     }
 
 
@@ -241,19 +134,25 @@ def summarise(name: str, run: Path) -> dict[str, Any]:
         last |= row
     stamps = [stamp(run / file_name) for file_name in (*MARKS, "metrics.jsonl")]
     file = stamp(run / "config.yaml")
-    settings = _settings(file) if file else {}
+    settings = parse_settings(file) if file else {}
     objective = _text(settings, "objective", "name")
     return {
         "name": name,
         **read_state(run),
         **({"epoch": last["epoch"]} if "epoch" in last else {}),
         "updated": max((mark.changed / 1e9 for mark in stamps if mark), default=0.0),
-        "command": "train" if objective in (None, "supervised") else "pretrain",
+        "command": _name_command(run, objective),
         "model": _text(settings, "model", "name") or _last_part(_text(settings, "model", "init")),
         "data": _last_part(_text(settings, "data", "source")),
         "best": find_best(rows),
         "last": {column: value for column, value in last.items() if column not in POSITION},
     }
+
+
+def _name_command(run: Path, objective: str | None) -> str:
+    if stamp(run / PROGRESS):
+        return "study"
+    return "train" if objective in (None, "supervised") else "pretrain"
 
 
 def _text(settings: Mapping[str, Any], group: str, key: str) -> str | None:
@@ -368,7 +267,7 @@ async def follow_run(run: Path, at: int, draining: Callable[[], bool]) -> AsyncI
         # read the state before the rows: if it says that the run has ended, no rows can be missing
         now = await asyncio.to_thread(read_state, run)
         content = await asyncio.to_thread(read, run / "metrics.jsonl", at)
-        whole = _complete_bytes(content)
+        whole = complete_bytes(content)
         for line in content[:whole].splitlines(keepends=True):
             at += len(line)
             for row in parse_rows(line):

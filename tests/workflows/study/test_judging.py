@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from tests.workflows.study.synthetic_cells import CLASSES, DATA, IMAGES, PLAN, arms, make_study, pair, train, tune
 from vitrail.evaluation.claim import Change, Compute, Difference, Finding, LastDoubling, Pairs, Ranks, Slope
+from vitrail.evaluation.paper_claims import CLAIMS
 from vitrail.evaluation.verdicts import Equal, Greater, Question, Ratio, judge_all
-from vitrail.workflows.study.claims import CLAIMS
 from vitrail.workflows.study.definitions import find_study
 from vitrail.workflows.study.evidence import measure
 from vitrail.workflows.study.groups import Trained
@@ -279,6 +280,22 @@ def test_findings_are_judged_over_trainings():
     assert near["verdict"] == "held" and near["effect"]["estimate"] == pytest.approx(0.81)
     assert [row["model"] for row in numbers["heads"]] == ["two: a"]
     assert numbers["positions"][0]["neighbour_rate"] == pytest.approx(0.91)
+
+
+def test_a_finding_is_compared_between_networks():
+    moves = Finding(arm=("z", "a"), against="b", figure="shifts.moved")
+    study = make_study(pair("shifts", contrast=moves, rule=Greater(by=0.0)), two=TWO)
+    cells = train(study, by_arm())
+    moved = {"a": (0.30, 0.32, 0.37), "b": (0.10, 0.12, 0.14)}
+    for place, cell in cells["two"].items():
+        if place.arm in moved:
+            cells["two"][place] = replace(cell, findings={"shifts": {"moved": moved[place.arm][place.seed]}})
+    (row,) = judge(study, cells)["claims"]
+    expected = scipy.stats.ttest_ind(*moved.values(), equal_var=False)
+    low, high = expected.confidence_interval()
+    assert row["verdict"] == "held" and row["effect"]["estimate"] == pytest.approx(0.21)
+    assert (row["effect"]["low"], row["effect"]["high"]) == (pytest.approx(low), pytest.approx(high))
+    assert row["effect"]["df"] == pytest.approx(expected.df)
 
 
 def with_controls(seeds=3):

@@ -21,6 +21,7 @@ from tests.workflows.study.planned import POOL, make_study
 from vitrail.cli import run
 from vitrail.config.schema import Run
 from vitrail.errors import ConfigError, DataError
+from vitrail.files import read_sealed
 from vitrail.workflows.study.measuring import NetworkCost, keep_busy, name_network
 from vitrail.workflows.study.plan import make_plan, read_plan, write_plan
 from vitrail.workflows.study.pool import decode_pool, describe_pool, load_pool, open_pool, store_pool
@@ -45,7 +46,7 @@ TINY = {
             "factors": {"data.limit": [200, None]},
             "seeds": 2,
             "rates": {"grid": [1e-3, 4e-3], "length": 0.5},
-            "measure": ["heads", "positions"],
+            "measure": ["heads", "positions", "shifts"],
         }
     ],
     "claims": ["smaller-patches"],
@@ -180,6 +181,8 @@ def test_a_study_ends_with_its_page_and_the_same_call_again_trains_nothing(mine:
     assert all(arm["seeds"] == 2 for arm in numbers["arms"])
     assert len((out / "cells.csv").read_text().splitlines()) > 1 + 8
     assert not (out / "runs").exists()
+    progress = read_sealed(out / "progress.json")
+    assert progress is not None and progress["state"] == "finished" and progress["done"] == progress["cells"] == 12
     before = {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()}
     call(mine, out, budget="10m", jobs=2)
     assert {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()} == before

@@ -85,7 +85,7 @@ export class Runs {
     const done = run.steps ? run.step / run.steps : 0, steps = run.steps ? ` / ${whole(run.steps)}` : "";
     return make("tr", {}, make("td", { class: "text tick" }, tick),
       make("th", { scope: "row", class: "text run" }, swatch, only),
-      make("td", { class: "text" }, make("span", { class: `state ${run.state}` }, run.state)),
+      make("td", { class: "text" }, make("span", { class: `state ${run.state}` }, run.state), left(run.seconds_left)),
       make("td", { class: "bar", style: { "--share": String(done) } }, `${whole(run.step)}${steps}`),
       make("td", { class: "figure" }, best(run.best)), make("td", { class: "text more" }, run.model ?? ""),
       make("td", { class: "text more" }, run.data ?? ""), make("td", { class: "when" }, ago(run.updated)));
@@ -147,14 +147,27 @@ export class Runs {
     requestAnimationFrame(() => { this.#drawing = false; this.#draw(); });
   }
 
+  /** Returns why a run has no curves. */
+  #nothing(name) {
+    const study = this.#runs.find((run) => run.name === name)?.command === "study";
+    return study ? "a study has no curves; its figures are in report.html in its folder." : "no steps yet.";
+  }
+
   #draw() {
     const watched = [...this.#watched.values()];
     const empty = watched.filter((run) => run.known && !run.rows.length);
-    byId("runs-empty").replaceChildren(...empty.map(({ name }) => make("p", { class: "lead" }, `${name}: no steps yet.`)));
+    byId("runs-empty").replaceChildren(...empty.map(({ name }) => make("p", { class: "lead" }, `${name}: ${this.#nothing(name)}`)));
     byId("runs-keys").replaceChildren(...legend(watched));
     byId("runs-charts").replaceChildren(...charts(watched));
     byId("runs-hint").hidden = watched.length > 0;
   }
+}
+
+/** Returns the time left of a study. */
+function left(seconds) {
+  if (!seconds) return "";
+  const minutes = seconds / 60;
+  return ` ${minutes < 90 ? `${Math.ceil(minutes)} min` : `${short(minutes / 60)} h`} left`;
 }
 
 function best(figure) {

@@ -193,21 +193,37 @@ def _ranks(trained: Trained, experiment: str, fewest: int) -> Measured:
 
 
 def _finding(trained: Trained, experiment: str, asked: Finding) -> Measured:
+    groups, values = _look_inside(trained, experiment, asked, asked.arm)
+    if asked.present:
+        return Measured(figures=(Proportion(int((values > 0).sum()), len(values)),), plus=(groups,), minus=())
+    if not asked.against:
+        figure = Student(value=float(values.mean()), seeds=(_part(values),))
+        return Measured(figures=(figure,), plus=(groups,), minus=())
+    others, minus = _look_inside(trained, experiment, asked, asked.against)
+    value = float(values.mean() - minus.mean())
+    figure = Student(value=value, seeds=(_part(values), _part(minus)))
+    return Measured(figures=(figure,), plus=(groups,), minus=(others,))
+
+
+def _look_inside(trained: Trained, experiment: str, asked: Finding, arms: Arms) -> tuple[tuple[Group, ...], np.ndarray]:
+    """The groups of the first of ``arms`` that the experiment has, and what was found in each of their models."""
     planned = trained.experiment(experiment).arms
-    arms = [arm for arm in as_arms(asked.arm) if arm in planned]
-    if not arms:
-        raise NotAskedError(f"the experiment {experiment} has no arm {' or '.join(as_arms(asked.arm))}")
-    groups = trained.pick(experiment, arms[0], {})
+    arm = next((arm for arm in as_arms(arms) if arm in planned), None)
+    if arm is None:
+        raise NotAskedError(f"the experiment {experiment} has no arm {' or '.join(as_arms(arms))}")
+    groups = trained.pick(experiment, arm, {})
     found = [_look_up(result, asked.figure) for group in groups for result in group.results]
     other = [_look_up(result, asked.less) if asked.less else 0.0 for g in groups for result in g.results]
     values = np.array([a - b for a, b in zip(found, other) if a is not None and b is not None])
     if not len(values):
-        raise NotAskedError(f"no cell of {arms[0]} in {experiment} has the finding {asked.figure}")
-    if asked.present:
-        return Measured(figures=(Proportion(int((values > 0).sum()), len(values)),), plus=(groups,), minus=())
-    variance = float(values.var(ddof=1)) / len(values) if len(values) > 1 else math.nan
-    figure = Student(value=float(values.mean()), seeds=(Part(variance, len(values) - 1),))
-    return Measured(figures=(figure,), plus=(groups,), minus=())
+        raise NotAskedError(f"no cell of {arm} in {experiment} has the finding {asked.figure}")
+    return groups, values
+
+
+def _part(values: np.ndarray) -> Part:
+    """The variance of a mean over trainings."""
+    count = len(values)
+    return Part(float(values.var(ddof=1)) / count if count > 1 else math.nan, count - 1)
 
 
 def _rank_differences(columns: np.ndarray) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""What is looked up inside the final models of a study: attention distances, and similarities of position embeddings."""
+"""What is looked up inside the final models of a study: attention distances, similarities of position embeddings, and how much
+the answer changes when the image is shifted.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from vitrail.analysis.embeddings import (
     compute_line_similarity,
@@ -15,6 +18,7 @@ from vitrail.analysis.embeddings import (
     compute_position_similarity,
     extract_position_embeddings,
 )
+from vitrail.analysis.equivariance import measure_shift_response
 from vitrail.analysis.head_statistics import HeadFigures, HeadStatistics
 from vitrail.data.sources.source import Source, choose_evenly
 from vitrail.inference.options import InferenceOptions
@@ -23,10 +27,9 @@ from vitrail.models import create_backbone
 from vitrail.runtime.process import keep_generators
 
 WATCHED = 128  # images, as in the paper (section 4.5: figure 11)
-LOCAL, GLOBAL = (
-    0.5,
-    0.9,
-)  # of the distance of uniform attention, below and above which a head is called local and global
+# of the distance of uniform attention, below and above which a head is called local and global
+LOCAL, GLOBAL = 0.5, 0.9
+SHIFTS = (1, 2, 4)  # pixels
 
 
 def measure_findings(measures: Sequence[str], model: Any, source: Source, seed: int) -> dict[str, Any]:
@@ -42,6 +45,8 @@ def measure_findings(measures: Sequence[str], model: Any, source: Source, seed: 
         found["heads"] = summarise_heads(_measure_heads(model, source))
     if "positions" in measures and (positions := _measure_positions(model, seed)):
         found["positions"] = positions
+    if "shifts" in measures:
+        found["shifts"] = _measure_shifts(model, source)
     return found
 
 
@@ -57,7 +62,8 @@ def _measure_heads(model: Any, source: Source) -> list[HeadFigures]:
 def summarise_heads(layers: Sequence[HeadFigures]) -> dict[str, Any]:
     """Of the lowest third of the layers the ``share_mixed`` that has both local and global heads (section 4.5: "attention heads
     attend to most of the image already in the lowest layers ... other attention heads have consistently small attention
-    distances"); and ``distance_by_depth``, Spearman's correlation of a layer's mean distance with its number.
+    distances"), and the ``share_local`` of their heads; and ``distance_by_depth``, Spearman's correlation of a layer's mean
+    distance with its number.
     """
     from scipy.stats import spearmanr
 
@@ -68,6 +74,7 @@ def summarise_heads(layers: Sequence[HeadFigures]) -> dict[str, Any]:
     ordered = float(spearmanr(np.arange(len(means)), means).statistic) if len(set(means)) > 2 else None
     return {
         "share_mixed": sum(mixed) / len(mixed),
+        "share_local": (torch.cat(shares) < LOCAL).double().mean().item(),
         **({} if ordered is None else {"distance_by_depth": ordered}),
         "layers": [{"distance": layer.distance.tolist(), "uniform": layer.uniform} for layer in layers],
     }
@@ -87,4 +94,19 @@ def _measure_positions(model: Any, seed: int) -> dict[str, float]:
         "neighbour_rate": compute_neighbour_rate(similarity),
         "row_column_excess": (lines.row + lines.column) / 2 - lines.elsewhere,
         "untrained_neighbour_rate": compute_neighbour_rate(compute_position_similarity(untrained)),
+    }
+
+
+@torch.inference_mode()
+def _measure_shifts(model: Any, source: Source) -> dict[str, float]:
+    """For shifts by 1, 2 and 4 pixels, borders reflected: how far the features ``moved``, relative to the distance of different
+    images, and the share of answers that ``changed``; means over the shifts.
+    """
+    watched = source.subset(choose_evenly(len(source), WATCHED))
+    images = torch.cat([batch for _, batch in inputs(model, watched, InferenceOptions(batch=WATCHED))])
+    room = F.pad(images, (0, max(SHIFTS), 0, max(SHIFTS)), mode="reflect")
+    responses = measure_shift_response(model, room, SHIFTS).values()
+    return {
+        "moved": float(np.mean([each.moved / each.apart if each.apart else 0.0 for each in responses])),
+        "changed": float(np.mean([each.changed or 0.0 for each in responses])),
     }

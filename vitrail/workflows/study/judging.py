@@ -13,8 +13,8 @@ from typing import Any
 from vitrail.config.parse import plain
 from vitrail.evaluation.claim import Beside, Claim, Difference, Pairs
 from vitrail.evaluation.estimates import LEVEL, Estimate, Student
+from vitrail.evaluation.paper_claims import NOT_TESTABLE
 from vitrail.evaluation.verdicts import Equal, Question, Unit, Verdict, judge, judge_all, show
-from vitrail.workflows.study.claims import NOT_TESTABLE
 from vitrail.workflows.study.controls import list_controls
 from vitrail.workflows.study.effects import describe_effect, describe_rule, detect, finite, with_interval
 from vitrail.workflows.study.evidence import Measured, measure

@@ -267,11 +267,21 @@ def run_workers(
                 drawn = time.monotonic()
                 clock = {"seconds_used": drawn - began, "seconds_left": left, "budget_seconds": budget}
                 write_progress(out, {**collect_progress(planned, results, out), **clock})
+                note_progress(planned, results, out, "running", left)
 
         try:
             crew.tend(seen, ends=ends)
         finally:
             crew.stop()
+            results = read_results(out, grid, results)
+            note_progress(planned, results, out, "finished" if grid.list_ready(results) is None else "stopped", 0.0)
+
+
+def note_progress(planned: Planned, results: Mapping[str, CellResult], out: Path, state: str, left: float) -> None:
+    """Writes ``progress.json``, by which a server lists the study among its runs."""
+    done = sum(key in results for key in planned.seconds)
+    told = {"state": state, "done": done, "cells": len(planned.seconds), "seconds_left": left}
+    write_sealed(out / "progress.json", told)
 
 
 def collect_progress(planned: Planned, results: Mapping[str, CellResult], out: Path) -> dict[str, Any]:

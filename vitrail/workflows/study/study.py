@@ -17,7 +17,7 @@ from vitrail.errors import ConfigError, nearest
 from vitrail.evaluation.claim import Claim
 from vitrail.workflows.study.rates import Rates
 
-MEASURES = ("heads", "positions")
+MEASURES = ("heads", "positions", "shifts")
 LIMIT, STEPS, RATE, SEED = "data.limit", "schedule.steps", "optim.lr", "seed"  # the settings that a study itself varies
 POINTS = 8  # of the curve of a cell
 SAMPLE = 1_000  # training images that are judged without augmentation; of the curve, and its validation images, at most
@@ -78,7 +78,8 @@ class Experiment:
         factors: levels by dotted path, as ``{"data.limit": [500, 4000, null]}``; null is all images.
         seeds: of each cell, from ``first_seed`` on. A seed determines images, initialisation, order and augmentation.
         rates: None takes the rate that the settings name.
-        measure: of ViTs, beside accuracy: ``heads``, the mean attention distances, and ``positions``.
+        measure: beside accuracy: of ViTs ``heads``, the mean attention distances, and ``positions``; ``shifts``, how much the
+            answer changes with the place of the image.
     """
 
     name: str

@@ -140,6 +140,31 @@ _ALL = (
         rule=Greater(by=0.0),
     ),
     Claim(
+        name="hybrid-less-local",
+        quote="This highly localized attention is less pronounced in hybrid models that apply a ResNet before the Transformer",
+        source="section 4.5, figure 7",
+        question="Share of local heads in the lowest third of layers: ViT - hybrid",
+        experiment="hybrids",
+        contrast=Finding(arm="vit", against="hybrid", figure="heads.share_local"),
+        rule=Greater(by=0.0),
+    ),
+    Claim(
+        name="less-bias",
+        quote="Vision Transformer has much less image-specific inductive bias than CNNs",
+        source="section 3.1",
+        question="How far features move when the image is shifted by 1 to 4 pixels, of the distance between images: ViT - BiT",
+        experiment="families",
+        contrast=Finding(arm="vit", against="bit", figure="shifts.moved"),
+        rule=Greater(by=0.0),
+        beside=(
+            Beside(
+                name="answers that change",
+                contrast=Finding(arm="vit", against="bit", figure="shifts.changed"),
+            ),
+        ),
+        caveat="Shifts only. All networks were trained on shifted crops, which teaches a ViT a part of what a CNN has.",
+    ),
+    Claim(
         name="positions-encode-distance",
         quote="closer patches tend to have more similar position embeddings",
         source="section 4.5, figure 7",
@@ -233,6 +258,15 @@ _ALL = (
         caveat="On the training data itself; the paper compares after transfer.",
     ),
     Claim(
+        name="axial",
+        quote="both Axial-ViT-B/32 and Axial-ViT-B/16 do better than their ViT-B counterpart in terms of performance",
+        source="appendix D.6",
+        question="Axial ViT - ViT of as many blocks, for equal images",
+        experiment="axial",
+        contrast=Difference(plus="axial", minus="vit"),
+        caveat="An axial block has two layers, on rows and on columns, and so costs more compute, as in the paper.",
+    ),
+    Claim(
         name="higher-resolution",
         quote="It is often beneficial to fine-tune at higher resolution than pre-training",
         source="section 3.2",
@@ -269,5 +303,4 @@ NOT_TESTABLE = {
     "Self-supervision gains 2 % and stays 4 % behind (section 4.6)": "needs pre-training and fine-tuning; see `vitrail pretrain`",
     "Few-shot accuracy stands for fine-tuned accuracy (section 4.1)": "needs fine-tuned models beside; see `vitrail probe`",
     "ViT is more memory-efficient (appendix D.5)": "is measured without training; see `vitrail inspect`",
-    "Axial attention: more accurate, more compute (appendix D.6)": "needs images of more than 32 pixels to differ",
 }

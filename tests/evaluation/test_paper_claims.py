@@ -8,8 +8,8 @@ import yaml
 from vitrail.config.parse import build, plain
 from vitrail.errors import ConfigError
 from vitrail.evaluation.claim import Claim, Difference, Pairs, Published, Slope
+from vitrail.evaluation.paper_claims import CLAIMS, NOT_TESTABLE
 from vitrail.evaluation.verdicts import Equal, Greater
-from vitrail.workflows.study.claims import CLAIMS, NOT_TESTABLE
 
 
 @pytest.mark.parametrize("name", CLAIMS)
