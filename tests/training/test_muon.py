@@ -51,6 +51,20 @@ def test_ten_steps_equal_those_of_torch():
         torch.testing.assert_close(*buffers)
 
 
+@pytest.mark.parametrize("shape", [(8, 4, 3, 3), (64, 2, 1, 1)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_kernel_moves_as_the_matrix_of_its_outputs(shape, layout):
+    draw = torch.Generator().manual_seed(0)
+    start, gradient = (torch.randn(shape, generator=draw) for _ in range(2))
+    kernel = nn.Parameter(start.clone(memory_format=layout))
+    matrix = nn.Parameter(start.flatten(1).clone())
+    kernel.grad, matrix.grad = gradient.clone(memory_format=layout), gradient.flatten(1).clone()
+    Muon([kernel], lr=0.1, kind=torch.float32).step()
+    Muon([matrix], lr=0.1, kind=torch.float32).step()
+    torch.testing.assert_close(kernel.detach().flatten(1), matrix.detach(), rtol=1e-6, atol=1e-6)
+    assert not torch.equal(kernel.detach(), start)
+
+
 def test_a_matrix_without_a_gradient_stays():
     first, second = (nn.Parameter(matrix) for matrix in matrices()[:2])
     first.grad = torch.ones_like(first)

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.models.tiny import TINY
 from vitrail.config.recipes import find_recipe
 from vitrail.config.schema import OptimSettings
+from vitrail.models import create_backbone
 from vitrail.training.optimizer import Average, Optimiser, group_parameters
 
 
@@ -68,6 +70,21 @@ def test_an_optimiser_rebuilt_from_its_tensors_goes_on_bit_for_bit(name: str) ->
         step(second, resumed, seed)
     for one, other in zip(first.parameters(), second.parameters()):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["vit", "bit", "pvt v2"])
+def test_muon_takes_matrices_and_kernels_of_hidden_layers(name: str) -> None:
+    backbone = create_backbone(TINY[name])
+    parameters = dict(backbone.named_parameters())
+    muon, adamw = Optimiser(backbone, OptimSettings(name="muon"), parameters).parts
+    taken = {name for group in muon.param_groups for name in group["names"]}
+    assert taken.isdisjoint(name for group in adamw.param_groups for name in group["names"])
+    ends = {*backbone.layers()[0], *backbone.layers()[-1]}
+    depthwise = {name for name in parameters if "dwconv" in name}
+    assert taken == {
+        name for name, weight in parameters.items() if name.endswith(".weight") and weight.ndim > 1
+    } - ends - depthwise  # fmt: skip
+    assert any(parameters[name].ndim == 4 for name in taken) == (name != "vit")
 
 
 def test_adamw_with_its_rate_set_takes_the_step_of_the_definition() -> None:

@@ -4,7 +4,7 @@ Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon), with the scale o
 training", equation 4), which makes one learning rate and decay serve Muon and AdamW. The same update as torch's own Muon;
 matrices of one shape are worked on together, which takes half the time for a small ViT on two cores (docs/decisions.md).
 
-A matrix is (m, n), a stack of equally large ones (S, m, n).
+A matrix is (m, n), a stack of equally large ones (S, m, n). The kernel of a convolution, (D, C, P, Q), is the matrix (D, C P Q).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Muon(torch.optim.Optimizer):
     """The optimiser; its state for each parameter is ``momentum_buffer``.
 
     Args:
-        params: matrices, or groups of them.
+        params: matrices and kernels of convolutions, or groups of them.
         momentum: of the running mean of gradients; the update looks ahead by one more step (Nesterov).
         weight_decay: decoupled, multiplied by the learning rate.
         kind: in which the iteration multiplies; fp32 where that is faster.
@@ -63,7 +63,8 @@ class Muon(torch.optim.Optimizer):
         ahead = lerp(gradients, means, momentum)
         multiply_(parameters, 1 - rate * decay)
         for parameter, direction in zip(parameters, orthogonalise(ahead, self.kind, self.ranks), strict=True):
-            parameter.add_(spread_like(direction, parameter), alpha=-rate * 0.2 * max(parameter.shape) ** 0.5)
+            side = max(len(parameter), parameter.numel() // len(parameter))
+            parameter.add_(spread_like(direction, parameter), alpha=-rate * 0.2 * side**0.5)
 
     def _mean(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -73,13 +74,14 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: list[Tensor], kind: torch.dtype = torch.bfloat16, ranks: Ranks = ALONE) -> list[Tensor]:
-    """Each matrix with its singular vectors and with singular values of about 0.7 to 1.2.
+    """Each matrix, or kernel of a convolution, with its singular vectors and with singular values of about 0.7 to 1.2.
 
     The iteration was designed for bf16; fp32 is for processors where that is slow, up to 40 times for small matrices. Of several
     ranks, whose matrices may be spread over them, each computes every W-th matrix of a shape, and all get the whole of all
     results.
     """
-    wide = [matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix for matrix in matrices]  # m <= n
+    flat = [matrix.flatten(1) for matrix in matrices]
+    wide = [matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix for matrix in flat]  # m <= n
     alike: dict[torch.Size, list[int]] = defaultdict(list)
     for place, matrix in enumerate(wide):
         alike[matrix.shape].append(place)
@@ -92,7 +94,8 @@ def orthogonalise(matrices: list[Tensor], kind: torch.dtype = torch.bfloat16, ra
             for place, result in zip(share, part, strict=True):
                 wide[place] = result
     return [
-        result if result.shape == matrix.shape else result.mT for result, matrix in zip(wide, matrices, strict=True)
+        (result if len(result) == len(matrix) else result.mT).reshape(matrix.shape)
+        for result, matrix in zip(wide, matrices, strict=True)
     ]
 
 

@@ -29,6 +29,11 @@ def find_head_names(model: nn.Module) -> set[str]:
     return {name for name in last if name.startswith("own.") or "head" in name.removeprefix("encoder.").split(".")[0]}
 
 
+def is_matrix(weight: Tensor) -> bool:
+    """Whether Muon may update a weight: that of a dense layer, or of a convolution that joins its channels."""
+    return weight.ndim == 2 or (weight.ndim == 4 and weight.shape[1] > 1)
+
+
 def group_parameters(model: nn.Module, settings: OptimSettings, parameters: Mapping[str, nn.Parameter]) -> list[dict]:
     """Groups for a torch optimiser: one per depth and decay, each with its ``names`` and the ``scale`` of its rate.
 
@@ -82,7 +87,7 @@ class Optimiser:
         else:
             first, last = model.layers()[0], model.layers()[-1]  # type: ignore[operator]
             spared = {*first, *last, *model.no_decay()}  # type: ignore[operator]
-            hidden = {name for name, parameter in parameters.items() if parameter.ndim == 2 and name not in spared}
+            hidden = {name for name, weight in parameters.items() if is_matrix(weight) and name not in spared}
             matrices, rest = _split(groups, hidden)
             # frozen as far as the head, there may be nothing for one of them
             narrow = precision != "fp32" or all(parameter.is_cuda for parameter in parameters.values())
