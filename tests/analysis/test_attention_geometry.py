@@ -15,7 +15,13 @@ from vitrail.analysis.attention_geometry import Lift, spread_to_finer
 from vitrail.models import AttentionGrid, create_backbone
 
 CPU = torch.device("cpu")
-SIZES = {"swin": (50, 38), "pvt, odd map": (34, 27), "pvt v2": (34, 27), "axial": (24, 40)}
+SIZES = {
+    "swin": (50, 38),
+    "pvt, odd map": (34, 27),
+    "pvt v2": (34, 27),
+    "axial": (24, 40),
+    "axial resnet, small stem": (12, 8),
+}
 ALIKE = ("vit", "beit")  # of whose layers one stands for all
 LAYERS = [
     (name, layer)

@@ -76,6 +76,7 @@ def trained(tmp_path_factory):
     return vitrail.train(data, out=out, steps=150, batch=40, lr=2e-3, settings=(*TINY, *RECIPE), quiet=True)
 
 
+@pytest.mark.slow
 def test_it_is_trained_and_targets_follow_their_pixels(trained):
     figures = trained.figures
     assert figures["mean_error"] < 0.1  # a guess in the middle is off by 0.19

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 import vitrail
+from tests.slow import slow_except
 from vitrail.config.compose import request
+from vitrail.config.schema import Run
 from vitrail.models import cost_of
 from vitrail.models.cost import count_operations, on_meta, step_operations
 from vitrail.reports.wording import describe_compute, large
 from vitrail.runs.folder import RunFolder
+from vitrail.runtime.progress import say_nothing
 from vitrail.training.dry_run import dry_run
 from vitrail.training.operations import run_operations
-from vitrail.training.train import train
+from vitrail.training.prepare import prepare
+from vitrail.training.state import Training
 
 # N tokens of P x P pixels in images of 8 x 8 with one channel, width D, L blocks, MLP of width M, K classes
 P, N, D, L, M, K = 4, 4, 24, 3, 40, 10
@@ -40,16 +46,21 @@ def count(out: Path, *more: str, objective: str = "supervised", **flags) -> floa
     given = (*QUICK, f"schedule.steps={STEPS}", f"data.batch={BATCH}", *(() if objective == "tokenizer" else NETWORK))
     asked = {"data": {"source": "digits"}, "objective": {"name": objective, **flags}}
     run, _ = request(flags=asked, settings=(*given, *more))
-    counted = {}
+    with prepared(run, out) as training:
+        operations = run_operations(training)
+        assert operations is not None and run_operations(training) == operations
+    return operations / STEPS / BATCH
 
-    def end(prepared):
-        counted["steps"] = prepared.training.operations
-        counted["again"] = run_operations(prepared.training)
-        return {}
 
-    train(run, out=out, quiet=True, end=end)
-    assert counted["steps"] == counted["again"]
-    return counted["steps"] / STEPS / BATCH
+@contextmanager
+def prepared(run: Run, out: Path) -> Iterator[Training]:
+    """A training before its first step."""
+    folder = RunFolder(out)
+    folder.open()
+    try:
+        yield prepare(run, folder, say=say_nothing).training
+    finally:
+        folder.close()
 
 
 def test_those_of_a_vit_are_its_matrix_products_computed_by_hand(tmp_path):
@@ -77,29 +88,28 @@ def test_a_teacher_adds_a_forward_pass_of_its_own(tmp_path):
     assert cost_of(teacher.load().config).multiply_adds == EMBEDDING + BLOCKS + HEAD
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_compared_in_parts_computes_its_features_twice(tmp_path):
-    counted = {}
-
-    def measure(prepared):
-        objective, part = on_meta(prepared.training.objective), torch.empty(BATCH, 1, 8, 8, device="meta")
-        counted["views"] = count_operations(lambda: objective.features(part, part)) / BATCH
-        return {}
-
     given = (*NETWORK, *QUICK, f"data.batch={BATCH}", "schedule.steps=1")
     run, _ = request(flags={"data": {"source": "digits"}, "objective": {"name": "simclr"}}, settings=given)
-    train(run, out=tmp_path / "views", quiet=True, end=measure)
+    with prepared(run, tmp_path / "views") as training:
+        objective, part = on_meta(training.objective), torch.empty(BATCH, 1, 8, 8, device="meta")
+        views = count_operations(lambda: objective.features(part, part)) / BATCH
     whole = count(tmp_path / "whole", objective="simclr")
-    assert count(tmp_path / "parts", "data.micro_batch=6", objective="simclr") == whole + counted["views"]
-    assert counted["views"] == 2 * 2 * (EMBEDDING + BLOCKS)
+    assert count(tmp_path / "parts", "data.micro_batch=6", objective="simclr") == whole + views
+    assert views == 2 * 2 * (EMBEDDING + BLOCKS)
 
 
-@pytest.mark.parametrize("objective", ["masked-patch", "mae", "moco", "simclr", "tokenizer"])
+@pytest.mark.parametrize(
+    "objective", slow_except(["masked-patch", "mae", "moco", "simclr", "tokenizer"], {"masked-patch", "mae"})
+)
 def test_every_objective_is_counted(objective, tmp_path):
     counted = count(tmp_path / "run", objective=objective)
     least = {"masked-patch": SUPERVISED - 6 * HEAD, "moco": 3 * SUPERVISED / 1.5, "simclr": 2 * (SUPERVISED - 6 * HEAD)}
     assert counted > least.get(objective, 0)
 
 
+@pytest.mark.slow
 def test_the_codes_of_a_tokenizer_are_counted(tmp_path):
     tokenizer = vitrail.pretrain(
         "digits", objective="tokenizer", steps=1, batch=8, out=tmp_path / "codes", set=QUICK, quiet=True

@@ -98,8 +98,8 @@ def test_ranks_train_as_one_process(pool, data, tmp_path, network, world, parall
 @pytest.mark.parametrize(
     ("objective", "world"),
     [
-        ("moco", 3),
         ("mae", 3),
+        pytest.param("moco", 3, marks=pytest.mark.slow),
         pytest.param("simclr", 2, marks=pytest.mark.slow),
         pytest.param("masked-patch", 2, marks=pytest.mark.slow),
     ],
@@ -169,6 +169,7 @@ def test_what_the_caller_does_at_the_end_is_done_with_the_whole_model_on_every_r
     assert set(alone) == {"val", "train"}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_at_another_number_of_ranks(pool, data, tmp_path):
     """One, three, two sharded and one rank, two steps each, against one process; metrics as if nothing had happened."""
     given = on_ranks.settings("vit", "data.batch=12", "optim.ema=0.9", "schedule.kind=constant", "schedule.warmup=0")
@@ -340,7 +341,7 @@ def test_the_exit_codes_of_all_ranks_make_one(codes, asked, code):
 
 
 @pytest.mark.parametrize(
-    "how", slow_except((("vit", "replicate"), ("vit", "shard"), ("bit", "shard")), {("vit", "shard")}), ids="-".join
+    "how", slow_except((("vit", "replicate"), ("vit", "shard"), ("bit", "shard")), set()), ids="-".join
 )
 def test_the_work_of_muon_is_shared(pool, data, tmp_path, how):
     """Of stacks of matrices each rank works on a part; fewer matrices of a shape than ranks are among them."""

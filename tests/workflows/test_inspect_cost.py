@@ -36,6 +36,7 @@ def compare(out, models=None, **changes):
     return compare_costs(models, out, **settings)
 
 
+@pytest.mark.slow
 def test_every_model_is_measured_at_every_size_that_it_takes(tmp_path):
     report, figures = compare(tmp_path / "out", sizes=[(32, 32), (40, 32), (36, 32)], command="vitrail inspect a b")
     rows = figures["costs"]

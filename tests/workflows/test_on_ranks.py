@@ -93,6 +93,7 @@ def test_a_probe_and_its_cache(pool, photographs, model, tmp_path):
     assert sorted((tmp_path / "cache").rglob("*.safetensors")) == kept
 
 
+@pytest.mark.slow
 def test_a_transfer(pool, photographs, model, tmp_path):
     """Features and fine-tuning of two data sets, one of which does not exist; the same call finds its cells."""
     settings = [

@@ -136,7 +136,7 @@ def losses_of(run) -> list[float]:
     return [record["loss"] for record in records if "loss" in record]
 
 
-@pytest.mark.parametrize("kind", slow_except(["maps", "boxes"], {"boxes"}))
+@pytest.mark.parametrize("kind", slow_except(["maps", "boxes"], set()))
 def test_a_stopped_training_resumes_to_the_same_steps_and_micro_batches_take_them(kind, scenes, tmp_path, monkeypatch):
     # dropout of the head draws for each micro-batch
     monkeypatch.setattr(torch.nn.Dropout2d, "forward", lambda self, x: x)

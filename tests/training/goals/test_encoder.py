@@ -71,7 +71,7 @@ def given_to(objective: str, tokenizer: Path) -> dict[str, Any]:
     return {"tokenizer": tokenizer} if objective == "beit" else {}
 
 
-@pytest.mark.parametrize("objective", slow_except(OF, {"moco"}))
+@pytest.mark.parametrize("objective", slow_except(OF, {"mae"}))
 def test_a_run_that_is_stopped_goes_on_as_if_it_never_had_been(objective, digits, tokenizer, tmp_path, monkeypatch):
     how = given_to(objective, tokenizer)
     whole = learn(objective, digits, tmp_path / "whole", **how)
@@ -204,7 +204,10 @@ def test_pictures_that_a_transform_makes_are_learned_from_and_shown(objective, t
 
 @pytest.mark.parametrize(
     ("objective", "batch", "warned"),
-    [("simclr", 64, True), ("simclr", 16, False), pytest.param("mae", 64, False, marks=pytest.mark.slow)],
+    [
+        ("simclr", 16, False),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in (("simclr", 64, True), ("mae", 64, False))),
+    ],
 )
 def test_a_batch_that_holds_images_twice_is_warned_of_where_they_are_compared(
     objective, batch, warned, digits, tmp_path

@@ -79,6 +79,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrail.workflows.study.run.measure_networks", measure)
 
 
+@pytest.mark.slow
 def test_neighbours_compute_while_something_is_measured_and_end_with_it() -> None:
     def list_neighbours() -> list[str]:
         listed = subprocess.run(["ps", "-o", "stat=", "--ppid", str(os.getpid())], capture_output=True, text=True)
