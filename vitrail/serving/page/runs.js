@@ -167,7 +167,7 @@ export class Runs {
 function left(seconds) {
   if (!seconds) return "";
   const minutes = seconds / 60;
-  return ` ${minutes < 90 ? `${Math.ceil(minutes)} min` : `${short(minutes / 60)} h`} left`;
+  return `, ${minutes < 90 ? `${Math.ceil(minutes)} min` : `${short(minutes / 60)} h`} left`;
 }
 
 function best(figure) {
