@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
@@ -15,7 +16,7 @@ from typing import Any
 from vitrail.checksums import sha256_of
 from vitrail.config.parse import plain
 from vitrail.data.sources.source import Splits
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, DiskError
 from vitrail.files import make_folder, read_sealed, write_sealed
 from vitrail.reports.study.documents import write_progress
 from vitrail.runtime.device import find_device
@@ -274,7 +275,9 @@ def run_workers(
         finally:
             crew.stop()
             results = read_results(out, grid, results)
-            note_progress(planned, results, out, "finished" if grid.list_ready(results) is None else "stopped", 0.0)
+            state = "finished" if grid.list_ready(results) is None else "stopped"
+            with suppress(DiskError):  # what stopped the study is told, not this
+                note_progress(planned, results, out, state, 0.0)
 
 
 def note_progress(planned: Planned, results: Mapping[str, CellResult], out: Path, state: str, left: float) -> None:
