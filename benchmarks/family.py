@@ -41,7 +41,7 @@ FAMILY: dict[str, tuple[str, int, dict[str, Any], list[str]]] = {
     "PVT": ("pvt-tiny", 8, STAGES, FASTER),
     "PVT v2": ("pvt-v2-b1", 8, STAGES, []),
     "PVT v2, linear": ("pvt-v2-b2-li", 8, STAGES, []),
-    "BiT": ("bit-r50x1", 32, {"depths": [1, 1]}, ["optim.name=adamw", "optim.lr=1e-3"]),
+    "BiT": ("bit-r50x1", 32, {"depths": [1, 1]}, FASTER),
 }
 
 

@@ -46,7 +46,7 @@ MEANINGS = {
     "objective.teacher": "model whose predictions are distilled",
     "objective.tokenizer": "run of the tokenizer whose codes beit predicts",
     "objective.changes": "changed arguments of the objective",
-    "optim.name": "optimiser; muon uses AdamW for everything but hidden matrices",
+    "optim.name": "optimiser; muon is for hidden matrices and kernels of convolutions, with AdamW for the rest",
     "optim.lr": "peak learning rate",
     "optim.rates": "written by --tune-lr: validation losses of the learning rates that were tried",
     "optim.betas": "decay rates of the moments of AdamW",
