@@ -221,7 +221,7 @@ def test_workers_that_are_killed_at_random_give_the_same_figures_to_the_bit(mine
     for name in ("plan.json", "data"):
         subprocess.run(["cp", "-r", str(whole / name), str(broken)], check=True)
     draw, workers = random.Random(0), [start(broken) for _ in range(2)]
-    for _ in range(int(os.environ.get("VITRAIL_KILLS", 20))):
+    for _ in range(int(os.environ.get("VITRAIL_KILLS", 10))):
         time.sleep(draw.uniform(0.5, 6))
         victim = draw.randrange(2)
         workers[victim].send_signal(signal.SIGKILL)
