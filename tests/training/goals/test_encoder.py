@@ -236,8 +236,14 @@ def can_carry(name: str, objective: str) -> bool:
 
 
 def choose_pairs() -> Iterator[tuple[str, str]]:
-    """Every architecture with one objective of each kind that it can carry, in turn."""
+    """Every architecture with one objective of each kind that it can carry, in turn.
+
+    The small stem keeps the images' own grid, and axial attention on it takes a minute and a half of one core in bf16: the
+    ResNets with the other stem, and BiT with this one, are here.
+    """
     for place, name in enumerate(TINY):
+        if name == "axial resnet, small stem":
+            continue
         for kind in (MASKED, CONTRASTIVE):
             able = [objective for objective in kind if can_carry(name, objective)]
             if able:
