@@ -340,12 +340,10 @@ def test_the_exit_codes_of_all_ranks_make_one(codes, asked, code):
     assert summarise(codes, asked) == code
 
 
-@pytest.mark.parametrize(
-    "how", slow_except((("vit", "replicate"), ("vit", "shard"), ("bit", "shard")), set()), ids="-".join
-)
-def test_the_work_of_muon_is_shared(pool, data, tmp_path, how):
+@pytest.mark.slow
+@pytest.mark.parametrize(("network", "parallel"), [("vit", "replicate"), ("vit", "shard"), ("bit", "shard")])
+def test_the_work_of_muon_is_shared(pool, data, tmp_path, network, parallel):
     """Of stacks of matrices each rank works on a part; fewer matrices of a shape than ranks are among them."""
-    network, parallel = how
     given = on_ranks.settings(network, "schedule.steps=3", "data.batch=14", "optim.name=muon", "optim.lr=0.01")
     on_ranks.alone(tmp_path / "one", given, data=data)
     spread = (*given, f"compute.parallel={parallel}")

@@ -132,27 +132,21 @@ def summarise(name: str, run: Path) -> dict[str, Any]:
     last: Row = {}
     for row in rows[-100:]:
         last |= row
-    stamps = [stamp(run / file_name) for file_name in (*MARKS, "metrics.jsonl")]
-    file = stamp(run / "config.yaml")
+    stamps = {file_name: stamp(run / file_name) for file_name in (*MARKS, "metrics.jsonl")}
+    file = stamps["config.yaml"]
     settings = parse_settings(file) if file else {}
     objective = _text(settings, "objective", "name")
     return {
         "name": name,
         **read_state(run),
         **({"epoch": last["epoch"]} if "epoch" in last else {}),
-        "updated": max((mark.changed / 1e9 for mark in stamps if mark), default=0.0),
-        "command": _name_command(run, objective),
+        "updated": max((mark.changed / 1e9 for mark in stamps.values() if mark), default=0.0),
+        "command": "study" if stamps[PROGRESS] else "train" if objective in (None, "supervised") else "pretrain",
         "model": _text(settings, "model", "name") or _last_part(_text(settings, "model", "init")),
         "data": _last_part(_text(settings, "data", "source")),
         "best": find_best(rows),
         "last": {column: value for column, value in last.items() if column not in POSITION},
     }
-
-
-def _name_command(run: Path, objective: str | None) -> str:
-    if stamp(run / PROGRESS):
-        return "study"
-    return "train" if objective in (None, "supervised") else "pretrain"
 
 
 def _text(settings: Mapping[str, Any], group: str, key: str) -> str | None:

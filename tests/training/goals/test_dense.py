@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 
 import vitrail
-from tests.slow import slow_except
 from vitrail.data.sources.open import find_annotation, open_data
 from vitrail.errors import ConfigError, DataError, Preempted
 from vitrail.tasks import Detector, Segmenter
@@ -136,7 +135,8 @@ def losses_of(run) -> list[float]:
     return [record["loss"] for record in records if "loss" in record]
 
 
-@pytest.mark.parametrize("kind", slow_except(["maps", "boxes"], set()))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["maps", "boxes"])
 def test_a_stopped_training_resumes_to_the_same_steps_and_micro_batches_take_them(kind, scenes, tmp_path, monkeypatch):
     # dropout of the head draws for each micro-batch
     monkeypatch.setattr(torch.nn.Dropout2d, "forward", lambda self, x: x)

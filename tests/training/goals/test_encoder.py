@@ -206,7 +206,8 @@ def test_pictures_that_a_transform_makes_are_learned_from_and_shown(objective, t
     ("objective", "batch", "warned"),
     [
         ("simclr", 16, False),
-        *(pytest.param(*row, marks=pytest.mark.slow) for row in (("simclr", 64, True), ("mae", 64, False))),
+        pytest.param("simclr", 64, True, marks=pytest.mark.slow),
+        pytest.param("mae", 64, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_batch_that_holds_images_twice_is_warned_of_where_they_are_compared(

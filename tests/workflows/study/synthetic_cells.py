@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.evaluation.claim import Claim, Difference
+from vitrail.workflows.study.judging import judge_study
 from vitrail.workflows.study.results import CellResult, Place
 from vitrail.workflows.study.study import LIMIT, STEPS, Experiment, Study
 
@@ -100,3 +101,16 @@ def tune(points: Mapping[float, tuple[float, float]]) -> dict[float, CellResult]
         )
         for rate, (nll, accuracy) in points.items()
     }  # fmt: skip
+
+
+TWO = Experiment(name="two", arms=arms("a", "b", "c", "d"))
+
+
+def by_arm(**accuracies: float) -> Truth:
+    """The accuracy of each arm at all levels, 0.6 unless given."""
+    return lambda arm, levels: accuracies.get(arm, 0.6)
+
+
+def judge(study: Study, cells: Cells, tunings: Any = None) -> dict[str, Any]:
+    """All figures of a study of `DATA`."""
+    return judge_study(study, cells, tunings or {}, data=DATA, plan=PLAN)

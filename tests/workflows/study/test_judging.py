@@ -8,34 +8,34 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import scipy.stats
 
-from tests.workflows.study.synthetic_cells import CLASSES, DATA, IMAGES, PLAN, arms, make_study, pair, train, tune
+from tests.workflows.study.synthetic_cells import (
+    CLASSES,
+    IMAGES,
+    TWO,
+    arms,
+    by_arm,
+    judge,
+    make_study,
+    pair,
+    train,
+    tune,
+)
 from vitrail.evaluation.claim import Change, Compute, Difference, Finding, LastDoubling, Pairs, Ranks, Slope
 from vitrail.evaluation.paper_claims import CLAIMS
 from vitrail.evaluation.verdicts import Equal, Greater, Question, Ratio, judge_all
 from vitrail.workflows.study.definitions import find_study
 from vitrail.workflows.study.evidence import measure
 from vitrail.workflows.study.groups import Trained
-from vitrail.workflows.study.judging import judge_study
 from vitrail.workflows.study.study import LIMIT, Experiment
 
-TWO = Experiment(name="two", arms=arms("a", "b", "c", "d"))
 SIZED = Experiment(name="two", arms=arms("a", "b"), factors={LIMIT: (100, 1000, 4000)})
 OPTIMAL = tune({1e-3: (1.2, 0.55), 2e-3: (1.0, 0.60), 4e-3: (1.1, 0.58)})
-
-
-def judge(study, cells, tunings=None):
-    return judge_study(study, cells, tunings or {}, data=DATA, plan=PLAN)
 
 
 def judge_one(claim, truth, *, experiment=TWO, tunings=None, **settings):
     study = make_study(claim, two=experiment)
     return judge(study, train(study, truth, **{"seed": 2, **settings}), tunings)["claims"][0]
-
-
-def by_arm(**accuracies):
-    return lambda arm, levels: accuracies.get(arm, 0.6)
 
 
 @pytest.mark.parametrize(
@@ -243,59 +243,6 @@ def test_the_ratio_of_compute_and_the_last_doubling_are_those_of_the_truth():
     curves = numbers["curves"]["compute"]
     assert curves["families"]["vit-m"] == "vit" and len(curves["ratios"]) == 1
     assert [len(frontier["points"]) for frontier in curves["frontier"]] == [3, 3]
-
-
-def test_findings_are_judged_over_trainings():
-    claims = (
-        pair("share", contrast=Finding(arm=("z", "a"), figure="heads.share_mixed", present=True), rule=Greater(by=0.5)),
-        pair(
-            "depth",
-            contrast=Finding(arm="a", figure="heads.distance_by_depth", unit="correlation"),
-            rule=Greater(by=0.0),
-        ),
-        pair(
-            "near",
-            contrast=Finding(arm="a", figure="positions.neighbour_rate", less="positions.untrained_neighbour_rate"),
-        ),
-    )
-    study = make_study(*claims, two=TWO)
-    cells = train(study, by_arm())
-    for number, place in enumerate(place for place in cells["two"] if place.arm == "a"):
-        layers = [{"distance": [3.0, 9.0], "uniform": 11.0}]
-        heads = {"share_mixed": 1 / 3, "distance_by_depth": 0.8 + 0.05 * number, "layers": layers}
-        positions = {"neighbour_rate": 0.9 + 0.01 * number, "row_column_excess": 0.2, "untrained_neighbour_rate": 0.1}
-        cells["two"][place] = replace(cells["two"][place], findings={"heads": heads, "positions": positions})
-    numbers = judge(study, cells)
-    share, depth, near = numbers["claims"]
-    assert (share["verdict"], share["effect"]["estimate"], share["effect"]["low"]) == (
-        "held",
-        1.0,
-        pytest.approx(0.292, abs=1e-3),
-    )
-    assert (
-        depth["verdict"] == "held"
-        and depth["effect"]["estimate"] == pytest.approx(0.85)
-        and depth["effect"]["df"] == pytest.approx(2)
-    )
-    assert near["verdict"] == "held" and near["effect"]["estimate"] == pytest.approx(0.81)
-    assert [row["model"] for row in numbers["heads"]] == ["two: a"]
-    assert numbers["positions"][0]["neighbour_rate"] == pytest.approx(0.91)
-
-
-def test_a_finding_is_compared_between_networks():
-    moves = Finding(arm=("z", "a"), against="b", figure="shifts.moved")
-    study = make_study(pair("shifts", contrast=moves, rule=Greater(by=0.0)), two=TWO)
-    cells = train(study, by_arm())
-    moved = {"a": (0.30, 0.32, 0.37), "b": (0.10, 0.12, 0.14)}
-    for place, cell in cells["two"].items():
-        if place.arm in moved:
-            cells["two"][place] = replace(cell, findings={"shifts": {"moved": moved[place.arm][place.seed]}})
-    (row,) = judge(study, cells)["claims"]
-    expected = scipy.stats.ttest_ind(*moved.values(), equal_var=False)
-    low, high = expected.confidence_interval()
-    assert row["verdict"] == "held" and row["effect"]["estimate"] == pytest.approx(0.21)
-    assert (row["effect"]["low"], row["effect"]["high"]) == (pytest.approx(low), pytest.approx(high))
-    assert row["effect"]["df"] == pytest.approx(expected.df)
 
 
 def with_controls(seeds=3):
